@@ -1,0 +1,72 @@
+/* A device: memory, streams, and the kernels that run on it. Two tables give it behaviour, one for
+ * memory (here) and one for computing (kernels/ops.h); core never looks inside the second.
+ *
+ * Devices: `cpu`, `cuda`, and `plan`, which hands out addresses, computes nothing and so measures
+ * what a step would need before anything is allocated. */
+#pragma once
+
+#include "core/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct mt_kernels;
+typedef struct mt_device mt_device;
+
+/* What memory is for: the rows of `mixtape plan`. */
+typedef enum mt_memory {
+    MT_MEMORY_MASTER,      /* f32 (f64) master weights */
+    MT_MEMORY_GRAD,        /* gradient accumulators */
+    MT_MEMORY_MOMENTS,     /* optimizer moments */
+    MT_MEMORY_COMPUTE,     /* compute copies of weights: codes, scales, packs */
+    MT_MEMORY_ACTIVATIONS, /* the step arena */
+    MT_MEMORY_HOST_POOL,   /* offloaded values */
+    MT_MEMORY_WORKSPACE,   /* kernels' scratch */
+    MT_MEMORY_STATE,       /* counters, step state, tables, batches */
+    MT_MEMORY_COUNT
+} mt_memory;
+
+const char *mt_memory_name(mt_memory memory);
+
+struct mt_device_ops {
+    /* 64-byte aligned or better (CUDA: 256). Never called with 0 bytes. */
+    mt_status (*alloc)(mt_device *device, void **p, size_t bytes, bool on_host);
+    void (*release)(mt_device *device, void *p, size_t bytes, bool on_host);
+    /* Any of the four directions; returns when the host may reuse its side. */
+    mt_status (*copy)(mt_device *device, void *to, const void *from, size_t bytes);
+    mt_status (*zero)(mt_device *device, void *p, size_t bytes);
+    mt_status (*synchronize)(mt_device *device);
+    void (*destroy)(mt_device *device); /* releases impl */
+};
+
+struct mt_device {
+    const char *name;       /* "cpu", "cuda", "plan" */
+    const char *kernel_set; /* "portable", "avx2", "avx512", "amx"; recorded in checkpoints */
+    bool computes;          /* false for plan: contents are meaningless */
+    int threads;
+    const struct mt_device_ops *ops;
+    const struct mt_kernels *kernels[MT_DTYPE_COUNT]; /* by the dtype an op computes in; NULL where none */
+    int64_t bytes[MT_MEMORY_COUNT], peak[MT_MEMORY_COUNT];
+    void *impl;
+};
+
+/* Work queue of a device. On the CPU every call has finished when it returns. */
+typedef struct mt_stream {
+    mt_device *device;
+    void *impl;
+} mt_stream;
+
+/* Memory with its purpose accounted; *p is NULL for 0 bytes. Errors: MT_ENOMEM names purpose and size. */
+mt_status mt_device_alloc(mt_device *device, void **p, size_t bytes, mt_memory memory);
+/* NULL-safe; sets *p to NULL. `bytes` and `memory` as allocated. */
+void mt_device_free(mt_device *device, void **p, size_t bytes, mt_memory memory);
+mt_status mt_device_copy(mt_device *device, void *to, const void *from, size_t bytes);
+mt_status mt_device_zero(mt_device *device, void *p, size_t bytes);
+mt_status mt_device_synchronize(mt_device *device);
+/* NULL-safe; sets *device to NULL. Everything allocated on it must have been freed. */
+void mt_device_destroy(mt_device **device);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,93 @@
+/* A trainable weight: an f32 (f64) master, a gradient accumulator, a compute copy. `layers` and `optim`
+ * meet only here. Params are made by a store, which keeps each kind of memory in one flat buffer. */
+#pragma once
+
+#include "core/device.h"
+#include "core/qtensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How a param is drawn at the start of a run. */
+typedef enum mt_init { MT_INIT_ZERO, MT_INIT_ONE, MT_INIT_NORMAL } mt_init;
+
+/* A named piece of a param as other programs know it: rows [row, row + rows) of one member. */
+typedef struct mt_param_part {
+    char *name; /* "model.layers.0.mlp.experts.3.gate_proj.weight" */
+    int64_t member, row, rows;
+    int ndim; /* 1 for vectors (then rows x cols = 1 x n), 2 for matrices */
+} mt_param_part;
+
+typedef struct mt_param {
+    char *name;       /* our name: "layers.0.mlp.experts.gate_up_proj" */
+    mt_group group;   /* uniform: N members of [m, k] */
+    mt_dtype dtype;   /* of master and gradient: f32, or f64 under f64 compute */
+    mt_dtype compute; /* activations' dtype: what the compute copy is quantized for */
+    bool decay;       /* weight decay applies */
+    bool frozen;      /* no gradient, no update */
+    bool packed;      /* a GEMM operand: has a compute copy in the backend's packed layout */
+    mt_init init;
+    double init_std;
+    int64_t offset; /* first element in each of the store's flat buffers */
+    void *master, *grad;
+    mt_qtensor weight; /* compute copy; directions borrow the store's compute buffer */
+    mt_param_part *parts;
+    int64_t part_count;
+
+    /* Used by the tape within a step. */
+    int64_t uses;       /* recorded contributions still to come in this backward */
+    int64_t deferred;   /* contributions waiting in the deferred queue */
+    bool grad_started;  /* grad holds this step's sum (else its contents are stale) */
+} mt_param;
+
+typedef struct mt_param_spec {
+    const char *name;
+    int64_t members, m, k;
+    bool decay, frozen, packed;
+    mt_init init;
+    double init_std;
+} mt_param_spec;
+
+typedef struct mt_param_store mt_param_store;
+
+/* Ownership: `device` is borrowed. `dtype` of masters and gradients, `compute` of activations. */
+mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dtype dtype,
+                                mt_dtype compute);
+void mt_param_store_destroy(mt_param_store **store);
+
+/* Adds a param (before allocation); the store owns it, `*param` borrows. */
+mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_param_spec *spec);
+/* Names a piece of it as an exported tensor, printf-like. */
+mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_t rows, int ndim,
+                            const char *format, ...) MT_PRINTF(6, 7);
+/* Allocates master (zeroed) and, if asked, gradient buffers and sets every param's pointers. */
+mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
+
+mt_device *mt_param_store_device(const mt_param_store *store);
+int64_t mt_param_store_count(const mt_param_store *store);
+mt_param *mt_param_store_get(const mt_param_store *store, int64_t i);
+mt_param *mt_param_store_find(const mt_param_store *store, const char *name);
+/* Elements of a flat buffer, alignment gaps (always 0) included. */
+int64_t mt_param_store_elements(const mt_param_store *store);
+/* Flat master and gradient buffers, elements of mt_param.dtype. */
+void *mt_param_store_master(const mt_param_store *store);
+void *mt_param_store_grad(const mt_param_store *store);
+
+/* Elements of a param. */
+static inline int64_t mt_param_count(const mt_param *p)
+{
+    return p->group.members * p->group.m * p->group.k;
+}
+
+/* Draws the master by `init`: element i of the param is draw i of (seed, stream = index in the store). */
+mt_status mt_param_store_init(mt_param_store *store, uint64_t seed);
+
+/* Forgets this step's gradients: the next contribution of each param overwrites. */
+void mt_param_store_begin_step(mt_param_store *store);
+/* Zeroes gradients that no contribution has written in this step. */
+mt_status mt_param_store_end_step(mt_param_store *store);
+
+#ifdef __cplusplus
+}
+#endif

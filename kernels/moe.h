@@ -1,0 +1,164 @@
+/* Routing: router probabilities and top-k, the route plan, gather, combine, balancing losses.
+ * T tokens, E experts, k = top_k, R = T k routed rows. "real" is f32 (f64 for f64). */
+#pragma once
+
+#include "core/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* logits = x wr^T in real; probs = softmax over all E; the k largest of probs (of probs + bias when bias is given:
+ * selection only) are chosen, ties to the lowest index; weights = probs of the chosen, divided by their sum if normalize.
+ * x [T, D] of dtype; wr real [E, D]; bias f32 [E] or NULL.
+ * probs real [T, E]; weights real [T, k] in order of selection (best first); experts int32 [T, k];
+ * prob_sum real [E] = sum_t probs; z_sum real [1] = sum_t logsumexp(logits)^2; counts int64 [E] = times
+ * each expert was chosen. lse real [T] = logsumexp(logits). logits real [T, E] or NULL (written only if wanted).
+ * Source: arXiv 2101.03961; selection bias: arXiv 2408.15664. */
+struct mt_router_fwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, experts, top_k;
+    bool normalize;
+    const void *x;
+    const void *wr;
+    const float *bias;
+    void *logits;
+    void *probs;
+    void *lse;
+    void *weights;
+    int32_t *chosen;
+    void *prob_sum;
+    void *z_sum;
+    int64_t *counts;
+};
+
+/* From dweights [T, k], dprob_sum [E], dz_sum [1] (each real, each may be NULL: 0) to
+ * dx = dx_add + dlogits wr  ([T, D], dtype; dx NULL skips, dx_add NULL is 0, may alias dx) and
+ * dwr = (accumulate ? dwr : 0) + dlogits^T x  (real [E, D]; NULL skips).
+ * dlogits = P (.) (dP - <dP, P>) + dz 2 lse P, where dP gathers all three; lse is log sum exp of the logits, kept in the
+ * forward's `lse`. */
+struct mt_router_bwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, experts, top_k;
+    bool normalize, accumulate;
+    void *dx;
+    const void *dx_add;
+    void *dwr;
+    void *dlogits; /* real [T, E] scratch, left holding dlogits */
+    const void *x;
+    const void *wr;
+    const void *probs;
+    const void *weights;
+    const int32_t *chosen;
+    const void *lse; /* real [T] */
+    const void *dweights, *dprob_sum, *dz_sum;
+};
+
+/* Sorts the R choices by expert, stably by (token, slot).
+ * counts int64 [E] rows of each expert that are kept; offsets int64 [E+1] their CSR in rows;
+ * row_token int32 [R]: the token of each row; row_slot int32 [R]: its t*k + slot; position int32 [T, k]: the row of each
+ * choice, or -1 when dropped. capacity 0 keeps everything; otherwise an expert keeps its first `capacity` rows in
+ * (token, slot) order and *dropped (int64) counts the rest. row_token, row_slot past offsets[E] are unspecified.
+ * element_offsets int64 [MT_ROUTE_WIDTHS][E+1]: offsets times widths[i], the offsets of groups of those widths.
+ * dtype is ignored beyond choosing a table. */
+enum { MT_ROUTE_WIDTHS = 3 };
+struct mt_route_plan_args {
+    mt_dtype dtype;
+    int64_t tokens, experts, top_k, capacity;
+    const int32_t *chosen;
+    int64_t *counts, *offsets;
+    int32_t *row_token, *row_slot, *position;
+    int64_t *dropped;
+    int64_t widths[MT_ROUTE_WIDTHS];
+    int64_t *element_offsets;
+};
+
+/* y[r, :] = x[row_token[r], :] for r < offsets[E]. x [T, D], y [R, D]. */
+struct mt_gather_fwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, top_k, rows;
+    void *y;
+    const void *x;
+    const int32_t *row_token;
+    const int64_t *rows_used; /* device int64[1]: offsets + E */
+};
+
+/* dx[t, :] = dx_add + sum over slots (in order) of dy[position[t, slot], :], dropped slots left out. */
+struct mt_gather_bwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, top_k;
+    void *dx;
+    const void *dx_add; /* NULL is 0; may alias dx */
+    const void *dy;
+    const int32_t *position;
+};
+
+/* y[t, :] = sum over slots in order of weights[t, slot] x[position[t, slot], :] in real, one rounding.
+ * x [R, D], weights real [T, k], y [T, D]. A token whose slots are all dropped gets 0. */
+struct mt_combine_fwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, top_k;
+    void *y;
+    const void *x;
+    const void *weights;
+    const int32_t *position;
+};
+
+/* dx[position[t, slot], :] = weights[t, slot] dy[t, :]; dweights[t, slot] = <dy[t, :], x[position, :]> (0 if dropped).
+ * dx [R, D], overwritten for rows < rows used; dweights real [T, k]. */
+struct mt_combine_bwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, top_k;
+    void *dx;
+    void *dweights;
+    const void *dy, *x;
+    const void *weights;
+    const int32_t *position;
+};
+
+typedef enum mt_aux_kind {
+    MT_AUX_NONE,
+    MT_AUX_SWITCH, /* per layer: E sum_e f_e P_e, f_e = count_e / (T k), P_e = prob_sum_e / T; summed over layers */
+    MT_AUX_HF      /* over the rows of all layers: E sum_e (sum over slots f_e) P_e, f = count / (L T), P = prob_sum / (L T) */
+} mt_aux_kind;
+
+/* loss real [1] from the L layers' prob_sum (L pointers to real [E]) and counts (int64 [E]). The pointer arrays are host
+ * memory, at most MT_AUX_MAX_LAYERS. z: z_loss real [1] = (sum over layers of z_sum) / T, i.e. mean of logsumexp^2 summed
+ * over layers (z_sums NULL: not computed). */
+enum { MT_AUX_MAX_LAYERS = 128 };
+struct mt_aux_loss_fwd_args {
+    mt_dtype dtype;
+    mt_aux_kind kind;
+    int64_t layers, tokens, experts, top_k;
+    void *loss;
+    void *z_loss;
+    const void *const *prob_sums;
+    const int64_t *const *counts;
+    const void *const *z_sums;
+};
+
+/* dprob_sums[l] (real [E]) and dz_sums[l] (real [1]), overwritten, from dloss and dz_loss (real [1], NULL: 0). Counts are
+ * constants. */
+struct mt_aux_loss_bwd_args {
+    mt_dtype dtype;
+    mt_aux_kind kind;
+    int64_t layers, tokens, experts, top_k;
+    void *const *dprob_sums;
+    void *const *dz_sums; /* entries may be NULL */
+    const void *dloss, *dz_loss;
+    const int64_t *const *counts;
+};
+
+/* Aux-loss-free balancing, once per optimizer step: bias_e += rate * sign(mean load - load_e), then the mean of bias is
+ * subtracted; load int64 [E] is the step's count and is zeroed. bias f32 [E]. */
+struct mt_router_bias_update_args {
+    mt_dtype dtype;
+    int64_t experts;
+    double rate;
+    float *bias;
+    int64_t *load;
+};
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,82 @@
+/* The op table: one contract per op, one row per backend and dtype behind it.
+ *
+ * Callers use the functions mt_<op>(stream, args): they check the arguments (the same checks for every
+ * backend), look the kernel up by args->dtype, and fail with MT_EUNSUPPORTED naming op, dtype and
+ * device where a table has no entry. Every argument record begins with `mt_dtype dtype`, the storage
+ * type of its activations; sums are kept in f32 (f64 for f64): "real" below. All pointers are device
+ * memory. An empty tensor (a zero extent) is legal everywhere and touches nothing, unless a contract
+ * says that outputs are zeroed. Results do not depend on the number of threads. */
+#pragma once
+
+#include "core/device.h"
+#include "kernels/attention.h"
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/loss.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer.h"
+#include "kernels/quantize.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MT_OPS(X)                                                                                  \
+    X(fill)                                                                                        \
+    X(cast)                                                                                        \
+    X(add)                                                                                         \
+    X(swiglu_fwd)                                                                                  \
+    X(swiglu_bwd)                                                                                  \
+    X(embedding_fwd)                                                                               \
+    X(embedding_bwd)                                                                               \
+    X(rmsnorm_fwd)                                                                                 \
+    X(rmsnorm_bwd)                                                                                 \
+    X(qk_norm_rope_fwd)                                                                            \
+    X(qk_norm_rope_bwd)                                                                            \
+    X(attention_fwd)                                                                               \
+    X(attention_bwd)                                                                               \
+    X(router_fwd)                                                                                  \
+    X(router_bwd)                                                                                  \
+    X(route_plan)                                                                                  \
+    X(gather_fwd)                                                                                  \
+    X(gather_bwd)                                                                                  \
+    X(combine_fwd)                                                                                 \
+    X(combine_bwd)                                                                                 \
+    X(aux_loss_fwd)                                                                                \
+    X(aux_loss_bwd)                                                                                \
+    X(router_bias_update)                                                                          \
+    X(gemm)                                                                                        \
+    X(bias_grad)                                                                                   \
+    X(pack_weight)                                                                                 \
+    X(cross_entropy_fwd)                                                                           \
+    X(cross_entropy_bwd)                                                                           \
+    X(grad_norm)                                                                                   \
+    X(adamw)
+
+struct mt_kernels {
+#define MT_KERNEL_FIELD(op) mt_status (*op)(mt_stream *, const struct mt_##op##_args *);
+    MT_OPS(MT_KERNEL_FIELD)
+#undef MT_KERNEL_FIELD
+    /* Bytes of one direction of a packed weight group (pack_weight, gemm). */
+    size_t (*packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
+    /* One line for `doctor` and the log: which GEMM path runs. */
+    const char *gemm_path;
+};
+
+#define MT_OP_DECLARE(op) mt_status mt_##op(mt_stream *stream, const struct mt_##op##_args *args);
+MT_OPS(MT_OP_DECLARE)
+#undef MT_OP_DECLARE
+
+/* The kernels of a device for a dtype; MT_EUNSUPPORTED names both when there are none. */
+mt_status mt_device_kernels(const mt_device *device, mt_dtype dtype,
+                            const struct mt_kernels **kernels);
+
+/* Opens a device: "cpu", "plan" (needs nothing, computes nothing), "cuda", or "auto" (cuda where there
+ * is one, else cpu). `kernel_set` forces a CPU kernel set ("portable", "avx2", "avx512", "amx") or is
+ * NULL for the best that this machine runs; `threads` 0 takes OMP_NUM_THREADS or every core. */
+mt_status mt_device_open(mt_device **device, const char *name, const char *kernel_set, int threads);
+
+#ifdef __cplusplus
+}
+#endif

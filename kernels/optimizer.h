@@ -1,0 +1,44 @@
+/* Gradient norm and AdamW over flat buffers. "real" is f32 (f64 under f64 compute). dtype here is the dtype of masters,
+ * gradients and moments: f32 or f64. */
+#pragma once
+
+#include "core/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a step needs that changes every step; device memory, written by the host before the step and by grad_norm within. */
+struct mt_step_state {
+    double lr;
+    double bias1, bias2; /* bc1 = 1 - beta1^t, bc2 = 1 - beta2^t (NUMERICS section 6) */
+    double clip;         /* gradients are scaled by this: set by grad_norm */
+    double grad_norm;    /* global L2 norm before clipping: set by grad_norm */
+    int64_t skip;        /* 1: the norm is not finite, the update must change nothing: set by grad_norm */
+};
+
+/* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, added in order.
+ * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm is not finite. */
+struct mt_grad_norm_args {
+    mt_dtype dtype;
+    int64_t count;
+    double max_norm;
+    const void *grad;
+    struct mt_step_state *state;
+};
+
+/* NUMERICS section 6, each operation rounded in the order written, no contraction; g is the gradient times
+ * state->clip (one rounding; exact when clip is 1). Elements [0, count) with weight decay `decay`. Does
+ * nothing when state->skip. eps, beta1, beta2, decay rounded to real once; 1-beta in f64 and rounded once. */
+struct mt_adamw_args {
+    mt_dtype dtype;
+    int64_t count;
+    double beta1, beta2, eps, decay;
+    void *p, *m, *v;
+    const void *grad;
+    const struct mt_step_state *state;
+};
+
+#ifdef __cplusplus
+}
+#endif

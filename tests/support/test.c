@@ -1,0 +1,80 @@
+/* The numeric layer of the tests. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/test.h"
+
+#include "core/rng.h"
+
+enum { CANARY = 64, POISON = 0xff };
+
+void test_assert_fails(mt_status got, mt_status want, const char *words, const char *file, int line)
+{
+    if (got == want && strstr(mt_error_message(), words)) return;
+    print_error("got '%s': %s\nwant '%s' with '%s'\n", mt_status_name(got), mt_error_message(),
+                mt_status_name(want), words);
+    _fail(file, line);
+}
+
+mt_device *test_device(void)
+{
+    static mt_device *device;
+    if (!device) {
+        const char *threads = getenv("MIXTAPE_THREADS");
+        assert_ok(mt_device_open(&device, "cpu", getenv("MIXTAPE_KERNELS"), threads ? atoi(threads) : 0));
+    }
+    return device;
+}
+
+void *test_alloc(int64_t count, mt_dtype dtype)
+{
+    size_t bytes = (size_t)count * mt_dtype_size(dtype), total = (bytes + 3 * CANARY + 63) / 64 * 64;
+    unsigned char *p = aligned_alloc(64, total);
+    if (!p) fail_msg("out of memory: %zu bytes", total);
+    memset(p, POISON, total);
+    memcpy(p, &bytes, sizeof bytes);
+    return p + CANARY;
+}
+
+void test_free(void *q)
+{
+    if (!q) return;
+    unsigned char *p = (unsigned char *)q - CANARY;
+    size_t bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    for (size_t i = sizeof bytes; i < CANARY; i++)
+        if (p[i] != POISON) fail_msg("canary before a buffer overwritten at -%zu", CANARY - i);
+    for (size_t i = 0; i < CANARY; i++)
+        if (p[CANARY + bytes + i] != POISON) fail_msg("canary after a buffer overwritten at +%zu", i);
+    free(p);
+}
+
+void test_random(void *p, int64_t count, mt_dtype dtype, double scale, uint64_t seed)
+{
+    for (int64_t i = 0; i < count; i++)
+        mt_store_f64(p, dtype, i, scale * (2 * mt_rng_uniform(seed, 7, (uint64_t)i) - 1));
+}
+
+void test_assert_near(const char *what, const void *got, mt_dtype dtype, const double *want,
+                      int64_t count, double absolute, double relative)
+{
+    int64_t worst = -1;
+    double most = 1;
+    for (int64_t i = 0; i < count; i++) {
+        double g = mt_load_f64(got, dtype, i), limit = absolute + relative * fabs(want[i]);
+        if (g == want[i] || (isnan(g) && isnan(want[i]))) continue;
+        double share = fabs(g - want[i]) / limit;
+        if (!(share <= most)) worst = i, most = isnan(share) ? INFINITY : share;
+    }
+    if (worst >= 0)
+        fail_msg("%s[%lld] is %.17g, must be %.17g within %.3g", what, (long long)worst,
+                 mt_load_f64(got, dtype, worst), want[worst],
+                 absolute + relative * fabs(want[worst]));
+}
+
+double test_epsilon(mt_dtype dtype)
+{
+    return dtype == MT_F64 ? 0x1p-53 : dtype == MT_F32 ? 0x1p-24 : dtype == MT_F16 ? 0x1p-11 : 0x1p-8;
+}
