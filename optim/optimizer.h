@@ -1,0 +1,55 @@
+/* AdamW on flat buffers, learning-rate schedules, clipping, skipping of non-finite steps. */
+#pragma once
+
+#include "core/param.h"
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mt_schedule {
+    MT_SCHEDULE_CONSTANT,
+    MT_SCHEDULE_LINEAR, /* to min_lr at the last step */
+    MT_SCHEDULE_COSINE,
+    MT_SCHEDULE_WSD, /* warm-up, stable, then linear decay over the last fifth */
+    MT_SCHEDULE_COUNT
+} mt_schedule;
+
+mt_status mt_schedule_parse(mt_schedule *schedule, const char *name);
+const char *mt_schedule_name(mt_schedule schedule);
+
+typedef struct mt_optim_config {
+    double lr, min_lr;
+    mt_schedule schedule;
+    int64_t warmup_steps; /* linear from lr / warmup_steps at step 0 */
+    double weight_decay, beta1, beta2, eps;
+    double grad_clip; /* global L2 norm; 0: none */
+} mt_optim_config;
+
+void mt_optim_config_defaults(mt_optim_config *config);
+/* MT_ECONFIG names key, value and rule. */
+mt_status mt_optim_config_check(const mt_optim_config *config);
+
+/* Learning rate of step 0 <= step < total. */
+double mt_schedule_lr(const mt_optim_config *config, int64_t step, int64_t total);
+
+typedef struct mt_optimizer mt_optimizer;
+
+/* Moments for every param of the store (zero). Ownership: store borrowed. */
+mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
+                              const mt_optim_config *config);
+void mt_optimizer_destroy(mt_optimizer **optimizer);
+
+/* One update at this learning rate from the store's gradients. Nothing is read back: a non-finite norm makes
+ * the update a no-op on the device and is counted there. */
+mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, double lr);
+
+/* Device step state (kernels/optimizer.h), and the flat moments: elements of the params' dtype. */
+struct mt_step_state *mt_optimizer_state(const mt_optimizer *optimizer);
+void *mt_optimizer_m(const mt_optimizer *optimizer);
+void *mt_optimizer_v(const mt_optimizer *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
