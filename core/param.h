@@ -32,6 +32,7 @@ typedef struct mt_param {
     int64_t offset; /* first element in each of the store's flat buffers */
     void *master, *grad;
     mt_qtensor weight; /* compute copy; directions borrow the store's compute buffer */
+    size_t compute_bytes[MT_DIR_COUNT];
     mt_param_part *parts;
     int64_t part_count;
 
@@ -61,7 +62,11 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
 /* Names a piece of it as an exported tensor, printf-like. */
 mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_t rows, int ndim,
                             const char *format, ...) MT_PRINTF(6, 7);
-/* Allocates master (zeroed) and, if asked, gradient buffers and sets every param's pointers. */
+/* Asks for `bytes` of compute copy in one direction (before allocation). */
+void mt_param_set_compute(mt_param *param, mt_dir dir, const mt_format *format, mt_layout layout,
+                          size_t bytes);
+/* Allocates master (zeroed), compute copies and, if asked, gradient buffers, and sets every param's
+ * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
 
 mt_device *mt_param_store_device(const mt_param_store *store);

@@ -1,0 +1,236 @@
+/* The param store: every param's master, gradient and compute copy in flat buffers. */
+#include "core/param.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/rng.h"
+
+enum { ALIGN_ELEMENTS = 128, ALIGN_BYTES = 256 };
+
+struct mt_param_store {
+    mt_device *device;
+    mt_dtype dtype, compute;
+    mt_param **params;
+    int64_t count, reserved;
+    int64_t elements;
+    size_t compute_bytes;
+    bool allocated;
+    void *master, *grad, *codes;
+    size_t flat_bytes, grad_bytes;
+};
+
+static int64_t round_up(int64_t x, int64_t to)
+{
+    return (x + to - 1) / to * to;
+}
+
+mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dtype dtype,
+                                mt_dtype compute)
+{
+    *store = NULL;
+    MT_REQUIRE(dtype == MT_F32 || dtype == MT_F64, MT_EINVAL,
+               "param store: masters are %s, must be f32 or f64", mt_dtype_name(dtype));
+    mt_param_store *s = calloc(1, sizeof *s);
+    MT_REQUIRE(s, MT_ENOMEM, "param store: out of memory");
+    s->device = device, s->dtype = dtype, s->compute = compute;
+    *store = s;
+    return MT_OK;
+}
+
+static void param_destroy(mt_param *p)
+{
+    if (!p) return;
+    for (int64_t i = 0; i < p->part_count; i++) free(p->parts[i].name);
+    free(p->parts);
+    free(p->name);
+    free(p);
+}
+
+void mt_param_store_destroy(mt_param_store **store)
+{
+    mt_param_store *s = *store;
+    if (!s) return;
+    for (int64_t i = 0; i < s->count; i++) param_destroy(s->params[i]);
+    mt_device_free(s->device, &s->master, s->flat_bytes, MT_MEMORY_MASTER);
+    mt_device_free(s->device, &s->grad, s->grad_bytes, MT_MEMORY_GRAD);
+    mt_device_free(s->device, &s->codes, s->compute_bytes, MT_MEMORY_COMPUTE);
+    free(s->params);
+    free(s);
+    *store = NULL;
+}
+
+mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_param_spec *spec)
+{
+    *param = NULL;
+    MT_REQUIRE(!store->allocated, MT_EINVAL, "param '%s' added after allocation", spec->name);
+    MT_REQUIRE(!mt_param_store_find(store, spec->name), MT_EINVAL, "param '%s' added twice",
+               spec->name);
+    if (store->count == store->reserved) {
+        int64_t n = store->reserved ? 2 * store->reserved : 32;
+        mt_param **grown = realloc(store->params, (size_t)n * sizeof *grown);
+        MT_REQUIRE(grown, MT_ENOMEM, "param store: out of memory");
+        store->params = grown, store->reserved = n;
+    }
+    mt_param *p = calloc(1, sizeof *p);
+    if (p) p->name = strdup(spec->name);
+    if (!p || !p->name) {
+        param_destroy(p);
+        return MT_FAIL(MT_ENOMEM, "param '%s': out of memory", spec->name);
+    }
+    p->group = mt_group_uniform(spec->members, spec->m, spec->k);
+    p->dtype = store->dtype, p->compute = store->compute;
+    p->decay = spec->decay, p->frozen = spec->frozen, p->packed = spec->packed;
+    p->init = spec->init, p->init_std = spec->init_std;
+    p->offset = store->elements;
+    p->weight.group = p->group;
+    store->elements += round_up(mt_param_count(p), ALIGN_ELEMENTS);
+    store->params[store->count++] = p;
+    *param = p;
+    return MT_OK;
+}
+
+mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_t rows, int ndim,
+                            const char *format, ...)
+{
+    mt_param_part *grown =
+        realloc(param->parts, (size_t)(param->part_count + 1) * sizeof *param->parts);
+    MT_REQUIRE(grown, MT_ENOMEM, "param '%s': out of memory", param->name);
+    param->parts = grown;
+    char name[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    mt_param_part part = { strdup(name), member, row, rows, ndim };
+    MT_REQUIRE(part.name, MT_ENOMEM, "param '%s': out of memory", param->name);
+    param->parts[param->part_count++] = part;
+    return MT_OK;
+}
+
+void mt_param_set_compute(mt_param *param, mt_dir dir, const mt_format *format, mt_layout layout,
+                          size_t bytes)
+{
+    param->weight.dir[dir].format = format;
+    param->weight.dir[dir].layout = layout;
+    param->compute_bytes[dir] = bytes;
+}
+
+/* Points every param into the flat buffers. */
+static void place(mt_param_store *s)
+{
+    size_t size = mt_dtype_size(s->dtype), at = 0;
+    for (int64_t i = 0; i < s->count; i++) {
+        mt_param *p = s->params[i];
+        p->master = (char *)s->master + (size_t)p->offset * size;
+        p->grad = s->grad ? (char *)s->grad + (size_t)p->offset * size : NULL;
+        for (int d = 0; d < MT_DIR_COUNT; d++) {
+            if (!p->compute_bytes[d]) continue;
+            p->weight.dir[d].codes = (char *)s->codes + at;
+            at += (size_t)round_up((int64_t)p->compute_bytes[d], ALIGN_BYTES);
+        }
+    }
+}
+
+mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
+{
+    MT_REQUIRE(!store->allocated, MT_EINVAL, "param store allocated twice");
+    store->allocated = true;
+    for (int64_t i = 0; i < store->count; i++)
+        for (int d = 0; d < MT_DIR_COUNT; d++)
+            store->compute_bytes +=
+                (size_t)round_up((int64_t)store->params[i]->compute_bytes[d], ALIGN_BYTES);
+    store->flat_bytes = (size_t)store->elements * mt_dtype_size(store->dtype);
+    store->grad_bytes = grads ? store->flat_bytes : 0;
+    MT_TRY(mt_device_alloc(store->device, &store->master, store->flat_bytes, MT_MEMORY_MASTER));
+    MT_TRY(mt_device_alloc(store->device, &store->grad, store->grad_bytes, MT_MEMORY_GRAD));
+    MT_TRY(mt_device_alloc(store->device, &store->codes, store->compute_bytes, MT_MEMORY_COMPUTE));
+    MT_TRY(mt_device_zero(store->device, store->master, store->flat_bytes));
+    MT_TRY(mt_device_zero(store->device, store->grad, store->grad_bytes));
+    place(store);
+    return MT_OK;
+}
+
+mt_device *mt_param_store_device(const mt_param_store *store)
+{
+    return store->device;
+}
+
+int64_t mt_param_store_count(const mt_param_store *store)
+{
+    return store->count;
+}
+
+mt_param *mt_param_store_get(const mt_param_store *store, int64_t i)
+{
+    return store->params[i];
+}
+
+mt_param *mt_param_store_find(const mt_param_store *store, const char *name)
+{
+    for (int64_t i = 0; i < store->count; i++)
+        if (!strcmp(store->params[i]->name, name)) return store->params[i];
+    return NULL;
+}
+
+int64_t mt_param_store_elements(const mt_param_store *store)
+{
+    return store->elements;
+}
+
+void *mt_param_store_master(const mt_param_store *store)
+{
+    return store->master;
+}
+
+void *mt_param_store_grad(const mt_param_store *store)
+{
+    return store->grad;
+}
+
+/* Draws on the host and uploads: the same bits on every device. */
+static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uint64_t seed)
+{
+    int64_t n = mt_param_count(p);
+    size_t bytes = (size_t)n * mt_dtype_size(p->dtype);
+    if (p->init == MT_INIT_ZERO) return mt_device_zero(s->device, p->master, bytes);
+    void *host = malloc(bytes ? bytes : 1);
+    MT_REQUIRE(host, MT_ENOMEM, "param '%s': %zu bytes for its initial values", p->name, bytes);
+#pragma omp parallel for schedule(static) if (n > 4096)
+    for (int64_t i = 0; i < n; i++) {
+        double x = p->init == MT_INIT_ONE
+                       ? 1.0
+                       : p->init_std * mt_rng_normal(seed, stream, (uint64_t)i);
+        mt_store_f64(host, p->dtype, i, (double)(float)x); /* f64 runs start from the f32 weights */
+    }
+    mt_status status = mt_device_copy(s->device, p->master, host, bytes);
+    free(host);
+    return status;
+}
+
+mt_status mt_param_store_init(mt_param_store *store, uint64_t seed)
+{
+    if (!store->device->computes) return MT_OK;
+    for (int64_t i = 0; i < store->count; i++)
+        MT_TRY(init_param(store, store->params[i], (uint32_t)i, seed));
+    return MT_OK;
+}
+
+void mt_param_store_begin_step(mt_param_store *store)
+{
+    for (int64_t i = 0; i < store->count; i++) store->params[i]->grad_started = false;
+}
+
+mt_status mt_param_store_end_step(mt_param_store *store)
+{
+    for (int64_t i = 0; i < store->count; i++) {
+        mt_param *p = store->params[i];
+        if (p->grad_started || !p->grad) continue;
+        MT_TRY(mt_device_zero(store->device, p->grad,
+                              (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
+        p->grad_started = true;
+    }
+    return MT_OK;
+}
