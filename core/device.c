@@ -1,0 +1,68 @@
+/* Memory of a device, accounted by purpose. */
+#include "core/device.h"
+
+static const char *const memory_names[MT_MEMORY_COUNT] = {
+    [MT_MEMORY_MASTER] = "master weights",     [MT_MEMORY_GRAD] = "gradients",
+    [MT_MEMORY_MOMENTS] = "optimizer moments", [MT_MEMORY_COMPUTE] = "compute weights",
+    [MT_MEMORY_ACTIVATIONS] = "activations",   [MT_MEMORY_HOST_POOL] = "host pool",
+    [MT_MEMORY_WORKSPACE] = "workspace",       [MT_MEMORY_STATE] = "state",
+};
+
+const char *mt_memory_name(mt_memory memory)
+{
+    return (unsigned)memory < MT_MEMORY_COUNT ? memory_names[memory] : "unknown memory";
+}
+
+mt_status mt_device_alloc(mt_device *device, void **p, size_t bytes, mt_memory memory)
+{
+    *p = NULL;
+    MT_REQUIRE((unsigned)memory < MT_MEMORY_COUNT, MT_EINVAL, "memory purpose %d is not known",
+               (int)memory);
+    if (bytes == 0) return MT_OK;
+    mt_status status = bytes > PTRDIFF_MAX
+                           ? MT_ENOMEM
+                           : device->ops->alloc(device, p, bytes, memory == MT_MEMORY_HOST_POOL);
+    if (status == MT_ENOMEM)
+        return MT_FAIL(MT_ENOMEM, "device %s: no %zu bytes for %s (%lld bytes of it in use)",
+                       device->name, bytes, mt_memory_name(memory),
+                       (long long)device->bytes[memory]);
+    MT_TRY(status);
+    device->bytes[memory] += (int64_t)bytes;
+    if (device->bytes[memory] > device->peak[memory]) device->peak[memory] = device->bytes[memory];
+    return MT_OK;
+}
+
+void mt_device_free(mt_device *device, void **p, size_t bytes, mt_memory memory)
+{
+    if (!*p) return;
+    device->ops->release(device, *p, bytes, memory == MT_MEMORY_HOST_POOL);
+    device->bytes[memory] -= (int64_t)bytes;
+    *p = NULL;
+}
+
+mt_status mt_device_copy(mt_device *device, void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0) return MT_OK;
+    MT_REQUIRE(to && from, MT_EINVAL, "device %s: copy of %zu bytes %s NULL", device->name, bytes,
+               to ? "from" : "to");
+    return device->ops->copy(device, to, from, bytes);
+}
+
+mt_status mt_device_zero(mt_device *device, void *p, size_t bytes)
+{
+    if (bytes == 0) return MT_OK;
+    MT_REQUIRE(p, MT_EINVAL, "device %s: %zu bytes at NULL to zero", device->name, bytes);
+    return device->ops->zero(device, p, bytes);
+}
+
+mt_status mt_device_synchronize(mt_device *device)
+{
+    return device->ops->synchronize(device);
+}
+
+void mt_device_destroy(mt_device **device)
+{
+    if (!*device) return;
+    (*device)->ops->destroy(*device);
+    *device = NULL;
+}

@@ -1,0 +1,18 @@
+/* The backends behind mt_device_open, one open function each. */
+#pragma once
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Opens a backend's device; kernel_set and threads as in mt_device_open. */
+typedef mt_status (*mt_backend_open)(mt_device **device, const char *kernel_set, int threads);
+
+mt_status mt_cpu_open(mt_device **device, const char *kernel_set, int threads);
+mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,260 @@
+/* The cpu device: memory, the choice of a kernel set, threads, scratch. Compiled once. */
+#include <float.h>
+#include <omp.h>
+#include <stdlib.h>
+
+#include "kernels/backends.h"
+#include "kernels/cpu/backend.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <xmmintrin.h>
+#endif
+
+enum { ALIGN = 64, MAX_THREADS = 4096, COMPUTE_DTYPES = 3 };
+
+static const mt_dtype compute_dtypes[COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16 };
+
+struct cpu {
+    mt_device device;
+    struct mt_kernels kernels[COMPUTE_DTYPES];
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+/* ---- kernel sets ------------------------------------------------------------------------------
+ */
+
+static bool always(void)
+{
+    return true;
+}
+
+#ifdef MT_HAVE_avx512
+/* What x86-64-v3 has beyond what __builtin_cpu_supports knows in every compiler. */
+static bool has_v3_scalars(void)
+{
+    unsigned a, b, c, d, movbe = 1u << 22, f16c = 1u << 29, lzcnt = 1u << 5;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (movbe | f16c)) != (movbe | f16c)) return false;
+    return __get_cpuid(0x80000001u, &a, &b, &c, &d) && (c & lzcnt);
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_v3_scalars();
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
+static bool has_amx(void)
+{
+    return has_avx512() && mt_cpu_amx_enable();
+}
+
+static void use_amx(struct mt_kernels *bf16)
+{
+    bf16->gemm = mt_cpu_gemm_amx_bf16;
+    bf16->pack_weight = mt_cpu_pack_weight_amx_bf16;
+    bf16->packed_bytes = mt_cpu_packed_bytes_amx_bf16;
+}
+#endif
+
+struct kernel_set {
+    const char *name;
+    const char *needs; /* what the machine must have */
+    bool (*runs_here)(void);
+    void (*replace)(struct mt_kernels *bf16); /* NULL: the bf16 table as it is */
+    const struct mt_kernels *kernels[COMPUTE_DTYPES];
+    const char *gemm_path[COMPUTE_DTYPES];
+};
+
+#define SET(isa)                                                                                   \
+    {                                                                                              \
+        &mt_cpu_kernels_##isa##_f64, &mt_cpu_kernels_##isa##_f32, &mt_cpu_kernels_##isa##_bf16     \
+    }
+
+/* Best first. */
+static const struct kernel_set sets[] = {
+#ifdef MT_HAVE_avx512
+    { "amx",
+      "AVX-512 and AMX bf16 tiles",
+      has_amx,
+      use_amx,
+      SET(avx512),
+      { "OpenBLAS f64", "OpenBLAS f32", "AMX bf16 tiles" } },
+    { "avx512",
+      "AVX-512 (x86-64-v4)",
+      has_avx512,
+      NULL,
+      SET(avx512),
+      { "OpenBLAS f64", "OpenBLAS f32", "avx512 f32 micro-kernel" } },
+    { "avx2",
+      "AVX2 and FMA (x86-64-v3)",
+      has_avx2,
+      NULL,
+      SET(avx2),
+      { "OpenBLAS f64", "OpenBLAS f32", "avx2 f32 micro-kernel" } },
+#endif
+    { "portable",
+      "nothing",
+      always,
+      NULL,
+      SET(portable),
+      { "OpenBLAS f64", "OpenBLAS f32", "portable f32 micro-kernel" } },
+};
+enum { SETS = sizeof sets / sizeof sets[0] };
+
+static mt_status choose_set(const struct kernel_set **set, const char *name)
+{
+    if (!name) name = getenv("MIXTAPE_KERNELS");
+    bool any = !name || !*name;
+    for (int i = 0; i < SETS; i++) {
+        if (any ? !sets[i].runs_here() : strcmp(sets[i].name, name) != 0) continue;
+        MT_REQUIRE(any || sets[i].runs_here(), MT_EDEVICE,
+                   "kernel set %s needs %s, which this machine does not offer", name,
+                   sets[i].needs);
+        *set = &sets[i];
+        return MT_OK;
+    }
+    char known[64] = "";
+    for (int i = 0; i < SETS; i++) strcat(strcat(known, " "), sets[i].name);
+    return MT_FAIL(MT_ECONFIG, "kernel set '%s' is not one of%s", name, known);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------
+ */
+
+static mt_status choose_threads(int *chosen, int threads)
+{
+    MT_REQUIRE(threads >= 0 && threads <= MAX_THREADS, MT_ECONFIG,
+               "threads is %d, must be in 0..%d (0: OMP_NUM_THREADS, or every core)", threads,
+               MAX_THREADS);
+    const char *env = getenv("OMP_NUM_THREADS");
+    if (threads == 0 && env) threads = (int)strtol(env, NULL, 10);
+    if (threads <= 0 || threads > MAX_THREADS) threads = omp_get_num_procs();
+    *chosen = threads;
+    return MT_OK;
+}
+
+/* True when this thread computes with subnormals, after asking for it where the hardware has a
+ * switch. */
+static bool keep_subnormals(void)
+{
+#if defined(__x86_64__)
+    const unsigned flush = 0x8040u; /* MXCSR: FTZ, DAZ */
+    _mm_setcsr(_mm_getcsr() & ~flush);
+#endif
+    volatile float least = FLT_MIN, half = 0.5f;
+    volatile float subnormal = least * half;
+    volatile float restored = subnormal / half;
+    return restored == least;
+}
+
+static mt_status set_up_threads(int threads)
+{
+    int flushing = 0;
+    omp_set_num_threads(threads);
+#pragma omp parallel num_threads(threads) reduction(+ : flushing)
+    flushing += !keep_subnormals();
+    MT_REQUIRE(flushing == 0, MT_EDEVICE,
+               "device cpu: %d of %d threads flush subnormal numbers to zero", flushing, threads);
+    return MT_OK;
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+static mt_status cpu_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
+{
+    (void)device, (void)on_host;
+    if (bytes > SIZE_MAX - ALIGN) return MT_ENOMEM;
+    *p = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
+    return *p ? MT_OK : MT_ENOMEM;
+}
+
+static void cpu_release(mt_device *device, void *p, size_t bytes, bool on_host)
+{
+    (void)device, (void)bytes, (void)on_host;
+    free(p);
+}
+
+static mt_status cpu_copy(mt_device *device, void *to, const void *from, size_t bytes)
+{
+    (void)device;
+    memmove(to, from, bytes);
+    return MT_OK;
+}
+
+static mt_status cpu_zero(mt_device *device, void *p, size_t bytes)
+{
+    (void)device;
+    memset(p, 0, bytes);
+    return MT_OK;
+}
+
+static mt_status cpu_synchronize(mt_device *device)
+{
+    (void)device;
+    return MT_OK;
+}
+
+static void cpu_destroy(mt_device *device)
+{
+    struct cpu *cpu = device->impl;
+    mt_device_free(device, &cpu->scratch, cpu->scratch_bytes, MT_MEMORY_WORKSPACE);
+    free(cpu);
+}
+
+static const struct mt_device_ops cpu_ops = {
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .copy = cpu_copy,
+    .zero = cpu_zero,
+    .synchronize = cpu_synchronize,
+    .destroy = cpu_destroy,
+};
+
+mt_status mt_cpu_scratch(mt_stream *stream, void **p, size_t bytes)
+{
+    struct cpu *cpu = stream->device->impl;
+    if (bytes > cpu->scratch_bytes) {
+        mt_device_free(&cpu->device, &cpu->scratch, cpu->scratch_bytes, MT_MEMORY_WORKSPACE);
+        cpu->scratch_bytes = 0;
+        MT_TRY(mt_device_alloc(&cpu->device, &cpu->scratch, bytes, MT_MEMORY_WORKSPACE));
+        cpu->scratch_bytes = bytes;
+    }
+    *p = cpu->scratch;
+    return MT_OK;
+}
+
+mt_status mt_cpu_open(mt_device **device, const char *kernel_set, int threads)
+{
+    const struct kernel_set *set = NULL;
+    MT_TRY(choose_set(&set, kernel_set));
+    MT_TRY(choose_threads(&threads, threads));
+    MT_TRY(set_up_threads(threads));
+    struct cpu *cpu = calloc(1, sizeof *cpu);
+    MT_REQUIRE(cpu, MT_ENOMEM, "device cpu: no %zu bytes for itself", sizeof *cpu);
+    cpu->device = (mt_device){
+        .name = "cpu",
+        .kernel_set = set->name,
+        .computes = true,
+        .threads = threads,
+        .ops = &cpu_ops,
+        .impl = cpu,
+    };
+    for (int i = 0; i < COMPUTE_DTYPES; i++) {
+        cpu->kernels[i] = *set->kernels[i];
+        if (set->replace && compute_dtypes[i] == MT_BF16) set->replace(&cpu->kernels[i]);
+        cpu->kernels[i].gemm_path = set->gemm_path[i];
+        cpu->device.kernels[compute_dtypes[i]] = &cpu->kernels[i];
+    }
+    *device = &cpu->device;
+    return MT_OK;
+}

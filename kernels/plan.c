@@ -1,0 +1,102 @@
+/* The plan device: memory is counted, never touched, and every kernel succeeds without computing.
+ * Packed weights have the size that the cpu device of this machine would give them. */
+#include <stdlib.h>
+
+#include "kernels/backends.h"
+
+enum { ALIGN = 256, FIRST_ADDRESS = 1 << 16 }; /* the first page is never mapped: a touch faults */
+
+struct plan {
+    mt_device device;
+    uintptr_t next; /* the next address to hand out */
+    struct mt_kernels kernels[MT_DTYPE_COUNT];
+};
+
+static mt_status plan_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
+{
+    (void)on_host;
+    struct plan *plan = device->impl;
+    size_t padded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (plan->next > UINTPTR_MAX - padded) return MT_ENOMEM;
+    *p = (void *)plan->next;
+    plan->next += padded;
+    return MT_OK;
+}
+
+static void plan_release(mt_device *device, void *p, size_t bytes, bool on_host)
+{
+    (void)device, (void)p, (void)bytes, (void)on_host;
+}
+
+static mt_status plan_copy(mt_device *device, void *to, const void *from, size_t bytes)
+{
+    (void)device, (void)to, (void)from, (void)bytes;
+    return MT_OK;
+}
+
+static mt_status plan_zero(mt_device *device, void *p, size_t bytes)
+{
+    (void)device, (void)p, (void)bytes;
+    return MT_OK;
+}
+
+static mt_status plan_synchronize(mt_device *device)
+{
+    (void)device;
+    return MT_OK;
+}
+
+static void plan_destroy(mt_device *device)
+{
+    free(device->impl);
+}
+
+static const struct mt_device_ops plan_ops = {
+    .alloc = plan_alloc,
+    .release = plan_release,
+    .copy = plan_copy,
+    .zero = plan_zero,
+    .synchronize = plan_synchronize,
+    .destroy = plan_destroy,
+};
+
+#define PLAN_KERNEL(op)                                                                            \
+    static mt_status plan_##op(mt_stream *stream, const struct mt_##op##_args *args)               \
+    {                                                                                              \
+        (void)stream, (void)args;                                                                  \
+        return MT_OK;                                                                              \
+    }
+MT_OPS(PLAN_KERNEL)
+
+static const struct mt_kernels plan_kernels = {
+#define PLAN_ENTRY(op) .op = plan_##op,
+    MT_OPS(PLAN_ENTRY)
+};
+
+mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads)
+{
+    mt_device *cpu;
+    MT_TRY(mt_cpu_open(&cpu, kernel_set, threads));
+    struct plan *plan = calloc(1, sizeof *plan);
+    if (plan) {
+        plan->next = FIRST_ADDRESS;
+        plan->device = (mt_device){
+            .name = "plan",
+            .kernel_set = cpu->kernel_set,
+            .threads = cpu->threads,
+            .ops = &plan_ops,
+            .impl = plan,
+        };
+        for (int i = 0; i < MT_DTYPE_COUNT; i++) {
+            if (!cpu->kernels[i]) continue;
+            plan->kernels[i] = plan_kernels;
+            plan->kernels[i].packed_bytes = cpu->kernels[i]->packed_bytes;
+            plan->kernels[i].gemm_path = cpu->kernels[i]->gemm_path;
+            plan->device.kernels[i] = &plan->kernels[i];
+        }
+        *device = &plan->device;
+    }
+    mt_device_destroy(&cpu);
+    MT_REQUIRE(plan, MT_ENOMEM, "device plan: no %zu bytes for itself", sizeof *plan);
+    return MT_OK;
+}
