@@ -200,9 +200,8 @@ static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uin
     MT_REQUIRE(host, MT_ENOMEM, "param '%s': %zu bytes for its initial values", p->name, bytes);
 #pragma omp parallel for schedule(static) if (n > 4096)
     for (int64_t i = 0; i < n; i++) {
-        double x = p->init == MT_INIT_ONE
-                       ? 1.0
-                       : p->init_std * mt_rng_normal(seed, stream, (uint64_t)i);
+        double x =
+            p->init == MT_INIT_ONE ? 1.0 : p->init_std * mt_rng_normal(seed, stream, (uint64_t)i);
         mt_store_f64(host, p->dtype, i, (double)(float)x); /* f64 runs start from the f32 weights */
     }
     mt_status status = mt_device_copy(s->device, p->master, host, bytes);

@@ -18,7 +18,7 @@ typedef struct mt_tape mt_tape;
 typedef struct mt_node mt_node;
 
 /* A value on the tape. `data` is valid while a reference is held (saved values: through
- * mt_node_saved). Opaque beyond this first field. */
+ * mt_node_saved). Opaque beyond this first field; the object itself lives until the pass ends. */
 typedef struct mt_value {
     mt_tensor data;
 } mt_value;
@@ -54,8 +54,10 @@ const mt_arena *mt_tape_host_pool(const mt_tape *tape);
 /* Starts a pass (a micro-batch, or a forward only). `key` names what is run at which shapes: passes of
  * equal keys must make the same calls. `training` false records nothing and frees as it goes. */
 mt_status mt_tape_begin(mt_tape *tape, uint64_t key, bool training);
-/* Ends a pass: drops every node and checks that every value was released. */
+/* Ends a pass: drops every node and frees what is left. MT_EINTERNAL names a value still held. */
 mt_status mt_tape_end(mt_tape *tape);
+/* Ends a pass that failed: frees everything and leaves the error as it is. */
+void mt_tape_abort(mt_tape *tape);
 
 /* True while a segment runs its forward again: ops with lasting side effects leave them out. */
 bool mt_tape_recomputing(const mt_tape *tape);
@@ -74,7 +76,7 @@ void mt_value_release(mt_tape *tape, mt_value **value);
  * forward reference is left, and op->again makes it anew in the sweep. */
 void mt_value_recompute(mt_tape *tape, mt_value *value);
 
-enum { MT_NODE_MAX = 8 }; /* inputs, outputs, saved values or params of a node */
+enum { MT_NODE_MAX = 10 }; /* inputs, outputs, saved values or params of a node, at most, and a NULL */
 
 typedef struct mt_node_spec {
     const mt_op *op;
@@ -115,11 +117,11 @@ struct mt_wgrad {
     mt_tensor extra[2]; /* further inputs, such as counts and offsets */
     unsigned char attrs[64];
 };
-/* Runs the job now, or queues it (options.defer_wgrad, or the param already has queued ones).
- * `x_saved`: index of the saved value that x is (or -1), `dy_out`: index of the output whose gradient
- * dy is (or -1), `extra_saved`: the same for extra. Params frozen are skipped. */
+/* Fills in job->x from saved value `x_saved`, job->dy from the gradient of output 0, job->extra[j] from
+ * saved value `extra_saved[j]` (-1: absent), and runs the job now, or queues it (options.defer_wgrad, or
+ * the param already has queued ones). A frozen param's job does not run. */
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
-                        int dy_out, const int extra_saved[2]);
+                        const int extra_saved[2]);
 /* Runs the queue in order. */
 mt_status mt_tape_run_deferred(mt_tape *tape);
 /* For small param gradients written directly in backward: begin says whether to accumulate, end counts

@@ -1,0 +1,87 @@
+/* Inside the tape: storage, values, nodes, and the pools they come from. */
+#pragma once
+
+#include "core/tape.h"
+
+/* A block of arena memory shared by values, gradients and deferred jobs. */
+typedef struct storage {
+    void *p;
+    int64_t id;
+    size_t bytes;
+    int64_t refs;
+    bool borrowed; /* memory of somebody outside the tape */
+} storage;
+
+typedef enum residency { RESIDENT, OFFLOADED, DROPPED } residency;
+
+typedef struct value {
+    mt_value pub; /* first: an mt_value is the head of a value */
+    storage *data;
+    storage *grad;
+    int64_t holds; /* references of forward code */
+    int64_t saved; /* nodes that will read it in the sweep */
+    bool wants_grad;
+    bool again; /* may be dropped and made again by its producer */
+    residency where;
+    void *host; /* while OFFLOADED */
+    int64_t host_id;
+    mt_node *producer;
+} value;
+
+struct mt_node {
+    const mt_op *op;
+    void *attrs;
+    value *inputs[MT_NODE_MAX], *outputs[MT_NODE_MAX], *saved[MT_NODE_MAX];
+    mt_param *params[MT_NODE_MAX];
+    int input_count, output_count, saved_count, param_count;
+    int param_done; /* contributions counted so far */
+};
+
+typedef struct deferred_job {
+    struct mt_wgrad job;
+    storage *held[4];
+} deferred_job;
+
+/* Objects of one size, handed out in order and all taken back at once; chunks stay. */
+typedef struct pool {
+    size_t size;
+    char **chunks;
+    int64_t chunk_count, used;
+} pool;
+
+enum { POOL_CHUNK = 256, ATTRS_BYTES = 512, NODE_TEMPORARIES = 16 };
+
+struct mt_tape {
+    mt_stream *stream;
+    mt_tape_options options;
+    mt_arena *arena, *host_pool;
+    pool values, storages, nodes, attrs, jobs;
+    mt_node **list; /* recorded nodes, in order */
+    int64_t count, reserved;
+    int64_t job_count, job_done;
+    storage *temporaries[NODE_TEMPORARIES]; /* freed after the running node's backward */
+    int temporary_count;
+    bool active, training, recomputing;
+    int suspended; /* > 0: forward of a segment that keeps nothing */
+    mt_observer observer;
+    void *observer_context;
+};
+
+/* A zeroed object, NULL when out of memory. */
+void *mt_pool_get(pool *p);
+void mt_pool_reset(pool *p);
+void mt_pool_destroy(pool *p);
+
+mt_status mt_storage_create(mt_tape *tape, storage **s, size_t bytes);
+void mt_storage_release(mt_tape *tape, storage *s);
+/* Brings a saved value back. */
+mt_status mt_value_fetch(mt_tape *tape, value *v);
+/* Frees, drops or offloads a value's storage if nothing needs it where it is. */
+void mt_value_settle(mt_tape *tape, value *v);
+/* A reader of a saved value is done with it. */
+void mt_value_unsave(mt_tape *tape, value *v);
+
+static inline value *mt_value_of(mt_value *v)
+{
+    return (value *)v;
+}

@@ -1,0 +1,180 @@
+/* Values of a tape: storage, references, and where saved values wait for the sweep. */
+#include "core/tape_priv.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *mt_pool_get(pool *p)
+{
+    int64_t chunk = p->used / POOL_CHUNK;
+    if (chunk == p->chunk_count) {
+        char **grown = realloc(p->chunks, (size_t)(chunk + 1) * sizeof *grown);
+        if (!grown) return NULL;
+        p->chunks = grown;
+        p->chunks[chunk] = malloc(POOL_CHUNK * p->size);
+        if (!p->chunks[chunk]) return NULL;
+        p->chunk_count++;
+    }
+    void *object = p->chunks[chunk] + (size_t)(p->used++ % POOL_CHUNK) * p->size;
+    return memset(object, 0, p->size);
+}
+
+void mt_pool_reset(pool *p)
+{
+    p->used = 0;
+}
+
+void mt_pool_destroy(pool *p)
+{
+    for (int64_t i = 0; i < p->chunk_count; i++) free(p->chunks[i]);
+    free(p->chunks);
+    p->chunks = NULL, p->chunk_count = p->used = 0;
+}
+
+mt_status mt_storage_create(mt_tape *tape, storage **s, size_t bytes)
+{
+    *s = mt_pool_get(&tape->storages);
+    MT_REQUIRE(*s, MT_ENOMEM, "tape: out of memory for a value of %zu bytes", bytes);
+    (*s)->bytes = bytes;
+    (*s)->id = -1;
+    MT_TRY(mt_arena_alloc(tape->arena, &(*s)->p, &(*s)->id, bytes));
+    (*s)->refs = 1;
+    return MT_OK;
+}
+
+void mt_storage_release(mt_tape *tape, storage *s)
+{
+    if (!s || --s->refs > 0 || s->borrowed) return;
+    mt_arena_free(tape->arena, s->id);
+}
+
+mt_status mt_tape_value(mt_tape *tape, mt_value **out, mt_dtype dtype, int ndim,
+                        const int64_t *shape)
+{
+    *out = NULL;
+    MT_REQUIRE(tape->active, MT_EINVAL, "tape: a value made outside a pass");
+    MT_REQUIRE(ndim >= 0 && ndim <= MT_MAX_DIMS, MT_EINVAL, "tape: a value of %d dims", ndim);
+    value *v = mt_pool_get(&tape->values);
+    MT_REQUIRE(v, MT_ENOMEM, "tape: out of memory");
+    v->pub.data.dtype = dtype, v->pub.data.ndim = ndim;
+    for (int i = 0; i < ndim; i++) v->pub.data.shape[i] = shape[i];
+    MT_TRY(mt_storage_create(tape, &v->data, mt_tensor_bytes(&v->pub.data)));
+    v->pub.data.data = v->data->p;
+    v->holds = 1;
+    *out = &v->pub;
+    return MT_OK;
+}
+
+mt_status mt_tape_input(mt_tape *tape, mt_value **out, mt_tensor data, bool wants_grad)
+{
+    *out = NULL;
+    value *v = mt_pool_get(&tape->values);
+    storage *s = mt_pool_get(&tape->storages);
+    MT_REQUIRE(v && s, MT_ENOMEM, "tape: out of memory");
+    s->p = data.data, s->borrowed = true, s->refs = 1;
+    v->pub.data = data, v->data = s, v->holds = 1, v->wants_grad = wants_grad;
+    *out = &v->pub;
+    return MT_OK;
+}
+
+/* Gives up the value's storage; its data stays unreachable until a fetch. */
+static void drop_data(mt_tape *tape, value *v)
+{
+    mt_storage_release(tape, v->data);
+    v->data = NULL;
+    v->pub.data.data = NULL;
+}
+
+static mt_status offload(mt_tape *tape, value *v)
+{
+    MT_TRY(mt_arena_alloc(tape->host_pool, &v->host, &v->host_id, v->data->bytes));
+    MT_TRY(mt_device_copy(tape->stream->device, v->host, v->data->p, v->data->bytes));
+    drop_data(tape, v);
+    v->where = OFFLOADED;
+    return MT_OK;
+}
+
+void mt_value_settle(mt_tape *tape, value *v)
+{
+    if (v->holds > 0 || !v->data) return;
+    if (v->saved == 0) {
+        drop_data(tape, v);
+    } else if (v->again && tape->options.recompute_activation && v->producer) {
+        drop_data(tape, v);
+        v->where = DROPPED;
+    } else if (tape->options.offload && !tape->recomputing && !v->data->borrowed &&
+               v->data->refs == 1) {
+        /* A full host pool leaves the value where it is: slower to run out, never wrong. */
+        if (offload(tape, v) != MT_OK) mt_error_clear();
+    }
+}
+
+void mt_value_hold(mt_value *v)
+{
+    mt_value_of(v)->holds++;
+}
+
+void mt_value_release(mt_tape *tape, mt_value **out)
+{
+    if (!*out) return;
+    value *v = mt_value_of(*out);
+    *out = NULL;
+    v->holds--;
+    MT_ASSERT(v->holds >= 0);
+    mt_value_settle(tape, v);
+}
+
+void mt_value_recompute(mt_tape *tape, mt_value *v)
+{
+    (void)tape;
+    mt_value_of(v)->again = true;
+}
+
+mt_status mt_value_fetch(mt_tape *tape, value *v)
+{
+    if (v->where == RESIDENT) return MT_OK;
+    residency was = v->where;
+    MT_TRY(mt_storage_create(tape, &v->data, mt_tensor_bytes(&v->pub.data)));
+    v->pub.data.data = v->data->p;
+    v->where = RESIDENT;
+    if (was == DROPPED) return v->producer->op->again(tape, v->producer, &v->pub.data);
+    MT_TRY(mt_device_copy(tape->stream->device, v->data->p, v->host, v->data->bytes));
+    mt_arena_free(tape->host_pool, v->host_id);
+    v->host = NULL;
+    return MT_OK;
+}
+
+void mt_value_unsave(mt_tape *tape, value *v)
+{
+    if (--v->saved > 0 || v->holds > 0) return;
+    if (v->where == OFFLOADED) mt_arena_free(tape->host_pool, v->host_id);
+    v->where = RESIDENT;
+    if (v->data) drop_data(tape, v);
+}
+
+mt_tensor mt_value_grad(const mt_value *pub)
+{
+    const value *v = (const value *)pub;
+    mt_tensor t = v->pub.data;
+    t.data = v->grad ? v->grad->p : NULL;
+    return t;
+}
+
+void mt_tape_set_observer(mt_tape *tape, mt_observer observer, void *context)
+{
+    tape->observer = observer;
+    tape->observer_context = context;
+}
+
+mt_status mt_tape_observe(mt_tape *tape, const mt_value *v, const char *format, ...)
+{
+    if (!tape->observer || tape->recomputing) return MT_OK;
+    char name[192];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    return tape->observer(tape->observer_context, name, &v->data);
+}
