@@ -30,6 +30,7 @@ struct mt_router_fwd_args {
     void *prob_sum;
     void *z_sum;
     int64_t *counts;
+    int64_t *load; /* int64 [E] += counts: the optimizer step's load; NULL skips */
 };
 
 /* From dweights [T, k], dprob_sum [E], dz_sum [1] (each real, each may be NULL: 0) to
@@ -56,9 +57,9 @@ struct mt_router_bwd_args {
 
 /* Sorts the R choices by expert, stably by (token, slot).
  * counts int64 [E] rows of each expert that are kept; offsets int64 [E+1] their CSR in rows;
- * row_token int32 [R]: the token of each row; row_slot int32 [R]: its t*k + slot; position int32 [T, k]: the row of each
+ * row_token int32 [R]: the token of each row; position int32 [T, k]: the row of each
  * choice, or -1 when dropped. capacity 0 keeps everything; otherwise an expert keeps its first `capacity` rows in
- * (token, slot) order and *dropped (int64) counts the rest. row_token, row_slot past offsets[E] are unspecified.
+ * (token, slot) order and *dropped (int64, NULL skips) += the number of the rest. row_token past offsets[E] is unspecified.
  * element_offsets int64 [MT_ROUTE_WIDTHS][E+1]: offsets times widths[i], the offsets of groups of those widths.
  * dtype is ignored beyond choosing a table. */
 enum { MT_ROUTE_WIDTHS = 3 };
@@ -67,7 +68,7 @@ struct mt_route_plan_args {
     int64_t tokens, experts, top_k, capacity;
     const int32_t *chosen;
     int64_t *counts, *offsets;
-    int32_t *row_token, *row_slot, *position;
+    int32_t *row_token, *position;
     int64_t *dropped;
     int64_t widths[MT_ROUTE_WIDTHS];
     int64_t *element_offsets;

@@ -8,21 +8,27 @@
 extern "C" {
 #endif
 
-/* What a step needs that changes every step; device memory, written by the host before the step and by grad_norm within. */
+/* What a step needs that changes every step, in device memory. The host writes lr before a step; grad_norm sets the
+ * rest. Zero-initialised but for power1 = power2 = 1. */
 struct mt_step_state {
     double lr;
-    double bias1, bias2; /* bc1 = 1 - beta1^t, bc2 = 1 - beta2^t (NUMERICS section 6) */
-    double clip;         /* gradients are scaled by this: set by grad_norm */
-    double grad_norm;    /* global L2 norm before clipping: set by grad_norm */
-    int64_t skip;        /* 1: the norm is not finite, the update must change nothing: set by grad_norm */
+    double power1, power2; /* beta1^t, beta2^t: running products over applied updates, saved in checkpoints */
+    double bias1, bias2;   /* 1 - power1, 1 - power2 (NUMERICS section 6) */
+    double clip;           /* gradients are scaled by this */
+    double grad_norm;      /* global L2 norm before clipping */
+    int64_t skip;          /* 1: the norm is not finite, this update changes nothing */
+    int64_t applied;       /* updates made */
+    int64_t skipped;       /* updates skipped, in all */
+    int64_t skipped_in_a_row;
 };
 
 /* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, added in order.
- * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm is not finite. */
+ * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm is not finite; then skipped and
+ * skipped_in_a_row count, else power1 *= beta1, power2 *= beta2, bias1, bias2, applied follow and skipped_in_a_row = 0. */
 struct mt_grad_norm_args {
     mt_dtype dtype;
     int64_t count;
-    double max_norm;
+    double max_norm, beta1, beta2;
     const void *grad;
     struct mt_step_state *state;
 };

@@ -1,0 +1,157 @@
+/* Embedding, residual add, SwiGLU: forward beside backward. */
+#include "layers/functional.h"
+
+struct embedding_attrs {
+    const int32_t *tokens;
+    int64_t count;
+};
+
+mt_status mt_embedding(mt_tape *tape, mt_value **y, const int32_t *tokens, int64_t count,
+                       mt_param *w)
+{
+    mt_dtype dtype = w->compute;
+    MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ count, w->group.k }));
+    MT_TRY(mt_embedding_fwd(mt_tape_stream(tape),
+                            &(struct mt_embedding_fwd_args){ .dtype = dtype,
+                                                             .tokens_count = count,
+                                                             .vocab = w->group.m,
+                                                             .width = w->group.k,
+                                                             .y = (*y)->data.data,
+                                                             .w = w->master,
+                                                             .tokens = tokens }));
+    struct embedding_attrs attrs = { tokens, count };
+    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_embedding,
+                                                 .attrs = &attrs,
+                                                 .attrs_bytes = sizeof attrs,
+                                                 .outputs = { *y },
+                                                 .params = { w } });
+}
+
+static mt_status embedding_backward(mt_tape *tape, mt_node *node)
+{
+    const struct embedding_attrs *a = mt_node_attrs(node);
+    mt_param *w = mt_node_param(node, 0);
+    bool accumulate, skip;
+    MT_TRY(mt_param_grad_begin(tape, w, &accumulate, &skip));
+    if (!skip)
+        MT_TRY(mt_embedding_bwd(mt_tape_stream(tape),
+                                &(struct mt_embedding_bwd_args){
+                                    .dtype = w->compute,
+                                    .tokens_count = a->count,
+                                    .vocab = w->group.m,
+                                    .width = w->group.k,
+                                    .accumulate = accumulate,
+                                    .dw = w->grad,
+                                    .dy = mt_node_grad_out(node, 0).data,
+                                    .tokens = a->tokens }));
+    return mt_param_grad_end(tape, w);
+}
+
+const mt_op mt_op_embedding = { "embedding", embedding_backward, NULL };
+
+mt_status mt_residual_add(mt_tape *tape, mt_value **y, mt_value *a, mt_value *b)
+{
+    mt_dtype dtype = a->data.dtype;
+    MT_TRY(mt_tensor_check(&b->data, "residual_add: b", dtype, a->data.ndim, a->data.shape));
+    MT_TRY(mt_tape_value(tape, y, dtype, a->data.ndim, a->data.shape));
+    MT_TRY(mt_add(mt_tape_stream(tape), &(struct mt_add_args){ .dtype = dtype,
+                                                               .count = mt_tensor_count(&a->data),
+                                                               .y = (*y)->data.data,
+                                                               .a = a->data.data,
+                                                               .b = b->data.data }));
+    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_residual_add,
+                                                 .inputs = { a, b },
+                                                 .outputs = { *y } });
+}
+
+static mt_status residual_add_backward(mt_tape *tape, mt_node *node)
+{
+    for (int i = 0; i < 2; i++) {
+        bool wanted;
+        if (mt_node_grad_pass(tape, node, 0, i, &wanted) || !wanted) continue;
+        mt_tensor grad, add, dy = mt_node_grad_out(node, 0);
+        MT_TRY(mt_node_grad_in(tape, node, i, &grad, &add));
+        MT_TRY(mt_add(mt_tape_stream(tape), &(struct mt_add_args){ .dtype = dy.dtype,
+                                                                   .count = mt_tensor_count(&dy),
+                                                                   .y = grad.data,
+                                                                   .a = add.data,
+                                                                   .b = dy.data }));
+    }
+    return MT_OK;
+}
+
+const mt_op mt_op_residual_add = { "residual_add", residual_add_backward, NULL };
+
+struct swiglu_attrs {
+    int64_t members; /* 0: not ragged */
+};
+
+/* Device address of the number of rows in use, NULL when all are. */
+static const int64_t *rows_used(int64_t members, const mt_tensor *offsets)
+{
+    return members ? (const int64_t *)offsets->data + members : NULL;
+}
+
+static mt_status swiglu_run(mt_tape *tape, void *y, const mt_tensor *x, const int64_t *used)
+{
+    return mt_swiglu_fwd(mt_tape_stream(tape),
+                         &(struct mt_swiglu_fwd_args){ .dtype = x->dtype,
+                                                       .rows = mt_tensor_rows(x),
+                                                       .width = mt_tensor_cols(x) / 2,
+                                                       .rows_used = used,
+                                                       .y = y,
+                                                       .x = x->data });
+}
+
+mt_status mt_swiglu(mt_tape *tape, mt_value **y, mt_value *x, const mt_ragged *rows)
+{
+    int64_t n = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data) / 2;
+    struct swiglu_attrs attrs = { rows ? rows->members : 0 };
+    MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ n, width }));
+    MT_TRY(swiglu_run(tape, (*y)->data.data, &x->data,
+                      rows ? rows_used(rows->members, &rows->offsets->data) : NULL));
+    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_swiglu,
+                                                 .attrs = &attrs,
+                                                 .attrs_bytes = sizeof attrs,
+                                                 .inputs = { x },
+                                                 .outputs = { *y },
+                                                 .saved = { x, rows ? rows->offsets : NULL } });
+}
+
+static mt_status swiglu_saved(mt_tape *tape, mt_node *node, mt_tensor *x, const int64_t **used)
+{
+    const struct swiglu_attrs *a = mt_node_attrs(node);
+    mt_tensor offsets = { 0 };
+    MT_TRY(mt_node_saved(tape, node, 0, x));
+    if (a->members) MT_TRY(mt_node_saved(tape, node, 1, &offsets));
+    *used = rows_used(a->members, &offsets);
+    return MT_OK;
+}
+
+static mt_status swiglu_backward(mt_tape *tape, mt_node *node)
+{
+    mt_tensor x, grad, add;
+    const int64_t *used;
+    MT_TRY(swiglu_saved(tape, node, &x, &used));
+    MT_TRY(mt_node_grad_in(tape, node, 0, &grad, &add));
+    if (!grad.data) return MT_OK;
+    MT_REQUIRE(!add.data, MT_EINTERNAL, "swiglu: its input has a second consumer");
+    return mt_swiglu_bwd(mt_tape_stream(tape),
+                         &(struct mt_swiglu_bwd_args){ .dtype = x.dtype,
+                                                       .rows = mt_tensor_rows(&x),
+                                                       .width = mt_tensor_cols(&x) / 2,
+                                                       .rows_used = used,
+                                                       .dx = grad.data,
+                                                       .dy = mt_node_grad_out(node, 0).data,
+                                                       .x = x.data });
+}
+
+static mt_status swiglu_again(mt_tape *tape, mt_node *node, mt_tensor *out)
+{
+    mt_tensor x;
+    const int64_t *used;
+    MT_TRY(swiglu_saved(tape, node, &x, &used));
+    return swiglu_run(tape, out->data, &x, used);
+}
+
+const mt_op mt_op_swiglu = { "swiglu", swiglu_backward, swiglu_again };

@@ -1,0 +1,113 @@
+/* Differentiable ops: each runs its forward kernel, records a node, and returns a new value of which the caller
+ * holds a reference. Matrices are [rows, columns]; T tokens, D width, R routed rows, E experts.
+ * Errors: MT_EINVAL names the op and the shapes. */
+#pragma once
+
+#include "core/tape.h"
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y[t] = w[tokens[t]]; tokens device int32 [T], borrowed until the sweep is over. */
+mt_status mt_embedding(mt_tape *tape, mt_value **y, const int32_t *tokens, int64_t count,
+                       mt_param *w);
+/* y = a + b */
+mt_status mt_residual_add(mt_tape *tape, mt_value **y, mt_value *a, mt_value *b);
+/* y [T, D] = RMSNorm(x) w */
+mt_status mt_rmsnorm(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, double eps);
+
+/* Queries, keys and values of one projection, and constants of attention. */
+typedef struct mt_attention_shape {
+    int64_t batch, sequence, query_heads, kv_heads, head_dim;
+    mt_qk_norm norm;
+    double eps;
+    const void *cos_table, *sin_table; /* device real [sequence, head_dim / 2] */
+} mt_attention_shape;
+
+/* y [B S, (nq + 2 nkv) d]: heads normalised (w_q, w_k, NULL without norm) and rotated. */
+mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *w_q, mt_param *w_k,
+                          const mt_attention_shape *shape);
+/* y [B S, nq d], scale 1/sqrt(d) */
+mt_status mt_attention(mt_tape *tape, mt_value **y, mt_value *qkv, const mt_attention_shape *shape);
+
+/* Which rows of a matrix belong to which member: the route plan's arrays. */
+typedef struct mt_ragged {
+    int64_t members;
+    mt_value *counts;   /* int64 [E] */
+    mt_value *offsets;  /* int64 [E + 1]: first rows; the last is the number of rows in use */
+    mt_value *elements; /* int64 [MT_ROUTE_WIDTHS, E + 1]: element offsets, a row per width */
+    int64_t widths[MT_ROUTE_WIDTHS];
+} mt_ragged;
+
+/* A linear layer of N members: y = x W^T + b for each member's rows. */
+typedef struct mt_grouped_linear_layer {
+    mt_param *weight; /* [N; out, in], packed */
+    mt_param *bias;   /* [N; 1, out] or NULL */
+    bool save_original_input; /* wgrad quantizes x again from the saved original instead of keeping column
+                                 codes; the same thing where the wgrad operand is a plain format */
+} mt_grouped_linear_layer;
+
+/* y [rows, out] from x [rows, in]; rows NULL when N = 1 (every row belongs to member 0). */
+mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
+                            const mt_grouped_linear_layer *layer, const mt_ragged *rows);
+
+/* y [rows, F] = silu(gate) up of x [rows, 2F]; rows NULL: all rows are used. */
+mt_status mt_swiglu(mt_tape *tape, mt_value **y, mt_value *x, const mt_ragged *rows);
+
+typedef struct mt_router_shape {
+    int64_t experts, top_k;
+    bool normalize;
+    const float *bias; /* device f32 [E] or NULL: selection only */
+    int64_t *load;     /* device int64 [E] or NULL: += counts, once per forward */
+} mt_router_shape;
+
+/* What routing decides; every field a held reference. */
+typedef struct mt_routing {
+    mt_value *weights;  /* real [T, k], differentiable */
+    mt_value *prob_sum; /* real [E], differentiable */
+    mt_value *z_sum;    /* real [1], differentiable */
+    mt_value *counts;   /* int64 [E]: choices, before any drop */
+    mt_value *chosen;   /* int32 [T, k] */
+} mt_routing;
+
+mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w,
+                    const mt_router_shape *shape);
+void mt_routing_release(mt_tape *tape, mt_routing *routing);
+
+/* The route plan of kernels/moe.h; references held. */
+typedef struct mt_route {
+    mt_ragged rows;
+    mt_value *row_token; /* int32 [R] */
+    mt_value *position;  /* int32 [T, k] */
+    int64_t tokens, top_k;
+} mt_route;
+
+/* capacity: rows an expert takes at most, 0 for all. dropped: device int64 [1] or NULL: += dropped rows. */
+mt_status mt_route_tokens(mt_tape *tape, mt_route *route, const mt_routing *routing,
+                          int64_t experts, int64_t capacity, const int64_t widths[MT_ROUTE_WIDTHS],
+                          int64_t *dropped);
+void mt_route_release(mt_tape *tape, mt_route *route);
+
+/* y [R, D]: the tokens' rows in expert order. */
+mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *route);
+/* y [T, D]: the experts' rows weighted and summed per token. */
+mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
+                     const mt_route *route);
+
+/* loss real [1]: see mt_cross_entropy_fwd. targets device int32 [T], scale device real [1], both borrowed until the
+ * sweep is over. */
+mt_status mt_cross_entropy(mt_tape *tape, mt_value **loss, mt_value *logits, const int32_t *targets,
+                           const void *scale);
+
+/* Every differentiable op, for whoever must cover them all. */
+extern const mt_op *const mt_layer_ops[];
+extern const int mt_layer_op_count;
+extern const mt_op mt_op_embedding, mt_op_residual_add, mt_op_rmsnorm, mt_op_qk_norm_rope,
+    mt_op_attention, mt_op_grouped_linear, mt_op_swiglu, mt_op_router, mt_op_gather, mt_op_combine,
+    mt_op_cross_entropy;
+
+#ifdef __cplusplus
+}
+#endif

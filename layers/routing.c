@@ -1,0 +1,245 @@
+/* Router, route plan, gather, combine. */
+#include "layers/functional.h"
+
+struct router_attrs {
+    int64_t experts, top_k;
+    bool normalize;
+};
+
+static mt_status router_values(mt_tape *tape, mt_routing *r, mt_value **probs, mt_value **lse,
+                               int64_t tokens, mt_dtype real, const mt_router_shape *shape)
+{
+    int64_t e = shape->experts, k = shape->top_k;
+    MT_TRY(mt_tape_value(tape, &r->weights, real, 2, (int64_t[]){ tokens, k }));
+    MT_TRY(mt_tape_value(tape, &r->prob_sum, real, 1, &e));
+    MT_TRY(mt_tape_value(tape, &r->z_sum, real, 1, (int64_t[]){ 1 }));
+    MT_TRY(mt_tape_value(tape, &r->counts, MT_I64, 1, &e));
+    MT_TRY(mt_tape_value(tape, &r->chosen, MT_I32, 2, (int64_t[]){ tokens, k }));
+    MT_TRY(mt_tape_value(tape, probs, real, 2, (int64_t[]){ tokens, e }));
+    return mt_tape_value(tape, lse, real, 1, &tokens);
+}
+
+mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w,
+                    const mt_router_shape *shape)
+{
+    int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
+    mt_value *probs, *lse;
+    MT_TRY(router_values(tape, routing, &probs, &lse, tokens, mt_dtype_wide(x->data.dtype), shape));
+    MT_TRY(mt_router_fwd(mt_tape_stream(tape),
+                         &(struct mt_router_fwd_args){
+                             .dtype = x->data.dtype,
+                             .tokens = tokens,
+                             .width = width,
+                             .experts = shape->experts,
+                             .top_k = shape->top_k,
+                             .normalize = shape->normalize,
+                             .x = x->data.data,
+                             .wr = w->master,
+                             .bias = shape->bias,
+                             .probs = probs->data.data,
+                             .lse = lse->data.data,
+                             .weights = routing->weights->data.data,
+                             .chosen = routing->chosen->data.data,
+                             .prob_sum = routing->prob_sum->data.data,
+                             .z_sum = routing->z_sum->data.data,
+                             .counts = routing->counts->data.data,
+                             .load = mt_tape_recomputing(tape) ? NULL : shape->load }));
+    struct router_attrs attrs = { shape->experts, shape->top_k, shape->normalize };
+    MT_TRY(mt_tape_record(
+        tape, &(mt_node_spec){ .op = &mt_op_router,
+                               .attrs = &attrs,
+                               .attrs_bytes = sizeof attrs,
+                               .inputs = { x },
+                               .outputs = { routing->weights, routing->prob_sum, routing->z_sum },
+                               .saved = { x, probs, lse, routing->weights, routing->chosen },
+                               .params = { w } }));
+    mt_value_release(tape, &probs);
+    mt_value_release(tape, &lse);
+    return MT_OK;
+}
+
+void mt_routing_release(mt_tape *tape, mt_routing *r)
+{
+    mt_value_release(tape, &r->weights);
+    mt_value_release(tape, &r->prob_sum);
+    mt_value_release(tape, &r->z_sum);
+    mt_value_release(tape, &r->counts);
+    mt_value_release(tape, &r->chosen);
+}
+
+static mt_status router_backward(mt_tape *tape, mt_node *node)
+{
+    const struct router_attrs *a = mt_node_attrs(node);
+    mt_param *w = mt_node_param(node, 0);
+    mt_tensor saved[5], dx, add;
+    bool accumulate, skip;
+    void *dlogits;
+    for (int i = 0; i < 5; i++) MT_TRY(mt_node_saved(tape, node, i, &saved[i]));
+    const mt_tensor *x = &saved[0], *probs = &saved[1];
+    MT_TRY(mt_node_scratch(tape, node, &dlogits, mt_tensor_bytes(probs)));
+    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    MT_TRY(mt_param_grad_begin(tape, w, &accumulate, &skip));
+    MT_TRY(mt_router_bwd(mt_tape_stream(tape),
+                         &(struct mt_router_bwd_args){ .dtype = x->dtype,
+                                                       .tokens = mt_tensor_rows(x),
+                                                       .width = mt_tensor_cols(x),
+                                                       .experts = a->experts,
+                                                       .top_k = a->top_k,
+                                                       .normalize = a->normalize,
+                                                       .accumulate = accumulate,
+                                                       .dx = dx.data,
+                                                       .dx_add = add.data,
+                                                       .dwr = skip ? NULL : w->grad,
+                                                       .dlogits = dlogits,
+                                                       .x = x->data,
+                                                       .wr = w->master,
+                                                       .probs = probs->data,
+                                                       .weights = saved[3].data,
+                                                       .chosen = saved[4].data,
+                                                       .lse = saved[2].data,
+                                                       .dweights = mt_node_grad_out(node, 0).data,
+                                                       .dprob_sum = mt_node_grad_out(node, 1).data,
+                                                       .dz_sum = mt_node_grad_out(node, 2).data }));
+    return mt_param_grad_end(tape, w);
+}
+
+const mt_op mt_op_router = { "router", router_backward, NULL };
+
+mt_status mt_route_tokens(mt_tape *tape, mt_route *route, const mt_routing *routing,
+                          int64_t experts, int64_t capacity, const int64_t widths[MT_ROUTE_WIDTHS],
+                          int64_t *dropped)
+{
+    const mt_tensor *chosen = &routing->chosen->data;
+    int64_t tokens = chosen->shape[0], k = chosen->shape[1], rows = tokens * k;
+    route->tokens = tokens, route->top_k = k;
+    route->rows.members = experts;
+    MT_TRY(mt_tape_value(tape, &route->rows.counts, MT_I64, 1, &experts));
+    MT_TRY(mt_tape_value(tape, &route->rows.offsets, MT_I64, 1, (int64_t[]){ experts + 1 }));
+    MT_TRY(mt_tape_value(tape, &route->rows.elements, MT_I64, 2,
+                         (int64_t[]){ MT_ROUTE_WIDTHS, experts + 1 }));
+    MT_TRY(mt_tape_value(tape, &route->row_token, MT_I32, 1, &rows));
+    MT_TRY(mt_tape_value(tape, &route->position, MT_I32, 2, (int64_t[]){ tokens, k }));
+    struct mt_route_plan_args args = { .dtype = routing->weights->data.dtype,
+                                       .tokens = tokens,
+                                       .experts = experts,
+                                       .top_k = k,
+                                       .capacity = capacity,
+                                       .chosen = chosen->data,
+                                       .counts = route->rows.counts->data.data,
+                                       .offsets = route->rows.offsets->data.data,
+                                       .row_token = route->row_token->data.data,
+                                       .position = route->position->data.data,
+                                       .dropped = mt_tape_recomputing(tape) ? NULL : dropped,
+                                       .element_offsets = route->rows.elements->data.data };
+    for (int i = 0; i < MT_ROUTE_WIDTHS; i++) args.widths[i] = route->rows.widths[i] = widths[i];
+    return mt_route_plan(mt_tape_stream(tape), &args);
+}
+
+void mt_route_release(mt_tape *tape, mt_route *route)
+{
+    mt_value_release(tape, &route->rows.counts);
+    mt_value_release(tape, &route->rows.offsets);
+    mt_value_release(tape, &route->rows.elements);
+    mt_value_release(tape, &route->row_token);
+    mt_value_release(tape, &route->position);
+}
+
+struct rows_attrs {
+    int64_t tokens, top_k;
+};
+
+mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *route)
+{
+    int64_t width = mt_tensor_cols(&x->data), rows = route->tokens * route->top_k;
+    MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ rows, width }));
+    MT_TRY(mt_gather_fwd(
+        mt_tape_stream(tape),
+        &(struct mt_gather_fwd_args){
+            .dtype = x->data.dtype,
+            .tokens = route->tokens,
+            .width = width,
+            .top_k = route->top_k,
+            .rows = rows,
+            .y = (*y)->data.data,
+            .x = x->data.data,
+            .row_token = route->row_token->data.data,
+            .rows_used = (const int64_t *)route->rows.offsets->data.data + route->rows.members }));
+    struct rows_attrs attrs = { route->tokens, route->top_k };
+    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_gather,
+                                                 .attrs = &attrs,
+                                                 .attrs_bytes = sizeof attrs,
+                                                 .inputs = { x },
+                                                 .outputs = { *y },
+                                                 .saved = { route->position } });
+}
+
+static mt_status gather_backward(mt_tape *tape, mt_node *node)
+{
+    const struct rows_attrs *a = mt_node_attrs(node);
+    mt_tensor position, dx, add, dy = mt_node_grad_out(node, 0);
+    MT_TRY(mt_node_saved(tape, node, 0, &position));
+    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    if (!dx.data) return MT_OK;
+    return mt_gather_bwd(mt_tape_stream(tape),
+                         &(struct mt_gather_bwd_args){ .dtype = dy.dtype,
+                                                       .tokens = a->tokens,
+                                                       .width = mt_tensor_cols(&dy),
+                                                       .top_k = a->top_k,
+                                                       .dx = dx.data,
+                                                       .dx_add = add.data,
+                                                       .dy = dy.data,
+                                                       .position = position.data });
+}
+
+const mt_op mt_op_gather = { "gather", gather_backward, NULL };
+
+mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
+                     const mt_route *route)
+{
+    int64_t width = mt_tensor_cols(&x->data);
+    MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ route->tokens, width }));
+    MT_TRY(mt_combine_fwd(mt_tape_stream(tape),
+                          &(struct mt_combine_fwd_args){ .dtype = x->data.dtype,
+                                                         .tokens = route->tokens,
+                                                         .width = width,
+                                                         .top_k = route->top_k,
+                                                         .y = (*y)->data.data,
+                                                         .x = x->data.data,
+                                                         .weights = weights->data.data,
+                                                         .position = route->position->data.data }));
+    struct rows_attrs attrs = { route->tokens, route->top_k };
+    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_combine,
+                                                 .attrs = &attrs,
+                                                 .attrs_bytes = sizeof attrs,
+                                                 .inputs = { x, weights },
+                                                 .outputs = { *y },
+                                                 .saved = { x, weights, route->position } });
+}
+
+static mt_status combine_backward(mt_tape *tape, mt_node *node)
+{
+    const struct rows_attrs *a = mt_node_attrs(node);
+    mt_tensor x, weights, position, dx, dweights, add, unused;
+    MT_TRY(mt_node_saved(tape, node, 0, &x));
+    MT_TRY(mt_node_saved(tape, node, 1, &weights));
+    MT_TRY(mt_node_saved(tape, node, 2, &position));
+    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
+    MT_REQUIRE(!add.data && !unused.data, MT_EINTERNAL, "combine: an input has a second consumer");
+    if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));
+    if (!dweights.data)
+        MT_TRY(mt_node_scratch(tape, node, &dweights.data, mt_tensor_bytes(&weights)));
+    return mt_combine_bwd(mt_tape_stream(tape),
+                          &(struct mt_combine_bwd_args){ .dtype = x.dtype,
+                                                         .tokens = a->tokens,
+                                                         .width = mt_tensor_cols(&x),
+                                                         .top_k = a->top_k,
+                                                         .dx = dx.data,
+                                                         .dweights = dweights.data,
+                                                         .dy = mt_node_grad_out(node, 0).data,
+                                                         .x = x.data,
+                                                         .weights = weights.data,
+                                                         .position = position.data });
+}
+
+const mt_op mt_op_combine = { "combine", combine_backward, NULL };
