@@ -151,13 +151,13 @@ struct mt_aux_loss_bwd_args {
 };
 
 /* Aux-loss-free balancing, once per optimizer step: bias_e += rate * sign(mean load - load_e), then the mean of bias is
- * subtracted; load int64 [E] is the step's count and is zeroed. bias f32 [E]. */
+ * subtracted; load int64 [E] is the step's count. bias f32 [E]. */
 struct mt_router_bias_update_args {
     mt_dtype dtype;
     int64_t experts;
     double rate;
     float *bias;
-    int64_t *load;
+    const int64_t *load;
 };
 
 #ifdef __cplusplus

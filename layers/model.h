@@ -97,14 +97,14 @@ mt_status mt_model_forward(mt_model *model, mt_tape *tape, const mt_model_batch 
 /* Seeds loss + coef * aux + z_coef * z, each aux term times aux_scale (1 / micro-batches of the step). */
 mt_status mt_model_seed(mt_model *model, mt_tape *tape, const mt_model_output *output,
                         double aux_scale);
-void mt_model_output_release(mt_tape *tape, mt_model_output *output);
+void mt_model_output_release(mt_tape *tape, mt_model *model, mt_model_output *output);
 
 /* Expert load of this optimizer step, per MoE layer: device int64 [E] each, summed over micro-batches; dropped rows
  * device int64 [1] in total. Reset by mt_model_begin_step. */
 int64_t mt_model_moe_layers(const mt_model *model);
 const int64_t *mt_model_load(const mt_model *model, int64_t moe_layer);
 const int64_t *mt_model_dropped(const mt_model *model);
-mt_status mt_model_begin_step(mt_model *model, mt_stream *stream);
+mt_status mt_model_begin_step(mt_model *model);
 /* Aux-loss-free balancing from the step's load, where the configuration asks for it. */
 mt_status mt_model_update_router_bias(mt_model *model, mt_stream *stream);
 /* Selection biases, device f32 [E] of a MoE layer (zeros where unused): saved in checkpoints. */

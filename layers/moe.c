@@ -1,0 +1,48 @@
+/* The MoE layer and the dense MLP. */
+#include "layers/moe.h"
+
+#include <math.h>
+
+/* gate_up, SwiGLU, down on rows that are already in expert order. */
+static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x,
+                         const mt_grouped_linear_layer *gate_up,
+                         const mt_grouped_linear_layer *down, const mt_ragged *rows)
+{
+    mt_value *h, *a;
+    MT_TRY(mt_grouped_linear(tape, &h, x, gate_up, rows));
+    MT_TRY(mt_swiglu(tape, &a, h, rows));
+    mt_value_recompute(tape, a);
+    mt_value_release(tape, &h);
+    MT_TRY(mt_grouped_linear(tape, y, a, down, rows));
+    mt_value_release(tape, &a);
+    return MT_OK;
+}
+
+mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_value *x,
+                         const mt_moe_layer *layer, const char *name)
+{
+    const mt_router_shape *s = &layer->shape;
+    int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
+    int64_t f = layer->down.weight->group.k;
+    int64_t widths[MT_ROUTE_WIDTHS] = { width, f, 2 * f };
+    double fair = (double)(tokens * s->top_k) / (double)s->experts;
+    int64_t capacity = layer->capacity_factor > 0 ? (int64_t)ceil(layer->capacity_factor * fair) : 0;
+    mt_route route;
+    mt_value *rows, *out;
+    MT_TRY(mt_router(tape, routing, x, layer->router, s));
+    MT_TRY(mt_tape_observe(tape, routing->weights, "%s.routing_weights", name));
+    MT_TRY(mt_tape_observe(tape, routing->chosen, "%s.chosen_experts", name));
+    MT_TRY(mt_route_tokens(tape, &route, routing, s->experts, capacity, widths, layer->dropped));
+    MT_TRY(mt_gather(tape, &rows, x, &route));
+    MT_TRY(experts(tape, &out, rows, &layer->gate_up, &layer->down, &route.rows));
+    mt_value_release(tape, &rows);
+    MT_TRY(mt_combine(tape, y, out, routing->weights, &route));
+    mt_value_release(tape, &out);
+    mt_route_release(tape, &route);
+    return MT_OK;
+}
+
+mt_status mt_mlp_forward(mt_tape *tape, mt_value **y, mt_value *x, const mt_mlp_layer *layer)
+{
+    return experts(tape, y, x, &layer->gate_up, &layer->down, NULL);
+}
