@@ -23,13 +23,14 @@ struct mt_step_state {
 };
 
 /* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, added in order.
- * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm is not finite; then skipped and
+ * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm, or *loss where given, is not finite; then skipped and
  * skipped_in_a_row count, else power1 *= beta1, power2 *= beta2, bias1, bias2, applied follow and skipped_in_a_row = 0. */
 struct mt_grad_norm_args {
     mt_dtype dtype;
     int64_t count;
     double max_norm, beta1, beta2;
     const void *grad;
+    const void *loss; /* scalar of dtype, or NULL */
     struct mt_step_state *state;
 };
 

@@ -3,8 +3,7 @@
 
 #include <stdio.h>
 
-static mt_status attention_half(mt_tape *tape, mt_value **y, mt_value *h,
-                                const mt_block_context *c)
+static mt_status attention_half(mt_tape *tape, mt_value **y, mt_value *h, const mt_block_context *c)
 {
     const mt_block *b = c->block;
     long long n = (long long)b->index;
@@ -39,8 +38,10 @@ mt_status mt_block_forward(mt_tape *tape, void *context, mt_value *const *inputs
     MT_TRY(mt_rmsnorm(tape, &x, h, b->post_attention_norm, b->eps));
     MT_TRY(mt_tape_observe(tape, x, "model.layers.%lld.post_attention_layernorm",
                            (long long)b->index));
-    if (b->is_moe) MT_TRY(mt_moe_forward(tape, &ffn, &routing, x, &b->moe, name));
-    else MT_TRY(mt_mlp_forward(tape, &ffn, x, &b->mlp));
+    if (b->is_moe)
+        MT_TRY(mt_moe_forward(tape, &ffn, &routing, x, &b->moe, name));
+    else
+        MT_TRY(mt_mlp_forward(tape, &ffn, x, &b->mlp));
     mt_value_release(tape, &x);
     MT_TRY(mt_tape_observe(tape, ffn, "%s", name));
     MT_TRY(mt_residual_add(tape, &outputs[0], h, ffn));

@@ -34,16 +34,15 @@ static mt_status embedding_backward(mt_tape *tape, mt_node *node)
     bool accumulate, skip;
     MT_TRY(mt_param_grad_begin(tape, w, &accumulate, &skip));
     if (!skip)
-        MT_TRY(mt_embedding_bwd(mt_tape_stream(tape),
-                                &(struct mt_embedding_bwd_args){
-                                    .dtype = w->compute,
-                                    .tokens_count = a->count,
-                                    .vocab = w->group.m,
-                                    .width = w->group.k,
-                                    .accumulate = accumulate,
-                                    .dw = w->grad,
-                                    .dy = mt_node_grad_out(node, 0).data,
-                                    .tokens = a->tokens }));
+        MT_TRY(mt_embedding_bwd(mt_tape_stream(tape), &(struct mt_embedding_bwd_args){
+                                                          .dtype = w->compute,
+                                                          .tokens_count = a->count,
+                                                          .vocab = w->group.m,
+                                                          .width = w->group.k,
+                                                          .accumulate = accumulate,
+                                                          .dw = w->grad,
+                                                          .dy = mt_node_grad_out(node, 0).data,
+                                                          .tokens = a->tokens }));
     return mt_param_grad_end(tape, w);
 }
 
@@ -59,9 +58,8 @@ mt_status mt_residual_add(mt_tape *tape, mt_value **y, mt_value *a, mt_value *b)
                                                                .y = (*y)->data.data,
                                                                .a = a->data.data,
                                                                .b = b->data.data }));
-    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_residual_add,
-                                                 .inputs = { a, b },
-                                                 .outputs = { *y } });
+    return mt_tape_record(
+        tape, &(mt_node_spec){ .op = &mt_op_residual_add, .inputs = { a, b }, .outputs = { *y } });
 }
 
 static mt_status residual_add_backward(mt_tape *tape, mt_node *node)

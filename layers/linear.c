@@ -2,8 +2,8 @@
 #include "layers/functional.h"
 
 struct linear_attrs {
-    int64_t members;      /* N */
-    int64_t in, out;      /* K and N of the GEMM */
+    int64_t members;       /* N */
+    int64_t in, out;       /* K and N of the GEMM */
     int64_t in_at, out_at; /* where these widths stand among the element offsets; -1: dense */
     bool bias;
 };
@@ -32,7 +32,8 @@ static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
                "grouped_linear %s: x has %lld columns, the weight takes %lld", name,
                (long long)mt_tensor_cols(&x->data), (long long)a->in);
     MT_REQUIRE(rows || a->members == 1, MT_EINVAL,
-               "grouped_linear %s: %lld members need the rows of each", name, (long long)a->members);
+               "grouped_linear %s: %lld members need the rows of each", name,
+               (long long)a->members);
     MT_REQUIRE(!rows || (a->in_at >= 0 && a->out_at >= 0), MT_EINVAL,
                "grouped_linear %s: the route plan has no offsets for widths %lld and %lld", name,
                (long long)a->in, (long long)a->out);
@@ -46,16 +47,18 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                             const mt_grouped_linear_layer *layer, const mt_ragged *rows)
 {
     mt_param *w = layer->weight;
-    struct linear_attrs a = { w->group.members, w->group.k, w->group.m, -1, -1, layer->bias != NULL };
+    struct linear_attrs a = {
+        w->group.members, w->group.k, w->group.m, -1, -1, layer->bias != NULL
+    };
     if (rows) a.in_at = width_index(rows, a.in), a.out_at = width_index(rows, a.out);
     MT_TRY(check(x, layer, rows, &a));
     int64_t count = mt_tensor_rows(&x->data);
     mt_dtype dtype = x->data.dtype;
     MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ count, a.out }));
-    mt_qtensor qx = mt_qtensor_plain(group_of(&a, count, a.in, a.in_at,
-                                              rows ? &rows->counts->data : NULL,
-                                              rows ? &rows->elements->data : NULL),
-                                     dtype, x->data.data);
+    mt_qtensor qx =
+        mt_qtensor_plain(group_of(&a, count, a.in, a.in_at, rows ? &rows->counts->data : NULL,
+                                  rows ? &rows->elements->data : NULL),
+                         dtype, x->data.data);
     MT_TRY(mt_gemm(mt_tape_stream(tape),
                    &(struct mt_gemm_args){ .dtype = dtype,
                                            .layout = MT_GEMM_TN,
@@ -79,11 +82,10 @@ static mt_status bias_backward(mt_tape *tape, mt_param *bias, const mt_qtensor *
     bool accumulate, skip;
     MT_TRY(mt_param_grad_begin(tape, bias, &accumulate, &skip));
     if (!skip)
-        MT_TRY(mt_bias_grad(mt_tape_stream(tape), &(struct mt_bias_grad_args){
-                                                      .dtype = dtype,
-                                                      .dy = dy,
-                                                      .accumulate = accumulate,
-                                                      .db = bias->grad }));
+        MT_TRY(mt_bias_grad(
+            mt_tape_stream(tape),
+            &(struct mt_bias_grad_args){
+                .dtype = dtype, .dy = dy, .accumulate = accumulate, .db = bias->grad }));
     return mt_param_grad_end(tape, bias);
 }
 
@@ -91,11 +93,12 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
 {
     const struct linear_attrs *a = (const void *)job->attrs;
     int64_t rows = mt_tensor_rows(&job->x);
-    mt_qtensor x = mt_qtensor_plain(group_of(a, rows, a->in, a->in_at, &job->extra[0], &job->extra[1]),
-                                    job->x.dtype, job->x.data);
-    mt_qtensor dy = mt_qtensor_plain(
-        group_of(a, rows, a->out, a->out_at, &job->extra[0], &job->extra[1]), job->dy.dtype,
-        job->dy.data);
+    mt_qtensor x =
+        mt_qtensor_plain(group_of(a, rows, a->in, a->in_at, &job->extra[0], &job->extra[1]),
+                         job->x.dtype, job->x.data);
+    mt_qtensor dy =
+        mt_qtensor_plain(group_of(a, rows, a->out, a->out_at, &job->extra[0], &job->extra[1]),
+                         job->dy.dtype, job->dy.data);
     return mt_gemm(mt_tape_stream(tape),
                    &(struct mt_gemm_args){ .dtype = job->x.dtype,
                                            .layout = MT_GEMM_NT,

@@ -46,18 +46,18 @@ static mt_status cross_entropy_backward(mt_tape *tape, mt_node *node)
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
     if (!dx.data) return MT_OK;
     MT_REQUIRE(!add.data, MT_EINTERNAL, "cross_entropy: its logits have a second consumer");
-    return mt_cross_entropy_bwd(mt_tape_stream(tape),
-                                &(struct mt_cross_entropy_bwd_args){
-                                    .dtype = logits.dtype,
-                                    .tokens = mt_tensor_rows(&logits),
-                                    .vocab = mt_tensor_cols(&logits),
-                                    .ignore = IGNORE,
-                                    .dlogits = dx.data,
-                                    .logits = logits.data,
-                                    .lse = lse.data,
-                                    .targets = a->targets,
-                                    .scale = a->scale,
-                                    .dloss = mt_node_grad_out(node, 0).data });
+    return mt_cross_entropy_bwd(
+        mt_tape_stream(tape),
+        &(struct mt_cross_entropy_bwd_args){ .dtype = logits.dtype,
+                                             .tokens = mt_tensor_rows(&logits),
+                                             .vocab = mt_tensor_cols(&logits),
+                                             .ignore = IGNORE,
+                                             .dlogits = dx.data,
+                                             .logits = logits.data,
+                                             .lse = lse.data,
+                                             .targets = a->targets,
+                                             .scale = a->scale,
+                                             .dloss = mt_node_grad_out(node, 0).data });
 }
 
 const mt_op mt_op_cross_entropy = { "cross_entropy", cross_entropy_backward, NULL };

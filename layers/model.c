@@ -22,7 +22,8 @@ static mt_status make_tables(mt_model *m)
     MT_REQUIRE(host, MT_ENOMEM, "model: %zu bytes for RoPE tables", m->tables_bytes);
     for (int64_t s = 0; s < m->max_sequence; s++)
         for (int64_t i = 0; i < half; i++) {
-            double inverse = pow(m->config.rope_theta, -2.0 * (double)i / (double)m->config.head_dim);
+            double inverse =
+                pow(m->config.rope_theta, -2.0 * (double)i / (double)m->config.head_dim);
             double angle = (double)s * inverse;
             mt_store_f64(host, m->real, s * half + i, cos(angle));
             mt_store_f64(host, m->real, count + s * half + i, sin(angle));
@@ -241,13 +242,15 @@ mt_status mt_model_forward(mt_model *m, mt_tape *tape, const mt_model_batch *bat
     MT_TRY(mt_tape_observe(tape, logits, "lm_head"));
     if (batch->targets)
         MT_TRY(mt_cross_entropy(tape, &out->loss, logits, batch->targets, batch->scale));
-    if (keep_logits) out->logits = logits;
-    else mt_value_release(tape, &logits);
+    if (keep_logits)
+        out->logits = logits;
+    else
+        mt_value_release(tape, &logits);
     return moe ? balance(m, tape, out) : MT_OK;
 }
 
-/* Gradients of the balancing losses go straight to what the routers reported: counts are constants, so
- * the losses are linear in the sums of probabilities and need no node of their own. */
+/* Gradients of the balancing losses go straight to what the routers reported: counts are constants,
+ * so the losses are linear in the sums of probabilities and need no node of their own. */
 static mt_status seed_balance(mt_model *m, mt_tape *tape, double aux, double z)
 {
     int64_t e = m->config.num_experts, layers = m->moe_layers;
@@ -340,12 +343,11 @@ mt_status mt_model_update_router_bias(mt_model *m, mt_stream *stream)
 {
     if (m->config.router_bias_update_rate <= 0) return MT_OK;
     for (int64_t i = 0; i < m->moe_layers; i++)
-        MT_TRY(mt_router_bias_update(
-            stream,
-            &(struct mt_router_bias_update_args){ .dtype = m->compute,
-                                                  .experts = m->config.num_experts,
-                                                  .rate = m->config.router_bias_update_rate,
-                                                  .bias = mt_model_router_bias(m, i),
-                                                  .load = m->load + i * m->config.num_experts }));
+        MT_TRY(mt_router_bias_update(stream, &(struct mt_router_bias_update_args){
+                                                 .dtype = m->compute,
+                                                 .experts = m->config.num_experts,
+                                                 .rate = m->config.router_bias_update_rate,
+                                                 .bias = mt_model_router_bias(m, i),
+                                                 .load = m->load + i * m->config.num_experts }));
     return MT_OK;
 }

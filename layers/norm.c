@@ -4,20 +4,21 @@
 mt_status mt_rmsnorm(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, double eps)
 {
     int64_t rows = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
-    MT_REQUIRE(mt_param_count(w) == width, MT_EINVAL, "rmsnorm: %s has %lld weights, x has %lld columns",
-               w->name, (long long)mt_param_count(w), (long long)width);
+    MT_REQUIRE(mt_param_count(w) == width, MT_EINVAL,
+               "rmsnorm: %s has %lld weights, x has %lld columns", w->name,
+               (long long)mt_param_count(w), (long long)width);
     mt_value *rstd;
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, x->data.ndim, x->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(x->data.dtype), 1, &rows));
-    MT_TRY(mt_rmsnorm_fwd(mt_tape_stream(tape),
-                          &(struct mt_rmsnorm_fwd_args){ .dtype = x->data.dtype,
-                                                         .rows = rows,
-                                                         .width = width,
-                                                         .eps = eps,
-                                                         .y = (*y)->data.data,
-                                                         .rstd = rstd->data.data,
-                                                         .x = x->data.data,
-                                                         .w = w->master }));
+    MT_TRY(
+        mt_rmsnorm_fwd(mt_tape_stream(tape), &(struct mt_rmsnorm_fwd_args){ .dtype = x->data.dtype,
+                                                                            .rows = rows,
+                                                                            .width = width,
+                                                                            .eps = eps,
+                                                                            .y = (*y)->data.data,
+                                                                            .rstd = rstd->data.data,
+                                                                            .x = x->data.data,
+                                                                            .w = w->master }));
     MT_TRY(mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_rmsnorm,
                                                  .inputs = { x },
                                                  .outputs = { *y },
@@ -57,8 +58,9 @@ const mt_op mt_op_rmsnorm = { "rmsnorm", rmsnorm_backward, NULL };
 /* rstd values per token of each kind of norm. */
 static int64_t norm_groups(const mt_attention_shape *s)
 {
-    return s->norm == MT_QK_NORM_HEAD ? s->query_heads + s->kv_heads
-                                      : s->norm == MT_QK_NORM_PROJECTION ? 2 : 0;
+    return s->norm == MT_QK_NORM_HEAD         ? s->query_heads + s->kv_heads
+           : s->norm == MT_QK_NORM_PROJECTION ? 2
+                                              : 0;
 }
 
 mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *w_q, mt_param *w_k,
@@ -69,22 +71,22 @@ mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *
     MT_TRY(mt_tape_value(tape, y, qkv->data.dtype, qkv->data.ndim, qkv->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(qkv->data.dtype), 2,
                          (int64_t[]){ tokens, norm_groups(shape) }));
-    MT_TRY(mt_qk_norm_rope_fwd(mt_tape_stream(tape),
-                               &(struct mt_qk_norm_rope_fwd_args){ .dtype = qkv->data.dtype,
-                                                                   .batch = shape->batch,
-                                                                   .sequence = shape->sequence,
-                                                                   .query_heads = shape->query_heads,
-                                                                   .kv_heads = shape->kv_heads,
-                                                                   .head_dim = shape->head_dim,
-                                                                   .norm = shape->norm,
-                                                                   .eps = shape->eps,
-                                                                   .y = (*y)->data.data,
-                                                                   .rstd = rstd->data.data,
-                                                                   .x = qkv->data.data,
-                                                                   .w_q = w_q ? w_q->master : NULL,
-                                                                   .w_k = w_k ? w_k->master : NULL,
-                                                                   .cos_table = shape->cos_table,
-                                                                   .sin_table = shape->sin_table }));
+    MT_TRY(mt_qk_norm_rope_fwd(
+        mt_tape_stream(tape), &(struct mt_qk_norm_rope_fwd_args){ .dtype = qkv->data.dtype,
+                                                                  .batch = shape->batch,
+                                                                  .sequence = shape->sequence,
+                                                                  .query_heads = shape->query_heads,
+                                                                  .kv_heads = shape->kv_heads,
+                                                                  .head_dim = shape->head_dim,
+                                                                  .norm = shape->norm,
+                                                                  .eps = shape->eps,
+                                                                  .y = (*y)->data.data,
+                                                                  .rstd = rstd->data.data,
+                                                                  .x = qkv->data.data,
+                                                                  .w_q = w_q ? w_q->master : NULL,
+                                                                  .w_k = w_k ? w_k->master : NULL,
+                                                                  .cos_table = shape->cos_table,
+                                                                  .sin_table = shape->sin_table }));
     MT_TRY(mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_qk_norm_rope,
                                                  .attrs = shape,
                                                  .attrs_bytes = sizeof *shape,
@@ -111,26 +113,26 @@ static mt_status qk_norm_rope_backward(mt_tape *tape, mt_node *node)
         MT_TRY(mt_param_grad_begin(tape, w[i], &accumulate[i], &skip[i]));
     }
     if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));
-    MT_TRY(mt_qk_norm_rope_bwd(mt_tape_stream(tape),
-                               &(struct mt_qk_norm_rope_bwd_args){ .dtype = x.dtype,
-                                                                   .batch = s->batch,
-                                                                   .sequence = s->sequence,
-                                                                   .query_heads = s->query_heads,
-                                                                   .kv_heads = s->kv_heads,
-                                                                   .head_dim = s->head_dim,
-                                                                   .norm = s->norm,
-                                                                   .accumulate_q = accumulate[0],
-                                                                   .accumulate_k = accumulate[1],
-                                                                   .dx = dx.data,
-                                                                   .dw_q = skip[0] ? NULL : w[0]->grad,
-                                                                   .dw_k = skip[1] ? NULL : w[1]->grad,
-                                                                   .dy = mt_node_grad_out(node, 0).data,
-                                                                   .x = x.data,
-                                                                   .rstd = rstd.data,
-                                                                   .w_q = norm ? w[0]->master : NULL,
-                                                                   .w_k = norm ? w[1]->master : NULL,
-                                                                   .cos_table = s->cos_table,
-                                                                   .sin_table = s->sin_table }));
+    MT_TRY(mt_qk_norm_rope_bwd(mt_tape_stream(tape), &(struct mt_qk_norm_rope_bwd_args){
+                                                         .dtype = x.dtype,
+                                                         .batch = s->batch,
+                                                         .sequence = s->sequence,
+                                                         .query_heads = s->query_heads,
+                                                         .kv_heads = s->kv_heads,
+                                                         .head_dim = s->head_dim,
+                                                         .norm = s->norm,
+                                                         .accumulate_q = accumulate[0],
+                                                         .accumulate_k = accumulate[1],
+                                                         .dx = dx.data,
+                                                         .dw_q = skip[0] ? NULL : w[0]->grad,
+                                                         .dw_k = skip[1] ? NULL : w[1]->grad,
+                                                         .dy = mt_node_grad_out(node, 0).data,
+                                                         .x = x.data,
+                                                         .rstd = rstd.data,
+                                                         .w_q = norm ? w[0]->master : NULL,
+                                                         .w_k = norm ? w[1]->master : NULL,
+                                                         .cos_table = s->cos_table,
+                                                         .sin_table = s->sin_table }));
     for (int i = 0; i < 2 && norm; i++) MT_TRY(mt_param_grad_end(tape, w[i]));
     return MT_OK;
 }

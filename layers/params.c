@@ -1,10 +1,12 @@
-/* The parameters of a model: shapes, initial values, decay, and the names other programs know them by. */
+/* The parameters of a model: shapes, initial values, decay, and the names other programs know them
+ * by. */
 #include <math.h>
 #include <stdio.h>
 
 #include "layers/model_priv.h"
 
-/* Standard deviation of a matrix with `fan_in` columns; outputs into the residual stream are scaled down. */
+/* Standard deviation of a matrix with `fan_in` columns; outputs into the residual stream are scaled
+ * down. */
 static double matrix_std(const mt_model_config *c, int64_t fan_in, bool residual)
 {
     if (c->init_std > 0) return c->init_std;

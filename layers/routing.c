@@ -25,25 +25,25 @@ mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w
     int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
     mt_value *probs, *lse;
     MT_TRY(router_values(tape, routing, &probs, &lse, tokens, mt_dtype_wide(x->data.dtype), shape));
-    MT_TRY(mt_router_fwd(mt_tape_stream(tape),
-                         &(struct mt_router_fwd_args){
-                             .dtype = x->data.dtype,
-                             .tokens = tokens,
-                             .width = width,
-                             .experts = shape->experts,
-                             .top_k = shape->top_k,
-                             .normalize = shape->normalize,
-                             .x = x->data.data,
-                             .wr = w->master,
-                             .bias = shape->bias,
-                             .probs = probs->data.data,
-                             .lse = lse->data.data,
-                             .weights = routing->weights->data.data,
-                             .chosen = routing->chosen->data.data,
-                             .prob_sum = routing->prob_sum->data.data,
-                             .z_sum = routing->z_sum->data.data,
-                             .counts = routing->counts->data.data,
-                             .load = mt_tape_recomputing(tape) ? NULL : shape->load }));
+    MT_TRY(mt_router_fwd(
+        mt_tape_stream(tape),
+        &(struct mt_router_fwd_args){ .dtype = x->data.dtype,
+                                      .tokens = tokens,
+                                      .width = width,
+                                      .experts = shape->experts,
+                                      .top_k = shape->top_k,
+                                      .normalize = shape->normalize,
+                                      .x = x->data.data,
+                                      .wr = w->master,
+                                      .bias = shape->bias,
+                                      .probs = probs->data.data,
+                                      .lse = lse->data.data,
+                                      .weights = routing->weights->data.data,
+                                      .chosen = routing->chosen->data.data,
+                                      .prob_sum = routing->prob_sum->data.data,
+                                      .z_sum = routing->z_sum->data.data,
+                                      .counts = routing->counts->data.data,
+                                      .load = mt_tape_recomputing(tape) ? NULL : shape->load }));
     struct router_attrs attrs = { shape->experts, shape->top_k, shape->normalize };
     MT_TRY(mt_tape_record(
         tape, &(mt_node_spec){ .op = &mt_op_router,
@@ -154,16 +154,16 @@ mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *ro
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ rows, width }));
     MT_TRY(mt_gather_fwd(
         mt_tape_stream(tape),
-        &(struct mt_gather_fwd_args){
-            .dtype = x->data.dtype,
-            .tokens = route->tokens,
-            .width = width,
-            .top_k = route->top_k,
-            .rows = rows,
-            .y = (*y)->data.data,
-            .x = x->data.data,
-            .row_token = route->row_token->data.data,
-            .rows_used = (const int64_t *)route->rows.offsets->data.data + route->rows.members }));
+        &(struct mt_gather_fwd_args){ .dtype = x->data.dtype,
+                                      .tokens = route->tokens,
+                                      .width = width,
+                                      .top_k = route->top_k,
+                                      .rows = rows,
+                                      .y = (*y)->data.data,
+                                      .x = x->data.data,
+                                      .row_token = route->row_token->data.data,
+                                      .rows_used = (const int64_t *)route->rows.offsets->data.data +
+                                                   route->rows.members }));
     struct rows_attrs attrs = { route->tokens, route->top_k };
     return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_gather,
                                                  .attrs = &attrs,

@@ -1,0 +1,64 @@
+/* Learning-rate schedules: a row each. */
+#include <math.h>
+#include <string.h>
+
+#include "optim/optimizer.h"
+
+static const double pi = 3.14159265358979323846;
+
+/* Each maps progress in [0, 1] after warm-up to the share of the way from min_lr to lr. */
+static double constant(double progress)
+{
+    (void)progress;
+    return 1;
+}
+
+static double linear(double progress)
+{
+    return 1 - progress;
+}
+
+static double cosine(double progress)
+{
+    return 0.5 + 0.5 * cos(pi * progress);
+}
+
+static double wsd(double progress)
+{
+    const double decay = 0.2;
+    return progress < 1 - decay ? 1 : (1 - progress) / decay;
+}
+
+static const struct {
+    const char *name;
+    double (*share)(double progress);
+} schedules[MT_SCHEDULE_COUNT] = {
+    [MT_SCHEDULE_CONSTANT] = { "constant", constant },
+    [MT_SCHEDULE_LINEAR] = { "linear", linear },
+    [MT_SCHEDULE_COSINE] = { "cosine", cosine },
+    [MT_SCHEDULE_WSD] = { "wsd", wsd },
+};
+
+mt_status mt_schedule_parse(mt_schedule *schedule, const char *name)
+{
+    for (int i = 0; i < MT_SCHEDULE_COUNT; i++)
+        if (!strcmp(schedules[i].name, name)) {
+            *schedule = (mt_schedule)i;
+            return MT_OK;
+        }
+    return MT_FAIL(MT_ECONFIG, "schedule '%s' is not one of constant linear cosine wsd", name);
+}
+
+const char *mt_schedule_name(mt_schedule schedule)
+{
+    return schedules[schedule].name;
+}
+
+double mt_schedule_lr(const mt_optim_config *c, int64_t step, int64_t total)
+{
+    if (step < c->warmup_steps) return c->lr * (double)(step + 1) / (double)c->warmup_steps;
+    int64_t span = total - c->warmup_steps;
+    double progress = span > 1 ? (double)(step - c->warmup_steps) / (double)(span - 1) : 0;
+    if (progress > 1) progress = 1;
+    return c->min_lr + (c->lr - c->min_lr) * schedules[c->schedule].share(progress);
+}
