@@ -1,8 +1,9 @@
 /* A quantized grouped tensor: a group and up to two directions, each with its own format, codes and
- * scales in one contiguous buffer for all members. "Hybrid" is a qtensor whose directions differ. */
+ * scales in one contiguous buffer for all members. "Hybrid" is a qtensor whose directions differ.
+ */
 #pragma once
 
-#include "core/format.h"
+#include "core/format_spec.h"
 #include "core/group.h"
 
 #ifdef __cplusplus
@@ -21,10 +22,11 @@ typedef enum mt_layout {
 typedef struct mt_direction {
     const mt_format *format; /* NULL: this direction is absent */
     mt_layout layout;
-    bool swizzled; /* scales in the GEMM layout of NUMERICS section 3 */
+    bool swizzled; /* scales in the GEMM layout of NUMERICS section 3; mx and nvfp4 only */
     void *codes;
     void *scales;
-    float *amax; /* f32[members] */
+    float *amax;               /* f32[members]; the second-level scale of nvfp4 is made from it */
+    mt_format_options options; /* element and four_over_six also tell how to read the codes */
 } mt_direction;
 
 typedef struct mt_qtensor {
@@ -32,13 +34,87 @@ typedef struct mt_qtensor {
     mt_direction dir[MT_DIR_COUNT];
 } mt_qtensor;
 
+/* A direction without memory yet: compact, scales not swizzled. */
+static inline mt_direction mt_direction_of(mt_format_spec spec)
+{
+    mt_direction d = { spec.format, MT_LAYOUT_COMPACT, false, NULL, NULL, NULL, spec.options };
+    return d;
+}
+
+static inline mt_format_spec mt_direction_spec(const mt_direction *d)
+{
+    mt_format_spec s = { d->format, d->options };
+    return s;
+}
+
 /* A plain tensor seen as a qtensor: both directions are the same borrowed bytes. */
 static inline mt_qtensor mt_qtensor_plain(mt_group group, mt_dtype dtype, void *data)
 {
-    mt_direction d = { mt_format_plain(dtype), MT_LAYOUT_COMPACT, false, data, NULL, NULL };
+    mt_direction d = mt_direction_of(mt_format_spec_default(mt_format_plain(dtype)->id));
     mt_qtensor q = { group, { d, d } };
+    q.dir[MT_ROW].codes = q.dir[MT_COL].codes = data;
     return q;
 }
+
+/* Where the codes and scales of one member [m, k] lie in a compact direction. A *line* is what
+ * scale blocks run along: a row of the source in the row direction, a column in the column
+ * direction. */
+typedef struct mt_direction_shape {
+    bool transposed;    /* codes are stored [k, m] */
+    int64_t code_lines; /* lines of codes as stored, of `code_pitch` bytes each */
+    int64_t code_pitch;
+    int64_t code_bytes;   /* code_lines * code_pitch */
+    int64_t scale_lines;  /* lines that have scales: 128 share one under fp8_block:2d */
+    int64_t scale_blocks; /* scales along a line */
+    int64_t line_stride;  /* from the scale of a line to that of the next, in scales */
+    int64_t block_stride; /* from a scale to the next along the line */
+    int64_t scale_count;  /* of this member; with the padding of swizzled tiles */
+    size_t scale_size;    /* bytes of one scale */
+} mt_direction_shape;
+
+mt_direction_shape mt_direction_shape_of(const mt_direction *d, mt_dir dir, int64_t m, int64_t k);
+
+/* Place of line i's scale of block b among the member's. */
+static inline int64_t mt_swizzled_scale(int64_t i, int64_t b, int64_t scale_blocks)
+{
+    int64_t tile = i / 128 * ((scale_blocks + 3) / 4) + b / 4;
+    return tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + b % 4;
+}
+static inline int64_t mt_scale_place(const mt_direction *d, const mt_direction_shape *s, int64_t i,
+                                     int64_t b)
+{
+    return d->swizzled ? mt_swizzled_scale(i, b, s->scale_blocks)
+                       : i * s->line_stride + b * s->block_stride;
+}
+
+/* Bytes that codes and scales of a whole compact group take. Exact for uniform groups; otherwise
+ * the most that any members within the capacity need, so that nothing is read from the device. 0
+ * scales for plain formats. */
+size_t mt_direction_code_bytes(const mt_direction *d, mt_dir dir, const mt_group *group);
+size_t mt_direction_scale_bytes(const mt_direction *d, mt_dir dir, const mt_group *group);
+
+/* Bytes of everything mt_qtensor_place lays out, and the layout itself: pointers of both directions
+ * into `memory`, each part at a multiple of 256 bytes. Two plain directions of one dtype share
+ * their bytes. `q` holds the group and the directions' formats. */
+size_t mt_qtensor_bytes(const mt_qtensor *q);
+void mt_qtensor_place(mt_qtensor *q, void *memory);
+
+/* The same tensor with one direction only. */
+mt_qtensor mt_qtensor_select(const mt_qtensor *q, mt_dir dir);
+
+/* Member i as a group of one, and all members at once (`views` holds group.members of them). They
+ * borrow the memory. The group's arrays are read: host mirrors or a CPU device; compact only.
+ * Errors: MT_EINVAL where the index or the group is bad, MT_EUNSUPPORTED for another layout. */
+mt_status mt_qtensor_member(mt_qtensor *view, const mt_qtensor *q, int64_t i);
+mt_status mt_qtensor_split(mt_qtensor *views, const mt_qtensor *q);
+
+/* Fails unless present directions have known formats with options that go with them. */
+mt_status mt_qtensor_check(const mt_qtensor *q, const char *what);
+
+/* NUMERICS section 2, nvfp4: S_enc = min(RN(6 bound / amax), FLT_MAX), 1 where amax or S_enc is 0;
+ * and what the codes decode with, RN(1 / S_enc). bound is 448, or that of 4over6. */
+float mt_nvfp4_encode_scale(const mt_format_options *options, float amax);
+float mt_nvfp4_decode_scale(const mt_format_options *options, float amax);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,8 @@
-/* Group quantize and dequantize: any format, both directions (NUMERICS sections 2 and 3). */
+/* Group quantize and dequantize: any format, both directions (NUMERICS sections 2 and 3).
+ *
+ * These kernels do not depend on the activations' type: `dtype` only chooses the device's table.
+ * The arithmetic is f32 throughout, bit for bit as NUMERICS writes it, on every backend and kernel
+ * set. */
 #pragma once
 
 #include "core/qtensor.h"
@@ -6,6 +10,82 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+typedef enum mt_quantize_pass {
+    MT_QUANTIZE_ALL,   /* amax where a scale needs it, then codes and scales */
+    MT_QUANTIZE_AMAX,  /* only out->dir[].amax (and nan): what a sharded caller max-reduces */
+    MT_QUANTIZE_CODES, /* out->dir[].amax is read, not written: it came from a producer, or over
+                          ranks */
+    MT_QUANTIZE_PASS_COUNT
+} mt_quantize_pass;
+
+/* Writes the directions of `out` that are present from the direction `src_dir` of `src`.
+ *
+ * src: the same group as out; plain (f64 is rounded to f32 first) or quantized (then its
+ * dequantized f32 values are the source: requantize, without a tensor of them). Codes compact,
+ * scales either way. Capacity past the last member is neither read nor written. out: options per
+ * direction; rht and from_dequantized are for the column direction. A plain direction is the source
+ * cast (none if its codes are the source's own). from_dequantized takes the values of out's row
+ * direction, or where that is absent those of a row direction in the column's own format. Codes,
+ * scales and amax must not overlap src. amax f32[N] is written whole: of the rotated values under
+ * rht, of the row direction's dequantized values under from_dequantized, 0 for an empty member. It
+ * may be NULL but for formats with a second-level scale. ovf of fp8_block (section 2) is that of
+ * the source's dtype (f32 for quantized sources, f64 and from_dequantized). scale: fp8_delayed's s,
+ * f32[N] per direction; NULL: 1. running_amax: f32[N] per direction or NULL, running = max(running,
+ * amax of the source): slot 0 of the history. bias_grad f32, members' columns back to back ([N, k]
+ * where k is uniform), or NULL: the sum over each member's rows of the source, in f32: rows in
+ * order within each 128, these sums in order; then added to what is there if accumulate. Not under
+ * AMAX. nan: int64[N] or NULL: NaNs in the source. Stochastic rounding draws from (seed, stream),
+ * the element's place, and step (section 2). A call on part of a group says which: first_member is
+ * the index of out's member 0, first_row the row in its whole member of member 0's first row. */
+struct mt_quantize_args {
+    mt_dtype dtype;
+    mt_quantize_pass pass;
+    const mt_qtensor *src;
+    mt_dir src_dir;
+    const mt_qtensor *out;
+    const float *scale[MT_DIR_COUNT];
+    float *running_amax[MT_DIR_COUNT];
+    float *bias_grad;
+    bool accumulate;
+    int64_t *nan;
+    uint32_t seed, stream, step;
+    uint32_t first_member, first_row;
+};
+
+/* y = the values of direction `dir` of src, in the source's orientation and group layout, rounded
+ * to y_dtype (f64 exact). Elements past the last member are not written. y must not overlap src. */
+struct mt_dequantize_args {
+    mt_dtype dtype;
+    const mt_qtensor *src;
+    mt_dir dir;
+    void *y;
+    mt_dtype y_dtype;
+};
+
+/* The scales of a direction in the other layout: compact ones swizzled (padding 0), swizzled ones
+ * compact. `out` holds mt_direction_scale_bytes of it; it must not overlap the direction's scales.
+ */
+struct mt_swizzle_scales_args {
+    mt_dtype dtype;
+    const mt_qtensor *src;
+    mt_dir dir;
+    void *out;
+};
+
+/* fp8_delayed, once per step (section 2): rolls the amax histories of `members` and sets their
+ * scales. history f32 [length, members], slot 0 (the step's amax, over ranks) first; scale f32
+ * [members]. max: of the element type. most_recent: A is the last amax, else the largest of the
+ * history. */
+struct mt_delayed_update_args {
+    mt_dtype dtype;
+    int64_t members, length;
+    int margin;
+    mt_element element;
+    bool most_recent;
+    float *history;
+    float *scale;
+};
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,43 @@
+/* A format with its options, and its text: FMT[:OPT[+OPT]...] (NUMERICS section 8). */
+#pragma once
+
+#include "core/format.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mt_format_spec {
+    const mt_format *format;
+    mt_format_options options;
+} mt_format_spec;
+
+enum { MT_FORMAT_SPEC_TEXT = 128 };
+
+/* The format without options. */
+mt_format_spec mt_format_spec_default(mt_format_id id);
+
+/* Reads "nvfp4:2d+sr" and checks it.
+ * Errors: MT_ECONFIG names the text and the unknown name, the value, or the rule that is broken. */
+mt_status mt_format_spec_parse(mt_format_spec *spec, const char *text);
+
+/* The same without the check of combinations, for callers that add defaults of their own: `given`
+ * receives the MT_OPT_* bits that the text names (also those it names to keep them off). */
+mt_status mt_format_spec_read(mt_format_spec *spec, uint32_t *given, const char *text);
+
+/* Fails with the reason when an option has no meaning for the format or two options clash. */
+mt_status mt_format_spec_check(const mt_format_spec *spec);
+
+/* Options other than the format's defaults, as MT_OPT_* bits. */
+uint32_t mt_format_spec_options(const mt_format_spec *spec);
+
+bool mt_format_spec_equal(const mt_format_spec *a, const mt_format_spec *b);
+
+/* The shortest text that reads back as `spec` where the options in `defaults` (E5M2, 2D, SR) are on
+ * unless the text says otherwise. */
+void mt_format_spec_print(char text[MT_FORMAT_SPEC_TEXT], const mt_format_spec *spec,
+                          uint32_t defaults);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,203 @@
+/* Geometry of quantized tensors: how many bytes, and where each member's lie. */
+#include "core/qtensor.h"
+
+#include <float.h>
+#include <inttypes.h>
+
+enum { PLACE_ALIGN = 256, SWIZZLE_LINES = 128, SWIZZLE_BLOCKS = 4, SWIZZLE_BYTES = 512 };
+
+static const size_t scale_sizes[] = {
+    [MT_SCALE_NONE] = 0, [MT_SCALE_F32] = sizeof(float), [MT_SCALE_E8M0] = 1, [MT_SCALE_E4M3] = 1
+};
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+mt_direction_shape mt_direction_shape_of(const mt_direction *d, mt_dir dir, int64_t m, int64_t k)
+{
+    const mt_format *f = d->format;
+    mt_direction_shape s = { .transposed = dir == MT_COL && f->column_transposed,
+                             .scale_size = scale_sizes[f->scale] };
+    s.code_lines = s.transposed ? k : m;
+    s.code_pitch = ceil_div(s.transposed ? m : k, f->codes_per_byte);
+    if (f->element == MT_ELEMENT_PLAIN) s.code_pitch *= (int64_t)mt_dtype_size(f->dtype);
+    s.code_bytes = s.code_lines * s.code_pitch;
+    if (f->scale == MT_SCALE_NONE) return s;
+    if (f->block == 0) {
+        s.scale_lines = s.scale_blocks = s.scale_count = 1;
+        return s;
+    }
+    int64_t lines = dir == MT_ROW ? m : k, length = dir == MT_ROW ? k : m;
+    bool shared = d->options.two_d && f->scale == MT_SCALE_F32;
+    s.scale_lines = shared ? ceil_div(lines, f->block) : lines;
+    s.scale_blocks = ceil_div(length, f->block);
+    bool block_major = f->block_major[dir] && !shared;
+    s.line_stride = block_major ? 1 : s.scale_blocks;
+    s.block_stride = block_major ? s.scale_lines : 1;
+    s.scale_count = d->swizzled ? ceil_div(lines, SWIZZLE_LINES) *
+                                      ceil_div(s.scale_blocks, SWIZZLE_BLOCKS) * SWIZZLE_BYTES
+                                : s.scale_lines * s.scale_blocks;
+    return s;
+}
+
+/* At least sum over members of ceil(M_i / a) ceil(K_i / b); exact for uniform groups. */
+static int64_t sum_of_products(const mt_group *g, int64_t a, int64_t b)
+{
+    /* sum of ceil(x_i / a) <= floor((sum x_i + (a - 1) N) / a), and <= sum x_i */
+    int64_t rows = (g->m + (a - 1) * g->members) / a, cols = (g->k + (b - 1) * g->members) / b;
+    if (rows > g->m) rows = g->m;
+    if (cols > g->k) cols = g->k;
+    switch (mt_group_mode_of(g)) {
+    case MT_GROUP_UNIFORM: return g->members * ceil_div(g->m, a) * ceil_div(g->k, b);
+    case MT_GROUP_VARYING_FIRST: return g->members ? rows * ceil_div(g->k, b) : 0;
+    case MT_GROUP_VARYING_LAST: return g->members ? ceil_div(g->m, a) * cols : 0;
+    case MT_GROUP_VARYING_BOTH: break;
+    }
+    return g->members ? g->m * g->k : 0; /* a member has at least one element for each product */
+}
+
+size_t mt_direction_code_bytes(const mt_direction *d, mt_dir dir, const mt_group *group)
+{
+    const mt_format *f = d->format;
+    bool transposed = dir == MT_COL && f->column_transposed;
+    int64_t per_byte = f->codes_per_byte;
+    int64_t size = f->element == MT_ELEMENT_PLAIN ? (int64_t)mt_dtype_size(f->dtype) : 1;
+    return (size_t)(size *
+                    sum_of_products(group, transposed ? per_byte : 1, transposed ? 1 : per_byte));
+}
+
+size_t mt_direction_scale_bytes(const mt_direction *d, mt_dir dir, const mt_group *group)
+{
+    const mt_format *f = d->format;
+    if (f->scale == MT_SCALE_NONE) return 0;
+    if (f->block == 0) return (size_t)group->members * sizeof(float);
+    bool shared = d->options.two_d && f->scale == MT_SCALE_F32;
+    int64_t per_line = shared ? f->block : 1, per_block = f->block, unit = 1;
+    if (d->swizzled) per_line = SWIZZLE_LINES, per_block *= SWIZZLE_BLOCKS, unit = SWIZZLE_BYTES;
+    int64_t count = dir == MT_ROW ? sum_of_products(group, per_line, per_block)
+                                  : sum_of_products(group, per_block, per_line);
+    return (size_t)(count * unit) * scale_sizes[f->scale];
+}
+
+/* Gives each part of `q` its place from `at` on; returns where the parts end. */
+static size_t place(mt_qtensor *q, char *memory)
+{
+    size_t at = 0;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        mt_direction *d = &q->dir[dir];
+        if (!d->format) continue;
+        const mt_direction *row = &q->dir[MT_ROW];
+        bool plain = d->format->element == MT_ELEMENT_PLAIN;
+        size_t codes = mt_direction_code_bytes(d, (mt_dir)dir, &q->group);
+        size_t scales = mt_direction_scale_bytes(d, (mt_dir)dir, &q->group);
+        size_t amax = (size_t)q->group.members * sizeof(float);
+        size_t parts[] = { plain && dir == MT_COL && row->format == d->format ? 0 : codes, scales,
+                           amax };
+        char *pointers[3];
+        for (int i = 0; i < 3; i++) {
+            pointers[i] = memory ? memory + at : NULL;
+            at += (parts[i] + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
+        }
+        if (!memory) continue;
+        d->codes = parts[0] || !codes ? pointers[0] : row->codes;
+        d->scales = scales ? pointers[1] : NULL;
+        d->amax = (float *)(void *)pointers[2];
+    }
+    return at;
+}
+
+size_t mt_qtensor_bytes(const mt_qtensor *q)
+{
+    mt_qtensor copy = *q;
+    return place(&copy, NULL);
+}
+
+void mt_qtensor_place(mt_qtensor *q, void *memory)
+{
+    place(q, memory);
+}
+
+mt_qtensor mt_qtensor_select(const mt_qtensor *q, mt_dir dir)
+{
+    mt_qtensor one = { .group = q->group };
+    one.dir[dir] = q->dir[dir];
+    return one;
+}
+
+/* Sets `view` to a member of q whose codes and scales begin `at[dir]` bytes in, and moves past it.
+ */
+static void take_member(mt_qtensor *view, const mt_qtensor *q, int64_t i,
+                        size_t at[MT_DIR_COUNT][2])
+{
+    int64_t m = mt_group_rows(&q->group, i), k = mt_group_cols(&q->group, i);
+    *view = (mt_qtensor){ .group = mt_group_uniform(1, m, k) };
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_direction *d = &q->dir[dir];
+        if (!d->format) continue;
+        mt_direction_shape s = mt_direction_shape_of(d, (mt_dir)dir, m, k);
+        view->dir[dir] = *d;
+        view->dir[dir].codes = d->codes ? (char *)d->codes + at[dir][0] : NULL;
+        view->dir[dir].scales = d->scales ? (char *)d->scales + at[dir][1] : NULL;
+        view->dir[dir].amax = d->amax ? d->amax + i : NULL;
+        at[dir][0] += (size_t)s.code_bytes;
+        at[dir][1] += (size_t)s.scale_count * s.scale_size;
+    }
+}
+
+static mt_status check_views(const mt_qtensor *q)
+{
+    MT_TRY(mt_group_check_members(&q->group, "qtensor"));
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        MT_REQUIRE(!q->dir[dir].format || q->dir[dir].layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+                   "qtensor: members of a direction that is not compact cannot be viewed");
+    return MT_OK;
+}
+
+mt_status mt_qtensor_member(mt_qtensor *view, const mt_qtensor *q, int64_t i)
+{
+    MT_TRY(check_views(q));
+    MT_REQUIRE(i >= 0 && i < q->group.members, MT_EINVAL,
+               "qtensor: member %" PRId64 " of %" PRId64 " does not exist", i, q->group.members);
+    size_t at[MT_DIR_COUNT][2] = { { 0 } };
+    for (int64_t j = 0; j <= i; j++) take_member(view, q, j, at);
+    return MT_OK;
+}
+
+mt_status mt_qtensor_split(mt_qtensor *views, const mt_qtensor *q)
+{
+    MT_TRY(check_views(q));
+    size_t at[MT_DIR_COUNT][2] = { { 0 } };
+    for (int64_t j = 0; j < q->group.members; j++) take_member(&views[j], q, j, at);
+    return MT_OK;
+}
+
+mt_status mt_qtensor_check(const mt_qtensor *q, const char *what)
+{
+    MT_TRY(mt_group_check(&q->group, what));
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_direction *d = &q->dir[dir];
+        if (!d->format) continue;
+        mt_format_spec spec = mt_direction_spec(d);
+        MT_TRY(mt_format_spec_check(&spec));
+        MT_REQUIRE(
+            !d->swizzled || d->format->scale == MT_SCALE_E8M0 || d->format->scale == MT_SCALE_E4M3,
+            MT_EINVAL, "%s: scales of format %s have no swizzled layout", what, d->format->name);
+    }
+    return MT_OK;
+}
+
+float mt_nvfp4_encode_scale(const mt_format_options *options, float amax)
+{
+    float largest = 6.0f * (float)(options->four_over_six ? options->four_over_six : 448);
+    if (amax == 0.0f) return 1.0f;
+    float scale = largest / amax;
+    if (scale > FLT_MAX) scale = FLT_MAX;
+    return scale == 0.0f ? 1.0f : scale;
+}
+
+float mt_nvfp4_decode_scale(const mt_format_options *options, float amax)
+{
+    return 1.0f / mt_nvfp4_encode_scale(options, amax);
+}

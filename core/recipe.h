@@ -1,0 +1,82 @@
+/* A recipe: the number formats of a linear layer's three GEMMs, and rules that choose one by layer
+ * and step (NUMERICS section 4).
+ *
+ * | pass  | operand 0 | operand 1 |
+ * |-------|-----------|-----------|
+ * | fprop | W row     | X row     |
+ * | dgrad | W column  | dY row    |
+ * | wgrad | X column  | dY column |
+ *
+ * Text of a recipe: a preset's name, or assignments `fprop=FMT[:OPTS]/FMT[:OPTS] dgrad=...
+ * wgrad=...` (one FMT means both operands), or a preset followed by assignments that replace its
+ * own. A later assignment wins; backward=high_precision is dgrad=bf16 wgrad=bf16. */
+#pragma once
+
+#include "core/qtensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mt_pass { MT_FPROP, MT_DGRAD, MT_WGRAD, MT_PASS_COUNT } mt_pass;
+typedef enum mt_operand { MT_OPERAND_W, MT_OPERAND_X, MT_OPERAND_DY, MT_OPERAND_COUNT } mt_operand;
+
+typedef struct mt_recipe {
+    mt_format_spec slot[MT_PASS_COUNT][2];
+} mt_recipe;
+
+enum { MT_RECIPE_TEXT = 3 * (2 * MT_FORMAT_SPEC_TEXT + 8) };
+
+/* Which direction of which tensor a slot is. */
+typedef struct mt_slot {
+    mt_operand operand;
+    mt_dir dir;
+    const char *name; /* "W row" */
+} mt_slot;
+extern const mt_slot mt_slots[MT_PASS_COUNT][2];
+extern const char *const mt_pass_names[MT_PASS_COUNT];
+
+/* The name of preset i, NULL past the last. */
+const char *mt_recipe_preset(int i);
+
+/* Errors: MT_ECONFIG names the GEMM, the slot, and the rule. A recipe without preset must name all
+ * three GEMMs. Options that only concern a column direction (source) are dropped in row slots. */
+mt_status mt_recipe_parse(mt_recipe *recipe, const char *text);
+
+/* Fails with the slot named where six slots are not a recipe. */
+mt_status mt_recipe_check(const mt_recipe *recipe);
+
+/* The preset's name where the slots are a preset's, else all six slots; reads back as `recipe`. */
+void mt_recipe_print(char text[MT_RECIPE_TEXT], const mt_recipe *recipe);
+
+bool mt_recipe_equal(const mt_recipe *a, const mt_recipe *b);
+
+/* The slot that a direction of a tensor is: the one GEMM that reads it. */
+const mt_format_spec *mt_recipe_direction(const mt_recipe *recipe, mt_operand operand, mt_dir dir);
+
+/* ---- rules --------------------------------------------------------------------------------------
+ * Text: clauses separated by ';', each `[layers=GLOB] [steps=FIRST..END] RECIPE`; of the clauses
+ * that match a layer's name and a step in [FIRST, END) the last one counts. Either end may be left
+ * out. The first clause names neither layers nor steps, so there is always one. */
+typedef struct mt_recipe_rules mt_recipe_rules;
+
+mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text);
+void mt_recipe_rules_destroy(mt_recipe_rules **rules);
+
+/* Adds a clause. `layers` NULL: every layer; `end` < 0: no end. */
+mt_status mt_recipe_rules_add(mt_recipe_rules *rules, const char *layers, int64_t first,
+                              int64_t end, const mt_recipe *recipe);
+
+/* The recipe of a layer at a step; borrowed from the rules. */
+const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char *layer,
+                                        int64_t step);
+
+/* The next step after `step` at which some layer's recipe may change; -1: none. */
+int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step);
+
+/* Writes the rules' text, as snprintf does: returns the length it needs without the final 0. */
+size_t mt_recipe_rules_print(char *text, size_t size, const mt_recipe_rules *rules);
+
+#ifdef __cplusplus
+}
+#endif

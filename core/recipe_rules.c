@@ -1,0 +1,146 @@
+/* Rules that choose a recipe by layer and step. */
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/recipe.h"
+
+typedef struct rule {
+    char *layers;       /* NULL: every layer */
+    int64_t first, end; /* end < 0: none */
+    mt_recipe recipe;
+} rule;
+
+struct mt_recipe_rules {
+    rule *rules;
+    size_t count;
+};
+
+mt_status mt_recipe_rules_add(mt_recipe_rules *rules, const char *layers, int64_t first,
+                              int64_t end, const mt_recipe *recipe)
+{
+    MT_REQUIRE(first >= 0 && (end < 0 || first < end), MT_ECONFIG,
+               "recipe rule: steps %" PRId64 "..%" PRId64 " are not a range", first, end);
+    MT_TRY(mt_recipe_check(recipe));
+    rule *grown = realloc(rules->rules, (rules->count + 1) * sizeof *grown);
+    MT_REQUIRE(grown, MT_ENOMEM, "recipe rules: no memory for %zu", rules->count + 1);
+    rules->rules = grown;
+    char *copy = layers ? strdup(layers) : NULL;
+    MT_REQUIRE(copy || !layers, MT_ENOMEM, "recipe rules: no memory for '%.40s'", layers);
+    grown[rules->count++] = (rule){ copy, first, end, *recipe };
+    return MT_OK;
+}
+
+/* "100..200", "..200", "100.." */
+static mt_status read_steps(int64_t *first, int64_t *end, const char *text)
+{
+    const char *dots = strstr(text, "..");
+    bool digits = dots != NULL;
+    for (const char *c = text; *c && digits; c++)
+        digits = (*c >= '0' && *c <= '9') || c == dots || c == dots + 1;
+    MT_REQUIRE(digits && strlen(text) < 40, MT_ECONFIG,
+               "recipe rule: steps '%.60s' are not FIRST..END", text);
+    *first = strtoll(text, NULL, 10);
+    *end = dots[2] ? strtoll(dots + 2, NULL, 10) : -1;
+    return MT_OK;
+}
+
+/* Reads selectors off the front of a clause; the rest is a recipe. */
+static mt_status add_clause(mt_recipe_rules *rules, char *clause)
+{
+    char *layers = NULL, *steps = NULL;
+    for (;;) {
+        clause += strspn(clause, " \t\n");
+        char **selector = !strncmp(clause, "layers=", 7)  ? &layers
+                          : !strncmp(clause, "steps=", 6) ? &steps
+                                                          : NULL;
+        if (!selector) break;
+        MT_REQUIRE(!*selector, MT_ECONFIG, "recipe rule: '%.60s' is given twice", clause);
+        *selector = strchr(clause, '=') + 1;
+        clause = *selector + strcspn(*selector, " \t\n");
+        if (*clause) *clause++ = '\0';
+    }
+    MT_REQUIRE(rules->count > 0 || (!layers && !steps), MT_ECONFIG,
+               "recipe rules: the first clause is for every layer and step: it takes no layers= "
+               "or steps=");
+    int64_t first = 0, end = -1;
+    if (steps) MT_TRY(read_steps(&first, &end, steps));
+    mt_recipe recipe;
+    MT_TRY(mt_recipe_parse(&recipe, clause));
+    return mt_recipe_rules_add(rules, layers, first, end, &recipe);
+}
+
+mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text)
+{
+    mt_status status = MT_OK;
+    mt_recipe_rules *made = calloc(1, sizeof *made);
+    char *copy = strdup(text);
+    if (!made || !copy) {
+        status = MT_FAIL(MT_ENOMEM, "recipe rules: no memory");
+        goto cleanup;
+    }
+    for (char *clause = copy; clause;) {
+        char *next = strchr(clause, ';');
+        if (next) *next++ = '\0';
+        MT_TRY_CLEANUP(add_clause(made, clause));
+        clause = next;
+    }
+    *rules = made;
+    made = NULL;
+cleanup:
+    free(copy);
+    mt_recipe_rules_destroy(&made);
+    return status;
+}
+
+void mt_recipe_rules_destroy(mt_recipe_rules **rules)
+{
+    if (!*rules) return;
+    for (size_t i = 0; i < (*rules)->count; i++) free((*rules)->rules[i].layers);
+    free((*rules)->rules);
+    free(*rules);
+    *rules = NULL;
+}
+
+const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char *layer,
+                                        int64_t step)
+{
+    for (size_t i = rules->count; i-- > 0;) {
+        const rule *r = &rules->rules[i];
+        bool in_range = step >= r->first && (r->end < 0 || step < r->end);
+        if (in_range && (!r->layers || fnmatch(r->layers, layer, 0) == 0)) return &r->recipe;
+    }
+    return NULL;
+}
+
+int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step)
+{
+    int64_t next = -1;
+    for (size_t i = 0; i < rules->count; i++) {
+        int64_t ends[2] = { rules->rules[i].first, rules->rules[i].end };
+        for (int j = 0; j < 2; j++)
+            if (ends[j] > step && (next < 0 || ends[j] < next)) next = ends[j];
+    }
+    return next;
+}
+
+size_t mt_recipe_rules_print(char *text, size_t size, const mt_recipe_rules *rules)
+{
+    size_t used = 0;
+#define PUT(...)                                                                                   \
+    used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0,      \
+                             __VA_ARGS__)
+    for (size_t i = 0; i < rules->count; i++) {
+        const rule *r = &rules->rules[i];
+        char recipe[MT_RECIPE_TEXT];
+        mt_recipe_print(recipe, &r->recipe);
+        if (i) PUT("; ");
+        if (r->layers) PUT("layers=%s ", r->layers);
+        if (r->end >= 0) PUT("steps=%" PRId64 "..%" PRId64 " ", r->first, r->end);
+        if (r->end < 0 && r->first > 0) PUT("steps=%" PRId64 ".. ", r->first);
+        PUT("%s", recipe);
+    }
+#undef PUT
+    return used;
+}
