@@ -66,7 +66,7 @@ void test_assert_near(const char *what, const void *got, mt_dtype dtype, const d
         double g = mt_load_f64(got, dtype, i), limit = absolute + relative * fabs(want[i]);
         if (g == want[i] || (isnan(g) && isnan(want[i]))) continue;
         double share = fabs(g - want[i]) / limit;
-        if (!(share <= most)) worst = i, most = isnan(share) ? INFINITY : share;
+        if (!(share <= most)) worst = i, most = isnan(share) ? (double)INFINITY : share;
     }
     if (worst >= 0)
         fail_msg("%s[%lld] is %.17g, must be %.17g within %.3g", what, (long long)worst,

@@ -7,6 +7,7 @@
 #include <stdint.h>
 /* after the four above */
 #include <cmocka.h>
+#undef test_free /* cmocka's own; below it is ours */
 
 #include "kernels/ops.h"
 
