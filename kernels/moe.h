@@ -60,7 +60,8 @@ struct mt_router_bwd_args {
  * row_token int32 [R]: the token of each row; position int32 [T, k]: the row of each
  * choice, or -1 when dropped. capacity 0 keeps everything; otherwise an expert keeps its first `capacity` rows in
  * (token, slot) order and *dropped (int64, NULL skips) += the number of the rest. row_token past offsets[E] is unspecified.
- * element_offsets int64 [MT_ROUTE_WIDTHS][E+1]: offsets times widths[i], the offsets of groups of those widths.
+ * element_offsets int64 [MT_ROUTE_WIDTHS][E+1]: offsets times widths[i], the offsets of groups of those widths; NULL is not
+ * written. R fits int32.
  * dtype is ignored beyond choosing a table. */
 enum { MT_ROUTE_WIDTHS = 3 };
 struct mt_route_plan_args {
@@ -125,7 +126,7 @@ typedef enum mt_aux_kind {
 
 /* loss real [1] from the L layers' prob_sum (L pointers to real [E]) and counts (int64 [E]). The pointer arrays are host
  * memory, at most MT_AUX_MAX_LAYERS. z: z_loss real [1] = (sum over layers of z_sum) / T, i.e. mean of logsumexp^2 summed
- * over layers (z_sums NULL: not computed). */
+ * over layers (z_sums NULL: not computed). Without tokens both are 0. */
 enum { MT_AUX_MAX_LAYERS = 128 };
 struct mt_aux_loss_fwd_args {
     mt_dtype dtype;
@@ -151,7 +152,7 @@ struct mt_aux_loss_bwd_args {
 };
 
 /* Aux-loss-free balancing, once per optimizer step: bias_e += rate * sign(mean load - load_e), then the mean of bias is
- * subtracted; load int64 [E] is the step's count. bias f32 [E]. */
+ * subtracted, each in f64 and rounded to f32; load int64 [E] is the step's count. bias f32 [E]. */
 struct mt_router_bias_update_args {
     mt_dtype dtype;
     int64_t experts;

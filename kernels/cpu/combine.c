@@ -1,0 +1,65 @@
+/* The weighted sum of each token's expert outputs, and its backward. Each routed row belongs to
+ * exactly one (token, slot), so tokens are independent in both directions. */
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/variant.h"
+
+enum { SMALL = 1 << 14, CHUNK = 256 };
+
+/* Columns [begin, begin + n) of a token's y. */
+static void combine_chunk(const struct mt_combine_fwd_args *a, int64_t t, int64_t begin, int64_t n)
+{
+    mt_real sum[CHUNK] = { 0 };
+    const int32_t *position = a->position + t * a->top_k;
+    const mt_real *weights = (const mt_real *)a->weights + t * a->top_k;
+    mt_elem *y = (mt_elem *)a->y + t * a->width + begin;
+    for (int64_t slot = 0; slot < a->top_k; slot++) {
+        if (position[slot] < 0) continue;
+        const mt_elem *x = (const mt_elem *)a->x + position[slot] * a->width + begin;
+        mt_real w = weights[slot];
+        for (int64_t j = 0; j < n; j++) sum[j] += w * mt_get(x + j);
+    }
+    for (int64_t j = 0; j < n; j++) mt_put(y + j, sum[j]);
+}
+
+mt_status MT_CPU(combine_fwd)(mt_stream *stream, const struct mt_combine_fwd_args *a)
+{
+    int64_t width = a->width;
+#pragma omp parallel for num_threads(stream->device->threads)                                      \
+    schedule(static) if (a->tokens * width > SMALL)
+    for (int64_t t = 0; t < a->tokens; t++)
+        for (int64_t j = 0; j < width; j += CHUNK) combine_chunk(a, t, j, mt_min(CHUNK, width - j));
+    return MT_OK;
+}
+
+/* dx = w dy, and <dy, x>, of one row. */
+static mt_real combine_row(mt_elem *restrict dx, const mt_elem *restrict dy,
+                           const mt_elem *restrict x, mt_real w, int64_t width)
+{
+    mt_real dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t j = 0; j < width; j++) {
+        mt_real g = mt_get(dy + j);
+        mt_put(dx + j, w * g);
+        dot += g * mt_get(x + j);
+    }
+    return dot;
+}
+
+mt_status MT_CPU(combine_bwd)(mt_stream *stream, const struct mt_combine_bwd_args *a)
+{
+    int64_t width = a->width;
+    const mt_elem *dy = a->dy, *x = a->x;
+    const mt_real *weights = a->weights;
+    mt_real *dweights = a->dweights;
+    mt_elem *dx = a->dx;
+#pragma omp parallel for num_threads(stream->device->threads)                                      \
+    schedule(static) if (a->tokens * width > SMALL)
+    for (int64_t t = 0; t < a->tokens; t++)
+        for (int64_t i = t * a->top_k; i < (t + 1) * a->top_k; i++) {
+            int64_t row = a->position[i];
+            dweights[i] = row < 0 ? 0
+                                  : combine_row(dx + row * width, dy + t * width, x + row * width,
+                                                weights[i], width);
+        }
+    return MT_OK;
+}

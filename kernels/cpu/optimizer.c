@@ -1,0 +1,101 @@
+/* Gradient norm and AdamW. Here mt_real is the dtype of masters, gradients and moments. */
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/variant.h"
+
+enum { NORM_BLOCK = 4096, LANES = 16, ADAM_BLOCK = 4096 };
+
+/* Sum of squares of a block: lane l adds elements l, l + LANES, ... in order; then the lanes in
+ * pairs, l with l + 8, 4, 2, 1. Missing elements of the last block count as 0. The same bits in
+ * every kernel set. */
+static double block_squares(const mt_real *restrict g, int64_t n)
+{
+    double lane[LANES] = { 0 };
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++) lane[l] += (double)g[i + l] * (double)g[i + l];
+    for (int l = 0; i < n; i++, l++) lane[l] += (double)g[i] * (double)g[i];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+    return lane[0];
+}
+
+/* What a norm means for the step: how much to clip, whether to skip, and the bias corrections. */
+static void finish_norm(const struct mt_grad_norm_args *a, double norm)
+{
+    struct mt_step_state *s = a->state;
+    double clip = a->max_norm > 0 ? a->max_norm / (norm + 1e-6) : 1;
+    s->grad_norm = norm;
+    s->clip = clip < 1 ? clip : 1;
+    s->skip = !isfinite(norm);
+    if (s->skip) {
+        s->skipped++, s->skipped_in_a_row++;
+        return;
+    }
+    s->power1 *= a->beta1, s->power2 *= a->beta2;
+    s->bias1 = 1 - s->power1, s->bias2 = 1 - s->power2;
+    s->applied++, s->skipped_in_a_row = 0;
+}
+
+mt_status MT_CPU(grad_norm)(mt_stream *stream, const struct mt_grad_norm_args *a)
+{
+    int64_t blocks = mt_ceil_div(a->count, NORM_BLOCK);
+    const mt_real *g = a->grad;
+    void *scratch;
+    MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)blocks * sizeof(double)));
+    double *partial = scratch, sum = 0;
+#pragma omp parallel for num_threads(stream->device->threads) schedule(static) if (blocks > 8)
+    for (int64_t i = 0; i < blocks; i++)
+        partial[i] =
+            block_squares(g + i * NORM_BLOCK, mt_min(NORM_BLOCK, a->count - i * NORM_BLOCK));
+    for (int64_t i = 0; i < blocks; i++) sum += partial[i];
+
+    finish_norm(a, sqrt(sum));
+    return MT_OK;
+}
+
+/* What is the same for every element, rounded to real once. */
+struct adam {
+    mt_real beta1, beta2, rest1, rest2, bias1, bias2, eps, decay, lr, clip;
+};
+
+static void adam_block(mt_real *restrict p, mt_real *restrict m, mt_real *restrict v,
+                       const mt_real *restrict grad, int64_t n, struct adam c)
+{
+    for (int64_t i = 0; i < n; i++) {
+        mt_real g = grad[i] * c.clip;
+        m[i] = c.beta1 * m[i] + c.rest1 * g;
+        v[i] = c.beta2 * v[i] + (c.rest2 * g) * g;
+#if MT_ELEM_BITS == 64
+        mt_real root = sqrt(v[i] / c.bias2);
+#else
+        mt_real root = sqrtf(v[i] / c.bias2);
+#endif
+        mt_real u = (m[i] / c.bias1) / (root + c.eps);
+        p[i] = p[i] - c.lr * (u + c.decay * p[i]);
+    }
+}
+
+mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
+{
+    const struct mt_step_state *s = a->state;
+    if (s->skip) return MT_OK;
+    struct adam c = {
+        .beta1 = (mt_real)a->beta1,
+        .beta2 = (mt_real)a->beta2,
+        .rest1 = (mt_real)(1 - a->beta1),
+        .rest2 = (mt_real)(1 - a->beta2),
+        .bias1 = (mt_real)s->bias1,
+        .bias2 = (mt_real)s->bias2,
+        .eps = (mt_real)a->eps,
+        .decay = (mt_real)a->decay,
+        .lr = (mt_real)s->lr,
+        .clip = (mt_real)s->clip,
+    };
+    mt_real *p = a->p, *m = a->m, *v = a->v;
+    const mt_real *g = a->grad;
+#pragma omp parallel for num_threads(stream->device->threads)                                      \
+    schedule(static) if (a->count > 4 * ADAM_BLOCK)
+    for (int64_t i = 0; i < a->count; i += ADAM_BLOCK)
+        adam_block(p + i, m + i, v + i, g + i, mt_min(ADAM_BLOCK, a->count - i), c);
+    return MT_OK;
+}

@@ -1,0 +1,343 @@
+/* The router: logits, softmax, top-k, and its backward. Three small matrix products share one tile;
+ * each output element has one writer, and sums over tokens go through fixed blocks of tokens in
+ * order. */
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/vecmath.h"
+
+#if MT_ISA_LEVEL == 512
+#define VEC_BYTES 64
+#elif MT_ISA_LEVEL == 2
+#define VEC_BYTES 32
+#else
+#define VEC_BYTES 16
+#endif
+
+enum {
+    ROWS = 4,                    /* of a tile */
+    COLS = 64 / sizeof(mt_real), /* of a tile: a cache line */
+    LANES = VEC_BYTES / sizeof(mt_real),
+    VECS = 64 / VEC_BYTES,
+    MIN_BLOCK = 64,
+    MAX_BLOCKS = 256, /* tokens of a block of partial sums, at least; and blocks at most */
+    SUM_TOKENS = 256, /* tokens summed in one go in dwr */
+    GROUP = 16        /* experts of a task of dwr */
+};
+
+typedef mt_real vec __attribute__((vector_size(VEC_BYTES)));
+
+/* out[i, c] = sum_k a[i ai + k ak] b[k bk + c] for ROWS rows and COLS columns, in order of k. */
+MT_INLINE void tile(mt_real *out, int64_t out_stride, const mt_real *a, int64_t ai, int64_t ak,
+                    const mt_real *b, int64_t bk, int64_t n)
+{
+    vec acc[ROWS][VECS] = { { { 0 } } };
+    for (int64_t k = 0; k < n; k++) {
+        vec w[VECS];
+        memcpy(w, b + k * bk, sizeof w);
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < VECS; j++) acc[i][j] += w[j] * a[i * ai + k * ak];
+    }
+    for (int i = 0; i < ROWS; i++) memcpy(out + i * out_stride, acc[i], sizeof acc[i]);
+}
+
+/* Carves the next piece of a scratch block, at a multiple of 64 bytes; returns where it starts. */
+MT_INLINE size_t carve(size_t *used, int64_t count, size_t element)
+{
+    size_t at = *used;
+    *used += ((size_t)count * element + 63) / 64 * 64;
+    return at;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------
+ */
+
+/* Sums over a block of tokens. */
+struct partial {
+    double *prob_sum; /* [E] */
+    int64_t *counts;  /* [E] */
+    double z_sum;
+};
+
+/* The largest of n values, n a multiple of COLS; NaN is passed over. */
+static mt_real largest(const mt_real *x, int64_t n)
+{
+    mt_real lane[COLS];
+    for (int l = 0; l < COLS; l++) lane[l] = (mt_real)-INFINITY;
+    for (int64_t e = 0; e < n; e += COLS)
+        for (int l = 0; l < COLS; l++) lane[l] = x[e + l] > lane[l] ? x[e + l] : lane[l];
+    for (int half = COLS / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
+    return lane[0];
+}
+
+/* logits, room for a multiple of COLS, -> probs [n] and lse. */
+static mt_real softmax(mt_real *probs, mt_real *logits, int64_t n)
+{
+    int64_t padded = mt_ceil_div(n, COLS) * COLS;
+    for (int64_t e = n; e < padded; e++) logits[e] = (mt_real)-INFINITY;
+    mt_real top = largest(logits, padded), sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t e = 0; e < n; e++) {
+        mt_real p = mt_exp(logits[e] - top);
+        probs[e] = p;
+        sum += p;
+    }
+    for (int64_t e = 0; e < n; e++) probs[e] = probs[e] / sum;
+    return (mt_real)((double)top + log((double)sum));
+}
+
+/* The top_k largest scores, best first, ties to the lowest index. NaN scores are chosen last or by
+ * index, but every choice is a different expert. `taken` [n] is scratch. */
+static void select_top(int32_t *chosen, int64_t top_k, const mt_real *score, int64_t n,
+                       unsigned char *taken)
+{
+    memset(taken, 0, (size_t)n);
+    for (int64_t i = 0; i < top_k; i++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < n; e++)
+            if (!taken[e] && (best < 0 || score[e] > score[best])) best = e;
+        taken[best] = 1;
+        chosen[i] = (int32_t)best;
+    }
+}
+
+static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *logits,
+                        mt_real *score, unsigned char *taken, struct partial *sums)
+{
+    int64_t n = a->experts;
+    mt_real *probs = (mt_real *)a->probs + t * n, *weights = (mt_real *)a->weights + t * a->top_k;
+    int32_t *chosen = a->chosen + t * a->top_k;
+    mt_real lse = softmax(probs, logits, n), total = 0;
+    if (a->logits) memcpy((mt_real *)a->logits + t * n, logits, (size_t)n * sizeof *logits);
+    ((mt_real *)a->lse)[t] = lse;
+    sums->z_sum += (double)lse * (double)lse;
+    for (int64_t e = 0; e < n; e++) sums->prob_sum[e] += (double)probs[e];
+    if (a->bias)
+        for (int64_t e = 0; e < n; e++) score[e] = probs[e] + (mt_real)a->bias[e];
+    select_top(chosen, a->top_k, a->bias ? score : probs, n, taken);
+    for (int64_t i = 0; i < a->top_k; i++) {
+        weights[i] = probs[chosen[i]];
+        total += weights[i];
+        sums->counts[chosen[i]]++;
+    }
+    if (a->normalize)
+        for (int64_t i = 0; i < a->top_k; i++) weights[i] = weights[i] / total;
+}
+
+/* A thread's buffers. */
+struct buffers {
+    mt_real *x;      /* [ROWS, D] */
+    mt_real *logits; /* [ROWS, panels COLS] */
+    mt_real *score;  /* [E] */
+    unsigned char *taken;
+};
+
+/* wr^T in panels of COLS experts: panels[p, d, c] = wr[p COLS + c, d], 0 past E. */
+static void fill_panels(mt_real *panels, const mt_real *wr, int64_t experts, int64_t width,
+                        int threads)
+{
+    int64_t count = mt_ceil_div(experts, COLS);
+#pragma omp parallel for num_threads(threads) schedule(static) if (experts * width > 1 << 16)
+    for (int64_t p = 0; p < count; p++) {
+        mt_real *panel = panels + p * width * COLS;
+        for (int64_t c = 0; c < COLS; c++) {
+            int64_t e = p * COLS + c;
+            for (int64_t d = 0; d < width; d++)
+                panel[d * COLS + c] = e < experts ? wr[e * width + d] : 0;
+        }
+    }
+}
+
+static void route_block(const struct mt_router_fwd_args *a, int64_t begin, int64_t end,
+                        const mt_real *panels, struct buffers *b, struct partial *sums)
+{
+    int64_t width = a->width, count = mt_ceil_div(a->experts, COLS), stride = count * COLS;
+    const mt_elem *x = a->x;
+    for (int64_t t = begin; t < end; t += ROWS) {
+        int64_t rows = mt_min(ROWS, end - t);
+        for (int64_t i = 0; i < rows * width; i++) b->x[i] = mt_get(x + t * width + i);
+        for (int64_t i = rows * width; i < ROWS * width; i++) b->x[i] = 0;
+        for (int64_t p = 0; p < count; p++)
+            tile(b->logits + p * COLS, stride, b->x, width, 1, panels + p * width * COLS, COLS,
+                 width);
+        for (int64_t i = 0; i < rows; i++)
+            route_token(a, t + i, b->logits + i * stride, b->score, b->taken, sums);
+    }
+}
+
+static void add_partials(const struct mt_router_fwd_args *a, const struct partial *partials,
+                         int64_t blocks, double *total)
+{
+    double z_sum = 0;
+    for (int64_t e = 0; e < a->experts; e++) total[e] = 0, a->counts[e] = 0;
+    for (int64_t i = 0; i < blocks; i++) {
+        for (int64_t e = 0; e < a->experts; e++) {
+            total[e] += partials[i].prob_sum[e];
+            a->counts[e] += partials[i].counts[e];
+        }
+        z_sum += partials[i].z_sum;
+    }
+    for (int64_t e = 0; e < a->experts; e++) ((mt_real *)a->prob_sum)[e] = (mt_real)total[e];
+    for (int64_t e = 0; e < a->experts && a->load; e++) a->load[e] += a->counts[e];
+    *(mt_real *)a->z_sum = (mt_real)z_sum;
+}
+
+mt_status MT_CPU(router_fwd)(mt_stream *stream, const struct mt_router_fwd_args *a)
+{
+    int threads = stream->device->threads;
+    int64_t experts = a->experts, width = a->width, padded = mt_ceil_div(experts, COLS) * COLS;
+    int64_t block = mt_ceil_div(a->tokens, MAX_BLOCKS);
+    if (block < MIN_BLOCK) block = MIN_BLOCK;
+    int64_t blocks = mt_ceil_div(a->tokens, block);
+
+    size_t own = 0; /* a thread's part */
+    size_t x_at = carve(&own, ROWS * width, sizeof(mt_real));
+    size_t logits_at = carve(&own, ROWS * padded, sizeof(mt_real));
+    size_t score_at = carve(&own, experts, sizeof(mt_real));
+    size_t taken_at = carve(&own, experts, 1);
+    size_t used = 0;
+    size_t panels_at = carve(&used, padded * width, sizeof(mt_real));
+    size_t partials_at = carve(&used, blocks, sizeof(struct partial));
+    size_t sums_at = carve(&used, (blocks + 1) * experts, sizeof(double));
+    size_t counts_at = carve(&used, blocks * experts, sizeof(int64_t));
+    size_t own_at = carve(&used, threads, own);
+    void *scratch;
+    MT_TRY(mt_cpu_scratch(stream, &scratch, used));
+    char *base = scratch;
+    mt_real *panels = (mt_real *)(base + panels_at);
+    struct partial *partials = (struct partial *)(base + partials_at);
+    double *sums = (double *)(base + sums_at);
+    int64_t *counts = (int64_t *)(base + counts_at);
+
+    fill_panels(panels, a->wr, experts, width, threads);
+#pragma omp parallel for num_threads(threads) schedule(static) if (blocks > 1)
+    for (int64_t i = 0; i < blocks; i++) {
+        char *part = base + own_at + (size_t)omp_get_thread_num() * own;
+        struct buffers b = { (mt_real *)(part + x_at), (mt_real *)(part + logits_at),
+                             (mt_real *)(part + score_at), (unsigned char *)(part + taken_at) };
+        struct partial sum = { sums + (i + 1) * experts, counts + i * experts, 0 };
+        memset(sum.prob_sum, 0, (size_t)experts * sizeof(double));
+        memset(sum.counts, 0, (size_t)experts * sizeof(int64_t));
+        route_block(a, i * block, mt_min(a->tokens, (i + 1) * block), panels, &b, &sum);
+        partials[i] = sum;
+    }
+    add_partials(a, partials, blocks, sums);
+    return MT_OK;
+}
+
+/* ---- backward ---------------------------------------------------------------------------------
+ */
+
+static void token_dlogits(const struct mt_router_bwd_args *a, int64_t t)
+{
+    int64_t n = a->experts;
+    const mt_real *p = (const mt_real *)a->probs + t * n, *dprob_sum = a->dprob_sum;
+    mt_real *d = (mt_real *)a->dlogits + t * n;
+    for (int64_t e = 0; e < n; e++) d[e] = dprob_sum ? dprob_sum[e] : 0;
+    if (a->dweights) {
+        const mt_real *dw = (const mt_real *)a->dweights + t * a->top_k;
+        const mt_real *w = (const mt_real *)a->weights + t * a->top_k;
+        const int32_t *chosen = a->chosen + t * a->top_k;
+        mt_real mean = 0, total = 0; /* w = p / total: dp = (dw - <dw, w>) / total */
+        for (int64_t i = 0; i < a->top_k && a->normalize; i++) {
+            mean += dw[i] * w[i];
+            total += p[chosen[i]];
+        }
+        for (int64_t i = 0; i < a->top_k; i++)
+            d[chosen[i]] += a->normalize ? (dw[i] - mean) / total : dw[i];
+    }
+    mt_real dot = 0, z = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t e = 0; e < n; e++) dot += d[e] * p[e];
+    if (a->dz_sum) z = *(const mt_real *)a->dz_sum * 2 * ((const mt_real *)a->lse)[t];
+    for (int64_t e = 0; e < n; e++) d[e] = p[e] * (d[e] - dot) + z * p[e];
+}
+
+/* Rows [t, t + rows) of dx from dlogits rows `d` (ROWS of them) and wr padded to `stride` columns.
+ */
+static void dx_rows(const struct mt_router_bwd_args *a, int64_t t, int64_t rows, const mt_real *d,
+                    const mt_real *wr, int64_t stride)
+{
+    int64_t width = a->width;
+    mt_elem *dx = a->dx;
+    const mt_elem *add = a->dx_add;
+    for (int64_t c = 0; c < width; c += COLS) {
+        mt_real out[ROWS * COLS];
+        int64_t cols = mt_min(COLS, width - c);
+        tile(out, COLS, d, a->experts, 1, wr + c, stride, a->experts);
+        for (int64_t i = 0; i < rows; i++) {
+            int64_t at = (t + i) * width + c;
+            for (int64_t j = 0; j < cols; j++)
+                mt_put(dx + at + j, (add ? mt_get(add + at + j) : 0) + out[i * COLS + j]);
+        }
+    }
+}
+
+static void router_dx(const struct mt_router_bwd_args *a, mt_real *wr, int64_t stride,
+                      mt_real *tail, int threads)
+{
+    int64_t width = a->width, experts = a->experts, whole = a->tokens / ROWS * ROWS;
+    const mt_real *d = a->dlogits;
+    for (int64_t e = 0; e < experts; e++) {
+        memcpy(wr + e * stride, (const mt_real *)a->wr + e * width, (size_t)width * sizeof *wr);
+        memset(wr + e * stride + width, 0, (size_t)(stride - width) * sizeof *wr);
+    }
+    memset(tail, 0, (size_t)(ROWS * experts) * sizeof *tail);
+    memcpy(tail, d + whole * experts, (size_t)((a->tokens - whole) * experts) * sizeof *tail);
+#pragma omp parallel for num_threads(threads) schedule(static) if (a->tokens > MIN_BLOCK)
+    for (int64_t t = 0; t < a->tokens; t += ROWS)
+        dx_rows(a, t, mt_min(ROWS, a->tokens - t), t < whole ? d + t * experts : tail, wr, stride);
+}
+
+/* dwr for experts [e, e + GROUP) and columns [c, c + COLS): sums of SUM_TOKENS tokens, added in
+ * order. */
+static void dwr_part(const struct mt_router_bwd_args *a, int64_t e, int64_t c)
+{
+    mt_real x[SUM_TOKENS * COLS], d[SUM_TOKENS * GROUP], out[ROWS * COLS], total[GROUP * COLS];
+    int64_t width = a->width, experts = mt_min(GROUP, a->experts - e),
+            cols = mt_min(COLS, width - c);
+    memset(total, 0, sizeof total);
+    memset(x, 0, sizeof x);
+    memset(d, 0, sizeof d);
+    for (int64_t t = 0; t < a->tokens; t += SUM_TOKENS) {
+        int64_t n = mt_min(SUM_TOKENS, a->tokens - t);
+        for (int64_t i = 0; i < n; i++) {
+            const mt_elem *from = (const mt_elem *)a->x + (t + i) * width + c;
+            const mt_real *dl = (const mt_real *)a->dlogits + (t + i) * a->experts + e;
+            for (int64_t j = 0; j < cols; j++) x[i * COLS + j] = mt_get(from + j);
+            for (int64_t j = 0; j < experts; j++) d[i * GROUP + j] = dl[j];
+        }
+        for (int64_t g = 0; g < experts; g += ROWS) {
+            tile(out, COLS, d + g, 1, GROUP, x, COLS, n);
+            for (int64_t j = 0; j < ROWS * COLS; j++) total[g * COLS + j] += out[j];
+        }
+    }
+    for (int64_t i = 0; i < experts; i++) {
+        mt_real *dwr = (mt_real *)a->dwr + (e + i) * width + c;
+        for (int64_t j = 0; j < cols; j++)
+            dwr[j] = (a->accumulate ? dwr[j] : 0) + total[i * COLS + j];
+    }
+}
+
+mt_status MT_CPU(router_bwd)(mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    int threads = stream->device->threads;
+    int64_t stride = mt_ceil_div(a->width, COLS) * COLS;
+    size_t used = 0;
+    size_t wr_at = carve(&used, a->experts * stride, sizeof(mt_real));
+    size_t tail_at = carve(&used, ROWS * a->experts, sizeof(mt_real));
+    void *scratch;
+    MT_TRY(mt_cpu_scratch(stream, &scratch, used));
+    char *base = scratch;
+
+#pragma omp parallel for num_threads(threads) schedule(static) if (a->tokens > MIN_BLOCK)
+    for (int64_t t = 0; t < a->tokens; t++) token_dlogits(a, t);
+    if (a->dx)
+        router_dx(a, (mt_real *)(base + wr_at), stride, (mt_real *)(base + tail_at), threads);
+    if (a->dwr) {
+        int64_t tiles = mt_ceil_div(a->width, COLS), tasks = tiles * mt_ceil_div(a->experts, GROUP);
+#pragma omp parallel for num_threads(threads) schedule(static) if (a->tokens > MIN_BLOCK)
+        for (int64_t i = 0; i < tasks; i++) dwr_part(a, i / tiles * GROUP, i % tiles * COLS);
+    }
+    return MT_OK;
+}
