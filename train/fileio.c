@@ -1,0 +1,273 @@
+/* Whole files: mapping, all-or-nothing writing, hashing, removal. */
+#include "train/fileio.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+struct mt_file_writer {
+    char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
+    int fd;
+    int error; /* errno of the first failed write */
+};
+
+mt_status mt_path_format(char path[MT_PATH_BYTES], const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path, MT_PATH_BYTES, format, args);
+    va_end(args);
+    MT_REQUIRE(n >= 0 && n < MT_PATH_BYTES, MT_EINVAL, "path '%.60s...' is longer than %d bytes",
+               path, MT_PATH_BYTES - 1);
+    return MT_OK;
+}
+
+/* ---- reading -----------------------------------------------------------------------------------
+ */
+
+static mt_status open_regular(int *fd, size_t *bytes, const char *path)
+{
+    struct stat st;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    MT_REQUIRE(*fd >= 0, MT_EIO, "cannot open '%s': %s", path, strerror(errno));
+    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        *bytes = (size_t)st.st_size;
+        return MT_OK;
+    }
+    close(*fd);
+    return MT_FAIL(MT_EIO, "cannot read '%s': not a regular file", path);
+}
+
+mt_status mt_file_map_open(mt_file_map *map, const char *path)
+{
+    int fd;
+    *map = (mt_file_map){ NULL, 0 };
+    MT_TRY(open_regular(&fd, &map->bytes, path));
+    void *p = map->bytes ? mmap(NULL, map->bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    int error = errno;
+    close(fd);
+    if (p == MAP_FAILED) {
+        size_t bytes = map->bytes;
+        map->bytes = 0;
+        return MT_FAIL(MT_EIO, "cannot map '%s' (%zu bytes): %s", path, bytes, strerror(error));
+    }
+    map->data = p;
+    return MT_OK;
+}
+
+void mt_file_map_close(mt_file_map *map)
+{
+    if (map && map->data) munmap((void *)(uintptr_t)map->data, map->bytes);
+    if (map) *map = (mt_file_map){ NULL, 0 };
+}
+
+mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t limit)
+{
+    mt_file_map map;
+    *text = NULL;
+    MT_TRY(mt_file_map_open(&map, path));
+    mt_status status = MT_OK;
+    if (map.bytes > limit)
+        status = MT_FAIL(MT_EDAMAGED, "'%s' has %zu bytes, more than the %zu that it may have",
+                         path, map.bytes, limit);
+    else if (!(*text = malloc(map.bytes + 1)))
+        status = MT_FAIL(MT_ENOMEM, "no memory for '%s' (%zu bytes)", path, map.bytes);
+    if (status == MT_OK) {
+        if (map.bytes) memcpy(*text, map.data, map.bytes);
+        (*text)[map.bytes] = '\0';
+        *bytes = map.bytes;
+    }
+    mt_file_map_close(&map);
+    return status;
+}
+
+mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *path)
+{
+    mt_file_map map;
+    MT_TRY(mt_file_map_open(&map, path));
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(map.data, map.bytes));
+    for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", canonical.digest[i]);
+    *bytes = (int64_t)map.bytes;
+    mt_file_map_close(&map);
+    return MT_OK;
+}
+
+bool mt_path_exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+/* ---- writing -----------------------------------------------------------------------------------
+ */
+
+int mt_write_fully(int fd, const void *data, size_t bytes, int64_t offset)
+{
+    const unsigned char *p = data;
+    while (bytes) {
+        size_t ask = bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30;
+        ssize_t n = offset < 0 ? write(fd, p, ask) : pwrite(fd, p, ask, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) return -1;
+        p += n, bytes -= (size_t)n;
+        if (offset >= 0) offset += n;
+    }
+    return 0;
+}
+
+mt_status mt_file_writer_open(mt_file_writer **writer, const char *path)
+{
+    mt_file_writer *w = calloc(1, sizeof *w);
+    *writer = NULL;
+    MT_REQUIRE(w, MT_ENOMEM, "no memory to write '%s'", path);
+    mt_status status;
+    MT_TRY_CLEANUP(mt_path_format(w->path, "%s", path));
+    MT_TRY_CLEANUP(mt_path_format(w->temp, "%s.tmp", path));
+    w->fd = open(w->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (w->fd < 0) {
+        status = MT_FAIL(MT_EIO, "cannot create '%s': %s", w->temp, strerror(errno));
+        goto cleanup;
+    }
+    *writer = w;
+    return MT_OK;
+cleanup:
+    free(w);
+    return status;
+}
+
+static mt_status write_failed(const mt_file_writer *w, int error)
+{
+    return MT_FAIL(MT_EIO, "cannot write '%s': %s", w->path, strerror(error));
+}
+
+mt_status mt_file_writer_put(mt_file_writer *writer, const void *data, size_t bytes)
+{
+    if (!writer->error && mt_write_fully(writer->fd, data, bytes, -1)) writer->error = errno;
+    return writer->error ? write_failed(writer, writer->error) : MT_OK;
+}
+
+mt_status mt_file_writer_commit(mt_file_writer **writer)
+{
+    mt_file_writer *w = *writer;
+    int error = w->error;
+    if (!error && fsync(w->fd)) error = errno;
+    if (close(w->fd) && !error) error = errno;
+    if (!error && rename(w->temp, w->path)) error = errno;
+    mt_status status = error ? write_failed(w, error) : mt_parent_sync(w->path);
+    if (error) unlink(w->temp);
+    free(w);
+    *writer = NULL;
+    return status;
+}
+
+void mt_file_writer_abandon(mt_file_writer **writer)
+{
+    if (!*writer) return;
+    close((*writer)->fd);
+    unlink((*writer)->temp);
+    free(*writer);
+    *writer = NULL;
+}
+
+mt_status mt_file_write_all(const char *path, const void *data, size_t bytes)
+{
+    mt_file_writer *writer;
+    MT_TRY(mt_file_writer_open(&writer, path));
+    mt_file_writer_put(writer, data, bytes); /* a failure comes back from commit */
+    return mt_file_writer_commit(&writer);
+}
+
+/* ---- directories -------------------------------------------------------------------------------
+ */
+
+mt_status mt_dir_sync(const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    MT_REQUIRE(fd >= 0, MT_EIO, "cannot open directory '%s': %s", dir, strerror(errno));
+    int error = fsync(fd) ? errno : 0;
+    close(fd);
+    /* EINVAL: a file system without directory fsync */
+    MT_REQUIRE(!error || error == EINVAL, MT_EIO, "cannot sync directory '%s': %s", dir,
+               strerror(error));
+    return MT_OK;
+}
+
+mt_status mt_parent_sync(const char *path)
+{
+    char dir[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(dir, "%s", path));
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') n--;
+    while (n && dir[n - 1] != '/') n--;
+    while (n > 1 && dir[n - 1] == '/') n--;
+    dir[n] = '\0';
+    return mt_dir_sync(n ? dir : ".");
+}
+
+mt_status mt_dir_create(const char *dir)
+{
+    char path[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(path, "%s", dir));
+    for (char *p = path + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = '\0';
+        mkdir(path, 0777); /* a failure shows at the last component */
+        *p = '/';
+    }
+    struct stat st;
+    if (mkdir(path, 0777) && errno != EEXIST)
+        return MT_FAIL(MT_EIO, "cannot create directory '%s': %s", dir, strerror(errno));
+    MT_REQUIRE(stat(path, &st) == 0 && S_ISDIR(st.st_mode), MT_EIO, "'%s' is not a directory", dir);
+    return MT_OK;
+}
+
+static int remove_entries(int fd, int depth);
+
+/* Removes one name of a directory; 0, or -1 with errno. */
+static int remove_entry(int fd, const char *name, int depth)
+{
+    if (unlinkat(fd, name, 0) == 0) return 0;
+    if (errno != EISDIR && errno != EPERM) return -1;
+    int sub = openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (sub < 0) return -1;
+    if (remove_entries(sub, depth + 1)) return -1;
+    return unlinkat(fd, name, AT_REMOVEDIR);
+}
+
+/* Empties a directory; closes fd. */
+static int remove_entries(int fd, int depth)
+{
+    enum { MAX_DEPTH = 16 };
+    DIR *d = depth < MAX_DEPTH ? fdopendir(fd) : NULL;
+    if (!d) {
+        close(fd);
+        return -1;
+    }
+    int result = 0;
+    for (struct dirent *e; !result && (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            result = remove_entry(dirfd(d), e->d_name, depth);
+    int error = errno;
+    closedir(d);
+    errno = error;
+    return result;
+}
+
+mt_status mt_dir_remove(const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 && errno == ENOENT) return MT_OK;
+    if (fd < 0 || remove_entries(fd, 0) || rmdir(dir))
+        return MT_FAIL(MT_EIO, "cannot remove directory '%s': %s", dir, strerror(errno));
+    return MT_OK;
+}

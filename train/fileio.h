@@ -1,0 +1,72 @@
+/* Files as the program needs them: mapped for reading, written whole or not at all, hashed,
+ * removed. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MT_PATH_BYTES = 4096, MT_HEX128_BYTES = 33 };
+
+/* A path, printf-like, into `path`; MT_EINVAL when it does not fit. */
+mt_status mt_path_format(char path[MT_PATH_BYTES], const char *format, ...) MT_PRINTF(2, 3);
+
+/* A whole file mapped read-only. Unmapped pages of a file cut short afterwards end the process, as
+ * with every mapping: a mapped file must not be truncated in place. */
+typedef struct mt_file_map {
+    const unsigned char *data; /* NULL when empty */
+    size_t bytes;
+} mt_file_map;
+
+/* Errors: MT_EIO names the path and the system's reason; directories and devices are refused. */
+mt_status mt_file_map_open(mt_file_map *map, const char *path);
+/* NULL-safe; leaves an empty map. */
+void mt_file_map_close(mt_file_map *map);
+
+/* A file that appears under its name only when complete: written to `<path>.tmp`, fsynced, renamed.
+ */
+typedef struct mt_file_writer mt_file_writer;
+
+mt_status mt_file_writer_open(mt_file_writer **writer, const char *path);
+/* Buffered by the caller; a failed write is remembered, so that only commit needs a check in loops.
+ */
+mt_status mt_file_writer_put(mt_file_writer *writer, const void *data, size_t bytes);
+/* Ends the file under its name; on failure (a full disk) the old file is untouched and the
+ * temporary one is gone. Sets *writer to NULL in both cases. */
+mt_status mt_file_writer_commit(mt_file_writer **writer);
+/* Drops an unfinished file. NULL-safe. */
+void mt_file_writer_abandon(mt_file_writer **writer);
+
+/* The three above at once. */
+mt_status mt_file_write_all(const char *path, const void *data, size_t bytes);
+/* A whole small file as text, NUL-terminated, freed by the caller; MT_EDAMAGED above `limit` bytes.
+ */
+mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t limit);
+
+/* Makes renames inside `dir` last through a power failure. */
+mt_status mt_dir_sync(const char *dir);
+/* The same for the directory that holds `path`. */
+mt_status mt_parent_sync(const char *path);
+/* Creates a directory with its missing parents; one that exists is fine. */
+mt_status mt_dir_create(const char *dir);
+/* Removes a directory and the files in it, subdirectories too; one that is absent is fine. Symbolic
+ * links are removed, never followed. */
+mt_status mt_dir_remove(const char *dir);
+bool mt_path_exists(const char *path);
+
+/* Size and XXH3-128 (canonical order, as xxhsum -H2 prints it) of a file. */
+mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *path);
+
+/* Writes all of `bytes` at `offset`, or all of them at the end when offset < 0; -1 with errno set
+ * on failure. */
+int mt_write_fully(int fd, const void *data, size_t bytes, int64_t offset);
+
+#ifdef __cplusplus
+}
+#endif
