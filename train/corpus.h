@@ -1,0 +1,97 @@
+/* A corpus: the tokens to train or evaluate on, packed into one HDF5 file.
+ *
+ * /tokens       u8, u16 or u32, contiguous, mapped rather than read
+ * /tokens_xxh3  u64, XXH3-64 of every MiB of /tokens (the last one shorter)
+ * /doc_offsets  i64 [documents + 1]: where documents begin; the first is 0, the last the token
+ * count attributes of /: format_version, tokenizer, vocab_size, source_sha256, split */
+#pragma once
+
+#include "core/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MT_CORPUS_TEXT = 80, MT_CORPUS_VERSION = 1 };
+
+typedef struct mt_corpus mt_corpus;
+
+typedef struct mt_corpus_info {
+    mt_dtype dtype; /* of the stored tokens */
+    int64_t tokens, documents, vocab_size;
+    int64_t largest; /* token */
+    char tokenizer[MT_CORPUS_TEXT], split[MT_CORPUS_TEXT];
+    char sha256[MT_CORPUS_TEXT]; /* of the source files, one after the other; hexadecimal */
+} mt_corpus_info;
+
+/* Opens and verifies all of it: structure, checksums, tokens below vocab_size. The file must not be
+ * cut short while it is open. Errors: MT_EIO; MT_EDAMAGED names what is wrong and where. */
+mt_status mt_corpus_open(mt_corpus **corpus, const char *path);
+/* NULL-safe; sets *corpus to NULL. */
+void mt_corpus_close(mt_corpus **corpus);
+
+const mt_corpus_info *mt_corpus_get_info(const mt_corpus *corpus);
+/* int64 [documents + 1]. */
+const int64_t *mt_corpus_documents(const mt_corpus *corpus);
+/* MT_ECONFIG, naming corpus and token, unless every token is below a model's vocabulary. */
+mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size);
+/* Tokens [first, first + count) as int32. */
+mt_status mt_corpus_tokens(const mt_corpus *corpus, int64_t first, int64_t count, int32_t *tokens);
+
+/* Training windows. The windows of an epoch are S + 1 tokens at stride S from a phase drawn for
+ * that epoch, in an order drawn for that epoch; as many in every epoch. Sample i of the run is
+ * window i mod W of epoch i / W; step s takes samples s * batch to (s + 1) * batch - 1: a pure
+ * function of seed and step. */
+int64_t mt_corpus_windows_per_epoch(const mt_corpus *corpus, int64_t sequence);
+/* tokens, targets: int32 [batch, sequence]. Errors: MT_ECONFIG when the corpus is shorter than a
+ * window. */
+mt_status mt_corpus_batch(const mt_corpus *corpus, uint64_t seed, int64_t step, int64_t batch,
+                          int64_t sequence, int32_t *tokens, int32_t *targets);
+
+/* Validation windows: window i is tokens [i S, i S + S], a shorter tail left out. 0 when there are
+ * none. */
+int64_t mt_corpus_windows(const mt_corpus *corpus, int64_t sequence);
+/* tokens, targets: int32 [sequence] of window i. */
+mt_status mt_corpus_window(const mt_corpus *corpus, int64_t sequence, int64_t i, int32_t *tokens,
+                           int32_t *targets);
+
+/* What an input file holds. */
+typedef enum mt_corpus_input {
+    MT_INPUT_AUTO,  /* by name: .npy; .bin (u16 for a vocabulary up to 65536, else u32); else bytes
+                     */
+    MT_INPUT_BYTES, /* text: every byte is a token, vocabulary 256 */
+    MT_INPUT_U16,   /* little-endian tokens */
+    MT_INPUT_U32,
+    MT_INPUT_NPY, /* a NumPy array of one dimension, of unsigned or signed integers */
+    MT_INPUT_COUNT
+} mt_corpus_input;
+
+/* "auto", "bytes", "u16", "u32", "npy". */
+mt_status mt_corpus_input_parse(mt_corpus_input *input, const char *name);
+
+typedef struct mt_corpus_pack_args {
+    const char *const *inputs; /* each is a document, or several under a split rule */
+    int64_t input_count;
+    mt_corpus_input input;
+    int64_t vocab_size;    /* required but for bytes */
+    const char *tokenizer; /* recorded; NULL: "bytes" for bytes, else "unknown" */
+    const char *output;
+    const char *valid_output; /* where held-out tokens go; required exactly when there is a rule */
+    const char *split;  /* NULL: everything to output; "documents:N": every N-th input is held out;
+                           "tail:N": the  last N-th of each input; "kjv": MODELS section 4 */
+    const char *sha256; /* expected of the inputs together; NULL: not checked */
+} mt_corpus_pack_args;
+
+typedef struct mt_corpus_pack_result {
+    int64_t tokens, valid_tokens;
+    char sha256[MT_CORPUS_TEXT];
+} mt_corpus_pack_result;
+
+/* Packs files into a corpus, or into two. Errors: MT_ECONFIG for arguments; MT_EDAMAGED names file,
+ * position and token of an input that breaks a rule; MT_EIO. A file appears only when it is whole.
+ */
+mt_status mt_corpus_pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *args);
+
+#ifdef __cplusplus
+}
+#endif
