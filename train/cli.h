@@ -8,7 +8,6 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "core/status.h"
 
@@ -81,10 +80,6 @@ int mt_exit_code(mt_status status);
 
 /* All of main: finds the verb, runs it, reports its error on stderr, returns the exit code. */
 int mt_cli_main(int argc, char **argv);
-
-/* The name among `count` (each `stride` bytes after the last, pointing to a string) that is most
- * like `text`, by edit distance counting swapped neighbours as one; NULL when none is near. */
-const char *mt_nearest(const char *text, const void *names, int count, size_t stride);
 
 #ifdef __cplusplus
 }

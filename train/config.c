@@ -1,0 +1,351 @@
+/* Reading, checking and writing configurations, driven by the table of config_schema.c. */
+#include "train/config_priv.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <yaml.h>
+
+#include "train/nearest.h"
+
+enum { FILE_MAX = 1 << 20, PATH_TEXT = 128, LIST_MAX = 256 };
+
+/* ---- places
+ * --------------------------------------------------------------------------------------
+ */
+
+static void place_now(char text[MT_CONFIG_PLACE], const mt_config_reader *r, int line)
+{
+    if (r->set)
+        snprintf(text, MT_CONFIG_PLACE, "--set %.*s: ", PATH_TEXT, r->set);
+    else
+        snprintf(text, MT_CONFIG_PLACE, "%.*s:%d: ", PATH_TEXT, r->file, line);
+}
+
+#define FAIL_AT(r, line, code, ...) fail_at((r), (line), MT_FAIL((code), __VA_ARGS__))
+
+/* The current error again, with the place of what is being read before it. */
+static mt_status fail_at(const mt_config_reader *r, int line, mt_status status)
+{
+    char place[MT_CONFIG_PLACE];
+    place_now(place, r, line);
+    return MT_FAIL(status, "%s%s", place, mt_error_message());
+}
+
+/* ---- keys
+ * ----------------------------------------------------------------------------------------
+ */
+
+int mt_config_find(const char *path)
+{
+    for (int i = 0; i < mt_config_key_count; i++)
+        if (strcmp(mt_config_keys[i].path, path) == 0) return i;
+    return -1;
+}
+
+static bool is_section(const char *path)
+{
+    size_t length = strlen(path);
+    for (int i = 0; i < mt_config_key_count; i++)
+        if (strncmp(mt_config_keys[i].path, path, length) == 0 &&
+            mt_config_keys[i].path[length] == '.')
+            return true;
+    return false;
+}
+
+static const char *leaf_of(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
+/* The path a mistaken one was meant to be: the same name in another section, else the most like it
+ * in its own, else the most like it anywhere. NULL when none is near. */
+static const char *nearest_key(const char *path)
+{
+    const char *leaf = leaf_of(path), *names[MT_CONFIG_KEYS_MAX], *near = NULL;
+    size_t section = (size_t)(leaf - path);
+    for (int own = 1; own >= 0 && !near; own--) {
+        int count = 0;
+        for (int i = 0; i < mt_config_key_count; i++) {
+            const char *key = mt_config_keys[i].path;
+            if (strcmp(leaf_of(key), leaf) == 0) return key;
+            bool inside = (size_t)(leaf_of(key) - key) == section && !strncmp(key, path, section);
+            if (inside == (own == 1)) names[count++] = leaf_of(key);
+        }
+        near = count ? mt_nearest(leaf, names, count, sizeof names[0]) : NULL;
+    }
+    for (int i = 0; near && i < mt_config_key_count; i++) /* leaves point into their paths */
+        if (leaf_of(mt_config_keys[i].path) == near) return mt_config_keys[i].path;
+    return NULL;
+}
+
+static const char *nearest_section(const char *name)
+{
+    static const char *const sections[] = { "model",  "data",       "train",
+                                            "optim",  "recipe",     "statistics",
+                                            "memory", "checkpoint", "parallel" };
+    return mt_nearest(name, sections, sizeof sections / sizeof *sections, sizeof *sections);
+}
+
+static mt_status unknown_key(const mt_config_reader *r, int line, const char *path)
+{
+    const char *dot = strchr(path, '.'), *section_meant = NULL, *near = NULL;
+    char section[PATH_TEXT], meant[PATH_TEXT * 2];
+    snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : (int)strlen(path), path);
+    if (!is_section(section)) section_meant = nearest_section(section);
+    snprintf(meant, sizeof meant, "%s%s", section_meant ? section_meant : section, dot ? dot : "");
+    if (mt_config_find(meant) >= 0 || is_section(meant))
+        near = meant;
+    else
+        near = nearest_key(meant);
+    return FAIL_AT(r, line, MT_ECONFIG, "unknown key %s%s%s (--help-config lists all)", path,
+                   near ? ": did you mean " : "", near ? near : "");
+}
+
+static mt_status set_key(mt_config_reader *r, int line, int index, const mt_config_value *v)
+{
+    const mt_config_key *key = &mt_config_keys[index];
+    int to = key->alias_of ? mt_config_find(key->alias_of) : index;
+    if (!r->set && r->line[to])
+        return FAIL_AT(r, line, MT_ECONFIG, "%s is given twice, first in line %d", key->path,
+                       r->line[to]);
+    if (r->type_only && key->kind != MT_KEY_ARCHITECTURE) return MT_OK;
+    mt_status status = mt_config_store(r->config, key, v);
+    if (status != MT_OK) return FAIL_AT(r, line, status, "%s: %s", key->path, mt_error_message());
+    if (r->set)
+        r->sets[to] = r->set;
+    else
+        r->line[to] = line;
+    return MT_OK;
+}
+
+/* ---- YAML
+ * ----------------------------------------------------------------------------------------
+ */
+
+static const char *scalar_of(const yaml_node_t *node)
+{
+    const char *text = (const char *)node->data.scalar.value;
+    return strlen(text) == node->data.scalar.length ? text : NULL; /* a NUL within */
+}
+
+static int line_of(const yaml_node_t *node)
+{
+    return (int)node->start_mark.line + 1;
+}
+
+/* An empty value: the default stays. */
+static bool is_null(const yaml_node_t *node)
+{
+    if (node->type != YAML_SCALAR_NODE || node->data.scalar.style != YAML_PLAIN_SCALAR_STYLE)
+        return false;
+    const char *text = (const char *)node->data.scalar.value;
+    return !*text || strcmp(text, "~") == 0 || strcmp(text, "null") == 0;
+}
+
+static mt_status read_leaf(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
+                           int index)
+{
+    const char *items[LIST_MAX], *path = mt_config_keys[index].path;
+    mt_config_value v = { .items = items, .is_list = node->type == YAML_SEQUENCE_NODE };
+    int line = line_of(node);
+    if (is_null(node)) return MT_OK;
+    if (node->type == YAML_MAPPING_NODE)
+        return FAIL_AT(r, line, MT_ECONFIG, "%s: a value is expected, not a mapping", path);
+    if (v.is_list && mt_config_keys[index].kind == MT_KEY_TEXT && strcmp(path, "recipe.use") == 0)
+        return FAIL_AT(r, line, MT_EUNSUPPORTED,
+                       "recipe: a list of rules is not available, only %s",
+                       mt_config_keys[index].only);
+    if (!v.is_list) {
+        items[v.count++] = scalar_of(node);
+    } else {
+        yaml_node_item_t *first = node->data.sequence.items.start,
+                         *end = node->data.sequence.items.top;
+        if (end - first > LIST_MAX)
+            return FAIL_AT(r, line, MT_ECONFIG, "%s: more than %d items", path, LIST_MAX);
+        for (; first < end; first++) {
+            yaml_node_t *item = yaml_document_get_node(document, *first);
+            if (item->type != YAML_SCALAR_NODE)
+                return FAIL_AT(r, line_of(item), MT_ECONFIG, "%s: items are single values", path);
+            items[v.count++] = scalar_of(item);
+        }
+    }
+    for (int i = 0; i < v.count; i++)
+        if (!items[i]) return FAIL_AT(r, line, MT_ECONFIG, "%s: the text holds a NUL", path);
+    return set_key(r, line, index, &v);
+}
+
+/* `prefix` is "" or "section."; as deep as the table's paths and no deeper. */
+static mt_status read_mapping(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
+                              const char *prefix)
+{
+    yaml_node_pair_t *pair = node->data.mapping.pairs.start;
+    for (; pair < node->data.mapping.pairs.top; pair++) {
+        yaml_node_t *name = yaml_document_get_node(document, pair->key);
+        yaml_node_t *child = yaml_document_get_node(document, pair->value);
+        int line = line_of(name);
+        char path[PATH_TEXT];
+        const char *text = name->type == YAML_SCALAR_NODE ? scalar_of(name) : NULL;
+        if (!text || snprintf(path, sizeof path - 1, "%s%s", prefix, text) >= PATH_TEXT - 1)
+            return FAIL_AT(r, line, MT_ECONFIG, "%sthis is no name of a key", prefix);
+        int index = mt_config_find(path);
+        if (index < 0 && strcmp(path, "recipe") == 0 && child->type != YAML_MAPPING_NODE)
+            index = mt_config_find("recipe.use");
+        if (index >= 0) {
+            MT_TRY(read_leaf(r, document, child, index));
+        } else if (!is_section(path)) {
+            return unknown_key(r, line, path);
+        } else if (child->type == YAML_MAPPING_NODE) {
+            strcat(path, ".");
+            MT_TRY(read_mapping(r, document, child, path));
+        } else if (!is_null(child)) {
+            return FAIL_AT(r, line, MT_ECONFIG, "%s: a mapping of keys is expected", path);
+        }
+    }
+    return MT_OK;
+}
+
+static mt_status yaml_failure(const mt_config_reader *r, const yaml_parser_t *parser)
+{
+    MT_REQUIRE(parser->error != YAML_MEMORY_ERROR, MT_ENOMEM, "%s: no memory to read it", r->file);
+    return FAIL_AT(r, (int)parser->problem_mark.line + 1, MT_ECONFIG, "not YAML: %s%s%s",
+                   parser->problem ? parser->problem : "unreadable", parser->context ? ", " : "",
+                   parser->context ? parser->context : "");
+}
+
+/* The whole file (index < 0), or the value of one key. */
+static mt_status read_document(mt_config_reader *r, yaml_document_t *document, int index)
+{
+    yaml_node_t *root = yaml_document_get_root_node(document);
+    if (!root) return MT_OK;
+    if (index >= 0) return read_leaf(r, document, root, index);
+    if (root->type != YAML_MAPPING_NODE)
+        return FAIL_AT(r, line_of(root), MT_ECONFIG, "sections with keys are expected");
+    return read_mapping(r, document, root, "");
+}
+
+static mt_status read_yaml(mt_config_reader *r, const char *text, size_t length, int index)
+{
+    yaml_parser_t parser;
+    yaml_document_t document;
+    MT_REQUIRE(yaml_parser_initialize(&parser), MT_ENOMEM, "%s: no memory to read it", r->file);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, length);
+    mt_status status = MT_OK;
+    if (!yaml_parser_load(&parser, &document)) {
+        status = yaml_failure(r, &parser);
+        goto cleanup;
+    }
+    status = read_document(r, &document, index);
+    yaml_document_delete(&document);
+    if (status != MT_OK) goto cleanup;
+    if (!yaml_parser_load(&parser, &document)) {
+        status = yaml_failure(r, &parser);
+        goto cleanup;
+    }
+    yaml_node_t *second = yaml_document_get_root_node(&document);
+    if (second) status = FAIL_AT(r, line_of(second), MT_ECONFIG, "a second document");
+    yaml_document_delete(&document);
+cleanup:
+    yaml_parser_delete(&parser);
+    return status;
+}
+
+/* "a.b=c" */
+static mt_status read_set(mt_config_reader *r, const char *set)
+{
+    const char *equals = strchr(set, '=');
+    char path[PATH_TEXT];
+    MT_REQUIRE(equals && equals > set && equals - set < PATH_TEXT, MT_ECONFIG,
+               "--set %.100s: section.key=value is expected", set);
+    snprintf(path, sizeof path, "%.*s", (int)(equals - set), set);
+    r->set = set;
+    mt_status status;
+    int index = mt_config_find(strcmp(path, "recipe") == 0 ? "recipe.use" : path);
+    const char *text = equals + 1;
+    if (index < 0)
+        status = is_section(path) ? FAIL_AT(r, 0, MT_ECONFIG, "%s is a section of keys", path)
+                                  : unknown_key(r, 0, path);
+    else if (*text == '[')
+        status = read_yaml(r, text, strlen(text), index);
+    else
+        status = set_key(r, 0, index, &(mt_config_value){ .items = &text, .count = 1 });
+    r->set = NULL;
+    return status;
+}
+
+/* ---- reading
+ * -------------------------------------------------------------------------------------
+ */
+
+static void default_name(mt_config *config, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    const char *dot = strrchr(base, '.');
+    size_t length = dot && dot > base ? (size_t)(dot - base) : strlen(base);
+    snprintf(config->name, sizeof config->name, "%.*s", (int)(length < 63 ? length : 63), base);
+}
+
+/* The defaults of every key but model.model_type, which is set. */
+static mt_status set_defaults(mt_config *config)
+{
+    mt_model_config_defaults(&config->trainer.model, config->trainer.model.architecture);
+    mt_optim_config_defaults(&config->trainer.optim);
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        if (key->value && key->kind != MT_KEY_ARCHITECTURE)
+            MT_TRY(mt_config_store(config, key,
+                                   &(mt_config_value){ .items = &key->value, .count = 1 }));
+    }
+    return MT_OK;
+}
+
+mt_status mt_config_defaults(mt_config *config)
+{
+    *config = (mt_config){ 0 };
+    const mt_config_key *type = &mt_config_keys[mt_config_find("model.model_type")];
+    MT_TRY(mt_config_store(config, type, &(mt_config_value){ .items = &type->value, .count = 1 }));
+    return set_defaults(config);
+}
+
+static mt_status read_all(mt_config_reader *r, const char *text, size_t length,
+                          const char *const *sets, int set_count)
+{
+    MT_TRY(read_yaml(r, text, length, -1));
+    for (int i = 0; i < set_count; i++) MT_TRY(read_set(r, sets[i]));
+    return MT_OK;
+}
+
+mt_status mt_config_parse(mt_config *config, const char *name, const char *text, size_t length,
+                          const char *const *sets, int set_count)
+{
+    MT_ASSERT(mt_config_key_count <= MT_CONFIG_KEYS_MAX);
+    MT_TRY(mt_config_defaults(config));
+    mt_config_reader types = { .config = config, .file = name, .type_only = true };
+    MT_TRY(read_all(&types, text, length, sets, set_count));
+    MT_TRY(set_defaults(config));
+    mt_config_reader all = { .config = config, .file = name };
+    MT_TRY(read_all(&all, text, length, sets, set_count));
+    default_name(config, name);
+    return mt_config_check(&all);
+}
+
+mt_status mt_config_load(mt_config *config, const char *path, const char *const *sets,
+                         int set_count)
+{
+    mt_status status = MT_OK;
+    char *text = NULL;
+    FILE *file = fopen(path, "rb");
+    MT_REQUIRE(file, MT_EIO, "configuration %s: %s", path, strerror(errno));
+    text = malloc(FILE_MAX + 1);
+    if (!text) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "configuration %s: no memory to read it", path));
+    size_t length = fread(text, 1, FILE_MAX + 1, file);
+    if (ferror(file))
+        MT_TRY_CLEANUP(MT_FAIL(MT_EIO, "configuration %s: %s", path, strerror(errno)));
+    if (length > FILE_MAX)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "configuration %s: more than %d bytes", path, FILE_MAX));
+    MT_TRY_CLEANUP(mt_config_parse(config, path, text, length, sets, set_count));
+cleanup:
+    free(text);
+    fclose(file);
+    return status;
+}

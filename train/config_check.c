@@ -1,0 +1,145 @@
+/* What follows from other keys, and conflicts between keys: everything that can be known before a
+ * corpus is opened or memory is allocated. */
+#include "train/config_priv.h"
+
+#include <ctype.h>
+
+/* "demo.yaml:12: " or "--set a.b=c: " for a key that was set, else "demo.yaml: ". */
+static void place_of(char text[MT_CONFIG_PLACE], const mt_config_reader *r, int key)
+{
+    const int width = MT_CONFIG_PLACE / 2;
+    if (key >= 0 && r->sets[key])
+        snprintf(text, MT_CONFIG_PLACE, "--set %.*s: ", width, r->sets[key]);
+    else if (key >= 0 && r->line[key])
+        snprintf(text, MT_CONFIG_PLACE, "%.*s:%d: ", width, r->file, r->line[key]);
+    else
+        snprintf(text, MT_CONFIG_PLACE, "%.*s: ", width, r->file);
+}
+
+/* The current error again, after the place of `path`. */
+static mt_status fail_at(const mt_config_reader *r, const char *path, mt_status status)
+{
+    char place[MT_CONFIG_PLACE];
+    place_of(place, r, mt_config_find(path));
+    return MT_FAIL(status, "%s%s", place, mt_error_message());
+}
+
+#define RULE(rule, path, ...)                                                                      \
+    do {                                                                                           \
+        if (!(rule)) return fail_at(r, path, MT_FAIL(MT_ECONFIG, path " " __VA_ARGS__));           \
+    } while (0)
+
+/* Where a whole word stands in a sentence, or NULL. */
+static const char *find_word(const char *sentence, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *at = strstr(sentence, word); at; at = strstr(at + 1, word)) {
+        bool starts = at == sentence || !(isalnum((unsigned char)at[-1]) || at[-1] == '_');
+        bool ends = !(isalnum((unsigned char)at[length]) || at[length] == '_');
+        if (starts && ends) return at;
+    }
+    return NULL;
+}
+
+/* An error of another room, which knows keys but not where they were set: the place of the first
+ * key it names that was. */
+static mt_status fail_where_named(const mt_config_reader *r, const char *section, mt_status status)
+{
+    char place[MT_CONFIG_PLACE];
+    int key = -1;
+    const char *first = NULL;
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const char *path = mt_config_keys[i].path, *leaf = strrchr(path, '.');
+        if (!leaf || strncmp(path, section, strlen(section)) != 0) continue;
+        if (!r->line[i] && !r->sets[i]) continue;
+        const char *at = find_word(mt_error_message(), leaf + 1);
+        if (!at) continue;
+        if (!first || at < first) key = i, first = at;
+    }
+    place_of(place, r, key);
+    return MT_FAIL(status, "%s%s", place, mt_error_message());
+}
+
+static mt_status check_present(const mt_config_reader *r)
+{
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        MT_REQUIRE(!key->required || r->line[i] || r->sets[i], MT_ECONFIG, "%s: %s must be set: %s",
+                   r->file, key->path, key->help);
+    }
+    return MT_OK;
+}
+
+static mt_status check_available(const mt_config_reader *r)
+{
+    char text[MT_CONFIG_FORMATTED];
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        if (!key->only) continue;
+        mt_config_format(text, r->config, key);
+        if (strcmp(text, key->only) != 0)
+            return fail_at(r, key->path,
+                           MT_FAIL(MT_EUNSUPPORTED, "%s: %s is not available, only %s", key->path,
+                                   text, key->only));
+    }
+    return MT_OK;
+}
+
+/* Architectures whose expert width goes by the name intermediate_size. */
+static mt_status settle_expert_width(const mt_config_reader *r)
+{
+    mt_model_config *m = &r->config->trainer.model;
+    if (strcmp(m->architecture->expert_width_key, "intermediate_size") == 0) {
+        if (!m->moe_intermediate_size) m->moe_intermediate_size = m->intermediate_size;
+        if (!m->intermediate_size) m->intermediate_size = m->moe_intermediate_size;
+        RULE(m->moe_intermediate_size == m->intermediate_size, "model.moe_intermediate_size",
+             "is %lld and intermediate_size %lld: in a %s both are the width of an expert",
+             (long long)m->moe_intermediate_size, (long long)m->intermediate_size,
+             m->architecture->model_type);
+    }
+    return MT_OK;
+}
+
+static mt_status check_model(const mt_config_reader *r)
+{
+    mt_trainer_config *t = &r->config->trainer;
+    MT_TRY(settle_expert_width(r));
+    if (!t->model.max_position_embeddings) t->model.max_position_embeddings = t->sequence_length;
+    mt_status status = mt_model_config_check(&t->model);
+    if (status != MT_OK) return fail_where_named(r, "model", status);
+    RULE(t->sequence_length <= t->model.max_position_embeddings, "data.sequence_length",
+         "is %lld, above model.max_position_embeddings %lld", (long long)t->sequence_length,
+         (long long)t->model.max_position_embeddings);
+    return MT_OK;
+}
+
+static mt_status check_steps(const mt_config_reader *r)
+{
+    const mt_config *c = r->config;
+    mt_trainer_config *t = &r->config->trainer;
+    if (!t->micro_batch_size) t->micro_batch_size = t->batch_size;
+    RULE(t->batch_size % t->micro_batch_size == 0, "train.micro_batch_size",
+         "%lld does not divide train.batch_size %lld", (long long)t->micro_batch_size,
+         (long long)t->batch_size);
+    RULE(t->optim.warmup_steps <= t->steps, "optim.warmup_steps", "is %lld, above train.steps %lld",
+         (long long)t->optim.warmup_steps, (long long)t->steps);
+    RULE(!c->eval_every || *c->valid_corpus, "train.eval_every",
+         "is %lld, but data.valid names no corpus", (long long)c->eval_every);
+    return MT_OK;
+}
+
+mt_status mt_config_check(const mt_config_reader *r)
+{
+    static const char *const devices[] = { "auto", "cpu", "cuda" };
+    bool known = false;
+    MT_TRY(check_present(r));
+    MT_TRY(check_available(r));
+    MT_TRY(check_model(r));
+    mt_status status = mt_optim_config_check(&r->config->trainer.optim);
+    if (status != MT_OK) return fail_where_named(r, "optim", status);
+    MT_TRY(check_steps(r));
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+        known = known || strcmp(devices[i], r->config->device) == 0;
+    RULE(known, "device", "'%s' is not one of auto, cpu, cuda", r->config->device);
+    return MT_OK;
+}

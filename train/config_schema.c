@@ -1,0 +1,181 @@
+/* The table of configuration keys. */
+#include "train/config.h"
+
+#include <assert.h>
+
+#define AT(field) offsetof(mt_config, field)
+#define NAMES(...)                                                                                 \
+    (const char *const[])                                                                          \
+    {                                                                                              \
+        __VA_ARGS__, NULL                                                                          \
+    }
+#define SIZE_RANGE      .min = 1, .max = 1 << 24
+#define COUNT_RANGE     .min = 0, .max = 0x1p53
+#define SEED_RANGE      .min = 0, .max = 0x1p61
+#define FRACTION_RANGE  .min = 0, .max = 1
+#define POSITIVE_RANGE  .min = 0, .max = 1e30
+#define MODEL(name)     "model." #name, .offset = AT(trainer.model.name), .fixed = true
+#define MODEL_SIZE(key) MODEL(key), .kind = MT_KEY_INT, SIZE_RANGE
+
+/* Names follow the enumerators, which start at 0. */
+static_assert(MT_F64 == 0 && MT_F32 == 1 && MT_BF16 == 2, "order of train.dtype");
+static_assert(MT_AUX_NONE == 0 && MT_AUX_SWITCH == 1 && MT_AUX_HF == 2, "order of aux_loss");
+static_assert(MT_SCHEDULE_CONSTANT == 0 && MT_SCHEDULE_LINEAR == 1 && MT_SCHEDULE_COSINE == 2 &&
+                  MT_SCHEDULE_WSD == 3 && MT_SCHEDULE_COUNT == 4,
+              "order of optim.schedule");
+static_assert(MT_RECOMPUTE_NONE == 0 && MT_RECOMPUTE_BLOCK == 1 && MT_RECOMPUTE_ACTIVATION == 2,
+              "order of memory.recompute");
+static_assert(sizeof(mt_dtype) == sizeof(int) && sizeof(mt_schedule) == sizeof(int) &&
+                  sizeof(mt_aux_kind) == sizeof(int) && sizeof(mt_recompute) == sizeof(int),
+              "enums are read and written as int");
+
+const mt_config_key mt_config_keys[] = {
+    /* model: first its type, which sets the other defaults */
+    { "model.model_type", MT_KEY_ARCHITECTURE, AT(trainer.model.architecture), .value = "qwen3_moe",
+      .fixed = true, .help = "architecture: qwen3_moe, olmoe or mixtral" },
+    { MODEL_SIZE(vocab_size), .required = true,
+      .help = "tokens; above every token of the corpora" },
+    { MODEL_SIZE(hidden_size), .required = true, .help = "width D of the residual stream" },
+    { MODEL_SIZE(num_hidden_layers), .required = true, .help = "blocks" },
+    { MODEL_SIZE(num_attention_heads), .required = true, .help = "query heads" },
+    { MODEL(num_key_value_heads), .kind = MT_KEY_INT, COUNT_RANGE,
+      .help = "key and value heads, dividing the query heads; 0: as many" },
+    { MODEL(head_dim), .kind = MT_KEY_INT, COUNT_RANGE,
+      .help = "width of a head, even; 0: hidden_size / num_attention_heads" },
+    { MODEL(moe_intermediate_size), .kind = MT_KEY_INT, COUNT_RANGE,
+      .help = "width F of an expert" },
+    { MODEL(intermediate_size), .kind = MT_KEY_INT, COUNT_RANGE,
+      .help = "width of dense layers; of experts in a mixtral or olmoe" },
+    { MODEL(num_experts), .kind = MT_KEY_INT, COUNT_RANGE, .required = true,
+      .help = "experts E of a MoE layer; 0: every layer is dense" },
+    { "model.num_local_experts", MT_KEY_INT, AT(trainer.model.num_experts), COUNT_RANGE,
+      .alias_of = "model.num_experts", .help = "the same as num_experts" },
+    { MODEL(num_experts_per_tok), .kind = MT_KEY_INT, COUNT_RANGE, .required = true,
+      .help = "top-k: experts of a token" },
+    { MODEL_SIZE(decoder_sparse_step), .help = "every n-th layer has experts" },
+    { "model.mlp_only_layers", MT_KEY_LAYERS, AT(trainer.model), .fixed = true,
+      .help = "layers without experts, from 0" },
+    { MODEL(max_position_embeddings), .kind = MT_KEY_INT, COUNT_RANGE, .value = "0",
+      .help = "longest sequence; 0: data.sequence_length" },
+    { MODEL(norm_topk_prob), .kind = MT_KEY_BOOL,
+      .help = "chosen probabilities divided by their sum" },
+    { MODEL(tie_word_embeddings), .kind = MT_KEY_BOOL, .help = "the head is the embedding" },
+    { "model.router_aux_loss_coef", MT_KEY_REAL, AT(trainer.model.router_aux_loss_coef),
+      POSITIVE_RANGE, .help = "factor of the balancing loss" },
+    { MODEL(rms_norm_eps), .kind = MT_KEY_REAL, POSITIVE_RANGE, .help = "epsilon of RMSNorm" },
+    { MODEL(rope_theta), .kind = MT_KEY_REAL, POSITIVE_RANGE, .help = "base of the rotary angles" },
+    { "model.aux_loss", MT_KEY_ENUM, AT(trainer.model.aux_loss),
+      .names = NAMES("none", "switch", "hf"), .value = "switch",
+      .help = "balancing loss: switch (per layer) or hf (layers pooled)" },
+    { "model.z_loss_coef", MT_KEY_REAL, AT(trainer.model.z_loss_coef), POSITIVE_RANGE, .value = "0",
+      .help = "factor of mean logsumexp(router logits)^2" },
+    { "model.router_bias_update_rate", MT_KEY_REAL, AT(trainer.model.router_bias_update_rate),
+      POSITIVE_RANGE, .value = "0", .help = "aux-loss-free balancing: step of the selection bias" },
+    { "model.capacity_factor", MT_KEY_REAL, AT(trainer.model.capacity_factor), POSITIVE_RANGE,
+      .value = "0", .help = "rows an expert keeps, in mean loads; 0: dropless" },
+
+    { "data.train", MT_KEY_TEXT, AT(train_corpus), .required = true, .fixed = true,
+      .help = "corpus to train on (mixtape data pack)" },
+    { "data.valid", MT_KEY_TEXT, AT(valid_corpus), .fixed = true, .help = "corpus to validate on" },
+    { "data.sequence_length", MT_KEY_INT, AT(trainer.sequence_length), SIZE_RANGE, .value = "256",
+      .fixed = true, .help = "tokens of a window" },
+
+    { "train.steps", MT_KEY_INT, AT(trainer.steps), COUNT_RANGE, .value = "1000",
+      .help = "optimizer steps" },
+    { "train.batch_size", MT_KEY_INT, AT(trainer.batch_size), SIZE_RANGE, .value = "8",
+      .fixed = true, .help = "sequences of a step, over all ranks" },
+    { "train.micro_batch_size", MT_KEY_INT, AT(trainer.micro_batch_size), COUNT_RANGE, .value = "0",
+      .help = "sequences at once, dividing batch_size; 0: all" },
+    { "train.dtype", MT_KEY_ENUM, AT(trainer.dtype), .names = NAMES("f64", "f32", "bf16"),
+      .value = "f32", .fixed = true, .help = "compute type" },
+    { "train.grad_dtype", MT_KEY_ENUM, AT(grad_dtype), .names = NAMES("f64", "f32", "bf16"),
+      .value = "f32", .only = "f32", .help = "type of the gradient buffer (f64 under dtype f64)" },
+    { "train.reduce_dtype", MT_KEY_ENUM, AT(reduce_dtype), .names = NAMES("f64", "f32", "bf16"),
+      .value = "f32", .only = "f32", .help = "type of gradients on the wire" },
+    { "train.seed", MT_KEY_INT, AT(trainer.seed), SEED_RANGE, .value = "0", .fixed = true,
+      .help = "of weights and data order" },
+    { "train.eval_every", MT_KEY_INT, AT(eval_every), COUNT_RANGE, .value = "0",
+      .help = "steps between evaluations; 0: only at the end" },
+    { "train.eval_batches", MT_KEY_INT, AT(eval_batches), COUNT_RANGE, .value = "0",
+      .help = "batches of an evaluation on the way; 0: the whole validation set" },
+    { "train.log_every", MT_KEY_INT, AT(log_every), SIZE_RANGE, .value = "10",
+      .help = "steps between lines of metrics.jsonl" },
+    { "train.init_std", MT_KEY_REAL, AT(trainer.model.init_std), POSITIVE_RANGE, .value = "0",
+      .help = "of initial weights; 0: by fan-in, residual outputs over sqrt(2 layers)" },
+    { "train.embed_init_std", MT_KEY_REAL, AT(trainer.model.embed_init_std), POSITIVE_RANGE,
+      .value = "0", .help = "of initial embeddings; 0: as init_std" },
+
+    { "optim.lr", MT_KEY_REAL, AT(trainer.optim.lr), POSITIVE_RANGE, .help = "peak learning rate" },
+    { "optim.min_lr", MT_KEY_REAL, AT(trainer.optim.min_lr), POSITIVE_RANGE,
+      .help = "learning rate at the last step" },
+    { "optim.schedule", MT_KEY_ENUM, AT(trainer.optim.schedule),
+      .names = NAMES("constant", "linear", "cosine", "wsd"), .help = "from lr to min_lr" },
+    { "optim.warmup_steps", MT_KEY_INT, AT(trainer.optim.warmup_steps), COUNT_RANGE,
+      .help = "steps of linear warm-up" },
+    { "optim.weight_decay", MT_KEY_REAL, AT(trainer.optim.weight_decay), POSITIVE_RANGE,
+      .help = "decoupled; none on norms, biases, embeddings" },
+    { "optim.beta1", MT_KEY_REAL, AT(trainer.optim.beta1), FRACTION_RANGE,
+      .help = "decay of the first moment" },
+    { "optim.beta2", MT_KEY_REAL, AT(trainer.optim.beta2), FRACTION_RANGE,
+      .help = "decay of the second moment" },
+    { "optim.eps", MT_KEY_REAL, AT(trainer.optim.eps), POSITIVE_RANGE, .help = "epsilon of Adam" },
+    { "optim.grad_clip", MT_KEY_REAL, AT(trainer.optim.grad_clip), POSITIVE_RANGE,
+      .help = "largest global gradient norm; 0: none" },
+    { "optim.moments", MT_KEY_ENUM, AT(moments), .names = NAMES("f32", "bf16", "fp8"),
+      .value = "f32", .only = "f32", .help = "storage of Adam's moments (f64 under dtype f64)" },
+    { "optim.moments_sr", MT_KEY_BOOL, AT(moments_sr), .value = "false", .only = "false",
+      .help = "stochastic rounding of bf16 moments" },
+    { "optim.master", MT_KEY_ENUM, AT(master), .names = NAMES("f32", "bf16+i16"), .value = "f32",
+      .only = "f32", .help = "storage of master weights (f64 under dtype f64)" },
+    { "optim.offload", MT_KEY_BOOL, AT(optim_offload), .value = "false", .only = "false",
+      .help = "optimizer state in host memory" },
+
+    { "recipe.use", MT_KEY_TEXT, AT(recipe), .value = "none", .only = "none",
+      .help = "number formats of the three GEMMs; none: train.dtype (also written recipe: ...)" },
+    { "recipe.delayed.history", MT_KEY_INT, AT(delayed_history), COUNT_RANGE, .value = "1024",
+      .only = "1024", .help = "amax history of delayed scaling, in steps" },
+    { "recipe.delayed.margin", MT_KEY_INT, AT(delayed_margin), COUNT_RANGE, .value = "0",
+      .only = "0", .help = "powers of two kept free above the amax" },
+    { "recipe.delayed.algorithm", MT_KEY_ENUM, AT(delayed_algorithm),
+      .names = NAMES("max", "most_recent"), .value = "max", .only = "max",
+      .help = "which amax of the history" },
+    { "recipe.quantized_init", MT_KEY_BOOL, AT(quantized_init), .value = "false", .only = "false",
+      .help = "start from quantized weights" },
+    { "recipe.save_original_input", MT_KEY_BOOL, AT(save_original_input), .value = "false",
+      .only = "false", .help = "keep linear inputs unquantized for wgrad" },
+
+    { "statistics.layers", MT_KEY_TEXT, AT(statistics_layers), .only = "\"\"",
+      .help = "layers to measure, a name pattern" },
+    { "statistics.tensors", MT_KEY_TEXTS, AT(statistics_tensors), .only = "[]",
+      .help = "tensors to measure" },
+    { "statistics.every", MT_KEY_INT, AT(statistics_every), COUNT_RANGE, .value = "0", .only = "0",
+      .help = "steps between measurements; 0: none" },
+    { "statistics.what_if", MT_KEY_TEXTS, AT(statistics_what_if), .only = "[]",
+      .help = "formats to measure beside the one in use" },
+
+    { "memory.recompute", MT_KEY_ENUM, AT(trainer.recompute),
+      .names = NAMES("none", "block", "activation"), .value = "none",
+      .help = "what backward computes again instead of keeping" },
+    { "memory.offload", MT_KEY_BOOL, AT(trainer.offload), .names = NAMES("none", "saved"),
+      .value = "none", .help = "saved values wait for backward in host memory" },
+    { "memory.defer_wgrad", MT_KEY_BOOL, AT(trainer.defer_wgrad), .value = "false",
+      .help = "weight gradients after the rest of backward" },
+
+    { "checkpoint.every", MT_KEY_INT, AT(checkpoint_every), COUNT_RANGE, .value = "1000",
+      .help = "steps between checkpoints; 0: only at the end" },
+    { "checkpoint.keep_last", MT_KEY_INT, AT(keep_last), SIZE_RANGE, .value = "2",
+      .help = "newest checkpoints that stay" },
+    { "checkpoint.keep_every", MT_KEY_INT, AT(keep_every), COUNT_RANGE, .value = "0",
+      .help = "checkpoints at multiples of this step stay for good; 0: none" },
+
+    { "parallel.expert", MT_KEY_INT, AT(expert_parallel), SIZE_RANGE, .value = "1", .only = "1",
+      .help = "ranks that share a layer's experts" },
+    { "parallel.keep_gathered", MT_KEY_BOOL, AT(keep_gathered), .value = "false", .only = "false",
+      .help = "gathered weights stay from forward to backward" },
+    { "parallel.expert_capacity", MT_KEY_REAL, AT(expert_capacity), POSITIVE_RANGE, .value = "0",
+      .only = "0", .help = "receive buffer of the expert exchange, in mean loads; 0: worst case" },
+
+    { "device", MT_KEY_TEXT, AT(device), .value = "auto", .help = "auto, cpu or cuda" },
+};
+
+const int mt_config_key_count = sizeof mt_config_keys / sizeof mt_config_keys[0];
