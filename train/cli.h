@@ -22,7 +22,8 @@ extern "C" {
     X(sample, "CKPT|RUN", "write text")                                                            \
     X(data, "pack|info", "make and describe corpora")                                              \
     X(export, "CKPT|RUN DIR", "write a Hugging Face directory")                                    \
-    X(import, "DIR -o CKPT", "read a Hugging Face directory")
+    X(import, "DIR -o CKPT", "read a Hugging Face directory")                                      \
+    X(gradcheck, "[--op GLOB]", "the tape's gradients against central differences")
 
 /* argv[0] is the verb's name, the rest its arguments. */
 #define MT_VERB_DECLARE(name, arguments, about) mt_status mt_verb_##name(int argc, char **argv);

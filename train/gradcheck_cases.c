@@ -1,0 +1,516 @@
+/* The gradient checker's cases: every differentiable op, over ragged, empty and one-sided routings.
+ */
+#include <fnmatch.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/gradcheck_priv.h"
+
+/* ---- routings
+ * -------------------------------------------------------------------------------------- */
+
+/* Rows of four members, and what is particular about them. A capacity tail follows where `rows` is
+ * larger. */
+struct routing_case {
+    const char *name;
+    int64_t counts[4], rows;
+};
+
+static const struct routing_case routings[] = {
+    { "ragged", { 3, 1, 4, 2 }, 10 },
+    { "empty experts", { 5, 0, 6, 0 }, 11 },
+    { "all in one", { 0, 0, 9, 0 }, 9 },
+    { "capacity tail", { 2, 3, 0, 1 }, 9 },
+};
+enum { ROUTINGS = sizeof routings / sizeof *routings, EXPERTS = 4 };
+
+static mt_status copy_in(mt_tape *tape, mt_value **v, const int64_t *from, int ndim,
+                         const int64_t *shape)
+{
+    MT_TRY(mt_tape_value(tape, v, MT_I64, ndim, shape));
+    memcpy((*v)->data.data, from, mt_tensor_bytes(&(*v)->data));
+    return MT_OK;
+}
+
+/* The arrays of a route plan for these counts and widths; released by ragged_release. */
+static mt_status ragged_make(mt_tape *tape, mt_ragged *r, const struct routing_case *routing,
+                             const int64_t widths[MT_ROUTE_WIDTHS])
+{
+    int64_t offsets[EXPERTS + 1] = { 0 }, elements[MT_ROUTE_WIDTHS * (EXPERTS + 1)];
+    for (int e = 0; e < EXPERTS; e++) offsets[e + 1] = offsets[e] + routing->counts[e];
+    for (int w = 0; w < MT_ROUTE_WIDTHS; w++) {
+        r->widths[w] = widths[w];
+        for (int e = 0; e <= EXPERTS; e++) elements[w * (EXPERTS + 1) + e] = offsets[e] * widths[w];
+    }
+    r->members = EXPERTS;
+    MT_TRY(copy_in(tape, &r->counts, routing->counts, 1, (int64_t[]){ EXPERTS }));
+    MT_TRY(copy_in(tape, &r->offsets, offsets, 1, (int64_t[]){ EXPERTS + 1 }));
+    return copy_in(tape, &r->elements, elements, 2, (int64_t[]){ MT_ROUTE_WIDTHS, EXPERTS + 1 });
+}
+
+static void ragged_release(mt_tape *tape, mt_ragged *r)
+{
+    mt_value_release(tape, &r->counts);
+    mt_value_release(tape, &r->offsets);
+    mt_value_release(tape, &r->elements);
+}
+
+static int64_t used_rows(const struct routing_case *r)
+{
+    return r->counts[0] + r->counts[1] + r->counts[2] + r->counts[3];
+}
+
+/* ---- what the cases share -----------------------------------------------------------------------
+ */
+
+struct session {
+    mt_device *device;
+    mt_gradcheck_report report;
+    void *context;
+    int64_t *failed;
+};
+
+/* Sets a case up: params and inputs, after which it is drawn and run. */
+typedef mt_status (*setup_fn)(check *c, int variant);
+
+static mt_status run_case(const struct session *s, const char *op, const mt_tape_options *options,
+                          setup_fn setup, int variant, double shift)
+{
+    check *c;
+    MT_TRY(mt_check_create(&c, s->device, op, options, 1));
+    mt_status status = setup(c, variant);
+    if (status == MT_OK) status = mt_check_draw(c, shift);
+    if (status == MT_OK) status = mt_check_run(c, s->report, s->context, false, s->failed);
+    mt_check_destroy(&c);
+    return status;
+}
+
+static mt_status run_variants(const struct session *s, const char *op, setup_fn setup, int variants,
+                              double shift)
+{
+    for (int i = 0; i < variants; i++) MT_TRY(run_case(s, op, NULL, setup, i, shift));
+    return MT_OK;
+}
+
+/* ---- embedding, residual add, RMSNorm
+ * ------------------------------------------------------------ */
+
+static mt_status embedding_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    (void)in;
+    return mt_embedding(tape, &out[0], c->tokens, 9, c->params[0]);
+}
+
+static mt_status embedding_setup(check *c, int variant)
+{
+    (void)variant;
+    static const int32_t tokens[9] = { 3, 0, 3, 4, 1, 1, 3, 0, 4 }; /* 2 is never used */
+    memcpy(c->tokens, tokens, sizeof tokens);
+    snprintf(c->name, sizeof c->name, "repeated and absent tokens");
+    c->forward = embedding_forward;
+    return mt_check_param(c, &c->params[0], "w", 1, 5, 6, false, false);
+}
+
+static mt_status embedding_cases(const struct session *s)
+{
+    return run_variants(s, "embedding", embedding_setup, 1, 0);
+}
+
+static mt_status add_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    return mt_residual_add(tape, &out[0], in[0], in[c->input_count - 1]);
+}
+
+static mt_status add_setup(check *c, int variant)
+{
+    snprintf(c->name, sizeof c->name, variant ? "x + x" : "a + b");
+    c->forward = add_forward;
+    MT_TRY(mt_check_input(c, 3, 5));
+    return variant ? MT_OK : mt_check_input(c, 3, 5);
+}
+
+static mt_status add_cases(const struct session *s)
+{
+    return run_variants(s, "residual_add", add_setup, 2, 0);
+}
+
+static mt_status rmsnorm_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    return mt_rmsnorm(tape, &out[0], in[0], c->params[0], 1e-5);
+}
+
+/* The pre-norm pattern: the gradient of x is shared with the branch, then added to. */
+static mt_status residual_norm_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    mt_value *y;
+    MT_TRY(mt_rmsnorm(tape, &y, in[0], c->params[0], 1e-5));
+    MT_TRY(mt_residual_add(tape, &out[0], in[0], y));
+    mt_value_release(tape, &y);
+    return MT_OK;
+}
+
+static mt_status rmsnorm_setup(check *c, int variant)
+{
+    static const int64_t shapes[][2] = { { 6, 7 }, { 1, 1 }, { 33, 8 }, { 5, 6 } };
+    int64_t rows = shapes[variant][0], cols = shapes[variant][1];
+    snprintf(c->name, sizeof c->name, "%lld x %lld%s", (long long)rows, (long long)cols,
+             variant == 3 ? " with residual" : "");
+    c->forward = variant == 3 ? residual_norm_forward : rmsnorm_forward;
+    MT_TRY(mt_check_input(c, rows, cols));
+    return mt_check_param(c, &c->params[0], "w", 1, 1, cols, false, false);
+}
+
+static mt_status rmsnorm_cases(const struct session *s)
+{
+    return run_variants(s, "rmsnorm", rmsnorm_setup, 4, 1);
+}
+
+/* ---- attention
+ * ------------------------------------------------------------------------------------ */
+
+static mt_status attention_setup(check *c, int64_t b, int64_t s, int64_t nq, int64_t nkv, int64_t d,
+                                 mt_qk_norm norm)
+{
+    int64_t half = d / 2;
+    double *table = malloc((size_t)(2 * s * half) * sizeof *table + 1);
+    MT_REQUIRE(table, MT_ENOMEM, "gradcheck: out of memory");
+    c->table = mt_tensor_2d(table, MT_F64, 2, s * half);
+    for (int64_t i = 0; i < s; i++)
+        for (int64_t j = 0; j < half; j++) {
+            double angle = (double)i * pow(10, -2.0 * (double)j / (double)d);
+            table[i * half + j] = cos(angle);
+            table[s * half + i * half + j] = sin(angle);
+        }
+    c->attention = (mt_attention_shape){ .batch = b,
+                                         .sequence = s,
+                                         .query_heads = nq,
+                                         .kv_heads = nkv,
+                                         .head_dim = d,
+                                         .norm = norm,
+                                         .eps = 1e-6,
+                                         .cos_table = table,
+                                         .sin_table = table + s * half };
+    return mt_check_input(c, b * s, (nq + 2 * nkv) * d);
+}
+
+static mt_status rope_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    return mt_qk_norm_rope(tape, &out[0], in[0], c->params[0], c->params[1], &c->attention);
+}
+
+static mt_status rope_setup(check *c, int variant)
+{
+    static const char *const names[] = { "no norm", "norm per head", "norm of the projection" };
+    mt_qk_norm norm = (mt_qk_norm)variant;
+    int64_t nq = 3, nkv = norm == MT_QK_NORM_HEAD ? 1 : 3, d = 4;
+    snprintf(c->name, sizeof c->name, "%s", names[variant]);
+    c->forward = rope_forward;
+    MT_TRY(attention_setup(c, 2, 3, nq, nkv, d, norm));
+    if (norm == MT_QK_NORM_NONE) return MT_OK;
+    bool head = norm == MT_QK_NORM_HEAD;
+    MT_TRY(mt_check_param(c, &c->params[0], "w_q", 1, 1, head ? d : nq * d, false, false));
+    return mt_check_param(c, &c->params[1], "w_k", 1, 1, head ? d : nkv * d, false, false);
+}
+
+static mt_status rope_cases(const struct session *s)
+{
+    return run_variants(s, "qk_norm_rope", rope_setup, 3, 1);
+}
+
+static mt_status attention_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    return mt_attention(tape, &out[0], in[0], &c->attention);
+}
+
+static mt_status attention_case_setup(check *c, int variant)
+{
+    static const int64_t shapes[][5] = {
+        { 2, 5, 4, 2, 6 }, { 1, 1, 1, 1, 2 }, { 1, 33, 2, 1, 2 }, { 1, 7, 3, 3, 8 }
+    };
+    const int64_t *n = shapes[variant];
+    snprintf(c->name, sizeof c->name, "B%lld S%lld heads %lld/%lld x %lld", (long long)n[0],
+             (long long)n[1], (long long)n[2], (long long)n[3], (long long)n[4]);
+    c->forward = attention_forward;
+    return attention_setup(c, n[0], n[1], n[2], n[3], n[4], MT_QK_NORM_NONE);
+}
+
+static mt_status attention_cases(const struct session *s)
+{
+    return run_variants(s, "attention", attention_case_setup, 4, 0);
+}
+
+/* ---- grouped linear: the cross product of its options
+ * --------------------------------------------- */
+
+enum linear_option {
+    BIAS = 1,
+    DEFERRED = 2,
+    ACCUMULATED = 4,
+    FROZEN = 8,
+    SAVED_INPUT = 16,
+    RECOMPUTED = 32,
+    LINEAR_OPTIONS = 64
+};
+static const char *const linear_names[] = { "bias",   "deferred",    "accumulated",
+                                            "frozen", "saved input", "recomputed" };
+enum { DENSE = ROUTINGS, LINEAR_ROUTINGS = ROUTINGS + 1, IN = 5, OUT = 7 };
+
+static mt_status linear_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    int routing = (int)c->experts;
+    mt_ragged ragged;
+    const mt_ragged *rows = NULL;
+    if (routing != DENSE) {
+        MT_TRY(ragged_make(tape, &ragged, &routings[routing], (int64_t[]){ IN, OUT, 1 }));
+        rows = &ragged;
+    }
+    MT_TRY(mt_grouped_linear(tape, &out[0], in[0], &c->linear, rows));
+    if (rows) ragged_release(tape, &ragged);
+    return MT_OK;
+}
+
+static mt_status linear_setup(check *c, int variant)
+{
+    int options = variant % LINEAR_OPTIONS, routing = variant / LINEAR_OPTIONS, used = 0;
+    bool dense = routing == DENSE;
+    used = snprintf(c->name, sizeof c->name, "%s", dense ? "dense" : routings[routing].name);
+    for (int i = 0; 1 << i < LINEAR_OPTIONS; i++)
+        if (options >> i & 1)
+            used +=
+                snprintf(c->name + used, sizeof c->name - (size_t)used, ", %s", linear_names[i]);
+    c->forward = linear_forward;
+    c->experts = routing;
+    c->segment = options & RECOMPUTED;
+    c->passes = options & ACCUMULATED ? 2 : 1;
+    c->valid_rows = dense ? -1 : used_rows(&routings[routing]);
+    int64_t members = dense ? 1 : EXPERTS;
+    MT_TRY(mt_check_input(c, dense ? 6 : routings[routing].rows, IN));
+    MT_TRY(
+        mt_check_param(c, &c->linear.weight, "weight", members, OUT, IN, true, options & FROZEN));
+    if (options & BIAS)
+        MT_TRY(mt_check_param(c, &c->linear.bias, "bias", members, 1, OUT, false, false));
+    c->linear.save_original_input = options & SAVED_INPUT;
+    return MT_OK;
+}
+
+static mt_status linear_cases(const struct session *s)
+{
+    for (int i = 0; i < LINEAR_ROUTINGS * LINEAR_OPTIONS; i++) {
+        int options = i % LINEAR_OPTIONS;
+        MT_TRY(run_case(s, "grouped_linear",
+                        &(mt_tape_options){ .defer_wgrad = options & DEFERRED,
+                                            .recompute = options & RECOMPUTED },
+                        linear_setup, i, 0));
+    }
+    return MT_OK;
+}
+
+/* ---- SwiGLU
+ * ---------------------------------------------------------------------------------------- */
+
+static mt_status swiglu_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    if (c->experts == DENSE) return mt_swiglu(tape, &out[0], in[0], NULL);
+    mt_ragged ragged;
+    MT_TRY(ragged_make(tape, &ragged, &routings[c->experts], (int64_t[]){ 1, 1, 1 }));
+    MT_TRY(mt_swiglu(tape, &out[0], in[0], &ragged));
+    ragged_release(tape, &ragged);
+    return MT_OK;
+}
+
+static mt_status swiglu_setup(check *c, int variant)
+{
+    bool dense = variant == DENSE;
+    snprintf(c->name, sizeof c->name, "%s", dense ? "dense" : routings[variant].name);
+    c->experts = variant, c->forward = swiglu_forward;
+    c->valid_rows = dense ? -1 : used_rows(&routings[variant]);
+    return mt_check_input(c, dense ? 5 : routings[variant].rows, 6);
+}
+
+static mt_status swiglu_cases(const struct session *s)
+{
+    return run_variants(s, "swiglu", swiglu_setup, LINEAR_ROUTINGS, 0);
+}
+
+/* ---- router, gather, combine
+ * ------------------------------------------------------------------------ */
+
+static mt_status router_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    mt_routing r;
+    MT_TRY(mt_router(tape, &r, in[0], c->params[0], &c->router));
+    MT_TRY(mt_tape_observe(tape, r.chosen, "chosen_experts"));
+    mt_value *kept[] = { r.weights, r.prob_sum, r.z_sum };
+    for (int i = 0; i < 3; i++) {
+        mt_value_hold(kept[i]);
+        out[i] = kept[i];
+    }
+    mt_routing_release(tape, &r);
+    return MT_OK;
+}
+
+/* E, top_k, normalised. */
+static const int64_t router_shapes[][3] = {
+    { 5, 2, 1 }, { 5, 2, 0 }, { 4, 1, 1 }, { 4, 1, 0 }, { 3, 3, 1 }, { 3, 3, 0 }, { 1, 1, 0 },
+};
+enum { ROUTER_SHAPES = sizeof router_shapes / sizeof *router_shapes };
+
+static mt_status router_setup(check *c, int variant)
+{
+    static const float bias[5] = { 0.1f, -0.2f, 0.3f, 0, -0.1f };
+    const int64_t *n = router_shapes[variant % ROUTER_SHAPES];
+    bool biased = variant / ROUTER_SHAPES;
+    snprintf(c->name, sizeof c->name, "E%lld top-%lld%s%s", (long long)n[0], (long long)n[1],
+             n[2] ? " normalised" : "", biased ? " with selection bias" : "");
+    c->router = (mt_router_shape){ n[0], n[1], n[2], biased ? bias : NULL, NULL };
+    c->forward = router_forward;
+    c->step = 2e-4;
+    MT_TRY(mt_check_input(c, 6, 7));
+    return mt_check_param(c, &c->params[0], "w", 1, n[0], 7, false, false);
+}
+
+static mt_status router_cases(const struct session *s)
+{
+    return run_variants(s, "router", router_setup, 2 * ROUTER_SHAPES, 0);
+}
+
+/* Choices of five tokens among four experts, two each, and the rows an expert takes at most. */
+struct plan_case {
+    const char *name;
+    int32_t chosen[10];
+    int64_t capacity;
+};
+static const struct plan_case plans[] = {
+    { "ragged", { 0, 2, 1, 0, 3, 2, 2, 0, 0, 3 }, 0 },
+    { "empty experts", { 0, 2, 2, 0, 0, 2, 2, 0, 0, 2 }, 0 },
+    { "all in one", { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 }, 0 },
+    { "dropped rows", { 0, 2, 2, 0, 0, 2, 2, 0, 0, 3 }, 2 },
+};
+enum { PLANS = sizeof plans / sizeof *plans, TOKENS = 5, TOP_K = 2 };
+
+static mt_status plan_route(mt_tape *tape, mt_route *route, const struct plan_case *p)
+{
+    mt_routing routing = { 0 };
+    int64_t shape[] = { TOKENS, TOP_K };
+    MT_TRY(mt_tape_value(tape, &routing.weights, MT_F64, 2, shape));
+    MT_TRY(mt_tape_value(tape, &routing.chosen, MT_I32, 2, shape));
+    memcpy(routing.chosen->data.data, p->chosen, sizeof p->chosen);
+    MT_TRY(
+        mt_route_tokens(tape, route, &routing, EXPERTS, p->capacity, (int64_t[]){ 1, 1, 1 }, NULL));
+    mt_routing_release(tape, &routing);
+    return MT_OK;
+}
+
+static int64_t kept_rows(const struct plan_case *p)
+{
+    int64_t counts[EXPERTS] = { 0 }, sum = 0;
+    for (int i = 0; i < TOKENS * TOP_K; i++) counts[p->chosen[i]]++;
+    for (int e = 0; e < EXPERTS; e++)
+        sum += p->capacity && counts[e] > p->capacity ? p->capacity : counts[e];
+    return sum;
+}
+
+static mt_status gather_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    mt_route route;
+    MT_TRY(plan_route(tape, &route, &plans[c->experts]));
+    MT_TRY(mt_gather(tape, &out[0], in[0], &route));
+    mt_route_release(tape, &route);
+    return MT_OK;
+}
+
+static mt_status gather_setup(check *c, int variant)
+{
+    snprintf(c->name, sizeof c->name, "%s", plans[variant].name);
+    c->experts = variant, c->forward = gather_forward;
+    c->valid_rows = kept_rows(&plans[variant]);
+    return mt_check_input(c, TOKENS, 3);
+}
+
+static mt_status gather_cases(const struct session *s)
+{
+    return run_variants(s, "gather", gather_setup, PLANS, 0);
+}
+
+static mt_status combine_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    mt_route route;
+    MT_TRY(plan_route(tape, &route, &plans[c->experts]));
+    MT_TRY(mt_combine(tape, &out[0], in[0], in[1], &route));
+    mt_route_release(tape, &route);
+    return MT_OK;
+}
+
+/* Only the rows in use are an input: the tail has no gradient. */
+static mt_status combine_setup(check *c, int variant)
+{
+    snprintf(c->name, sizeof c->name, "%s", plans[variant].name);
+    c->experts = variant, c->forward = combine_forward;
+    MT_TRY(mt_check_input(c, kept_rows(&plans[variant]), 3));
+    return mt_check_input(c, TOKENS, TOP_K);
+}
+
+static mt_status combine_cases(const struct session *s)
+{
+    return run_variants(s, "combine", combine_setup, PLANS, 0);
+}
+
+/* ---- cross-entropy
+ * ---------------------------------------------------------------------------------- */
+
+static mt_status loss_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    return mt_cross_entropy(tape, &out[0], in[0], c->tokens, c->scale);
+}
+
+static mt_status loss_setup(check *c, int variant)
+{
+    static const int32_t targets[2][6] = { { 3, 0, -100, 8, 2, -100 },
+                                           { -100, -100, -100, -100, -100, 1 } };
+    static const double scale = 0.25;
+    memcpy(c->tokens, targets[variant], sizeof targets[variant]);
+    snprintf(c->name, sizeof c->name, variant ? "one target" : "ignored targets");
+    c->scale = &scale, c->forward = loss_forward;
+    return mt_check_input(c, 6, 9);
+}
+
+static mt_status loss_cases(const struct session *s)
+{
+    return run_variants(s, "cross_entropy", loss_setup, 2, 0);
+}
+
+/* ---- the table
+ * --------------------------------------------------------------------------------------- */
+
+static const struct {
+    const mt_op *op;
+    mt_status (*run)(const struct session *s);
+} cases[] = {
+    { &mt_op_embedding, embedding_cases }, { &mt_op_residual_add, add_cases },
+    { &mt_op_rmsnorm, rmsnorm_cases },     { &mt_op_qk_norm_rope, rope_cases },
+    { &mt_op_attention, attention_cases }, { &mt_op_grouped_linear, linear_cases },
+    { &mt_op_swiglu, swiglu_cases },       { &mt_op_router, router_cases },
+    { &mt_op_gather, gather_cases },       { &mt_op_combine, combine_cases },
+    { &mt_op_cross_entropy, loss_cases },
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+mt_status mt_gradcheck_ops(mt_device *device, const char *glob, mt_gradcheck_report report,
+                           void *context, int64_t *failed)
+{
+    struct session s = { device, report, context, failed };
+    for (int i = 0; i < mt_layer_op_count; i++) {
+        const mt_op *op = mt_layer_ops[i];
+        if (glob && fnmatch(glob, op->name, 0) != 0) continue;
+        int found = 0;
+        for (int j = 0; j < CASES; j++) {
+            if (cases[j].op != op) continue;
+            MT_TRY(cases[j].run(&s));
+            found++;
+        }
+        MT_REQUIRE(found, MT_EINTERNAL, "gradcheck: differentiable op %s has no case", op->name);
+    }
+    return MT_OK;
+}
