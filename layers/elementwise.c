@@ -129,7 +129,7 @@ static mt_status swiglu_saved(mt_tape *tape, mt_node *node, mt_tensor *x, const 
 static mt_status swiglu_backward(mt_tape *tape, mt_node *node)
 {
     mt_tensor x, grad, add;
-    const int64_t *used;
+    const int64_t *used = NULL;
     MT_TRY(swiglu_saved(tape, node, &x, &used));
     MT_TRY(mt_node_grad_in(tape, node, 0, &grad, &add));
     if (!grad.data) return MT_OK;
@@ -147,7 +147,7 @@ static mt_status swiglu_backward(mt_tape *tape, mt_node *node)
 static mt_status swiglu_again(mt_tape *tape, mt_node *node, mt_tensor *out)
 {
     mt_tensor x;
-    const int64_t *used;
+    const int64_t *used = NULL;
     MT_TRY(swiglu_saved(tape, node, &x, &used));
     return swiglu_run(tape, out->data, &x, used);
 }

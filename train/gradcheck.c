@@ -279,7 +279,7 @@ static mt_status compare(check *c, mt_gradcheck_result *r, const char *tensor, d
         int64_t i = n == count ? j
                                : (int64_t)mt_rng_below(c->seed, STREAM_SAMPLE + stream, (uint64_t)j,
                                                        (uint64_t)count);
-        double slope;
+        double slope = 0;
         MT_TRY(difference(c, &x[i], &slope));
         note(r, tensor, i, gradient[i], slope * times, largest);
     }
@@ -331,7 +331,7 @@ mt_status mt_check_run(check *c, mt_gradcheck_report report, void *context, bool
         MT_TRY(compare(c, &r, p->name, p->master, p->grad, mt_param_count(p), c->passes,
                        (uint32_t)(100 + i) * 1000));
         if (!per_tensor) continue;
-        snprintf(r.name, sizeof r.name, "%s %s", c->name, p->name);
+        snprintf(r.name, sizeof r.name, "%.50s %.70s", c->name, p->name);
         send(report, context, &r, failed);
         r = (mt_gradcheck_result){ .op = c->op };
     }
