@@ -1,0 +1,182 @@
+/* Lines are built in a buffer and written with one call, so that a reader never sees half of one.
+ */
+#include "train/metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "train/fileio.h"
+
+enum { LINE_BYTES = 1024, PATH_SHOWN = 300 };
+
+struct mt_metrics {
+    int fd;
+    char path[MT_PATH_BYTES];
+};
+
+/* ---- what is there already ----------------------------------------------------------------------
+ */
+
+/* Takes a line into account; *keep is false when it is past `step`. */
+static mt_status look_at_line(const char *path, int64_t number, const char *line, size_t length,
+                              int64_t step, mt_metrics_past *past, bool *keep)
+{
+    json_error_t error;
+    json_t *object = json_loadb(line, length, 0, &error);
+    json_t *at = object ? json_object_get(object, "step") : NULL;
+    mt_status status = MT_OK;
+    *keep = false;
+    if (!json_is_integer(at)) {
+        status = MT_FAIL(MT_EDAMAGED, "%.*s line %lld: %s", PATH_SHOWN, path, (long long)number,
+                         object ? "no step" : error.text);
+    } else if (json_integer_value(at) <= step) {
+        *keep = true;
+        json_t *seconds = json_object_get(object, "seconds");
+        if (json_is_number(seconds)) past->seconds = json_number_value(seconds);
+        if (json_object_get(object, "valid_loss"))
+            *(json_is_true(json_object_get(object, "full")) ? &past->last_full_eval
+                                                            : &past->last_eval) =
+                json_integer_value(at);
+    }
+    json_decref(object);
+    return status;
+}
+
+/* The bytes of `text` that stay: lines up to `step`, up to the first that is not. */
+static mt_status scan(size_t *kept, const char *path, const char *text, size_t bytes, int64_t step,
+                      mt_metrics_past *past)
+{
+    *kept = 0;
+    for (int64_t number = 1; *kept < bytes; number++) {
+        const char *line = text + *kept, *end = memchr(line, '\n', bytes - *kept);
+        bool keep;
+        if (!end) return MT_OK;
+        MT_TRY(look_at_line(path, number, line, (size_t)(end - line), step, past, &keep));
+        if (!keep) return MT_OK;
+        *kept += (size_t)(end - line) + 1;
+    }
+    return MT_OK;
+}
+
+static mt_status cut_back(mt_metrics *m, mt_metrics_past *past, int64_t step)
+{
+    mt_file_map map;
+    size_t kept = 0;
+    MT_TRY(mt_file_map_open(&map, m->path));
+    mt_status status = scan(&kept, m->path, (const char *)map.data, map.bytes, step, past);
+    mt_file_map_close(&map);
+    if (status == MT_OK && ftruncate(m->fd, (off_t)kept) != 0)
+        status = MT_FAIL(MT_EIO, "%.*s: %s", PATH_SHOWN, m->path, strerror(errno));
+    return status;
+}
+
+mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
+                          int64_t step)
+{
+    *metrics = NULL;
+    *past = (mt_metrics_past){ .last_eval = -1, .last_full_eval = -1 };
+    mt_metrics *m = malloc(sizeof *m);
+    MT_REQUIRE(m, MT_ENOMEM, "metrics: no memory");
+    m->fd = -1;
+    mt_status status = mt_path_format(m->path, "%s", path);
+    if (status == MT_OK) {
+        m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        status = m->fd >= 0 ? cut_back(m, past, step)
+                            : MT_FAIL(MT_EIO, "%.*s: %s", PATH_SHOWN, path, strerror(errno));
+    }
+    if (status != MT_OK) mt_metrics_close(&m);
+    *metrics = m;
+    return status;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------
+ */
+
+typedef struct line_out {
+    char text[LINE_BYTES];
+    size_t used;
+} line_out;
+
+static void add(line_out *out, const char *format, ...) MT_PRINTF(2, 3);
+static void add(line_out *out, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(out->text + out->used, sizeof out->text - out->used, format, args);
+    va_end(args);
+    if (n > 0) out->used += (size_t)n;
+    MT_ASSERT(out->used < sizeof out->text);
+}
+
+static void add_int(line_out *out, const char *key, int64_t x)
+{
+    add(out, "%s\"%s\":%lld", out->used ? "," : "{", key, (long long)x);
+}
+
+/* All digits: equal numbers are equal text. JSON has no infinity. */
+static void add_real(line_out *out, const char *key, double x)
+{
+    add(out, "%s\"%s\":", out->used ? "," : "{", key);
+    if (isfinite(x))
+        add(out, "%.17g", x);
+    else
+        add(out, "null");
+}
+
+static mt_status write_line(mt_metrics *m, line_out *out)
+{
+    add(out, "}\n");
+    MT_REQUIRE(mt_write_fully(m->fd, out->text, out->used, -1) == 0, MT_EIO, "%.*s: %s", PATH_SHOWN,
+               m->path, strerror(errno));
+    return MT_OK;
+}
+
+mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line)
+{
+    line_out out = { .used = 0 };
+    add_int(&out, "step", line->step);
+    add_int(&out, "tokens", line->tokens);
+    add_real(&out, "seconds", line->seconds);
+    add_real(&out, "loss", line->loss);
+    add_real(&out, "aux_loss", line->aux_loss);
+    add_real(&out, "grad_norm", line->grad_norm);
+    add_real(&out, "lr", line->lr);
+    add_real(&out, "tokens_per_second", line->tokens_per_second);
+    add_real(&out, "max_vio", line->max_vio);
+    add_int(&out, "dropped", line->dropped);
+    add_int(&out, "skipped", line->skipped);
+    add_int(&out, "memory_bytes", line->memory_bytes);
+    return write_line(metrics, &out);
+}
+
+mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, bool full)
+{
+    line_out out = { .used = 0 };
+    add_int(&out, "step", step);
+    add_real(&out, "valid_loss", loss);
+    add_real(&out, "valid_bits_per_byte", loss / log(2));
+    add(&out, ",\"full\":%s", full ? "true" : "false");
+    return write_line(metrics, &out);
+}
+
+mt_status mt_metrics_sync(mt_metrics *metrics)
+{
+    MT_REQUIRE(fdatasync(metrics->fd) == 0, MT_EIO, "%.*s: %s", PATH_SHOWN, metrics->path,
+               strerror(errno));
+    return MT_OK;
+}
+
+void mt_metrics_close(mt_metrics **metrics)
+{
+    if (!*metrics) return;
+    if ((*metrics)->fd >= 0) close((*metrics)->fd);
+    free(*metrics);
+    *metrics = NULL;
+}

@@ -1,0 +1,43 @@
+/* metrics.jsonl: an object a line, written at once and whole. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A training line: the values of the step that made `step` steps complete. */
+typedef struct mt_metrics_step {
+    int64_t step, tokens; /* both counted from the start of the run */
+    double seconds;       /* of training, all sessions of the run together */
+    double loss, aux_loss, grad_norm, lr, tokens_per_second, max_vio;
+    int64_t dropped, skipped, memory_bytes; /* skipped: updates left out so far */
+} mt_metrics_step;
+
+/* What the lines up to the resumed step say. */
+typedef struct mt_metrics_past {
+    double seconds;                    /* of the last training line */
+    int64_t last_eval, last_full_eval; /* steps; -1: none */
+} mt_metrics_past;
+
+typedef struct mt_metrics mt_metrics;
+
+/* Opens the file for appending after dropping every line past `step`, and a last one that is
+ * incomplete: no step stands in it twice. Errors: MT_EIO; MT_EDAMAGED names the line. */
+mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
+                          int64_t step);
+mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line);
+/* `loss` in nats a token. */
+mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, bool full);
+/* What was written reaches the disk. */
+mt_status mt_metrics_sync(mt_metrics *metrics);
+/* NULL-safe; sets *metrics to NULL. */
+void mt_metrics_close(mt_metrics **metrics);
+
+#ifdef __cplusplus
+}
+#endif

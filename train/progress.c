@@ -1,0 +1,96 @@
+/* The bar is drawn at most ten times a second. */
+#include "train/progress.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BAR = 24 };
+
+double mt_progress_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void mt_progress_begin(mt_progress *progress, int64_t first_step, int64_t steps)
+{
+    *progress = (mt_progress){ .terminal = isatty(STDOUT_FILENO) == 1,
+                               .first_step = first_step,
+                               .steps = steps,
+                               .began = mt_progress_clock() };
+    if (!progress->terminal) setvbuf(stdout, NULL, _IOLBF, 0);
+}
+
+/* "1:02:03" or "2:03" */
+static void format_time(char text[32], double seconds)
+{
+    long s = (long)(seconds + 0.5);
+    if (s >= 3600)
+        snprintf(text, 32, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(text, 32, "%ld:%02ld", s / 60, s % 60);
+}
+
+static void format_left(char text[32], const mt_progress *p, int64_t step, double now)
+{
+    int64_t made = step - p->first_step, left = p->steps - step;
+    format_time(text, made > 0 ? (now - p->began) / (double)made * (double)left : 0);
+}
+
+static void draw_bar(mt_progress *p, const mt_metrics_step *line, double now)
+{
+    char left[32];
+    int full = p->steps ? (int)(line->step * BAR / p->steps) : BAR;
+    format_left(left, p, line->step, now);
+    printf("\r[%.*s%*s] %lld/%lld loss %.4f  lr %.1e  grad %.2f  %.0f tok/s  MaxVio %.2f  "
+           "dropped %lld  %s left\x1b[K",
+           full, "########################", BAR - full, "", (long long)line->step,
+           (long long)p->steps, line->loss, line->lr, line->grad_norm, line->tokens_per_second,
+           line->max_vio, (long long)line->dropped, left);
+    fflush(stdout);
+    p->bar_drawn = true;
+    p->drawn = now;
+}
+
+static void print_line(const mt_progress *p, const mt_metrics_step *line, double now)
+{
+    char left[32];
+    format_left(left, p, line->step, now);
+    printf("step %lld/%lld  loss %.4f  aux %.4f  grad %.3f  lr %.2e  %.0f tok/s  %.0f MB  MaxVio "
+           "%.2f  dropped %lld  %s left\n",
+           (long long)line->step, (long long)p->steps, line->loss, line->aux_loss, line->grad_norm,
+           line->lr, line->tokens_per_second, (double)line->memory_bytes / 1e6, line->max_vio,
+           (long long)line->dropped, left);
+}
+
+void mt_progress_step(mt_progress *p, const mt_metrics_step *line, bool interval)
+{
+    double now = mt_progress_clock();
+    if (!p->terminal && interval)
+        print_line(p, line, now);
+    else if (p->terminal && (now - p->drawn >= 0.1 || line->step == p->steps))
+        draw_bar(p, line, now);
+}
+
+void mt_progress_note(mt_progress *p, const char *format, ...)
+{
+    if (p->bar_drawn) printf("\r\x1b[K");
+    p->bar_drawn = false;
+    p->drawn = 0;
+    va_list args;
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    putchar('\n');
+    fflush(stdout);
+}
+
+void mt_progress_end(mt_progress *p)
+{
+    if (p->bar_drawn) putchar('\n');
+    p->bar_drawn = false;
+    fflush(stdout);
+}

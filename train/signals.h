@@ -1,0 +1,18 @@
+/* SIGTERM, SIGUSR1 and SIGINT as a request to stop: the first is remembered, a second quits at
+ * once. */
+#pragma once
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* From here on the signals are requests. */
+void mt_signals_install(void);
+/* The signal that asked to stop, or 0. */
+int mt_signals_pending(void);
+/* "SIGTERM" */
+const char *mt_signals_name(int signal_number);
+
+#ifdef __cplusplus
+}
+#endif
