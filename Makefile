@@ -131,29 +131,3 @@ demo: ## train the demo model on the King James Bible: runs/demo
 	@started=$$(date +%s) && $(MAKE) --no-print-directory deps && \
 	    $(MAKE) --no-print-directory $(JOBS) all && sh train/demo.sh $$started
 .PHONY: FORCE demo
-
-# ---- the program: what it was built from, packages, the demo --------------------------------------
-REVISION  := $(shell git describe --always --abbrev=12 --exclude='*' --dirty=+ 2>/dev/null || echo unknown)
-LIBRARIES := $(shell for p in $(PKGS); do printf '%s%s %s' "$$s" $$p "$$(pkg-config --modversion $$p 2>/dev/null)"; s=', '; done)
-$(BUILD)/revision: FORCE
-	@mkdir -p $(@D); echo '$(REVISION) $(LIBRARIES)' | cmp -s - $@ || echo '$(REVISION) $(LIBRARIES)' > $@
-$(BUILD)/train/build_info.o: $(BUILD)/revision
-$(BUILD)/train/build_info.o: CPPFLAGS += -DMT_BUILD_REVISION='"$(REVISION)"' -DMT_BUILD_LIBRARIES='"$(LIBRARIES)"'
-$(BUILD)/tests/train/test_cli $(BUILD)/tests/train/test_run: | $(BUILD)/mixtape
-
-PACKAGES := build-essential pkg-config libopenblas-dev libhdf5-dev libjansson-dev libyaml-dev \
-            libxxhash-dev libcmocka-dev gnuplot-nox bible-kjv bible-kjv-text
-deps: ## install the packages that are missing (Debian; sudo unless root)
-	@missing=; for p in $(PACKAGES); do \
-	    dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing="$$missing $$p"; \
-	done; test -z "$$missing" || { \
-	    echo "installing$$missing"; sudo=; test "$$(id -u)" = 0 || sudo=sudo; \
-	    $$sudo apt-get -q update && \
-	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $$missing; }
-
-# The sub-makes see the packages that deps has just installed, and build on every core.
-JOBS := $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 1))
-demo: ## train the demo model on the King James Bible: runs/demo
-	@started=$$(date +%s) && $(MAKE) --no-print-directory deps && \
-	    $(MAKE) --no-print-directory $(JOBS) all && sh train/demo.sh $$started
-.PHONY: FORCE demo
