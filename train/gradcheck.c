@@ -127,7 +127,7 @@ static mt_status repack(check *c)
     return MT_OK;
 }
 
-/* Rows of an output that somebody owns. */
+/* Rows of a matrix that somebody owns. */
 static int64_t owned(const check *c, const mt_tensor *t)
 {
     int64_t rows = t->ndim < 2 ? t->shape[0] : mt_tensor_rows(t);
@@ -319,8 +319,9 @@ mt_status mt_check_run(check *c, mt_gradcheck_report report, void *context, bool
     for (int i = 0; i < c->input_count; i++) {
         char tensor[32];
         snprintf(tensor, sizeof tensor, "input%d", i);
-        MT_TRY(compare(c, &r, tensor, c->inputs[i].data, c->input_grads[i],
-                       mt_tensor_count(&c->inputs[i]), 1, (uint32_t)i * 1000));
+        int64_t used = owned(c, &c->inputs[i]) * mt_tensor_cols(&c->inputs[i]);
+        MT_TRY(compare(c, &r, tensor, c->inputs[i].data, c->input_grads[i], used, 1,
+                       (uint32_t)i * 1000));
     }
     for (int64_t i = 0; i < mt_param_store_count(c->store); i++) {
         mt_param *p = mt_param_store_get(c->store, i);
