@@ -1,0 +1,85 @@
+/* RMSNorm. */
+#include "kernels/cpu/variant.h"
+
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/rowblocks.h"
+
+/* Fewer elements than this are done by one thread: starting the others costs more. */
+enum { SERIAL = 1 << 14 };
+
+mt_status MT_CPU(rmsnorm_fwd)(mt_stream *stream, const struct mt_rmsnorm_fwd_args *args);
+mt_status MT_CPU(rmsnorm_bwd)(mt_stream *stream, const struct mt_rmsnorm_bwd_args *args);
+
+static mt_real norm_row(mt_elem *y, const mt_elem *x, const mt_real *w, int64_t width, mt_real eps)
+{
+    mt_real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < width; c++) {
+        mt_real v = mt_get(x + c);
+        sum += v * v;
+    }
+    mt_real rstd = 1 / (mt_real)sqrt((double)(sum / (mt_real)width + eps));
+#pragma omp simd
+    for (int64_t c = 0; c < width; c++) mt_put(y + c, mt_rounded(mt_get(x + c) * rstd) * w[c]);
+    return rstd;
+}
+
+mt_status MT_CPU(rmsnorm_fwd)(mt_stream *stream, const struct mt_rmsnorm_fwd_args *args)
+{
+    (void)stream;
+    int64_t width = args->width;
+    if (width == 0) return MT_OK;
+#pragma omp parallel for schedule(static) if (args->rows * width >= SERIAL)
+    for (int64_t r = 0; r < args->rows; r++)
+        ((mt_real *)args->rstd)[r] =
+            norm_row((mt_elem *)args->y + r * width, (const mt_elem *)args->x + r * width, args->w,
+                     width, (mt_real)args->eps);
+    return MT_OK;
+}
+
+/* One row of dx; `add` and `dw` (this row's xhat dy is added to it) may be NULL. */
+static void norm_row_bwd(mt_elem *dx, const mt_elem *add, mt_real *dw, const mt_elem *dy,
+                         const mt_elem *x, mt_real rstd, const mt_real *w, int64_t width)
+{
+    mt_real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < width; c++) sum += mt_get(dy + c) * w[c] * (mt_get(x + c) * rstd);
+    mt_real mean = sum / (mt_real)width;
+    if (dw) {
+#pragma omp simd
+        for (int64_t c = 0; c < width; c++) dw[c] += mt_get(dy + c) * (mt_get(x + c) * rstd);
+    }
+    if (add) {
+#pragma omp simd
+        for (int64_t c = 0; c < width; c++)
+            mt_put(dx + c,
+                   mt_get(add + c) + rstd * (mt_get(dy + c) * w[c] - mt_get(x + c) * rstd * mean));
+    } else {
+#pragma omp simd
+        for (int64_t c = 0; c < width; c++)
+            mt_put(dx + c, rstd * (mt_get(dy + c) * w[c] - mt_get(x + c) * rstd * mean));
+    }
+}
+
+mt_status MT_CPU(rmsnorm_bwd)(mt_stream *stream, const struct mt_rmsnorm_bwd_args *args)
+{
+    int64_t rows = args->rows, width = args->width;
+    if (width == 0) return MT_OK;
+    int64_t block = mt_row_block(rows), blocks = mt_ceil_div(rows, block);
+    void *partials = NULL;
+    if (args->dw && blocks)
+        MT_TRY(mt_cpu_scratch(stream, &partials, (size_t)(blocks * width) * sizeof(mt_real)));
+#pragma omp parallel for schedule(static) if (rows * width >= SERIAL)
+    for (int64_t b = 0; b < blocks; b++) {
+        mt_real *dw = partials ? (mt_real *)partials + b * width : NULL;
+        if (dw) memset(dw, 0, (size_t)width * sizeof *dw);
+        for (int64_t r = b * block; r < mt_min(rows, (b + 1) * block); r++)
+            norm_row_bwd((mt_elem *)args->dx + r * width,
+                         args->dx_add ? (const mt_elem *)args->dx_add + r * width : NULL, dw,
+                         (const mt_elem *)args->dy + r * width,
+                         (const mt_elem *)args->x + r * width, ((const mt_real *)args->rstd)[r],
+                         args->w, width);
+    }
+    if (args->dw) mt_add_partials(args->dw, args->accumulate, partials, blocks, width, width);
+    return MT_OK;
+}
