@@ -26,7 +26,7 @@ static void finish_norm(const struct mt_grad_norm_args *a, double norm)
     double clip = a->max_norm > 0 ? a->max_norm / (norm + 1e-6) : 1;
     s->grad_norm = norm;
     s->clip = clip < 1 ? clip : 1;
-    s->skip = !isfinite(norm);
+    s->skip = !isfinite(norm) || (a->loss && !isfinite(*(const mt_real *)a->loss));
     if (s->skip) {
         s->skipped++, s->skipped_in_a_row++;
         return;

@@ -1,0 +1,298 @@
+/* AdamW bit for bit against the formula in scalar code, and the gradient norm against long double.
+ */
+#include "tests/kernels/threads.h"
+
+enum { MOST = 100003 };
+
+static const int64_t counts[] = { 0, 1, 7, 33, 4095, 4096, 4097, 40000, MOST };
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+static const struct mt_step_state fresh = { .lr = 1e-3, .power1 = 1, .power2 = 1 };
+static const double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
+
+/* Flat buffers of one optimizer. */
+struct adam {
+    mt_dtype dtype;
+    int64_t count;
+    void *p, *m, *v, *grad;
+    struct mt_step_state *state;
+};
+
+static struct adam adam_make(mt_dtype dtype, int64_t count)
+{
+    struct adam a = { dtype,
+                      count,
+                      test_alloc(count, dtype),
+                      test_alloc(count, dtype),
+                      test_alloc(count, dtype),
+                      test_alloc(count, dtype),
+                      test_alloc(sizeof *a.state, MT_U8) };
+    test_random(a.p, count, dtype, 1, 1);
+    memset(a.m, 0, (size_t)count * mt_dtype_size(dtype));
+    memset(a.v, 0, (size_t)count * mt_dtype_size(dtype));
+    *a.state = fresh;
+    return a;
+}
+
+static void adam_free(struct adam *a)
+{
+    test_free(a->p), test_free(a->m), test_free(a->v), test_free(a->grad), test_free(a->state);
+}
+
+/* Gradients of step t: of all sizes, some 0, some subnormal. */
+static void set_grad(struct adam *a, uint64_t t)
+{
+    test_random(a->grad, a->count, a->dtype, 1, 100 + t);
+    for (int64_t i = 0; i < a->count; i += 5) mt_store_f64(a->grad, a->dtype, i, i % 2 ? 0 : 1e-41);
+    for (int64_t i = 3; i < a->count; i += 11) mt_store_f64(a->grad, a->dtype, i, 1e6);
+}
+
+static void adam_step_with_loss(struct adam *a, int threads, double max_norm, const void *loss)
+{
+    mt_stream stream = on_threads(threads);
+    assert_ok(mt_grad_norm(&stream, &(struct mt_grad_norm_args){ .dtype = a->dtype,
+                                                                 .count = a->count,
+                                                                 .max_norm = max_norm,
+                                                                 .beta1 = beta1,
+                                                                 .beta2 = beta2,
+                                                                 .grad = a->grad,
+                                                                 .loss = loss,
+                                                                 .state = a->state }));
+    assert_ok(mt_adamw(&stream, &(struct mt_adamw_args){ .dtype = a->dtype,
+                                                         .count = a->count,
+                                                         .beta1 = beta1,
+                                                         .beta2 = beta2,
+                                                         .eps = eps,
+                                                         .decay = decay,
+                                                         .p = a->p,
+                                                         .m = a->m,
+                                                         .v = a->v,
+                                                         .grad = a->grad,
+                                                         .state = a->state }));
+}
+
+static void adam_step(struct adam *a, int threads, double max_norm)
+{
+    adam_step_with_loss(a, threads, max_norm, NULL);
+}
+
+/* NUMERICS section 6 with volatile steps: one rounding each, in the order written. */
+static void scalar_f32(float *p, float *m, float *v, float grad, const struct mt_step_state *s)
+{
+    volatile float b1 = (float)beta1, b2 = (float)beta2, r1 = (float)(1 - beta1),
+                   r2 = (float)(1 - beta2);
+    volatile float g = grad * (float)s->clip, kept = b1 * *m, added = r1 * g;
+    *m = kept + added;
+    volatile float scaled = r2 * g, square = scaled * g, old = b2 * *v;
+    *v = old + square;
+    volatile float mean = *m / (float)s->bias1, variance = *v / (float)s->bias2,
+                   root = sqrtf(variance);
+    volatile float below = root + (float)eps, u = mean / below, shrink = (float)decay * *p;
+    volatile float both = u + shrink, step = (float)s->lr * both;
+    *p = *p - step;
+}
+
+static void scalar_f64(double *p, double *m, double *v, double grad, const struct mt_step_state *s)
+{
+    volatile double r1 = 1 - beta1, r2 = 1 - beta2, g = grad * s->clip;
+    volatile double kept = beta1 * *m, added = r1 * g;
+    *m = kept + added;
+    volatile double scaled = r2 * g, square = scaled * g, old = beta2 * *v;
+    *v = old + square;
+    volatile double mean = *m / s->bias1, variance = *v / s->bias2, root = sqrt(variance);
+    volatile double below = root + eps, u = mean / below, shrink = decay * *p;
+    volatile double both = u + shrink, step = s->lr * both;
+    *p = *p - step;
+}
+
+static void scalar_step(struct adam *a)
+{
+    for (int64_t i = 0; i < a->count; i++)
+        if (a->dtype == MT_F64)
+            scalar_f64((double *)a->p + i, (double *)a->m + i, (double *)a->v + i,
+                       ((double *)a->grad)[i], a->state);
+        else
+            scalar_f32((float *)a->p + i, (float *)a->m + i, (float *)a->v + i,
+                       ((float *)a->grad)[i], a->state);
+}
+
+static void equal_bits(const char *what, const struct adam *a, const struct adam *b)
+{
+    size_t bytes = (size_t)a->count * mt_dtype_size(a->dtype);
+    if (bytes == 0) return;
+    if (memcmp(a->p, b->p, bytes) || memcmp(a->m, b->m, bytes) || memcmp(a->v, b->v, bytes))
+        fail_msg("%s: %s of %lld elements differ", what, mt_dtype_name(a->dtype),
+                 (long long)a->count);
+}
+
+static void test_adamw_bits(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < COUNTS; i++)
+            for (int clipped = 0; clipped < 2; clipped++) {
+                struct adam a[MAX_THREADS], want = adam_make(dtypes[d], counts[i]);
+                for (int j = 0; j < MAX_THREADS; j++) a[j] = adam_make(dtypes[d], counts[i]);
+                for (uint64_t t = 0; t < 4; t++) {
+                    set_grad(&want, t);
+                    for (int j = 0; j < MAX_THREADS; j++) {
+                        set_grad(&a[j], t);
+                        adam_step(&a[j], j + 1, clipped ? 0.5 : 0);
+                        assert_memory_equal(a[j].state, a[0].state, sizeof *a[0].state);
+                    }
+                    *want.state = *a[0].state;
+                    scalar_step(&want);
+                    for (int j = 0; j < MAX_THREADS; j++) equal_bits("adamw", &a[j], &want);
+                }
+                for (int j = 0; j < MAX_THREADS; j++) adam_free(&a[j]);
+                adam_free(&want);
+            }
+}
+
+/* 50 steps against the textbook in f64. m and v are convex averages, so their relative errors stay
+ * within a few rounding units per remembered step (1 / (1 - beta) of them); u is then within 64
+ * units, and p gathers one unit a step. */
+static void test_adamw_textbook(void **state)
+{
+    (void)state;
+    enum { N = 500, STEPS = 50 };
+    static double p[N], m[N], v[N];
+    struct adam a = adam_make(MT_F32, N);
+    for (int i = 0; i < N; i++) p[i] = (double)((float *)a.p)[i], m[i] = v[i] = 0;
+    for (int t = 1; t <= STEPS; t++) {
+        test_random(a.grad, N, MT_F32, 1, (uint64_t)t);
+        adam_step(&a, 1, 0);
+        for (int i = 0; i < N; i++) {
+            double g = (double)((float *)a.grad)[i];
+            m[i] = beta1 * m[i] + (1 - beta1) * g;
+            v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+            double u = m[i] / (1 - pow(beta1, t)) / (sqrt(v[i] / (1 - pow(beta2, t))) + eps);
+            p[i] -= 1e-3 * (u + decay * p[i]);
+        }
+    }
+    test_assert_near("p", a.p, MT_F32, p, N, STEPS * (0x1p-24 + 1e-3 * 64 * 0x1p-24), 0);
+    assert_int_equal(a.state->applied, STEPS);
+    assert_true(fabs(a.state->bias1 - (1 - pow(beta1, STEPS))) < STEPS * 0x1p-52);
+    adam_free(&a);
+}
+
+static void test_grad_norm(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < COUNTS; i++) {
+            struct adam a = adam_make(dtypes[d], counts[i]);
+            set_grad(&a, 9);
+            long double sum = 0;
+            for (int64_t j = 0; j < a.count; j++) {
+                long double g = (long double)mt_load_f64(a.grad, a.dtype, j);
+                sum += g * g;
+            }
+            double norm = (double)sqrtl(sum);
+            adam_step(&a, 2, 0.25);
+            /* squares and their sum: at most count + 1 roundings of positive terms, halved by the
+             * root */
+            double limit = norm * (double)(a.count + 4) * 0x1p-53;
+            assert_true(fabs(a.state->grad_norm - norm) <= limit);
+            double clip = 0.25 / (a.state->grad_norm + 1e-6);
+            assert_true(a.state->clip == (clip < 1 ? clip : 1));
+            assert_int_equal(a.state->skip, 0);
+            adam_free(&a);
+        }
+}
+
+/* A gradient or a loss that is not finite changes nothing but the counts of skipped steps. */
+static void test_skip(void **state)
+{
+    (void)state;
+    static const double bad[] = { HUGE_VAL, -HUGE_VAL, (double)NAN };
+    for (int d = 0; d < 2; d++) {
+        struct adam a = adam_make(dtypes[d], 5000), before = adam_make(dtypes[d], 5000);
+        set_grad(&a, 1), set_grad(&before, 1);
+        adam_step(&a, 2, 1), adam_step(&before, 2, 1);
+        for (int i = 0; i < 3; i++) {
+            set_grad(&a, 2);
+            mt_store_f64(a.grad, a.dtype, 4321, bad[i]);
+            adam_step(&a, 2, 1);
+            assert_int_equal(a.state->skip, 1);
+            assert_int_equal(a.state->skipped, i + 1);
+            assert_int_equal(a.state->skipped_in_a_row, i + 1);
+            assert_int_equal(a.state->applied, 1);
+            assert_true(a.state->power1 == before.state->power1);
+            equal_bits("a skipped step", &a, &before);
+        }
+        unsigned char loss[8];
+        set_grad(&a, 3), set_grad(&before, 3);
+        mt_store_f64(loss, a.dtype, 0, (double)NAN);
+        adam_step_with_loss(&a, 2, 1, loss);
+        assert_int_equal(a.state->skipped_in_a_row, 4);
+        equal_bits("a step with a bad loss", &a, &before);
+        mt_store_f64(loss, a.dtype, 0, 2);
+        adam_step_with_loss(&a, 2, 1, loss), adam_step(&before, 2, 1);
+        equal_bits("after skipping", &a, &before);
+        assert_int_equal(a.state->skip, 0);
+        assert_int_equal(a.state->skipped, 4);
+        assert_int_equal(a.state->skipped_in_a_row, 0);
+        assert_int_equal(a.state->applied, 2);
+        adam_free(&a), adam_free(&before);
+    }
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    mt_stream stream = on_threads(1);
+    struct mt_step_state s = fresh;
+    float x[4] = { 0 };
+    struct mt_adamw_args a = {
+        .dtype = MT_F32, .count = 4, .p = x, .m = x, .v = x, .grad = x, .state = &s
+    };
+    struct mt_grad_norm_args n = { .dtype = MT_F32, .count = 4, .grad = x };
+    assert_fails(mt_grad_norm(&stream, &n), MT_EINVAL, "state is NULL");
+    n.state = &s, n.beta2 = 1;
+    assert_fails(mt_grad_norm(&stream, &n), MT_EINVAL, "beta2 1");
+    a.dtype = MT_BF16;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "must be f32 or f64");
+    a.dtype = MT_F32, a.count = -1;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "count is -1");
+    a.count = 4, a.grad = NULL;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "grad is NULL");
+}
+
+/* The kernel sets of this machine agree to the bit. */
+static void test_kernel_sets_agree(void **state)
+{
+    (void)state;
+    static const char *const sets[] = { "portable", "avx2", "avx512", "amx" };
+    for (int d = 0; d < 2; d++) {
+        struct adam want = adam_make(dtypes[d], 40000);
+        mt_device *mine = devices[0];
+        for (int i = 0; i < 4; i++) {
+            if (mt_device_open(&devices[0], "cpu", sets[i], 1) != MT_OK) continue;
+            struct adam a = adam_make(dtypes[d], 40000);
+            set_grad(&a, 1);
+            adam_step(&a, 1, 1);
+            if (i == 0) {
+                set_grad(&want, 1);
+                *want.state = *a.state;
+                scalar_step(&want);
+            }
+            assert_memory_equal(a.state, want.state, sizeof *a.state);
+            equal_bits(sets[i], &a, &want);
+            adam_free(&a);
+            mt_device_destroy(&devices[0]);
+        }
+        devices[0] = mine;
+        adam_free(&want);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_adamw_bits), cmocka_unit_test(test_adamw_textbook),
+        cmocka_unit_test(test_grad_norm),  cmocka_unit_test(test_skip),
+        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_kernel_sets_agree),
+    };
+    return cmocka_run_group_tests(tests, open_devices, close_devices);
+}
