@@ -1,0 +1,124 @@
+/* Checkpoints: a directory with model.h5 and DONE.
+ *
+ * model.h5
+ *   /meta   attributes: format_version, config (JSON, train/hf.h), run_config, source_config,
+ * git_revision, seed, step, kernel_set, compute, corpus /model/<HF name>          one tensor each,
+ * in the dtype it is stored in: masters (f32, f64) of a training run, or what an imported model
+ * came with /optim                    only in training checkpoints; attribute master = "/model"
+ * says that masters are there and are not stored twice; the step state, field by field, as
+ * attributes /optim/{m,v}/<HF name>    moments, f32 or f64 /rng, /data               attributes:
+ * seed and position of the next step's draws and batch /state/router_bias/<i>    f32 [E] of MoE
+ * layer i DONE     one line for each file: size, XXH3-128, name; and a line that guards these
+ * lines. A directory without it is not a checkpoint.
+ *
+ * A checkpoint is written under a temporary name, fsynced and renamed; whatever interrupts a save,
+ * the one before it loads. Everything is verified against DONE before it is opened. */
+#pragma once
+
+#include "layers/model.h"
+#include "train/trainer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MT_CHECKPOINT_VERSION = 1, MT_CHECKPOINT_PATH = 4096 };
+
+/* What a save records beside the state; texts may be NULL. */
+typedef struct mt_checkpoint_info {
+    const char *run_config;    /* the resolved configuration */
+    const char *source_config; /* config.json that the model came with */
+    const char *git_revision;
+    const char *corpus; /* identity of the training data: a resume with another is refused */
+} mt_checkpoint_info;
+
+/* ---- training runs -----------------------------------------------------------------------------
+ */
+
+/* Saves DIR/step_00001000 (of the trainer's step), then DIR/latest, a file with that name; `path`,
+ * if not NULL, receives the checkpoint's. On failure (a full disk) nothing of it is left and older
+ * ones are untouched. */
+mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
+                             const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH]);
+/* Brings everything back: a run goes on bit for bit as if it had not stopped. Another model or
+ * (where `corpus` is not NULL) another corpus is refused with MT_ECONFIG, which names the key,
+ * unless `force`; shapes must match in any case. The trainer is unchanged where the checkpoint is
+ * refused. */
+mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
+/* Weights and router bias of any checkpoint into a model, converted to its masters' dtype, and
+ * refreshes it. */
+mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
+
+/* The newest complete checkpoint in DIR. `skipped` receives a line for each newer one that is not
+ * complete and why ("" if none). MT_EIO when there is none. */
+mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
+                                    size_t skipped_bytes, const char *dir);
+/* The checkpoint that a user means: a checkpoint, a directory of them, or a run with a ckpt/
+ * directory. */
+mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
+                                const char *given);
+/* Removes checkpoints of DIR except the newest keep_last (at least 1) and those of steps divisible
+ * by keep_every (0: none), and what interrupted saves left behind. */
+mt_status mt_checkpoint_prune(const char *dir, int64_t keep_last, int64_t keep_every);
+
+/* ---- reading -----------------------------------------------------------------------------------
+ */
+
+typedef struct mt_checkpoint mt_checkpoint;
+
+/* Verifies all files against DONE, then opens. Errors: MT_EIO (no such directory, no DONE),
+ * MT_EDAMAGED. */
+mt_status mt_checkpoint_open(mt_checkpoint **checkpoint, const char *path);
+/* NULL-safe; sets *checkpoint to NULL. */
+void mt_checkpoint_close(mt_checkpoint **checkpoint);
+
+typedef struct mt_checkpoint_meta {
+    mt_model_config config;
+    int64_t step;
+    uint64_t seed;
+    bool training; /* has optimizer state */
+    /* texts; "" where none was recorded */
+    char *config_text, *run_config, *source_config, *git_revision, *kernel_set, *compute, *corpus;
+} mt_checkpoint_meta;
+
+const mt_checkpoint_meta *mt_checkpoint_get_meta(const mt_checkpoint *checkpoint);
+/* Tensors of /model, sorted by name. */
+int64_t mt_checkpoint_count(const mt_checkpoint *checkpoint);
+const char *mt_checkpoint_name(const mt_checkpoint *checkpoint, int64_t i);
+/* dtype and shape of any dataset: `group` is "/model", "/optim/m", "/optim/v",
+ * "/state/router_bias". `data` of *tensor is NULL. */
+mt_status mt_checkpoint_tensor(mt_checkpoint *checkpoint, const char *group, const char *name,
+                               mt_tensor *tensor);
+/* Reads it into tensor->data, host memory for what mt_checkpoint_tensor described. */
+mt_status mt_checkpoint_read(mt_checkpoint *checkpoint, const char *group, const char *name,
+                             const mt_tensor *tensor);
+
+/* Opens, takes the model's description, closes. */
+mt_status mt_checkpoint_read_model_config(const char *path, mt_model_config *config);
+
+/* ---- the pieces a save is made of --------------------------------------------------------------
+ */
+
+/* What is saved, wherever it lives; device memory unless said otherwise. */
+typedef struct mt_checkpoint_state {
+    const mt_model_config *config;
+    mt_param_store *params;
+    void *m, *v; /* flat moments; NULL: a model without optimizer state */
+    struct mt_step_state *step_state;
+    int64_t step;
+    uint64_t seed;
+    mt_dtype compute;
+    int64_t moe_layers;
+    float *router_bias[MT_MAX_LAYERS]; /* f32 [num_experts] */
+} mt_checkpoint_state;
+
+/* Writes the checkpoint directory `path`, replacing a checkpoint of that name at once. */
+mt_status mt_checkpoint_write(const char *path, const mt_checkpoint_state *state,
+                              const mt_checkpoint_info *info);
+/* Fills the memory that `state` points to, and its step and seed. Every tensor is checked before
+ * any is read. */
+mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *checkpoint);
+
+#ifdef __cplusplus
+}
+#endif

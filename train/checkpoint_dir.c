@@ -1,0 +1,304 @@
+/* Checkpoint directories: staging, DONE, the newest, pruning. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "train/checkpoint_priv.h"
+
+static const char done_first_line[] = "mixtape checkpoint 1\n";
+enum { MAX_DONE = 1 << 20, MAX_NAME = 255 };
+
+/* ---- DONE --------------------------------------------------------------------------------------
+ */
+
+/* The line that guards all lines before it. */
+static int guard_line(char line[64], const char *text, size_t bytes)
+{
+    return snprintf(line, 64, "end %016llx\n", (unsigned long long)XXH3_64bits(text, bytes));
+}
+
+static mt_status write_done(const char *dir, const char *const *names, int count)
+{
+    char path[MT_PATH_BYTES], hex[MT_HEX128_BYTES], text[4096], guard[64];
+    int64_t bytes;
+    size_t used = (size_t)snprintf(text, sizeof text, "%s", done_first_line);
+    for (int i = 0; i < count; i++) {
+        MT_TRY(mt_path_format(path, "%s/%s", dir, names[i]));
+        MT_TRY(mt_file_xxh128(hex, &bytes, path));
+        used += (size_t)snprintf(text + used, sizeof text - used, "%lld %s %s\n", (long long)bytes,
+                                 hex, names[i]);
+        MT_REQUIRE(used < sizeof text - sizeof guard, MT_EINTERNAL, "too many files for DONE");
+    }
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s",
+                             (guard_line(guard, text, used), guard));
+    MT_TRY(mt_path_format(path, "%s/DONE", dir));
+    return mt_file_write_all(path, text, used);
+}
+
+/* One line "size hash name" against the file. */
+static mt_status verify_line(const char *dir, const char *line)
+{
+    char path[MT_PATH_BYTES], want[MT_HEX128_BYTES], got[MT_HEX128_BYTES], name[MAX_NAME + 1];
+    long long size;
+    int64_t bytes;
+    MT_REQUIRE(sscanf(line, "%lld %32[0-9a-f] %255[^/\n]", &size, want, name) == 3 &&
+                   name[0] != '.',
+               MT_EDAMAGED, "'%s/DONE': the line '%.80s' is not 'size hash name'", dir, line);
+    MT_TRY(mt_path_format(path, "%s/%s", dir, name));
+    MT_TRY(mt_file_xxh128(got, &bytes, path));
+    MT_REQUIRE(bytes == size, MT_EDAMAGED, "'%s' has %lld bytes, DONE says %lld", path,
+               (long long)bytes, size);
+    MT_REQUIRE(!strcmp(got, want), MT_EDAMAGED, "'%s' does not match its checksum in DONE", path);
+    return MT_OK;
+}
+
+static mt_status verify_done(const char *dir, const char *text)
+{
+    char guard[64];
+    size_t head = sizeof done_first_line - 1;
+    const char *end = strstr(text, "\nend ");
+    MT_REQUIRE(!strncmp(text, done_first_line, head) && end, MT_EDAMAGED,
+               "'%s/DONE' is not whole, or of another version", dir);
+    guard_line(guard, text, (size_t)(end + 1 - text));
+    MT_REQUIRE(!strcmp(end + 1, guard), MT_EDAMAGED, "'%s/DONE' does not match its own checksum",
+               dir);
+    for (const char *line = text + head; line <= end; line = strchr(line, '\n') + 1)
+        MT_TRY(verify_line(dir, line));
+    return MT_OK;
+}
+
+mt_status mt_checkpoint_verify(const char *path)
+{
+    char done[MT_PATH_BYTES], *text;
+    size_t bytes;
+    MT_TRY(mt_path_format(done, "%s/DONE", path));
+    MT_REQUIRE(mt_path_exists(path), MT_EIO, "there is no checkpoint '%s'", path);
+    MT_REQUIRE(mt_path_exists(done), MT_EDAMAGED,
+               "'%s' has no DONE: not a checkpoint, or not a complete one", path);
+    MT_TRY(mt_file_read_all(&text, &bytes, done, MAX_DONE));
+    mt_status status = verify_done(path, text);
+    free(text);
+    return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
+}
+
+/* ---- staging -----------------------------------------------------------------------------------
+ */
+
+/* Without the slashes at its end: "<path>.tmp" must be beside it, not in it. */
+static mt_status trim_path(char to[MT_PATH_BYTES], const char *path)
+{
+    MT_TRY(mt_path_format(to, "%s", path));
+    size_t n = strlen(to);
+    while (n > 1 && to[n - 1] == '/') to[--n] = '\0';
+    MT_REQUIRE(n, MT_EINVAL, "a checkpoint needs a name");
+    return MT_OK;
+}
+
+mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path)
+{
+    char file[MT_PATH_BYTES];
+    stage->file = NULL;
+    stage->temp[0] = '\0';
+    MT_TRY(trim_path(stage->path, path));
+    MT_TRY(mt_path_format(file, "%s/DONE", stage->path));
+    MT_REQUIRE(!mt_path_exists(stage->path) || mt_path_exists(file), MT_EIO,
+               "'%s' exists and is not a checkpoint: not replaced", stage->path);
+    MT_TRY(mt_path_format(stage->temp, "%s.tmp", stage->path));
+    MT_TRY(mt_dir_remove(stage->temp));
+    MT_TRY(mt_dir_create(stage->temp));
+    MT_TRY(mt_path_format(file, "%s/model.h5", stage->temp));
+    return mt_h5_create(&stage->file, file);
+}
+
+/* Puts the finished directory under its name; an older one of that name changes places with it, at
+ * once where the file system can. */
+static mt_status rename_stage(const mt_checkpoint_stage *stage)
+{
+    if (!mt_path_exists(stage->path)) {
+        if (rename(stage->temp, stage->path) == 0) return mt_parent_sync(stage->path);
+    } else if (renameat2(AT_FDCWD, stage->temp, AT_FDCWD, stage->path, RENAME_EXCHANGE) == 0 ||
+               (mt_dir_remove(stage->path) == MT_OK && rename(stage->temp, stage->path) == 0)) {
+        MT_TRY(mt_parent_sync(stage->path));
+        return mt_dir_remove(stage->temp);
+    }
+    return MT_FAIL(MT_EIO, "cannot rename '%s' to '%s': %s", stage->temp, stage->path,
+                   strerror(errno));
+}
+
+mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage)
+{
+    static const char *const names[] = { "model.h5" };
+    MT_TRY(mt_h5_commit(&stage->file));
+    MT_TRY(write_done(stage->temp, names, 1));
+    MT_TRY(mt_dir_sync(stage->temp));
+    MT_TRY(rename_stage(stage));
+    stage->temp[0] = '\0';
+    return MT_OK;
+}
+
+void mt_checkpoint_stage_abandon(mt_checkpoint_stage *stage)
+{
+    mt_h5_close(&stage->file);
+    if (!stage->temp[0]) return;
+    char reason[1024]; /* why it is given up outlives a removal that fails too */
+    snprintf(reason, sizeof reason, "%s", mt_error_message());
+    if (mt_dir_remove(stage->temp) != MT_OK) MT_FAIL(MT_EIO, "%s", reason);
+    stage->temp[0] = '\0';
+}
+
+/* ---- directories of checkpoints ----------------------------------------------------------------
+ */
+
+typedef struct step_dir {
+    int64_t step;
+    char name[MAX_NAME + 1];
+} step_dir;
+
+typedef struct step_list {
+    step_dir *items;
+    int64_t count, room;
+} step_list;
+
+static int newest_first(const void *a, const void *b)
+{
+    int64_t x = ((const step_dir *)a)->step, y = ((const step_dir *)b)->step;
+    return x > y ? -1 : x < y;
+}
+
+/* "step_00001000" and nothing after the digits. */
+static bool parse_step(int64_t *step, const char *name)
+{
+    char *end;
+    if (strncmp(name, "step_", 5) || name[5] < '0' || name[5] > '9') return false;
+    errno = 0;
+    *step = strtoll(name + 5, &end, 10);
+    return !*end && errno == 0;
+}
+
+static mt_status add_step(step_list *list, int64_t step, const char *name)
+{
+    if (list->count == list->room) {
+        int64_t room = list->room ? 2 * list->room : 16;
+        step_dir *items = realloc(list->items, (size_t)room * sizeof *items);
+        MT_REQUIRE(items, MT_ENOMEM, "no memory for a list of checkpoints");
+        list->items = items, list->room = room;
+    }
+    step_dir *item = &list->items[list->count++];
+    item->step = step;
+    snprintf(item->name, sizeof item->name, "%s", name);
+    return MT_OK;
+}
+
+/* All step_* directories, newest first, complete or not; the caller frees list->items, also on
+ * failure. */
+static mt_status list_steps(step_list *list, const char *dir)
+{
+    *list = (step_list){ NULL, 0, 0 };
+    DIR *d = opendir(dir);
+    MT_REQUIRE(d, MT_EIO, "cannot list '%s': %s", dir, strerror(errno));
+    mt_status status = MT_OK;
+    int64_t step;
+    for (struct dirent *e; status == MT_OK && (e = readdir(d));)
+        if (parse_step(&step, e->d_name)) status = add_step(list, step, e->d_name);
+    closedir(d);
+    if (list->count) qsort(list->items, (size_t)list->count, sizeof *list->items, newest_first);
+    return status;
+}
+
+/* The name in `latest` is for people and scripts: a kill between rename and marker leaves it one
+ * behind, so the steps decide here. */
+mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
+                                    size_t skipped_bytes, const char *dir)
+{
+    step_list list;
+    size_t used = 0;
+    if (skipped_bytes) skipped[0] = '\0';
+    mt_status status = list_steps(&list, dir);
+    bool found = false;
+    for (int64_t i = 0; status == MT_OK && !found && i < list.count; i++) {
+        status = mt_path_format(path, "%s/%s", dir, list.items[i].name);
+        if (status != MT_OK) break;
+        found = mt_checkpoint_verify(path) == MT_OK;
+        if (!found && used < skipped_bytes)
+            used += (size_t)snprintf(skipped + used, skipped_bytes - used, "%s: %s\n",
+                                     list.items[i].name, mt_error_message());
+    }
+    free(list.items);
+    if (status == MT_OK && !found)
+        status = MT_FAIL(MT_EIO, "there is no complete checkpoint in '%s'%s%s", dir,
+                         used ? "; " : "", used ? skipped : "");
+    return status;
+}
+
+mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
+                                const char *given)
+{
+    char below[MT_PATH_BYTES];
+    if (skipped_bytes) skipped[0] = '\0';
+    MT_REQUIRE(mt_path_exists(given), MT_EIO, "there is no checkpoint or run '%s'", given);
+    MT_TRY(mt_path_format(below, "%s/ckpt", given));
+    if (mt_path_exists(below))
+        return mt_checkpoint_find_latest(path, skipped, skipped_bytes, below);
+    step_list list;
+    mt_status status = list_steps(&list, given);
+    free(list.items);
+    MT_TRY(status);
+    if (list.count) return mt_checkpoint_find_latest(path, skipped, skipped_bytes, given);
+    return mt_path_format(path, "%s", given);
+}
+
+/* A checkpoint goes in two steps: without DONE it is none any more, however far the removal comes.
+ */
+static mt_status remove_checkpoint(const char *path)
+{
+    char done[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(done, "%s/DONE", path));
+    MT_REQUIRE(unlink(done) == 0 || errno == ENOENT, MT_EIO, "cannot remove '%s': %s", done,
+               strerror(errno));
+    return mt_dir_remove(path);
+}
+
+/* Directories "step_*.tmp" of saves that were killed. */
+static mt_status remove_stages(const char *dir)
+{
+    char path[MT_PATH_BYTES];
+    DIR *d = opendir(dir);
+    MT_REQUIRE(d, MT_EIO, "cannot list '%s': %s", dir, strerror(errno));
+    mt_status status = MT_OK;
+    for (struct dirent *e; status == MT_OK && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, "step_", 5) || n < 4 || strcmp(e->d_name + n - 4, ".tmp")) continue;
+        status = mt_path_format(path, "%s/%s", dir, e->d_name);
+        if (status == MT_OK) status = mt_dir_remove(path);
+    }
+    closedir(d);
+    return status;
+}
+
+mt_status mt_checkpoint_prune(const char *dir, int64_t keep_last, int64_t keep_every)
+{
+    char path[MT_PATH_BYTES], done[MT_PATH_BYTES];
+    step_list list;
+    mt_status status;
+    int64_t kept = 0;
+    MT_TRY_CLEANUP(list_steps(&list, dir));
+    for (int64_t i = 0; i < list.count; i++) {
+        MT_TRY_CLEANUP(mt_path_format(path, "%s/%s", dir, list.items[i].name));
+        MT_TRY_CLEANUP(mt_path_format(done, "%s/DONE", path));
+        bool complete = mt_path_exists(done);
+        bool wanted = complete && (kept < (keep_last > 1 ? keep_last : 1) ||
+                                   (keep_every > 0 && list.items[i].step % keep_every == 0));
+        kept += complete;
+        if (!wanted) MT_TRY_CLEANUP(remove_checkpoint(path));
+    }
+    MT_TRY_CLEANUP(remove_stages(dir));
+cleanup:
+    free(list.items);
+    return status;
+}

@@ -1,0 +1,31 @@
+/* What the files of checkpoint share with train/hf_import.c. */
+#pragma once
+
+#include "train/checkpoint.h"
+#include "train/fileio.h"
+#include "train/h5.h"
+
+/* A checkpoint directory being written: `<path>.tmp` until published. */
+typedef struct mt_checkpoint_stage {
+    char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
+    mt_h5 *file; /* model.h5 */
+} mt_checkpoint_stage;
+
+/* Begins. Refuses a path that exists and is not a checkpoint. */
+mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path);
+/* Commits model.h5, writes DONE, renames the directory. On failure the caller abandons. */
+mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage);
+/* Removes what was written so far; harmless after publishing. */
+void mt_checkpoint_stage_abandon(mt_checkpoint_stage *stage);
+
+/* /meta. */
+mt_status mt_checkpoint_write_meta(mt_h5 *file, const mt_checkpoint_state *state,
+                                   const mt_checkpoint_info *info);
+
+/* Verifies every file that DONE lists. */
+mt_status mt_checkpoint_verify(const char *path);
+
+/* A part of a param as a tensor without data: its shape, and where its elements begin in the flat
+ * buffers. */
+mt_tensor mt_part_tensor(const mt_param *param, const mt_param_part *part, mt_dtype dtype);
+int64_t mt_part_offset(const mt_param *param, const mt_param_part *part);

@@ -1,0 +1,115 @@
+/* Checkpoints of training runs and models: the trainer's side. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/checkpoint_priv.h"
+#include "train/hf.h"
+
+static void describe_model(mt_checkpoint_state *s, const mt_model *model)
+{
+    s->config = mt_model_get_config(model);
+    s->params = mt_model_params(model);
+    s->moe_layers = mt_model_moe_layers(model);
+    for (int64_t i = 0; i < s->moe_layers; i++) s->router_bias[i] = mt_model_router_bias(model, i);
+}
+
+static void describe_trainer(mt_checkpoint_state *s, const mt_trainer *trainer)
+{
+    const mt_trainer_config *config = mt_trainer_get_config(trainer);
+    const mt_optimizer *optimizer = mt_trainer_optimizer(trainer);
+    *s = (mt_checkpoint_state){ .m = mt_optimizer_m(optimizer),
+                                .v = mt_optimizer_v(optimizer),
+                                .step_state = mt_optimizer_state(optimizer),
+                                .step = mt_trainer_steps(trainer),
+                                .seed = config->seed,
+                                .compute = config->dtype };
+    describe_model(s, mt_trainer_model(trainer));
+}
+
+mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
+                             const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH])
+{
+    char target[MT_PATH_BYTES], latest[MT_PATH_BYTES], name[64];
+    mt_checkpoint_state state;
+    describe_trainer(&state, trainer);
+    MT_TRY(mt_dir_create(dir));
+    int n = snprintf(name, sizeof name, "step_%08lld", (long long)state.step);
+    MT_TRY(mt_path_format(target, "%s/%s", dir, name));
+    MT_TRY(mt_path_format(latest, "%s/latest", dir));
+    MT_TRY(mt_checkpoint_write(target, &state, info));
+    if (path) memcpy(path, target, sizeof target);
+    name[n] = '\n';
+    return mt_file_write_all(latest, name, (size_t)n + 1);
+}
+
+/* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
+ * one key a line, in sorted order. */
+static mt_status check_same_model(const mt_checkpoint_meta *meta, const mt_model_config *config,
+                                  const char *path)
+{
+    char *theirs = NULL, *ours = NULL;
+    mt_status status;
+    MT_TRY_CLEANUP(mt_hf_config_format(&theirs, &meta->config, MT_DTYPE_COUNT, NULL, false));
+    MT_TRY_CLEANUP(mt_hf_config_format(&ours, config, MT_DTYPE_COUNT, NULL, false));
+    for (const char *a = theirs, *b = ours; *a || *b;) {
+        int n = (int)strcspn(a, "\n"), m = (int)strcspn(b, "\n");
+        if (n != m || memcmp(a, b, (size_t)n)) {
+            status = MT_FAIL(MT_ECONFIG,
+                             "checkpoint '%s' is of another model: it has%.*s, the "
+                             "run%.*s",
+                             path, n, a, m, b);
+            break;
+        }
+        a += n + (a[n] == '\n'), b += m + (b[m] == '\n');
+    }
+cleanup:
+    free(theirs);
+    free(ours);
+    return status;
+}
+
+static mt_status check_same_run(const mt_checkpoint_meta *meta, const mt_trainer_config *config,
+                                const char *corpus, const char *path)
+{
+    MT_TRY(check_same_model(meta, &config->model, path));
+    MT_REQUIRE(meta->seed == config->seed, MT_ECONFIG,
+               "checkpoint '%s' is of a run with seed %llu, this one has %llu", path,
+               (unsigned long long)meta->seed, (unsigned long long)config->seed);
+    MT_REQUIRE(!corpus || !strcmp(corpus, meta->corpus), MT_ECONFIG,
+               "checkpoint '%s' was trained on corpus '%s', this run's is '%s'", path, meta->corpus,
+               corpus);
+    return MT_OK;
+}
+
+mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force)
+{
+    mt_checkpoint *checkpoint;
+    mt_checkpoint_state state;
+    mt_status status = MT_OK;
+    mt_stream stream = { .device = mt_trainer_device(trainer) };
+    describe_trainer(&state, trainer);
+    MT_TRY(mt_checkpoint_open(&checkpoint, path));
+    if (!force)
+        MT_TRY_CLEANUP(check_same_run(mt_checkpoint_get_meta(checkpoint),
+                                      mt_trainer_get_config(trainer), corpus, path));
+    MT_TRY_CLEANUP(mt_checkpoint_restore(&state, checkpoint));
+    mt_trainer_set_steps(trainer, state.step);
+    MT_TRY_CLEANUP(mt_model_refresh(mt_trainer_model(trainer), &stream));
+cleanup:
+    mt_checkpoint_close(&checkpoint);
+    return status;
+}
+
+mt_status mt_checkpoint_load_model(mt_model *model, const char *path)
+{
+    mt_checkpoint *checkpoint;
+    mt_checkpoint_state state = { .m = NULL };
+    describe_model(&state, model);
+    mt_stream stream = { .device = mt_param_store_device(state.params) };
+    MT_TRY(mt_checkpoint_open(&checkpoint, path));
+    mt_status status = mt_checkpoint_restore(&state, checkpoint);
+    mt_checkpoint_close(&checkpoint);
+    MT_TRY(status);
+    return mt_model_refresh(model, &stream);
+}
