@@ -121,3 +121,35 @@ static inline double weighted(const double *weights, const double *y, int64_t co
     if (size) *size = all;
     return sum;
 }
+
+/* a * b in real. */
+static inline double times(double a, double b, mt_dtype real)
+{
+    return real == MT_F32 ? (double)((float)a * (float)b) : a * b;
+}
+
+static inline double minus(double a, double b, mt_dtype real)
+{
+    return real == MT_F32 ? (double)((float)a - (float)b) : a - b;
+}
+
+static inline double rounded(double x, mt_dtype dtype)
+{
+    uint64_t stored;
+    mt_store_f64(&stored, dtype, 0, x);
+    return mt_load_f64(&stored, dtype, 0);
+}
+
+/* rstd of x[0..width) in f64; its relative error in real: a sum of `width` squares, halved by the
+ * root, and four roundings. */
+static inline double rstd_of(const double *x, int64_t width, double eps)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < width; c++) sum += x[c] * x[c];
+    return 1 / sqrt(sum / (double)width + eps);
+}
+
+static inline double rstd_error(int64_t width, mt_dtype real)
+{
+    return (0.5 * (double)width + 5) * test_epsilon(real);
+}
