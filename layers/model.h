@@ -49,7 +49,7 @@ typedef struct mt_model_config {
     mt_aux_kind aux_loss;
     double z_loss_coef, router_bias_update_rate, capacity_factor; /* capacity_factor 0: dropless */
     double init_std; /* 0: N(0, 1/fan_in), residual outputs over sqrt(2 layers) */
-    double embed_init_std; /* 0: the same rule as init_std (1 under fan-in) */
+    double embed_init_std; /* 0: the same rule as init_std (0.3 under fan-in) */
 } mt_model_config;
 
 /* The architecture's defaults (sizes are 0 and must be set). */

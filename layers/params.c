@@ -38,7 +38,7 @@ static mt_status add_norm(mt_model *m, mt_param **p, const char *name, int64_t w
 static mt_status add_embedding(mt_model *m)
 {
     const mt_model_config *c = &m->config;
-    double std = c->embed_init_std > 0 ? c->embed_init_std : c->init_std > 0 ? c->init_std : 1.0;
+    double std = c->embed_init_std > 0 ? c->embed_init_std : c->init_std > 0 ? c->init_std : 0.3;
     mt_param_spec spec = { .name = "model.embed_tokens",
                            .members = 1,
                            .m = c->vocab_size,
