@@ -1,14 +1,15 @@
 /* The grouped GEMM and what feeds it: one contract for dense and ragged, every format.
  *
- * | layout | pass  | a                | b               | result                                    |
+ * | layout | pass  | a                | b               | result |
  * |--------|-------|------------------|-----------------|-------------------------------------------|
- * | TN     | fprop | W row  [N; n, k] | X row  [rows, k] | y[r, j]  = sum_k x[r, k] w[j, k] (+ bias[j]) |
- * | NN     | dgrad | W col  [N; n, k] | dY row [rows, n] | dx[r, c] = sum_j dy[r, j] w[j, c]         |
- * | NT     | wgrad | X col  [rows, k] | dY col [rows, n] | dw[j, c] = sum_r dy[r, j] x[r, c]         |
+ * | TN     | fprop | W row  [N; n, k] | X row  [rows, k] | y[r, j]  = sum_k x[r, k] w[j, k] (+
+ * bias[j]) | | NN     | dgrad | W col  [N; n, k] | dY row [rows, n] | dx[r, c] = sum_j dy[r, j]
+ * w[j, c]         | | NT     | wgrad | X col  [rows, k] | dY col [rows, n] | dw[j, c] = sum_r dy[r,
+ * j] x[r, c]         |
  *
- * W is a uniform group of N members [n, k] (any layout; PACKED where pack_weight wrote it). X and dY are
- * groups of N members with ragged rows (or uniform: N equal members), compact, rows in place, never padded.
- * Rows past the last member are not read and not written. */
+ * W is a uniform group of N members [n, k] (any layout; PACKED where pack_weight wrote it). X and
+ * dY are groups of N members with ragged rows (or uniform: N equal members), compact, rows in
+ * place, never padded. Rows past the last member are not read and not written. */
 #pragma once
 
 #include "core/qtensor.h"
@@ -17,13 +18,19 @@
 extern "C" {
 #endif
 
-typedef enum mt_gemm_layout { MT_GEMM_TN, MT_GEMM_NN, MT_GEMM_NT, MT_GEMM_LAYOUT_COUNT } mt_gemm_layout;
+typedef enum mt_gemm_layout {
+    MT_GEMM_TN,
+    MT_GEMM_NN,
+    MT_GEMM_NT,
+    MT_GEMM_LAYOUT_COUNT
+} mt_gemm_layout;
 
-/* d = op(a, b) + (c ? c : 0) + (bias ? bias : 0), accumulated in real (f32; f64 for f64), rounded once to out.
- * d_dtype: TN, NN: dtype or real; NT: real. c: same type and shape as d, may alias d (beta = 1), NULL is beta = 0.
- * With NT and c NULL the gradient of a member without rows is written as zeros; with c it is c.
- * bias real [N, n], TN only. Plain operands have format `dtype` or real (router: x of dtype, w real).
- * Bound per element: (K + 1) 2^-24 sum |a b| (+ one output rounding). */
+/* d = op(a, b) + (c ? c : 0) + (bias ? bias : 0), accumulated in real (f32; f64 for f64), rounded
+ * once to out. d_dtype: TN, NN: dtype or real; NT: real. c: same type and shape as d, may alias d
+ * (beta = 1), NULL is beta = 0. With NT and c NULL the gradient of a member without rows is written
+ * as zeros; with c it is c. bias real [N, n], TN only. Plain operands have format `dtype` or real
+ * (router: x of dtype, w real). Bound per element: (K + 1) 2^-24 sum |a b| (+ one output rounding).
+ */
 struct mt_gemm_args {
     mt_dtype dtype;
     mt_gemm_layout layout;
@@ -34,8 +41,18 @@ struct mt_gemm_args {
     const void *bias;
 };
 
-/* db[i, j] = (accumulate ? db : 0) + sum over the rows r of member i of dy[r, j]. dy ragged [rows, n] of dtype; db real
- * [N, n]. */
+/* The direction of each operand that a layout reads: the table above. */
+static inline const mt_direction *mt_gemm_a(const struct mt_gemm_args *args)
+{
+    return &args->a->dir[args->layout == MT_GEMM_TN ? MT_ROW : MT_COL];
+}
+static inline const mt_direction *mt_gemm_b(const struct mt_gemm_args *args)
+{
+    return &args->b->dir[args->layout == MT_GEMM_NT ? MT_COL : MT_ROW];
+}
+
+/* db[i, j] = (accumulate ? db : 0) + sum over the rows r of member i of dy[r, j]. dy ragged [rows,
+ * n] of dtype; db real [N, n]. */
 struct mt_bias_grad_args {
     mt_dtype dtype;
     const mt_qtensor *dy;
@@ -43,8 +60,9 @@ struct mt_bias_grad_args {
     void *db;
 };
 
-/* Writes the packed compute copy of a weight from its master: both directions that `out` has (codes not NULL), each
- * mt_kernels.packed_bytes long. master real [N, m, k] of the group; values are rounded to dtype first. */
+/* Writes the packed compute copy of a weight from its master: both directions that `out` has (codes
+ * not NULL), each mt_kernels.packed_bytes long. master real [N, m, k] of the group; values are
+ * rounded to dtype first. */
 struct mt_pack_weight_args {
     mt_dtype dtype;
     const void *master;

@@ -1,0 +1,174 @@
+/* One block of a grouped GEMM. The depth is walked in chunks of equal length, at most GEMM_KC,
+ * which depend on the depth alone: for each, A becomes reals in L2, and every panel of B, in L1,
+ * meets all tiles of A. */
+#include "kernels/cpu/gemm_priv.h"
+
+#if MT_ISA_LEVEL > 0
+
+/* A panel of A (down the columns) is written in whole vectors: WIDE reals for each depth, of which
+ * GEMM_MR count. */
+enum {
+    WIDE = (GEMM_MR + VL - 1) / VL * VL,
+    A_PANEL = GEMM_KC * GEMM_MR + WIDE,
+    MOST_TILES = (GEMM_MC + GEMM_MR - 1) / GEMM_MR,
+    A_REALS = MOST_TILES * A_PANEL > GEMM_MC *GEMM_LD ? MOST_TILES *A_PANEL : GEMM_MC *GEMM_LD,
+    B_REALS = GEMM_KC * GEMM_NC,
+    SUM_REALS = MT_ELEM_BITS == 16 ? GEMM_MC * GEMM_NC : 0,
+    AT_ONCE = 8 /* lines of an operand that are copied together */
+};
+_Static_assert(GEMM_NC % GEMM_NR == 0, "blocks begin at a panel");
+_Static_assert(GEMM_KC % 8 == 0, "chunks hold whole pairs");
+
+struct scratch {
+    _Alignas(64) mt_real a[(A_REALS + 15) / 16 * 16];
+    _Alignas(64) mt_real b[B_REALS];
+    _Alignas(64) mt_real sums[SUM_REALS + 16]; /* of the chunks so far, where D cannot hold them */
+};
+
+/* Rows of the next tile: the last two share what is left, so that no tile is thin. */
+MT_INLINE int64_t tile_rows(int64_t left)
+{
+    return left <= GEMM_MR ? left : left < 2 * GEMM_MR ? (left + 1) / 2 : GEMM_MR;
+}
+
+MT_INLINE vec vec_read(bool real, const void *p, int64_t i)
+{
+    return real ? vec_load((const mt_real *)p + i) : vec_get((const mt_elem *)p + i);
+}
+
+/* A along its rows: a[r * GEMM_LD + p]. */
+static void copy_rows(mt_real *to, const gemm_matrix *a, int64_t rows, int64_t p0, int64_t depth)
+{
+    for (int64_t r = 0; r < rows; r++, to += GEMM_LD)
+        gemm_read(to, a->real, gemm_at(a, r, p0), depth);
+}
+
+/* A down its columns: tile t's rows at a[t * A_PANEL + p * GEMM_MR]. What a vector writes too far
+ * is overwritten by the next depth, or falls between two panels. */
+static void copy_tiles(mt_real *a, const gemm_matrix *from, int64_t rows, int64_t p0, int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p += AT_ONCE) {
+        int64_t end = mt_min(p + AT_ONCE, depth);
+        mt_real *panel = a;
+        for (int64_t r = 0, h; r < rows; r += h, panel += A_PANEL) {
+            h = tile_rows(rows - r);
+            for (int64_t q = p; q < end; q++) {
+                const void *line = gemm_at(from, r, p0 + q);
+                mt_real *to = panel + q * GEMM_MR;
+                if (r + WIDE <= rows)
+                    for (int v = 0; v < WIDE; v += VL)
+                        vec_store(to + v, vec_read(from->real, line, v));
+                else
+                    gemm_read(to, from->real, line, h);
+            }
+        }
+    }
+}
+
+/* B along its rows of `cols` neighbours: panels [depth][GEMM_NR]. */
+static void copy_panels(mt_real *b, const gemm_matrix *from, int64_t cols, int64_t p0,
+                        int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p += AT_ONCE) {
+        int64_t end = mt_min(p + AT_ONCE, depth);
+        for (int64_t j = 0; j < cols; j += GEMM_NR)
+            for (int64_t q = p; q < end; q++) {
+                const void *line = gemm_at(from, j, p0 + q);
+                mt_real *to = b + j * depth + q * GEMM_NR;
+                if (cols - j >= GEMM_NR)
+                    for (int v = 0; v < GEMM_NR; v += VL)
+                        vec_store(to + v, vec_read(from->real, line, v));
+                else
+                    gemm_read(to, from->real, line, cols - j);
+            }
+    }
+}
+
+#if MT_ELEM_BITS == 16
+/* A chunk of packed pairs as a panel of reals; p0 is even. */
+static void read_pairs(mt_real *to, const mt_elem *packed, int64_t whole, int64_t p0, int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p += 2, to += 2 * GEMM_NR)
+        for (int v = 0; v < GEMM_NR; v += VL) {
+            int64_t panel = v / PAIR_COLS, col = v % PAIR_COLS;
+            vec first, second;
+            vec_get_pairs(&first, &second,
+                          packed + panel * PAIR_COLS * whole + (p0 + p) * PAIR_COLS + col * 2);
+            vec_store(to + v, first);
+            vec_store(to + GEMM_NR + v, second);
+        }
+}
+#endif
+
+/* The panel of B with column j and the chunk's depths, made in `s` where it is not there yet. */
+static const mt_real *panel_of(struct scratch *s, const gemm_block *k, int64_t j, int64_t p0,
+                               int64_t depth)
+{
+    if (k->b.form == GEMM_PLAIN) return s->b + j * depth;
+    const void *packed = gemm_panel_at(k->b.form, k->b.data, j, k->depth);
+#if MT_ELEM_BITS == 16
+    if (k->b.form == GEMM_PAIRS) {
+        read_pairs(s->b, packed, gemm_round_up(k->depth, PAIR_DEPTH), p0, depth);
+        return s->b;
+    }
+#endif
+    return (const mt_real *)packed + p0 * GEMM_NR;
+}
+
+/* Element (r, j) of a result or of what is added to it. */
+MT_INLINE const void *moved(const void *base, bool real, int64_t at)
+{
+    return real ? (const void *)((const mt_real *)base + at)
+                : (const void *)((const mt_elem *)base + at);
+}
+
+/* Depths p0 .. p0 + depth - 1: the first chunk adds C and the bias, every later one what is there.
+ */
+static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t depth)
+{
+    bool paneled = k->a.step != 1, first = p0 == 0, last = p0 + depth == k->depth;
+    gemm_tile_io whole = { .add = k->c, .add_ld = k->ld, .add_real = k->d_real };
+    if (!first) whole = (gemm_tile_io){ .add = s->sums, .add_ld = GEMM_NC, .add_real = true };
+    whole.out = s->sums, whole.out_ld = GEMM_NC, whole.out_real = true;
+    if (k->d_real || last) whole.out = k->d, whole.out_ld = k->ld, whole.out_real = k->d_real;
+    if (k->d_real && !first) whole.add = k->d, whole.add_ld = k->ld;
+
+    if (paneled)
+        copy_tiles(s->a, &k->a, k->rows, p0, depth);
+    else
+        copy_rows(s->a, &k->a, k->rows, p0, depth);
+    if (k->b.form == GEMM_PLAIN) copy_panels(s->b, &k->b, k->cols, p0, depth);
+    for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
+        const mt_real *b = panel_of(s, k, j, p0, depth), *a = s->a;
+        for (int64_t r = 0, h; r < k->rows; r += h) {
+            gemm_tile_io io = whole;
+            h = tile_rows(k->rows - r);
+            if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
+            io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
+            if (first && k->bias) io.bias = k->bias + j;
+            MT_CPU(gemm_tile)(paneled, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
+            a += paneled ? A_PANEL : h * GEMM_LD;
+        }
+    }
+}
+
+static void block(const gemm_block *k, void *scratch)
+{
+    int64_t chunks = gemm_max(1, mt_ceil_div(k->depth, GEMM_KC));
+    int64_t length = gemm_round_up(mt_ceil_div(k->depth, chunks), 8), p = 0;
+    do {
+        chunk(k, scratch, p, mt_min(length, k->depth - p));
+        p += length;
+    } while (p < k->depth);
+}
+
+const gemm_kernel MT_CPU(gemm_blocks) = {
+    .rows = GEMM_MC,
+    .cols = GEMM_NC,
+    .unit = GEMM_NR,
+    .fewest_rows = 8 * GEMM_MR,
+    .weight = GEMM_PANELS,
+    .scratch = sizeof(struct scratch),
+    .block = block,
+};
+#endif

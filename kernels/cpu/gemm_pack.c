@@ -1,0 +1,131 @@
+/* Weights in the order that the GEMM kernels read them, straight from the master or from a matrix
+ * in place. */
+#include "kernels/cpu/gemm_priv.h"
+
+#if MT_ISA_LEVEL > 0
+
+/* Lines of w (rows of memory) to lines of `pitch` reals. */
+MT_INLINE void read_lines(mt_real *to, int64_t pitch, const gemm_matrix *w, int64_t j,
+                          int64_t width, int64_t p, int64_t height)
+{
+    if (w->step == 1)
+        for (int64_t i = 0; i < width; i++)
+            gemm_read(to + i * pitch, w->real, gemm_at(w, j + i, p), height);
+    else
+        for (int64_t q = 0; q < height; q++)
+            gemm_read(to + q * pitch, w->real, gemm_at(w, j, p + q), width);
+}
+
+static void pack_panel(mt_real *to, const gemm_matrix *w, int64_t j, int64_t cols, int64_t depth)
+{
+    int64_t width = mt_min(GEMM_NR, cols - j);
+    if (w->step != 1) {
+        if (width < GEMM_NR) memset(to, 0, (size_t)(depth * GEMM_NR) * sizeof(mt_real));
+        read_lines(to, GEMM_NR, w, j, width, 0, depth);
+        return;
+    }
+    mt_real tile[GEMM_NR][PAIR_DEPTH] = { { 0 } };
+    for (int64_t p = 0; p < depth; p += PAIR_DEPTH) {
+        int64_t height = mt_min(PAIR_DEPTH, depth - p);
+        read_lines(tile[0], PAIR_DEPTH, w, j, width, p, height);
+        for (int64_t q = 0; q < height; q++, to += GEMM_NR)
+            for (int64_t i = 0; i < GEMM_NR; i++) to[i] = tile[i][q];
+    }
+}
+
+#if MT_ELEM_BITS == 16
+static uint32_t pair(mt_real first, mt_real second)
+{
+    return (uint32_t)mt_f32_to_bf16(first) | (uint32_t)mt_f32_to_bf16(second) << 16;
+}
+
+/* 16 columns from j on, of which `width` are in the matrix. */
+static void pack_pairs(uint32_t *to, const gemm_matrix *w, int64_t j, int64_t width, int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p += PAIR_DEPTH, to += PAIR_TILE / 2) {
+        mt_real tile[PAIR_TILE] = { 0 };
+        int64_t height = mt_min(PAIR_DEPTH, depth - p);
+        if (w->step == 1) {
+            uint32_t lines[PAIR_COLS][PAIR_DEPTH / 2];
+            read_lines(tile, PAIR_DEPTH, w, j, width, p, height);
+            for (int64_t i = 0; i < PAIR_COLS; i++)
+                for (int64_t q = 0; q < PAIR_DEPTH / 2; q++)
+                    lines[i][q] =
+                        pair(tile[i * PAIR_DEPTH + 2 * q], tile[i * PAIR_DEPTH + 2 * q + 1]);
+            for (int64_t q = 0; q < PAIR_DEPTH / 2; q++)
+                for (int64_t i = 0; i < PAIR_COLS; i++) to[q * PAIR_COLS + i] = lines[i][q];
+        } else {
+            read_lines(tile, PAIR_COLS, w, j, width, p, height);
+            for (int64_t q = 0; q < PAIR_DEPTH / 2; q++)
+                for (int64_t i = 0; i < PAIR_COLS; i++)
+                    to[q * PAIR_COLS + i] =
+                        pair(tile[2 * q * PAIR_COLS + i], tile[(2 * q + 1) * PAIR_COLS + i]);
+        }
+    }
+}
+#endif
+
+void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *w, int64_t j,
+                               int64_t cols, int64_t depth)
+{
+    void *to = (char *)packed + gemm_form_bytes(form, j, depth);
+#if MT_ELEM_BITS == 16
+    if (form == GEMM_PAIRS) {
+        int64_t panel = PAIR_COLS * gemm_round_up(depth, PAIR_DEPTH) / 2;
+        pack_pairs(to, w, j, mt_min(PAIR_COLS, cols - j), depth);
+        pack_pairs((uint32_t *)to + panel, w, j + PAIR_COLS,
+                   gemm_max(0, mt_min(PAIR_COLS, cols - j - PAIR_COLS)), depth);
+        return;
+    }
+#endif
+    pack_panel(to, w, j, cols, depth);
+}
+
+#else
+
+/* Packed is the matrix in place as elements. */
+void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *w, int64_t j,
+                               int64_t cols, int64_t depth)
+{
+    const mt_real *from = w->data;
+    mt_elem *to = packed;
+    int64_t end = mt_min(j + gemm_form_cols(form), cols);
+    for (int64_t i = j; i < end; i++)
+        for (int64_t p = 0; p < depth; p++)
+            mt_put(to + i * w->outer + p * w->step, from[i * w->outer + p * w->step]);
+}
+#endif
+
+size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k)
+{
+    (void)dtype;
+    int64_t cols = dir == MT_ROW ? m : k, depth = dir == MT_ROW ? k : m;
+    return (size_t)members * gemm_form_bytes(GEMM_PACKED, cols, depth);
+}
+
+static void pack_direction(const struct mt_pack_weight_args *args, mt_dir dir, int threads)
+{
+    const mt_group *g = &args->out->group;
+    int64_t cols = dir == MT_ROW ? g->m : g->k, depth = dir == MT_ROW ? g->k : g->m;
+    int64_t at_once = gemm_form_cols(GEMM_PACKED), parts = mt_ceil_div(cols, at_once);
+    size_t bytes = gemm_form_bytes(GEMM_PACKED, cols, depth);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t t = 0; t < g->members * parts; t++) {
+        int64_t e = t / parts;
+        char *packed = (char *)args->out->dir[dir].codes + (size_t)e * bytes;
+        gemm_matrix w = {
+            .data = (const mt_real *)args->master + e * g->m * g->k,
+            .real = true,
+            .outer = dir == MT_ROW ? g->k : 1,
+            .step = dir == MT_ROW ? 1 : g->k,
+        };
+        MT_CPU(gemm_pack_columns)(GEMM_PACKED, packed, &w, t % parts * at_once, cols, depth);
+    }
+}
+
+mt_status MT_CPU(pack_weight)(mt_stream *stream, const struct mt_pack_weight_args *args)
+{
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        if (args->out->dir[dir].codes) pack_direction(args, (mt_dir)dir, stream->device->threads);
+    return MT_OK;
+}
