@@ -8,10 +8,11 @@ enum { SMALL = 1 << 14, CHUNK = 256 };
 /* Columns [begin, begin + n) of a token's y. */
 static void combine_chunk(const struct mt_combine_fwd_args *a, int64_t t, int64_t begin, int64_t n)
 {
-    mt_real sum[CHUNK] = { 0 };
+    mt_real sum[CHUNK];
     const int32_t *position = a->position + t * a->top_k;
     const mt_real *weights = (const mt_real *)a->weights + t * a->top_k;
     mt_elem *y = (mt_elem *)a->y + t * a->width + begin;
+    for (int64_t j = 0; j < n; j++) sum[j] = 0;
     for (int64_t slot = 0; slot < a->top_k; slot++) {
         if (position[slot] < 0) continue;
         const mt_elem *x = (const mt_elem *)a->x + position[slot] * a->width + begin;
@@ -21,13 +22,33 @@ static void combine_chunk(const struct mt_combine_fwd_args *a, int64_t t, int64_
     for (int64_t j = 0; j < n; j++) mt_put(y + j, sum[j]);
 }
 
-mt_status MT_CPU(combine_fwd)(mt_stream *stream, const struct mt_combine_fwd_args *a)
+/* The usual two slots, in one pass: the same sum in the same order. */
+static void combine_two(mt_elem *restrict y, const mt_elem *restrict x0, mt_real w0,
+                        const mt_elem *restrict x1, mt_real w1, int64_t width)
+{
+    for (int64_t j = 0; j < width; j++)
+        mt_put(y + j, (0 + w0 * mt_get(x0 + j)) + w1 * mt_get(x1 + j));
+}
+
+static void combine_token(const struct mt_combine_fwd_args *a, int64_t t)
 {
     int64_t width = a->width;
+    const int32_t *position = a->position + t * a->top_k;
+    const mt_elem *x = a->x;
+    const mt_real *w = (const mt_real *)a->weights + t * a->top_k;
+    if (a->top_k == 2 && position[0] >= 0 && position[1] >= 0) {
+        combine_two((mt_elem *)a->y + t * width, x + position[0] * width, w[0],
+                    x + position[1] * width, w[1], width);
+        return;
+    }
+    for (int64_t j = 0; j < width; j += CHUNK) combine_chunk(a, t, j, mt_min(CHUNK, width - j));
+}
+
+mt_status MT_CPU(combine_fwd)(mt_stream *stream, const struct mt_combine_fwd_args *a)
+{
 #pragma omp parallel for num_threads(stream->device->threads)                                      \
-    schedule(static) if (a->tokens * width > SMALL)
-    for (int64_t t = 0; t < a->tokens; t++)
-        for (int64_t j = 0; j < width; j += CHUNK) combine_chunk(a, t, j, mt_min(CHUNK, width - j));
+    schedule(static) if (a->tokens * a->width > SMALL)
+    for (int64_t t = 0; t < a->tokens; t++) combine_token(a, t);
     return MT_OK;
 }
 

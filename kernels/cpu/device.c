@@ -2,6 +2,7 @@
 #include <float.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "kernels/backends.h"
 #include "kernels/cpu/backend.h"
@@ -11,7 +12,8 @@
 #include <xmmintrin.h>
 #endif
 
-enum { ALIGN = 64, MAX_THREADS = 4096, COMPUTE_DTYPES = 3 };
+/* Blocks of LARGE bytes and more start at a huge page and ask for huge pages. */
+enum { ALIGN = 64, HUGE_PAGE = 2 << 20, LARGE = 4 << 20, MAX_THREADS = 4096, COMPUTE_DTYPES = 3 };
 
 static const mt_dtype compute_dtypes[COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16 };
 
@@ -173,9 +175,13 @@ static mt_status set_up_threads(int threads)
 static mt_status cpu_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
 {
     (void)device, (void)on_host;
-    if (bytes > SIZE_MAX - ALIGN) return MT_ENOMEM;
-    *p = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
-    return *p ? MT_OK : MT_ENOMEM;
+    size_t align = bytes < LARGE ? ALIGN : HUGE_PAGE;
+    if (bytes > SIZE_MAX - align) return MT_ENOMEM;
+    size_t padded = (bytes + align - 1) / align * align;
+    *p = aligned_alloc(align, padded);
+    if (!*p) return MT_ENOMEM;
+    if (align == HUGE_PAGE) madvise(*p, padded, MADV_HUGEPAGE); /* a wish: works without */
+    return MT_OK;
 }
 
 static void cpu_release(mt_device *device, void *p, size_t bytes, bool on_host)

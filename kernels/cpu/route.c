@@ -88,13 +88,32 @@ static void gather_bwd_chunk(const struct mt_gather_bwd_args *a, int64_t t, int6
     for (int64_t j = 0; j < n; j++) mt_put(dx + j, sum[j]);
 }
 
-mt_status MT_CPU(gather_bwd)(mt_stream *stream, const struct mt_gather_bwd_args *a)
+/* The usual two slots, in one pass: the same sum in the same order. dx may alias add. */
+static void gather_bwd_two(mt_elem *dx, const mt_elem *add, const mt_elem *dy0, const mt_elem *dy1,
+                           int64_t width)
+{
+#pragma omp simd
+    for (int64_t j = 0; j < width; j++)
+        mt_put(dx + j, ((add ? mt_get(add + j) : 0) + mt_get(dy0 + j)) + mt_get(dy1 + j));
+}
+
+static void gather_bwd_token(const struct mt_gather_bwd_args *a, int64_t t)
 {
     int64_t width = a->width;
+    const int32_t *position = a->position + t * a->top_k;
+    const mt_elem *dy = a->dy, *add = a->dx_add ? (const mt_elem *)a->dx_add + t * width : NULL;
+    if (a->top_k == 2 && position[0] >= 0 && position[1] >= 0) {
+        gather_bwd_two((mt_elem *)a->dx + t * width, add, dy + position[0] * width,
+                       dy + position[1] * width, width);
+        return;
+    }
+    for (int64_t j = 0; j < width; j += CHUNK) gather_bwd_chunk(a, t, j, mt_min(CHUNK, width - j));
+}
+
+mt_status MT_CPU(gather_bwd)(mt_stream *stream, const struct mt_gather_bwd_args *a)
+{
 #pragma omp parallel for num_threads(stream->device->threads)                                      \
-    schedule(static) if (a->tokens * width > SMALL)
-    for (int64_t t = 0; t < a->tokens; t++)
-        for (int64_t j = 0; j < width; j += CHUNK)
-            gather_bwd_chunk(a, t, j, mt_min(CHUNK, width - j));
+    schedule(static) if (a->tokens * a->width > SMALL)
+    for (int64_t t = 0; t < a->tokens; t++) gather_bwd_token(a, t);
     return MT_OK;
 }

@@ -24,19 +24,23 @@ enum {
 };
 
 typedef mt_real vec __attribute__((vector_size(VEC_BYTES)));
+/* The same in memory, at any element. */
+typedef mt_real vec_at __attribute__((vector_size(VEC_BYTES), aligned(sizeof(mt_real)), may_alias));
 
-/* out[i, c] = sum_k a[i ai + k ak] b[k bk + c] for ROWS rows and COLS columns, in order of k. */
+/* out[i, c] = sum_k a[i ai + k ak] b[k bk + c] for ROWS rows and COLS columns, in order of k.
+ * Vectors are loaded and stored one by one, so that the sums stay in registers. */
 MT_INLINE void tile(mt_real *out, int64_t out_stride, const mt_real *a, int64_t ai, int64_t ak,
                     const mt_real *b, int64_t bk, int64_t n)
 {
     vec acc[ROWS][VECS] = { { { 0 } } };
     for (int64_t k = 0; k < n; k++) {
         vec w[VECS];
-        memcpy(w, b + k * bk, sizeof w);
+        for (int j = 0; j < VECS; j++) w[j] = *(const vec_at *)(b + k * bk + j * LANES);
         for (int i = 0; i < ROWS; i++)
             for (int j = 0; j < VECS; j++) acc[i][j] += w[j] * a[i * ai + k * ak];
     }
-    for (int i = 0; i < ROWS; i++) memcpy(out + i * out_stride, acc[i], sizeof acc[i]);
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < VECS; j++) *(vec_at *)(out + i * out_stride + j * LANES) = acc[i][j];
 }
 
 /* Carves the next piece of a scratch block, at a multiple of 64 bytes; returns where it starts. */
@@ -86,25 +90,33 @@ static mt_real softmax(mt_real *probs, mt_real *logits, int64_t n)
     return (mt_real)((double)top + log((double)sum));
 }
 
-/* The top_k largest scores, best first, ties to the lowest index. NaN scores are chosen last or by
- * index, but every choice is a different expert. `taken` [n] is scratch. */
-static void select_top(int32_t *chosen, int64_t top_k, const mt_real *score, int64_t n,
-                       unsigned char *taken)
+/* The lowest index not among the first `n` chosen. */
+static int32_t lowest_left(const int32_t *chosen, int64_t n)
 {
-    memset(taken, 0, (size_t)n);
+    for (int32_t e = 0;; e++) {
+        int64_t i = 0;
+        while (i < n && chosen[i] != e) i++;
+        if (i == n) return e;
+    }
+}
+
+/* The top_k largest scores, best first, ties to the lowest index; NaN and -Inf come last, by index.
+ * Spoils `score`, padded to a multiple of COLS with -Inf. */
+static void select_top(int32_t *chosen, int64_t top_k, mt_real *score, int64_t padded)
+{
     for (int64_t i = 0; i < top_k; i++) {
-        int64_t best = -1;
-        for (int64_t e = 0; e < n; e++)
-            if (!taken[e] && (best < 0 || score[e] > score[best])) best = e;
-        taken[best] = 1;
-        chosen[i] = (int32_t)best;
+        mt_real top = largest(score, padded);
+        int64_t e = 0;
+        while (e < padded && score[e] != top) e++;
+        chosen[i] = top > (mt_real)-INFINITY ? (int32_t)e : lowest_left(chosen, i);
+        score[chosen[i]] = (mt_real)-INFINITY;
     }
 }
 
 static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *logits,
-                        mt_real *score, unsigned char *taken, struct partial *sums)
+                        mt_real *score, struct partial *sums)
 {
-    int64_t n = a->experts;
+    int64_t n = a->experts, padded = mt_ceil_div(n, COLS) * COLS;
     mt_real *probs = (mt_real *)a->probs + t * n, *weights = (mt_real *)a->weights + t * a->top_k;
     int32_t *chosen = a->chosen + t * a->top_k;
     mt_real lse = softmax(probs, logits, n), total = 0;
@@ -112,9 +124,9 @@ static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *
     ((mt_real *)a->lse)[t] = lse;
     sums->z_sum += (double)lse * (double)lse;
     for (int64_t e = 0; e < n; e++) sums->prob_sum[e] += (double)probs[e];
-    if (a->bias)
-        for (int64_t e = 0; e < n; e++) score[e] = probs[e] + (mt_real)a->bias[e];
-    select_top(chosen, a->top_k, a->bias ? score : probs, n, taken);
+    for (int64_t e = 0; e < n; e++) score[e] = a->bias ? probs[e] + (mt_real)a->bias[e] : probs[e];
+    for (int64_t e = n; e < padded; e++) score[e] = (mt_real)-INFINITY;
+    select_top(chosen, a->top_k, score, padded);
     for (int64_t i = 0; i < a->top_k; i++) {
         weights[i] = probs[chosen[i]];
         total += weights[i];
@@ -128,8 +140,7 @@ static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *
 struct buffers {
     mt_real *x;      /* [ROWS, D] */
     mt_real *logits; /* [ROWS, panels COLS] */
-    mt_real *score;  /* [E] */
-    unsigned char *taken;
+    mt_real *score;  /* [panels COLS] */
 };
 
 /* wr^T in panels of COLS experts: panels[p, d, c] = wr[p COLS + c, d], 0 past E. */
@@ -161,7 +172,7 @@ static void route_block(const struct mt_router_fwd_args *a, int64_t begin, int64
             tile(b->logits + p * COLS, stride, b->x, width, 1, panels + p * width * COLS, COLS,
                  width);
         for (int64_t i = 0; i < rows; i++)
-            route_token(a, t + i, b->logits + i * stride, b->score, b->taken, sums);
+            route_token(a, t + i, b->logits + i * stride, b->score, sums);
     }
 }
 
@@ -193,8 +204,7 @@ mt_status MT_CPU(router_fwd)(mt_stream *stream, const struct mt_router_fwd_args 
     size_t own = 0; /* a thread's part */
     size_t x_at = carve(&own, ROWS * width, sizeof(mt_real));
     size_t logits_at = carve(&own, ROWS * padded, sizeof(mt_real));
-    size_t score_at = carve(&own, experts, sizeof(mt_real));
-    size_t taken_at = carve(&own, experts, 1);
+    size_t score_at = carve(&own, padded, sizeof(mt_real));
     size_t used = 0;
     size_t panels_at = carve(&used, padded * width, sizeof(mt_real));
     size_t partials_at = carve(&used, blocks, sizeof(struct partial));
@@ -214,7 +224,7 @@ mt_status MT_CPU(router_fwd)(mt_stream *stream, const struct mt_router_fwd_args 
     for (int64_t i = 0; i < blocks; i++) {
         char *part = base + own_at + (size_t)omp_get_thread_num() * own;
         struct buffers b = { (mt_real *)(part + x_at), (mt_real *)(part + logits_at),
-                             (mt_real *)(part + score_at), (unsigned char *)(part + taken_at) };
+                             (mt_real *)(part + score_at) };
         struct partial sum = { sums + (i + 1) * experts, counts + i * experts, 0 };
         memset(sum.prob_sum, 0, (size_t)experts * sizeof(double));
         memset(sum.counts, 0, (size_t)experts * sizeof(int64_t));
