@@ -131,7 +131,7 @@ static void forward_reference(const struct attention *a, double *y, double *y_bo
     for (int64_t row = 0; row < a->rows; row++)
         for (int64_t h = 0; h < a->nq; h++) {
             struct query q = query_of(a, v.qkv, row, h);
-            double most = -INFINITY, largest = 0, sum = 0;
+            double most = -(double)INFINITY, largest = 0, sum = 0;
             for (int64_t t = 0; t <= q.s; t++) {
                 double size;
                 scores[t] =

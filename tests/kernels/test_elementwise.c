@@ -5,8 +5,26 @@ static const int64_t counts[] = { 0, 1, 7, 33, 16383, 16385 };
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 
 static const double specials[] = {
-    0.0,    -0.0,     1.0 / 3, -1.0 / 3, 1e-30, -1e-30, 0x1p-149, 0x1p-1074, 1e40,        -1e40,
-    3.4e38, 3.396e38, 65504,   65520,    1e-6,  6e-8,   INFINITY, -INFINITY, (double)NAN, 0x1.01p0,
+    0.0,
+    -0.0,
+    1.0 / 3,
+    -1.0 / 3,
+    1e-30,
+    -1e-30,
+    0x1p-149,
+    0x1p-1074,
+    1e40,
+    -1e40,
+    3.4e38,
+    3.396e38,
+    65504,
+    65520,
+    1e-6,
+    6e-8,
+    (double)INFINITY,
+    -(double)INFINITY,
+    (double)NAN,
+    0x1.01p0,
 };
 enum { SPECIALS = sizeof specials / sizeof specials[0] };
 
@@ -101,9 +119,22 @@ static const struct {
                       { 9, 0, 7 }, { 3, 3, 7 }, { 130, 129, 200 } };
 enum { SWIGLU_SHAPES = sizeof swiglu_shapes / sizeof swiglu_shapes[0] };
 
-static const double gates[] = { 0.0,      -0.0,      1e-30,       -1e-30,    20,  -20,
-                                80,       -80,       95,          -95.0,     1e4, -1e4,
-                                INFINITY, -INFINITY, (double)NAN, -1.2784645 };
+static const double gates[] = { 0.0,
+                                -0.0,
+                                1e-30,
+                                -1e-30,
+                                20,
+                                -20,
+                                80,
+                                -80,
+                                95,
+                                -95.0,
+                                1e4,
+                                -1e4,
+                                (double)INFINITY,
+                                -(double)INFINITY,
+                                (double)NAN,
+                                -1.2784645 };
 enum { GATES = sizeof gates / sizeof gates[0] };
 
 static void *gate_up(int64_t rows, int64_t width, mt_dtype dtype)

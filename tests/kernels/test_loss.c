@@ -80,7 +80,7 @@ static void backward(const struct batch *b, void *dlogits)
 static double reference(const struct batch *b, int64_t t, double *most, double *relative)
 {
     double sum = 0, arguments = 0;
-    *most = -INFINITY;
+    *most = -(double)INFINITY;
     for (int64_t v = 0; v < b->vocab; v++)
         *most = fmax(*most, mt_load_f64(b->logits, b->dtype, t * b->vocab + v));
     for (int64_t v = 0; v < b->vocab; v++) {
@@ -177,7 +177,7 @@ static void infinities_and_nan(void **state)
     for (int d = 0; d < DTYPES; d++) {
         struct batch b = batch_create(dtypes[d], 4, 5000, 2);
         for (int64_t v = 0; v < 4000; v++)
-            mt_store_f64(b.logits, b.dtype, v, -INFINITY); /* two blocks of them */
+            mt_store_f64(b.logits, b.dtype, v, -(double)INFINITY); /* two blocks of them */
         mt_store_f64(b.logits, b.dtype, 1 * b.vocab + 4500, (double)NAN);
         mt_store_f64(b.logits, b.dtype, 2 * b.vocab + 10, -(double)NAN);
         for (int64_t t = 0; t < 4; t++) b.targets[t] = 4999;
