@@ -23,7 +23,11 @@ extern "C" {
     X(data, "pack|info", "make and describe corpora")                                              \
     X(export, "CKPT|RUN DIR", "write a Hugging Face directory")                                    \
     X(import, "DIR -o CKPT", "read a Hugging Face directory")                                      \
-    X(gradcheck, "[--op GLOB]", "the tape's gradients against central differences")
+    X(gradcheck, "[--op GLOB]", "the tape's gradients against central differences")                \
+    X(trace, "CKPT --tokens IN.h5", "what a model computes, written out for comparison")           \
+    X(inspect, "CKPT|FILE.h5|DIR", "what a checkpoint, a corpus or another file holds")            \
+    X(plan, "CONFIG.yaml", "memory, parameters and work of a run, before it starts")               \
+    X(doctor, "", "what was found on this machine, and a self-check")
 
 /* argv[0] is the verb's name, the rest its arguments. */
 #define MT_VERB_DECLARE(name, arguments, about) mt_status mt_verb_##name(int argc, char **argv);

@@ -86,6 +86,8 @@ void mt_config_format(char text[MT_CONFIG_FORMATTED], const mt_config *config,
                       const mt_config_key *key);
 /* The whole configuration as YAML: reading it gives the same configuration. */
 void mt_config_write(const mt_config *config, FILE *file);
+/* The same as text, freed by the caller. */
+mt_status mt_config_text(char **text, const mt_config *config);
 /* All keys with defaults and explanations. */
 mt_status mt_config_help(FILE *file);
 

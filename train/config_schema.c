@@ -74,9 +74,9 @@ const mt_config_key mt_config_keys[] = {
     { "model.capacity_factor", MT_KEY_REAL, AT(trainer.model.capacity_factor), POSITIVE_RANGE,
       .value = "0", .help = "rows an expert keeps, in mean loads; 0: dropless" },
 
-    { "data.train", MT_KEY_TEXT, AT(train_corpus), .required = true, .fixed = true,
+    { "data.train", MT_KEY_TEXT, AT(train_corpus), .required = true,
       .help = "corpus to train on (mixtape data pack)" },
-    { "data.valid", MT_KEY_TEXT, AT(valid_corpus), .fixed = true, .help = "corpus to validate on" },
+    { "data.valid", MT_KEY_TEXT, AT(valid_corpus), .help = "corpus to validate on" },
     { "data.sequence_length", MT_KEY_INT, AT(trainer.sequence_length), SIZE_RANGE, .value = "256",
       .fixed = true, .help = "tokens of a window" },
 

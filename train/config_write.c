@@ -1,6 +1,7 @@
 /* The configuration as YAML, and its explanation. */
 #include "train/config.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { INDENT = 2 };
@@ -47,6 +48,20 @@ void mt_config_write(const mt_config *config, FILE *file)
         fprintf(file, "%*s%s: %s\n", depth * INDENT, "", leaf_of(key->path), text);
         last = key->path;
     }
+}
+
+mt_status mt_config_text(char **text, const mt_config *config)
+{
+    size_t length = 0;
+    *text = NULL;
+    FILE *file = open_memstream(text, &length);
+    MT_REQUIRE(file, MT_ENOMEM, "configuration: no memory to write it");
+    mt_config_write(config, file);
+    bool failed = ferror(file) != 0;
+    if (fclose(file) == 0 && !failed) return MT_OK;
+    free(*text);
+    *text = NULL;
+    return MT_FAIL(MT_ENOMEM, "configuration: no memory to write it");
 }
 
 mt_status mt_config_help(FILE *file)

@@ -1,0 +1,80 @@
+/* The checkpoint's own configuration, where it came from a run, decides what the caller does not.
+ */
+#include "train/inference.h"
+
+#include <stdlib.h>
+
+enum { SKIPPED_BYTES = 2048, SEQUENCE = 512, BATCH = 8 };
+
+static mt_status read_config(mt_inference *n)
+{
+    mt_checkpoint *checkpoint = NULL;
+    MT_TRY(mt_checkpoint_open(&checkpoint, n->path));
+    const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
+    n->has_run = *meta->run_config != '\0';
+    mt_status status = n->has_run ? mt_config_parse(&n->config, n->path, meta->run_config,
+                                                    strlen(meta->run_config), NULL, 0)
+                                  : mt_config_defaults(&n->config);
+    n->config.trainer.model = meta->config;
+    mt_checkpoint_close(&checkpoint);
+    return status;
+}
+
+static mt_status settle(mt_inference *n, const mt_inference_options *options)
+{
+    mt_trainer_config *t = &n->config.trainer;
+    if (!n->has_run) {
+        t->sequence_length = SEQUENCE;
+        t->micro_batch_size = BATCH;
+    }
+    if (options->sequence_length) t->sequence_length = options->sequence_length;
+    if (options->batch_size) t->micro_batch_size = options->batch_size;
+    if (t->sequence_length > t->model.max_position_embeddings && !options->sequence_length)
+        t->sequence_length = t->model.max_position_embeddings;
+    MT_REQUIRE(t->sequence_length > 0 && t->sequence_length <= t->model.max_position_embeddings,
+               MT_ECONFIG, "sequences of %lld tokens: the model takes 1 to %lld",
+               (long long)t->sequence_length, (long long)t->model.max_position_embeddings);
+    MT_REQUIRE(t->micro_batch_size > 0 && t->micro_batch_size <= 1 << 20, MT_ECONFIG,
+               "batches of %lld sequences", (long long)t->micro_batch_size);
+    t->batch_size = t->micro_batch_size;
+    if (options->dtype) MT_TRY(mt_dtype_parse(&t->dtype, options->dtype));
+    MT_REQUIRE(t->dtype == MT_F64 || t->dtype == MT_F32 || t->dtype == MT_BF16, MT_ECONFIG,
+               "dtype %s is not one of f64, f32, bf16", mt_dtype_name(t->dtype));
+    t->recompute = MT_RECOMPUTE_NONE;
+    t->offload = false;
+    return MT_OK;
+}
+
+static mt_status build(mt_inference *n, const char *given, const mt_inference_options *options)
+{
+    n->skipped = calloc(1, SKIPPED_BYTES);
+    MT_REQUIRE(n->skipped, MT_ENOMEM, "no memory to open %.300s", given);
+    MT_TRY(mt_checkpoint_resolve(n->path, n->skipped, SKIPPED_BYTES, given));
+    MT_TRY(read_config(n));
+    MT_TRY(settle(n, options));
+    MT_TRY(
+        mt_device_open(&n->device, options->device ? options->device : n->config.device, NULL, 0));
+    MT_TRY(mt_trainer_create(&n->trainer, n->device, &n->config.trainer));
+    return mt_checkpoint_load_model(mt_trainer_model(n->trainer), n->path);
+}
+
+mt_status mt_inference_open(mt_inference **inference, const char *given,
+                            const mt_inference_options *options)
+{
+    *inference = calloc(1, sizeof **inference);
+    MT_REQUIRE(*inference, MT_ENOMEM, "no memory to open %.300s", given);
+    mt_status status = build(*inference, given, options);
+    if (status != MT_OK) mt_inference_close(inference);
+    return status;
+}
+
+void mt_inference_close(mt_inference **inference)
+{
+    mt_inference *n = *inference;
+    if (!n) return;
+    mt_trainer_destroy(&n->trainer);
+    mt_device_destroy(&n->device);
+    free(n->skipped);
+    free(n);
+    *inference = NULL;
+}

@@ -1,0 +1,349 @@
+/* The loop of a run. What is due at a step (evaluation, checkpoint, end) is a function of the step
+ * and of what the run's files already hold, so that going on after any stop makes the same lines
+ * and files as going straight through. */
+#include "train/run.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "train/build_info.h"
+#include "train/checkpoint.h"
+#include "train/corpus.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/signals.h"
+
+enum { SKIPS_END_A_RUN = 10, REASONS = 2048, IDENTITY = 256 };
+
+typedef struct run {
+    const mt_config *config;
+    mt_rundir dir;
+    mt_corpus *train, *valid; /* valid: NULL for none */
+    char corpus[IDENTITY];    /* of the training corpus */
+    char *config_text, *changed;
+    mt_device *device;
+    const char *gemm_path;
+    mt_trainer *trainer;
+    mt_metrics *metrics;
+    mt_metrics_past past;
+    mt_progress progress;
+    int32_t *tokens, *targets; /* [batch_size, sequence_length] */
+    int64_t saved_step;        /* of the newest checkpoint; -1: none */
+    char saved_path[MT_CHECKPOINT_PATH];
+    double seconds;      /* trained in this session */
+    double pace_seconds; /* the same since the last metrics line, */
+    int64_t pace_tokens; /* and the tokens of it */
+} run;
+
+/* ---- corpora ------------------------------------------------------------------------------------
+ */
+
+static mt_status open_corpus(mt_corpus **corpus, const char *key, const char *path,
+                             const mt_config *config)
+{
+    const mt_trainer_config *t = &config->trainer;
+    MT_TRY(mt_corpus_open(corpus, path));
+    MT_TRY(mt_corpus_check_vocab(*corpus, t->model.vocab_size));
+    MT_REQUIRE(mt_corpus_windows(*corpus, t->sequence_length) > 0, MT_ECONFIG,
+               "%s: %.300s has %lld tokens, not one window of data.sequence_length %lld + 1", key,
+               path, (long long)mt_corpus_get_info(*corpus)->tokens, (long long)t->sequence_length);
+    return MT_OK;
+}
+
+static mt_status open_corpora(run *r)
+{
+    const mt_config *c = r->config;
+    MT_TRY(open_corpus(&r->train, "data.train", c->train_corpus, c));
+    if (*c->valid_corpus) MT_TRY(open_corpus(&r->valid, "data.valid", c->valid_corpus, c));
+    const mt_corpus_info *info = mt_corpus_get_info(r->train);
+    snprintf(r->corpus, sizeof r->corpus, "sha256 %s, split %s, %lld tokens", info->sha256,
+             info->split, (long long)info->tokens);
+    return MT_OK;
+}
+
+/* ---- start --------------------------------------------------------------------------------------
+ */
+
+static int64_t memory_bytes(const mt_device *device)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) bytes += device->bytes[i];
+    return bytes;
+}
+
+/* Parameters, and those that one token passes through. */
+static void count_params(const mt_trainer *trainer, int64_t *all, int64_t *active)
+{
+    const mt_model_config *m = &mt_trainer_get_config(trainer)->model;
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    *all = *active = 0;
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        int64_t count = mt_param_count(p);
+        *all += count;
+        *active += p->group.members > 1 ? count / p->group.members * m->num_experts_per_tok : count;
+    }
+}
+
+static void announce(run *r)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    int64_t all, active;
+    count_params(r->trainer, &all, &active);
+    mt_progress_note(
+        &r->progress,
+        "%s: %s, %.2f M params (%.2f M active), %s on %s: kernels %s, GEMM %s, %d threads",
+        r->config->name, t->model.architecture->model_type, (double)all / 1e6, (double)active / 1e6,
+        mt_dtype_name(t->dtype), r->device->name, r->device->kernel_set, r->gemm_path,
+        r->device->threads);
+    mt_progress_note(&r->progress, "run %s: %lld steps of %lld x %lld tokens, %lld tokens an epoch",
+                     r->dir.path, (long long)t->steps, (long long)t->batch_size,
+                     (long long)t->sequence_length,
+                     (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
+                         (long long)t->sequence_length);
+    if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
+}
+
+/* Goes on from the newest complete checkpoint; from the beginning where there is none at all. */
+static mt_status resume(run *r, bool force)
+{
+    char path[MT_CHECKPOINT_PATH], skipped[REASONS] = "";
+    if (!mt_path_exists(r->dir.checkpoints)) {
+        mt_progress_note(&r->progress, "nothing saved in %s yet: from the beginning", r->dir.path);
+        return MT_OK;
+    }
+    mt_status status = mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints);
+    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
+    if (status == MT_EIO && !*skipped) {
+        mt_error_clear();
+        mt_progress_note(&r->progress, "no checkpoint in %s yet: from the beginning", r->dir.path);
+        return MT_OK;
+    }
+    MT_TRY(status);
+    MT_TRY(mt_checkpoint_load(r->trainer, path, r->corpus, force));
+    r->saved_step = mt_trainer_steps(r->trainer);
+    MT_TRY(mt_path_format(r->saved_path, "%s", path));
+    mt_progress_note(&r->progress, "resumed from %s", path);
+    MT_REQUIRE(r->saved_step <= r->config->trainer.steps, MT_ECONFIG,
+               "%.300s has made %lld steps, train.steps is %lld", path, (long long)r->saved_step,
+               (long long)r->config->trainer.steps);
+    return MT_OK;
+}
+
+static mt_status start(run *r, const mt_rundir_options *options)
+{
+    const mt_config *c = r->config;
+    const struct mt_kernels *kernels = NULL;
+    MT_TRY(open_corpora(r));
+    MT_TRY(mt_config_text(&r->config_text, c));
+    MT_TRY(mt_device_open(&r->device, c->device, NULL, 0));
+    MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
+    r->gemm_path = kernels->gemm_path;
+    MT_TRY(mt_rundir_open(&r->dir, &r->changed, c, options));
+    MT_TRY(mt_trainer_create(&r->trainer, r->device, &c->trainer));
+    size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
+    r->tokens = malloc(count * sizeof *r->tokens);
+    r->targets = malloc(count * sizeof *r->targets);
+    MT_REQUIRE(r->tokens && r->targets, MT_ENOMEM, "no memory for a batch of %zu tokens", count);
+    mt_progress_begin(&r->progress, 0, c->trainer.steps);
+    announce(r);
+    if (options->resume) MT_TRY(resume(r, options->force));
+    MT_TRY(mt_rundir_write(&r->dir, c, r->device, r->gemm_path));
+    MT_TRY(mt_metrics_open(&r->metrics, &r->past, r->dir.metrics, mt_trainer_steps(r->trainer)));
+    mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), c->trainer.steps);
+    return MT_OK;
+}
+
+/* ---- evaluation and checkpoints -----------------------------------------------------------------
+ */
+
+static bool multiple(int64_t step, int64_t every)
+{
+    return every && step && step % every == 0;
+}
+
+/* Unless the metrics have it already. A full evaluation at the end, else every so often. */
+static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
+{
+    const mt_config *c = r->config;
+    mt_evaluation e;
+    bool due = last ? r->past.last_full_eval < step
+                    : multiple(step, c->eval_every) && r->past.last_eval < step &&
+                          r->past.last_full_eval < step;
+    *stopped = false;
+    if (!r->valid || !due) return MT_OK;
+    MT_TRY(
+        mt_evaluate(&e, r->trainer, r->valid, last ? 0 : c->eval_batches * c->trainer.batch_size));
+    *stopped = e.stopped;
+    if (e.stopped) return MT_OK;
+    MT_TRY(mt_metrics_eval(r->metrics, step, e.loss, e.full));
+    *(e.full ? &r->past.last_full_eval : &r->past.last_eval) = step;
+    mt_progress_note(
+        &r->progress, "step %lld: validation loss %.4f, %.4f bits/byte (%lld windows%s)",
+        (long long)step, e.loss, mt_bits(e.loss), (long long)e.windows, e.full ? ", all" : "");
+    return MT_OK;
+}
+
+static mt_status save(run *r, int64_t step)
+{
+    char path[MT_CHECKPOINT_PATH];
+    const mt_checkpoint_info info = { .run_config = r->config_text,
+                                      .git_revision = mt_build_revision(),
+                                      .corpus = r->corpus };
+    MT_TRY(mt_metrics_sync(r->metrics));
+    mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
+    if (status != MT_OK)
+        return MT_FAIL(status, "the checkpoint of step %lld was not saved: %.700s (%s%.200s)",
+                       (long long)step, mt_error_message(),
+                       r->saved_step < 0 ? "there is no earlier one" : "there is still ",
+                       r->saved_path);
+    r->saved_step = step;
+    MT_TRY(mt_path_format(r->saved_path, "%s", path));
+    if (mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last, r->config->keep_every) !=
+        MT_OK)
+        mt_progress_note(&r->progress, "old checkpoints stay: %s", mt_error_message());
+    return MT_OK;
+}
+
+static mt_status save_if_due(run *r, int64_t step, bool last)
+{
+    bool due = last || multiple(step, r->config->checkpoint_every);
+    return due && r->saved_step != step ? save(r, step) : MT_OK;
+}
+
+/* ---- one step -----------------------------------------------------------------------------------
+ */
+
+static mt_status fail_on_loss(run *r, const mt_step_result *result)
+{
+    char name[128] = "";
+    MT_TRY(mt_trainer_find_nonfinite(r->trainer, r->tokens, r->targets, name));
+    return MT_FAIL(MT_ENUMERIC,
+                   "the loss of step %lld is %g; the first tensor that is not finite: %s; nothing "
+                   "was saved after %.200s",
+                   (long long)result->step + 1, result->loss,
+                   *name ? name : "none of the forward pass when run again",
+                   r->saved_step < 0 ? "the start" : r->saved_path);
+}
+
+static mt_status check_skips(run *r, const mt_step_result *result)
+{
+    if (!result->skipped) return MT_OK;
+    mt_progress_note(&r->progress, "step %lld: the gradient norm is %g, no update (%lld in a row)",
+                     (long long)result->step + 1, result->grad_norm,
+                     (long long)result->skipped_in_a_row);
+    MT_REQUIRE(result->skipped_in_a_row < SKIPS_END_A_RUN, MT_ENUMERIC,
+               "step %lld: %d updates in a row were skipped, the gradient norm is not finite",
+               (long long)result->step + 1, SKIPS_END_A_RUN);
+    return MT_OK;
+}
+
+static mt_status skipped_so_far(const run *r, int64_t *skipped)
+{
+    struct mt_step_state state;
+    MT_TRY(mt_device_copy(r->device, &state, mt_optimizer_state(mt_trainer_optimizer(r->trainer)),
+                          sizeof state));
+    *skipped = state.skipped;
+    return MT_OK;
+}
+
+/* Progress after every step, a line of metrics at intervals and after the last. */
+static mt_status report(run *r, const mt_step_result *result)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    int64_t step = result->step + 1, batch_tokens = t->batch_size * t->sequence_length;
+    bool due = step % r->config->log_every == 0 || step == t->steps || !result->loss_finite;
+    mt_metrics_step line = { .step = step,
+                             .tokens = step * batch_tokens,
+                             .seconds = r->past.seconds + r->seconds,
+                             .loss = result->loss,
+                             .aux_loss = result->aux_loss,
+                             .grad_norm = result->grad_norm,
+                             .lr = result->lr,
+                             .tokens_per_second = (double)r->pace_tokens / r->pace_seconds,
+                             .max_vio = result->max_vio,
+                             .dropped = result->dropped,
+                             .memory_bytes = memory_bytes(r->device) };
+    mt_progress_step(&r->progress, &line, due);
+    if (!due) return MT_OK;
+    MT_TRY(skipped_so_far(r, &line.skipped));
+    r->pace_seconds = 0;
+    r->pace_tokens = 0;
+    return mt_metrics_train(r->metrics, &line);
+}
+
+static mt_status one_step(run *r, int64_t step)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    mt_step_result result;
+    double began = mt_progress_clock();
+    MT_TRY(mt_corpus_batch(r->train, t->seed, step, t->batch_size, t->sequence_length, r->tokens,
+                           r->targets));
+    MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
+    double took = mt_progress_clock() - began;
+    r->seconds += took;
+    r->pace_seconds += took;
+    r->pace_tokens += t->batch_size * t->sequence_length;
+    MT_TRY(report(r, &result));
+    if (!result.loss_finite) return fail_on_loss(r, &result);
+    return check_skips(r, &result);
+}
+
+/* ---- the loop -----------------------------------------------------------------------------------
+ */
+
+static mt_status stop(run *r, int64_t step)
+{
+    if (r->saved_step != step) MT_TRY(save(r, step));
+    return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.300s; --resume goes on",
+                   mt_signals_name(mt_signals_pending()), (long long)step,
+                   (long long)r->config->trainer.steps, r->saved_path);
+}
+
+static mt_status loop(run *r)
+{
+    for (;;) {
+        int64_t step = mt_trainer_steps(r->trainer);
+        bool last = step >= r->config->trainer.steps, stopped;
+        MT_TRY(evaluate_if_due(r, step, last, &stopped));
+        if (stopped || (!last && mt_signals_pending())) return stop(r, step);
+        MT_TRY(save_if_due(r, step, last));
+        if (last) return MT_OK;
+        MT_TRY(one_step(r, step));
+    }
+}
+
+static void finish(run *r)
+{
+    mt_progress_end(&r->progress);
+    mt_metrics_close(&r->metrics);
+    mt_trainer_destroy(&r->trainer);
+    mt_device_destroy(&r->device);
+    mt_rundir_close(&r->dir);
+    mt_corpus_close(&r->train);
+    mt_corpus_close(&r->valid);
+    free(r->config_text);
+    free(r->changed);
+    free(r->tokens);
+    free(r->targets);
+}
+
+mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options)
+{
+    run *r = calloc(1, sizeof *r);
+    MT_REQUIRE(r, MT_ENOMEM, "no memory for a run");
+    r->config = config;
+    r->dir.lock = -1;
+    r->saved_step = -1;
+    mt_signals_install();
+    mt_status status = start(r, options);
+    if (status == MT_OK) status = loop(r);
+    if (status == MT_OK)
+        mt_progress_note(&r->progress, "done: %lld steps in %.1f s, %s",
+                         (long long)config->trainer.steps, r->past.seconds + r->seconds,
+                         r->saved_path);
+    finish(r);
+    free(r);
+    return status;
+}

@@ -1,0 +1,197 @@
+/* The directory of a run, and what identifies the run in it. */
+#include "train/rundir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "train/build_info.h"
+
+enum { CONFIG_LIMIT = 1 << 20 };
+
+static bool is_empty_or_absent(const char *path)
+{
+    DIR *dir = opendir(path);
+    if (!dir) return errno == ENOENT;
+    int entries = 0;
+    while (entries < 3 && readdir(dir)) entries++;
+    closedir(dir);
+    return entries < 3; /* . and .. */
+}
+
+static mt_status choose_path(mt_rundir *dir, const mt_config *config,
+                             const mt_rundir_options *options)
+{
+    char date[32];
+    time_t now = time(NULL);
+    struct tm local;
+    if (options->path) return mt_path_format(dir->path, "%s", options->path);
+    MT_REQUIRE(!options->resume, MT_ECONFIG, "--resume needs --run DIR");
+    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
+    return mt_path_format(dir->path, "runs/%s-%s", config->name, date);
+}
+
+/* ---- resuming -----------------------------------------------------------------------------------
+ */
+
+static mt_status append_change(char **changed, const char *path, const char *from, const char *to)
+{
+    char *joined = NULL;
+    if (asprintf(&joined, "%s%s%s %s -> %s", *changed ? *changed : "", *changed ? ", " : "", path,
+                 from, to) < 0)
+        return MT_FAIL(MT_ENOMEM, "no memory to list changed keys");
+    free(*changed);
+    *changed = joined;
+    return MT_OK;
+}
+
+static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *old,
+                         const mt_config *config, bool force)
+{
+    char from[MT_CONFIG_FORMATTED], to[MT_CONFIG_FORMATTED];
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        mt_config_format(from, old, key);
+        mt_config_format(to, config, key);
+        if (key->alias_of || strcmp(from, to) == 0) continue;
+        MT_REQUIRE(!key->fixed || force, MT_ECONFIG,
+                   "run %.300s: %s was %.100s and is %.100s now; it belongs to the run (--force to "
+                   "go on all the same)",
+                   dir->path, key->path, from, to);
+        MT_TRY(append_change(changed, key->path, from, to));
+    }
+    return MT_OK;
+}
+
+/* A directory without a recorded configuration has nothing to compare with: the run begins in it.
+ */
+static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
+                                       const mt_config *config, bool force)
+{
+    char path[MT_PATH_BYTES], *text = NULL;
+    size_t bytes = 0;
+    mt_config old;
+    MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
+    if (!mt_path_exists(path)) {
+        MT_REQUIRE(is_empty_or_absent(dir->path), MT_ECONFIG,
+                   "%.300s is not empty and has no config.resolved.yaml: not a run to resume",
+                   dir->path);
+        return MT_OK;
+    }
+    MT_TRY(mt_file_read_all(&text, &bytes, path, CONFIG_LIMIT));
+    mt_status status = mt_config_parse(&old, path, text, bytes, NULL, 0);
+    free(text);
+    MT_TRY(status);
+    return compare(changed, dir, &old, config, force);
+}
+
+/* ---- opening ------------------------------------------------------------------------------------
+ */
+
+static mt_status lock(mt_rundir *dir)
+{
+    dir->lock = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    MT_REQUIRE(dir->lock >= 0, MT_EIO, "run %.300s: %s", dir->path, strerror(errno));
+    /* file systems without locks take everybody */
+    MT_REQUIRE(flock(dir->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, MT_ECONFIG,
+               "run %.300s is in use by another process", dir->path);
+    return MT_OK;
+}
+
+static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
+                       const mt_rundir_options *options)
+{
+    MT_TRY(choose_path(dir, config, options));
+    MT_TRY(mt_path_format(dir->checkpoints, "%s/ckpt", dir->path));
+    MT_TRY(mt_path_format(dir->metrics, "%s/metrics.jsonl", dir->path));
+    if (options->resume)
+        MT_TRY(compare_with_recorded(changed, dir, config, options->force));
+    else
+        MT_REQUIRE(is_empty_or_absent(dir->path), MT_ECONFIG,
+                   "run %.300s is not empty: --resume goes on with it", dir->path);
+    MT_TRY(mt_dir_create(dir->path));
+    return lock(dir);
+}
+
+mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config,
+                         const mt_rundir_options *options)
+{
+    dir->lock = -1;
+    *changed = NULL;
+    mt_status status = enter(dir, changed, config, options);
+    if (status == MT_OK) return MT_OK;
+    mt_rundir_close(dir);
+    free(*changed);
+    *changed = NULL;
+    return mt_error_pass(status, __FILE__, __LINE__);
+}
+
+void mt_rundir_close(mt_rundir *dir)
+{
+    if (dir->lock >= 0) close(dir->lock);
+    dir->lock = -1;
+}
+
+/* ---- what is recorded ---------------------------------------------------------------------------
+ */
+
+/* "model name" of /proc/cpuinfo. */
+static void read_cpu_name(char name[128])
+{
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    snprintf(name, 128, "unknown");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
+    if (file) fclose(file);
+}
+
+static json_t *describe(const mt_config *config, const mt_device *device, const char *gemm_path)
+{
+    char cpu[128], date[32];
+    struct utsname host = { 0 };
+    struct tm utc;
+    time_t now = time(NULL);
+    uname(&host);
+    read_cpu_name(cpu);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:i, s:s, s:s, s:s}",
+                     "started", date, "git_revision", mt_build_revision(), "compiler",
+                     mt_build_compiler(), "libraries", mt_build_libraries(), "host", host.nodename,
+                     "system", host.release, "machine", host.machine, "cpu", cpu, "cores",
+                     (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "device", device->name, "threads",
+                     device->threads, "kernel_set", device->kernel_set ? device->kernel_set : "",
+                     "gemm_path", gemm_path, "dtype", mt_dtype_name(config->trainer.dtype));
+}
+
+static mt_status write_env(const mt_rundir *dir, const mt_config *config, const mt_device *device,
+                           const char *gemm_path)
+{
+    char path[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(path, "%s/env.json", dir->path));
+    json_t *object = describe(config, device, gemm_path);
+    char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
+    json_decref(object);
+    MT_REQUIRE(text, MT_ENOMEM, "env.json: no memory");
+    mt_status status = mt_file_write_all(path, text, strlen(text));
+    free(text);
+    return status;
+}
+
+mt_status mt_rundir_write(const mt_rundir *dir, const mt_config *config, const mt_device *device,
+                          const char *gemm_path)
+{
+    char path[MT_PATH_BYTES], *text = NULL;
+    MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
+    MT_TRY(mt_config_text(&text, config));
+    mt_status status = mt_file_write_all(path, text, strlen(text));
+    free(text);
+    MT_TRY(status);
+    return write_env(dir, config, device, gemm_path);
+}

@@ -1,0 +1,38 @@
+/* A run's directory: config.resolved.yaml, env.json, metrics.jsonl, ckpt/. */
+#pragma once
+
+#include "train/config.h"
+#include "train/fileio.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mt_rundir {
+    char path[MT_PATH_BYTES], checkpoints[MT_PATH_BYTES], metrics[MT_PATH_BYTES];
+    int lock; /* descriptor that keeps other processes out while the run is open */
+} mt_rundir;
+
+typedef struct mt_rundir_options {
+    const char *path; /* NULL: runs/<config name>-<date>; needed to resume */
+    bool resume; /* go on with what is there; otherwise a directory that is not empty is refused */
+    bool force;  /* resume although keys differ that belong to the run */
+} mt_rundir_options;
+
+/* Makes or enters the directory. Resuming compares the configuration with the one recorded: a key
+ * marked `fixed` in mt_config_keys must not differ, others are listed in *changed (freed by the
+ * caller; NULL: none). Errors: MT_ECONFIG names the key and both values; MT_EIO. On failure nothing
+ * was made or changed. */
+mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config,
+                         const mt_rundir_options *options);
+/* Lets other processes in. */
+void mt_rundir_close(mt_rundir *dir);
+
+/* Records the configuration, and where it runs: machine, kernel set, GEMM path, libraries,
+ * revision. */
+mt_status mt_rundir_write(const mt_rundir *dir, const mt_config *config, const mt_device *device,
+                          const char *gemm_path);
+
+#ifdef __cplusplus
+}
+#endif

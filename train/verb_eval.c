@@ -1,0 +1,59 @@
+/* mixtape eval */
+#include <stdio.h>
+
+#include "train/cli.h"
+#include "train/corpus.h"
+#include "train/evaluate.h"
+#include "train/inference.h"
+
+static mt_status evaluate(const mt_inference *inference, const char *data)
+{
+    mt_corpus *corpus = NULL;
+    mt_evaluation e = { 0 };
+    mt_status status;
+    MT_REQUIRE(*data, MT_ECONFIG, "%.300s names no validation corpus: --data CORPUS.h5 is needed",
+               inference->path);
+    MT_TRY_CLEANUP(mt_corpus_open(&corpus, data));
+    MT_TRY_CLEANUP(mt_corpus_check_vocab(corpus, inference->config.trainer.model.vocab_size));
+    MT_TRY_CLEANUP(mt_evaluate(&e, inference->trainer, corpus, 0));
+    bool bytes = mt_corpus_get_info(corpus)->dtype == MT_U8;
+    printf("%s on %s: loss %.6f, %.4f bits/%s over %lld windows of %lld tokens\n", inference->path,
+           data, e.loss, mt_bits(e.loss), bytes ? "byte" : "token", (long long)e.windows,
+           (long long)inference->config.trainer.sequence_length);
+cleanup:
+    mt_corpus_close(&corpus);
+    return status;
+}
+
+mt_status mt_verb_eval(int argc, char **argv)
+{
+    mt_inference_options how = { .device = NULL };
+    const char *data = NULL;
+    bool help;
+    int count;
+    const mt_option options[] = {
+        { "data", MT_OPTION_TEXT, &data, "CORPUS.h5", "corpus (default: data.valid of the run)" },
+        { "sequence", MT_OPTION_INT, &how.sequence_length, "N",
+          "tokens of a window (default: the run's)" },
+        { "batch", MT_OPTION_INT, &how.batch_size, "N", "windows at once (default: the run's)" },
+        { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
+        { "device", MT_OPTION_TEXT, &how.device, "NAME", "auto, cpu or cuda (default: the run's)" },
+    };
+    const mt_command command = {
+        .usage = "mixtape eval CKPT|RUN [--data CORPUS.h5]",
+        .about = "Prints the loss over every window of a validation corpus, and the same in bits a "
+                 "byte.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .min_arguments = 1,
+        .max_arguments = 1,
+    };
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    if (help) return MT_OK;
+    mt_inference *inference = NULL;
+    MT_TRY(mt_inference_open(&inference, argv[1], &how));
+    if (*inference->skipped) fprintf(stderr, "left aside: %s", inference->skipped);
+    mt_status status = evaluate(inference, data ? data : inference->config.valid_corpus);
+    mt_inference_close(&inference);
+    return status;
+}

@@ -1,0 +1,36 @@
+/* mixtape export */
+#include <stdio.h>
+
+#include "train/checkpoint.h"
+#include "train/cli.h"
+#include "train/hf.h"
+
+mt_status mt_verb_export(int argc, char **argv)
+{
+    int64_t shard_bytes = 0;
+    char path[MT_CHECKPOINT_PATH], skipped[2048];
+    bool help;
+    int count;
+    const mt_option options[] = {
+        { "shard-bytes", MT_OPTION_INT, &shard_bytes, "N", "largest file; 0: one file (0)" },
+    };
+    const mt_command command = {
+        .usage = "mixtape export CKPT|RUN DIR",
+        .about =
+            "Writes config.json and safetensors, one tensor per expert, each in the type it has "
+            "in the checkpoint.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .min_arguments = 2,
+        .max_arguments = 2,
+    };
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    if (help) return MT_OK;
+    MT_REQUIRE(shard_bytes >= 0, MT_ECONFIG, "--shard-bytes is %lld, must not be negative",
+               (long long)shard_bytes);
+    MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, argv[1]));
+    if (*skipped) fprintf(stderr, "left aside: %s", skipped);
+    MT_TRY(mt_hf_export(argv[2], path, shard_bytes));
+    printf("%s: from %s\n", argv[2], path);
+    return MT_OK;
+}

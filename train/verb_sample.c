@@ -1,0 +1,141 @@
+/* mixtape sample */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/cli.h"
+#include "train/inference.h"
+#include "train/sampler.h"
+
+enum { ROUND = 64, BYTES = 256 };
+
+/* What is being written. A model of bytes reads and writes text, any other one numbers of tokens.
+ */
+typedef struct writer {
+    mt_trainer *trainer;
+    int64_t vocab, sequence;
+    int32_t *tokens; /* [sequence]: the end of the text so far, then padding */
+    double *logits;  /* [sequence, V] */
+    int64_t count;
+} writer;
+
+static void append(writer *w, int32_t token)
+{
+    if (w->count > 0 && w->count == w->sequence) {
+        w->count--;
+        memmove(w->tokens, w->tokens + 1, (size_t)w->count * sizeof *w->tokens);
+    }
+    w->tokens[w->count++] = token;
+}
+
+static mt_status append_prompt(writer *w, const char *prompt)
+{
+    bool text = w->vocab <= BYTES;
+    for (const char *p = prompt; *p;) {
+        char *end = (char *)p + 1;
+        long long token = text ? (unsigned char)*p : strtoll(p, &end, 10);
+        MT_REQUIRE(end != p, MT_ECONFIG, "--prompt: '%.40s' is no number of a token", p);
+        MT_REQUIRE(token >= 0 && token < w->vocab, MT_ECONFIG,
+                   "--prompt: token %lld is not in the vocabulary of %lld", token,
+                   (long long)w->vocab);
+        append(w, (int32_t)token);
+        p = end;
+        if (!text) p += strspn(p, " ,");
+    }
+    if (!w->count) append(w, w->vocab > '\n' ? '\n' : 0); /* something has to come first */
+    return MT_OK;
+}
+
+/* Padded to few lengths, so that the arena sees few shapes: what comes later changes nothing before
+ * it. */
+static mt_status next_logits(writer *w, const double **logits)
+{
+    int64_t length = (w->count + ROUND - 1) / ROUND * ROUND;
+    if (length > w->sequence) length = w->sequence;
+    memset(w->tokens + w->count, 0, (size_t)(length - w->count) * sizeof *w->tokens);
+    MT_TRY(mt_trainer_logits(w->trainer, w->tokens, 1, length, w->logits));
+    *logits = w->logits + (w->count - 1) * w->vocab;
+    return MT_OK;
+}
+
+static mt_status write_tokens(writer *w, const char *prompt, int64_t count, mt_sampler *sampler)
+{
+    const double *logits = NULL;
+    int32_t token;
+    MT_TRY(append_prompt(w, prompt));
+    fputs(prompt, stdout);
+    for (int64_t i = 0; i < count; i++) {
+        MT_TRY(next_logits(w, &logits));
+        MT_TRY(mt_sampler_draw(sampler, &token, logits, i));
+        append(w, token);
+        if (w->vocab <= BYTES)
+            putchar(token);
+        else
+            printf(" %d", (int)token);
+        fflush(stdout);
+    }
+    putchar('\n');
+    return MT_OK;
+}
+
+static mt_status sample(const mt_inference *inference, const char *prompt, int64_t count,
+                        const mt_sampler_config *config)
+{
+    const mt_trainer_config *t = mt_trainer_get_config(inference->trainer);
+    writer w = { inference->trainer, t->model.vocab_size, t->sequence_length, NULL, NULL, 0 };
+    mt_sampler *sampler = NULL;
+    mt_status status;
+    w.tokens = malloc((size_t)w.sequence * sizeof *w.tokens);
+    w.logits = malloc((size_t)(w.sequence * w.vocab) * sizeof *w.logits);
+    if (!w.tokens || !w.logits)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "no memory for %lld x %lld logits", (long long)w.sequence,
+                               (long long)w.vocab));
+    MT_TRY_CLEANUP(mt_sampler_create(&sampler, config, w.vocab));
+    MT_TRY_CLEANUP(write_tokens(&w, prompt, count, sampler));
+cleanup:
+    mt_sampler_destroy(&sampler);
+    free(w.tokens);
+    free(w.logits);
+    return status;
+}
+
+mt_status mt_verb_sample(int argc, char **argv)
+{
+    mt_inference_options how = { .batch_size = 1 };
+    mt_sampler_config config = { .temperature = 1, .top_p = 1 };
+    const char *prompt = "";
+    int64_t tokens = 200, seed = 0;
+    bool help;
+    int count;
+    const mt_option options[] = {
+        { "prompt", MT_OPTION_TEXT, &prompt, "TEXT",
+          "what to go on from (token numbers unless the model reads bytes)" },
+        { "tokens", MT_OPTION_INT, &tokens, "N", "tokens to write (200)" },
+        { "temperature", MT_OPTION_REAL, &config.temperature, "X",
+          "0: always the most likely token (1)" },
+        { "top-k", MT_OPTION_INT, &config.top_k, "K", "only the K most likely tokens; 0: all (0)" },
+        { "top-p", MT_OPTION_REAL, &config.top_p, "P",
+          "only the most likely tokens that make up P (1)" },
+        { "seed", MT_OPTION_INT, &seed, "N", "of the draws (0)" },
+        { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
+        { "device", MT_OPTION_TEXT, &how.device, "NAME", "auto, cpu or cuda (default: the run's)" },
+    };
+    const mt_command command = {
+        .usage = "mixtape sample CKPT|RUN [--prompt TEXT] [--tokens N]",
+        .about = "Writes text: the prompt, then one token after another.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .min_arguments = 1,
+        .max_arguments = 1,
+    };
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    if (help) return MT_OK;
+    MT_REQUIRE(tokens >= 0, MT_ECONFIG, "--tokens is %lld, must not be negative",
+               (long long)tokens);
+    config.seed = (uint64_t)seed;
+    mt_inference *inference = NULL;
+    MT_TRY(mt_inference_open(&inference, argv[1], &how));
+    mt_status status = sample(inference, prompt, tokens, &config);
+    mt_inference_close(&inference);
+    return status;
+}
