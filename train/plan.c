@@ -1,0 +1,72 @@
+/* Planning is running: the trainer's own passes on a device that counts. */
+#include "train/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    mt_status status = MT_OK;
+    mt_step_result result;
+    double loss;
+    int64_t counted;
+    int32_t *tokens = calloc((size_t)(c->batch_size * c->sequence_length), sizeof *tokens);
+    MT_REQUIRE(tokens, MT_ENOMEM, "plan: no memory for a batch of tokens");
+    for (int i = 0; i < 2; i++) MT_TRY_CLEANUP(mt_trainer_step(trainer, tokens, tokens, &result));
+    if (evaluates)
+        MT_TRY_CLEANUP(
+            mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted));
+cleanup:
+    free(tokens);
+    return status;
+}
+
+/* Params that are multiplied: all but norms and an embedding that is only looked up. */
+static bool multiplies(const mt_param *p)
+{
+    return p->packed || p->decay;
+}
+
+static void count_work(mt_plan *plan, const mt_trainer *trainer)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    const mt_model_config *m = &c->model;
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    int64_t multiplied = 0;
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        int64_t members = p->group.members;
+        int64_t used = members > 1 && members == m->num_experts ? m->num_experts_per_tok : members;
+        int64_t active = mt_param_count(p) / members * used;
+        plan->parameters += mt_param_count(p);
+        plan->active_parameters += active;
+        if (multiplies(p)) multiplied += active;
+    }
+    /* a query meets (S + 1) / 2 keys on average, and as many values */
+    double meetings = ((double)c->sequence_length + 1) / 2 * (double)m->num_hidden_layers;
+    double attention = 4 * meetings * (double)(m->num_attention_heads * m->head_dim);
+    plan->forward_flops = 2 * (double)multiplied + attention;
+}
+
+mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
+{
+    *plan = (mt_plan){ 0 };
+    mt_device *device = NULL;
+    mt_trainer *trainer = NULL;
+    mt_status status = MT_OK;
+    const struct mt_kernels *kernels;
+    MT_TRY_CLEANUP(mt_device_open(&device, "plan", NULL, 0));
+    MT_TRY_CLEANUP(mt_device_kernels(device, config->trainer.dtype, &kernels));
+    MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, &config->trainer));
+    MT_TRY_CLEANUP(mt_plan_passes(trainer, *config->valid_corpus != '\0'));
+    count_work(plan, trainer);
+    plan->kernel_set = device->kernel_set;
+    plan->gemm_path = kernels->gemm_path;
+    plan->threads = device->threads;
+    memcpy(plan->peak, device->peak, sizeof plan->peak);
+cleanup:
+    mt_trainer_destroy(&trainer);
+    mt_device_destroy(&device);
+    return status;
+}

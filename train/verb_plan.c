@@ -1,0 +1,66 @@
+/* mixtape plan: what a configuration will need, before anything is allocated. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "train/cli.h"
+#include "train/plan.h"
+
+static void print_row(const char *name, int64_t bytes)
+{
+    printf("  %-14s %16lld  %10.2f MiB\n", name, (long long)bytes, (double)bytes / 0x1p20);
+}
+
+static void print_plan(const mt_config *config, const mt_plan *plan)
+{
+    const mt_trainer_config *c = &config->trainer;
+    printf("%s: %s, %lld layers, D %lld, %lld experts (top %lld) of F %lld, V %lld\n", config->name,
+           c->model.architecture->model_type, (long long)c->model.num_hidden_layers,
+           (long long)c->model.hidden_size, (long long)c->model.num_experts,
+           (long long)c->model.num_experts_per_tok, (long long)c->model.moe_intermediate_size,
+           (long long)c->model.vocab_size);
+    printf("batch %lld x %lld tokens, %lld sequences at once, %s, kernel set %s, %d threads\n",
+           (long long)c->batch_size, (long long)c->sequence_length, (long long)c->micro_batch_size,
+           mt_dtype_name(c->dtype), plan->kernel_set, plan->threads);
+    printf("GEMM path: %s\n", plan->gemm_path);
+    printf("parameters: %lld, active for a token: %lld\n", (long long)plan->parameters,
+           (long long)plan->active_parameters);
+    printf("FLOP per token: %.4g forward, %.4g training\n", plan->forward_flops,
+           3 * plan->forward_flops);
+    printf("bytes at the high-water mark:\n");
+    int64_t total = 0;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) {
+        if (i == MT_MEMORY_WORKSPACE) continue;
+        print_row(mt_memory_name((mt_memory)i), plan->peak[i]);
+        total += plan->peak[i];
+    }
+    print_row("total", total);
+    printf("not in it: the kernels' scratch, the program, mapped corpora, a checkpoint being "
+           "written\n");
+}
+
+mt_status mt_verb_plan(int argc, char **argv)
+{
+    mt_option_list sets = { 0 };
+    const mt_option options[] = {
+        { "set", MT_OPTION_LIST, &sets, "K=V", "a configuration key, such as train.dtype=bf16" },
+    };
+    const mt_command command = {
+        .usage = "mixtape plan CONFIG.yaml [--set a.b=c]...",
+        .about = "Memory by category, parameters, work per token and the GEMM path of a training "
+                 "run,\nfound by running its steps on a device that only counts.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+        .min_arguments = 1,
+        .max_arguments = 1,
+    };
+    int count;
+    bool help;
+    mt_config config;
+    mt_plan plan;
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    if (help) return MT_OK;
+    MT_TRY(mt_config_load(&config, argv[1], sets.items, sets.count));
+    MT_TRY(mt_plan_make(&plan, &config));
+    print_plan(&config, &plan);
+    return MT_OK;
+}

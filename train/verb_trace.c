@@ -1,0 +1,174 @@
+/* mixtape trace: a checkpoint on given tokens, every number written out. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/checkpoint.h"
+#include "train/cli.h"
+#include "train/config.h"
+#include "train/trace.h"
+
+struct options {
+    const char *tokens, *out, *dtype;
+    int64_t steps;
+    mt_option_list sets;
+    mt_trace_options trace;
+};
+
+static mt_status check_options(const struct options *o, mt_dtype *dtype)
+{
+    MT_REQUIRE(o->tokens && o->out, MT_ECONFIG, "trace: %s is missing",
+               o->tokens ? "-o OUT.h5" : "--tokens IN.h5");
+    MT_TRY(mt_dtype_parse(dtype, o->dtype));
+    MT_REQUIRE(*dtype == MT_F32 || *dtype == MT_BF16 || *dtype == MT_F64, MT_ECONFIG,
+               "--dtype is %s, must be f32, bf16 or f64", o->dtype);
+    MT_REQUIRE(o->steps >= 0, MT_ECONFIG, "--steps is %lld, must be positive", (long long)o->steps);
+    MT_REQUIRE(!o->trace.grads || o->trace.targets, MT_ECONFIG, "--grads needs --targets");
+    MT_REQUIRE(!o->steps || !(o->trace.grads || o->trace.activations), MT_ECONFIG,
+               "--steps writes losses only: --grads and --activations are of one batch");
+    return MT_OK;
+}
+
+/* The checkpoint's model and this batch as a configuration, on which --set works as everywhere. The
+ * optimizer is that of the run that made the checkpoint, or the default one, at a constant rate. */
+static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, mt_dtype dtype,
+                             const mt_trace_input *in, const mt_option_list *sets)
+{
+    mt_status status = MT_OK;
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = NULL;
+    MT_TRY(mt_config_defaults(config));
+    if (*meta->run_config)
+        MT_TRY(mt_config_parse(config, "run_config", meta->run_config, strlen(meta->run_config),
+                               NULL, 0));
+    mt_trainer_config *t = &config->trainer;
+    t->model = meta->config;
+    t->dtype = dtype;
+    t->sequence_length = in->sequence;
+    t->batch_size = t->micro_batch_size = in->batch;
+    t->steps = in->steps;
+    t->optim.schedule = MT_SCHEDULE_CONSTANT;
+    t->optim.warmup_steps = 0;
+    config->eval_every = 0;
+    snprintf(config->train_corpus, sizeof config->train_corpus, "none");
+    file = open_memstream(&text, &length);
+    MT_REQUIRE(file, MT_ENOMEM, "trace: no memory for the configuration");
+    mt_config_write(config, file);
+    if (fclose(file) != 0)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "trace: no memory for the configuration"));
+    MT_TRY_CLEANUP(mt_config_parse(config, "checkpoint", text, length, sets->items, sets->count));
+    MT_REQUIRE(t->batch_size == in->batch && t->sequence_length == in->sequence &&
+                   t->steps == in->steps && t->dtype == dtype,
+               MT_ECONFIG,
+               "trace: the batch, the sequence length, the steps and the dtype come from --tokens, "
+               "--steps and --dtype, not from --set");
+cleanup:
+    free(text);
+    return status;
+}
+
+static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
+                             const mt_trainer_config *c, const mt_trace_input *in,
+                             const mt_trace_options *options)
+{
+    mt_model *model;
+    MT_TRY(mt_model_create(&model, device, &c->model, c->dtype, in->sequence, options->grads));
+    mt_status status = mt_checkpoint_load_model(model, path);
+    if (status == MT_OK) status = mt_trace_batch(out, device, model, in, options);
+    mt_model_destroy(&model);
+    return status;
+}
+
+static mt_status trace_steps(mt_h5 *out, mt_device *device, const char *path,
+                             const mt_trainer_config *c, const mt_trace_input *in)
+{
+    mt_trainer *trainer;
+    MT_TRY(mt_trainer_create(&trainer, device, c));
+    mt_status status = mt_checkpoint_load_model(mt_trainer_model(trainer), path);
+    if (status == MT_OK) status = mt_trace_steps(out, trainer, in);
+    mt_trainer_destroy(&trainer);
+    return status;
+}
+
+/* Everything but reading the input. */
+static mt_status write_trace(const char *path, const mt_config *config, const mt_trace_input *in,
+                             const struct options *o)
+{
+    mt_status status = MT_OK;
+    mt_h5 *out = NULL;
+    mt_device *device = NULL;
+    const mt_trainer_config *c = &config->trainer;
+    MT_TRY_CLEANUP(mt_device_open(&device, config->device, NULL, 0));
+    MT_TRY_CLEANUP(mt_h5_create(&out, o->out));
+    if (o->steps)
+        MT_TRY_CLEANUP(trace_steps(out, device, path, c, in));
+    else
+        MT_TRY_CLEANUP(trace_batch(out, device, path, c, in, &o->trace));
+    MT_TRY_CLEANUP(mt_h5_commit(&out));
+cleanup:
+    mt_h5_close(&out);
+    mt_device_destroy(&device);
+    return status;
+}
+
+static mt_status trace(const char *given, const struct options *o)
+{
+    char path[MT_CHECKPOINT_PATH], skipped[1024];
+    mt_dtype dtype;
+    mt_checkpoint *checkpoint = NULL;
+    mt_trace_input in = { 0 };
+    mt_config config;
+    MT_TRY(check_options(o, &dtype));
+    MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
+    fputs(skipped, stderr);
+    mt_status status = mt_checkpoint_open(&checkpoint, path);
+    if (status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
+    const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
+    MT_TRY_CLEANUP(mt_trace_input_read(&in, o->tokens, o->steps > 0, meta->config.vocab_size));
+    if (o->steps && in.steps != o->steps)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
+                               (long long)o->steps, o->tokens, (long long)in.steps));
+    MT_TRY_CLEANUP(make_config(&config, meta, dtype, &in, &o->sets));
+    MT_TRY_CLEANUP(write_trace(path, &config, &in, o));
+cleanup:
+    mt_trace_input_free(&in);
+    mt_checkpoint_close(&checkpoint);
+    return status;
+}
+
+mt_status mt_verb_trace(int argc, char **argv)
+{
+    struct options o = { .dtype = "f32" };
+    const mt_option options[] = {
+        { "tokens", MT_OPTION_TEXT, &o.tokens, "IN.h5",
+          "dataset tokens int64 [B,S], maybe targets [B,S] (-100: ignored)" },
+        { "o", MT_OPTION_TEXT, &o.out, "OUT.h5", "where to write" },
+        { "targets", MT_OPTION_FLAG, &o.trace.targets, NULL,
+          "loss, aux_loss and total_loss too; without a dataset targets, of the next token" },
+        { "grads", MT_OPTION_FLAG, &o.trace.grads, NULL,
+          "grads/<name> of total_loss, for every tensor as it is exported" },
+        { "activations", MT_OPTION_TEXT, &o.trace.activations, "GLOB",
+          "activations/<name> of those that fit, [B,S,width]" },
+        { "dtype", MT_OPTION_TEXT, &o.dtype, "DTYPE",
+          "compute in f32 (default), bf16 or f64; f64 is written as f64, the others as f32" },
+        { "steps", MT_OPTION_INT, &o.steps, "N",
+          "tokens are [N,B,S]: one AdamW step each, losses f64 [N] are written" },
+        { "set", MT_OPTION_LIST, &o.sets, "K=V", "a configuration key, such as optim.lr=1e-3" },
+    };
+    const mt_command command = {
+        .usage = "mixtape trace CKPT --tokens IN.h5 -o OUT.h5 [options]",
+        .about =
+            "Runs a checkpoint on given tokens and writes what it computes into an HDF5 file, for\n"
+            "comparison with other programs: logits, losses, gradients, activations, or the\n"
+            "losses of some optimizer steps.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+        .min_arguments = 1,
+        .max_arguments = 1,
+    };
+    int count;
+    bool help;
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    return help ? MT_OK : trace(argv[1], &o);
+}
