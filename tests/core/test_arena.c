@@ -21,6 +21,13 @@ static mt_status counted_alloc(mt_device *device, void **p, size_t bytes, bool o
     return real_ops->alloc(device, p, bytes, on_host);
 }
 
+/* What is given back is spoiled first, so that a block still in use shows it. */
+static void spoiling_release(mt_device *device, void *p, size_t bytes, bool on_host)
+{
+    if (device->computes) memset(p, 0xdd, bytes);
+    real_ops->release(device, p, bytes, on_host);
+}
+
 static mt_device *open_counted(const char *name)
 {
     mt_device *device;
@@ -28,6 +35,7 @@ static mt_device *open_counted(const char *name)
     real_ops = device->ops;
     counted_ops = *real_ops;
     counted_ops.alloc = counted_alloc;
+    counted_ops.release = spoiling_release;
     device->ops = &counted_ops;
     allocations = 0;
     return device;
@@ -230,6 +238,14 @@ static void test_misuse(void **state)
         assert_fails(mt_arena_begin(arena, 1), MT_EINVAL, "1 blocks");
         give(arena, &h);
     }
+    struct held large;
+    assert_ok(mt_arena_begin(arena,
+                             1)); /* a block in the slab outlives a pass that needs a larger slab */
+    take(arena, &h, 100, 9);
+    take(arena, &large, 100000, 1);
+    give(arena, &large);
+    assert_ok(mt_arena_end(arena));
+    give(arena, &h);
     assert_ok(mt_arena_begin(arena, 2)); /* a pass with nothing */
     assert_ok(mt_arena_end(arena));
     assert_ok(mt_arena_begin(arena, 3)); /* a pass given up: the next records */

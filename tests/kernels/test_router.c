@@ -1,14 +1,10 @@
 /* The router against naive references: the choice exact given the probabilities, gradients against
  * central differences in f64, everything else within bounds from epsilon and the length of the
  * sums; bits equal for 1, 2, 3 threads. */
-#include "tests/kernels/threads.h"
+#include "tests/kernels/router.h"
 
 /* ---- router -----------------------------------------------------------------------------------
  */
-
-struct shape {
-    int64_t tokens, width, experts, top_k;
-};
 
 static const struct shape shapes[] = {
     { 0, 8, 4, 2 },     { 1, 1, 1, 1 },     { 7, 33, 5, 5 },
@@ -16,74 +12,6 @@ static const struct shape shapes[] = {
     { 3, 257, 130, 4 }, { 5, 0, 6, 2 },     { 1030, 24, 12, 1 },
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
-
-/* Buffers of one router call. */
-struct router {
-    struct shape s;
-    mt_dtype dtype, real;
-    void *x, *wr, *logits, *probs, *lse, *weights, *prob_sum, *z_sum;
-    float *bias;
-    int32_t *chosen;
-    int64_t *counts, *load;
-};
-
-static struct router router_make(struct shape s, mt_dtype dtype, bool bias)
-{
-    mt_dtype real = mt_dtype_wide(dtype);
-    int64_t te = s.tokens * s.experts, tk = s.tokens * s.top_k;
-    struct router r = {
-        .s = s,
-        .dtype = dtype,
-        .real = real,
-        .x = test_alloc(s.tokens * s.width, dtype),
-        .wr = test_alloc(s.experts * s.width, real),
-        .logits = test_alloc(te, real),
-        .probs = test_alloc(te, real),
-        .lse = test_alloc(s.tokens, real),
-        .weights = test_alloc(tk, real),
-        .prob_sum = test_alloc(s.experts, real),
-        .z_sum = test_alloc(1, real),
-        .bias = bias ? test_alloc(s.experts, MT_F32) : NULL,
-        .chosen = test_alloc(tk, MT_I32),
-        .counts = test_alloc(s.experts, MT_I64),
-        .load = test_alloc(s.experts, MT_I64),
-    };
-    test_random(r.x, s.tokens * s.width, dtype, 1, 21);
-    test_random(r.wr, s.experts * s.width, real, 1, 22);
-    if (bias) test_random(r.bias, s.experts, MT_F32, 0.1, 23);
-    for (int64_t e = 0; e < s.experts; e++) r.load[e] = e;
-    return r;
-}
-
-static void router_free(struct router *r)
-{
-    void *all[] = { r->x,        r->wr,    r->logits, r->probs,  r->lse,    r->weights,
-                    r->prob_sum, r->z_sum, r->bias,   r->chosen, r->counts, r->load };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) test_free(all[i]);
-}
-
-static void router_run(struct router *r, int threads, bool normalize)
-{
-    mt_stream stream = on_threads(threads);
-    assert_ok(mt_router_fwd(&stream, &(struct mt_router_fwd_args){ .dtype = r->dtype,
-                                                                   .tokens = r->s.tokens,
-                                                                   .width = r->s.width,
-                                                                   .experts = r->s.experts,
-                                                                   .top_k = r->s.top_k,
-                                                                   .normalize = normalize,
-                                                                   .x = r->x,
-                                                                   .wr = r->wr,
-                                                                   .bias = r->bias,
-                                                                   .logits = r->logits,
-                                                                   .probs = r->probs,
-                                                                   .lse = r->lse,
-                                                                   .weights = r->weights,
-                                                                   .chosen = r->chosen,
-                                                                   .prob_sum = r->prob_sum,
-                                                                   .z_sum = r->z_sum,
-                                                                   .counts = r->counts,
-                                                                   .load = r->load }));
-}
 
 /* Logits of token t in f64, and the bound of each: D + 1 roundings. */
 static void naive_logits(const struct router *r, int64_t t, double *logits, double *limit)
@@ -241,6 +169,24 @@ static void test_router_ties_and_extremes(void **state)
             seen |= 1 << r.chosen[i];
         }
         assert_int_equal(__builtin_popcount((unsigned)seen), 4);
+        router_free(&r);
+    }
+}
+
+/* A bias of NaN or -Inf is chosen last. */
+static void test_router_bias_extremes(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 3; d++) {
+        struct router r = router_make((struct shape){ 2, 3, 20, 20 }, dtypes[d], true);
+        r.bias[2] = -INFINITY, r.bias[0] = NAN, r.bias[17] = INFINITY;
+        router_run(&r, 1, false);
+        for (int t = 0; t < 2; t++) {
+            assert_int_equal(r.chosen[t * 20], 17);
+            assert_int_equal(r.chosen[t * 20 + 18], 0);
+            assert_int_equal(r.chosen[t * 20 + 19], 2);
+        }
+        for (int e = 0; e < 20; e++) assert_int_equal(r.counts[e], 2);
         router_free(&r);
     }
 }
@@ -498,6 +444,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_router_fwd),
         cmocka_unit_test(test_router_ties_and_extremes),
+        cmocka_unit_test(test_router_bias_extremes),
         cmocka_unit_test(test_router_bwd_differences),
         cmocka_unit_test(test_router_bwd),
         cmocka_unit_test(test_router_bwd_parts),
