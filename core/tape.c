@@ -41,6 +41,7 @@ void mt_tape_destroy(mt_tape **tape)
     mt_pool_destroy(&t->attrs);
     mt_pool_destroy(&t->jobs);
     free(t->list);
+    free(t->touched);
     free(t);
     *tape = NULL;
 }
@@ -110,17 +111,13 @@ static int64_t finish(mt_tape *t)
     release_temporaries(t);
     release_jobs(t);
     int64_t held = free_values(t);
-    for (int64_t i = 0; i < t->nodes.used; i++) {
-        mt_node *n = (mt_node *)(void *)(t->nodes.chunks[i / POOL_CHUNK] +
-                                         (size_t)(i % POOL_CHUNK) * sizeof(mt_node));
-        for (int j = 0; j < n->param_count; j++) n->params[j]->uses = 0;
-    }
+    for (int64_t i = 0; i < t->touched_count; i++) t->touched[i]->uses = 0;
     mt_pool_reset(&t->values);
     mt_pool_reset(&t->storages);
     mt_pool_reset(&t->nodes);
     mt_pool_reset(&t->attrs);
     mt_pool_reset(&t->jobs);
-    t->count = t->job_count = t->job_done = 0;
+    t->count = t->job_count = t->job_done = t->touched_count = 0;
     t->active = t->training = t->recomputing = false;
     t->suspended = 0;
     return held;
@@ -203,13 +200,28 @@ static mt_status add_node(mt_tape *tape, const mt_node_spec *spec)
     return append(tape, n);
 }
 
+/* Counts a contribution to come, and remembers the param: a segment that keeps nothing has no node
+ * to find it by. */
+static mt_status touch(mt_tape *t, mt_param *param)
+{
+    if (t->touched_count == t->touched_room) {
+        int64_t n = t->touched_room ? 2 * t->touched_room : 64;
+        mt_param **grown = realloc(t->touched, (size_t)n * sizeof *grown);
+        MT_REQUIRE(grown, MT_ENOMEM, "tape: out of memory for %" PRId64 " params", n);
+        t->touched = grown, t->touched_room = n;
+    }
+    if (param->uses++ == 0) t->touched[t->touched_count++] = param;
+    return MT_OK;
+}
+
 mt_status mt_tape_record(mt_tape *tape, const mt_node_spec *spec)
 {
     if (!tape->training || !differentiable(spec)) return MT_OK;
     for (int i = 0; i < MT_NODE_MAX && spec->outputs[i]; i++)
         mt_value_of(spec->outputs[i])->wants_grad = true;
     if (!tape->recomputing) /* a segment's uses were counted in its first pass */
-        for (int i = 0; i < MT_NODE_MAX && spec->params[i]; i++) spec->params[i]->uses++;
+        for (int i = 0; i < MT_NODE_MAX && spec->params[i]; i++)
+            MT_TRY(touch(tape, spec->params[i]));
     return tape->suspended ? MT_OK : add_node(tape, spec);
 }
 
@@ -289,9 +301,32 @@ mt_status mt_node_scratch(mt_tape *tape, mt_node *node, void **p, size_t bytes)
 /* ---- gradients of params ------------------------------------------------------------------------
  */
 
+/* A param's contributions of this backward are all made: one that received none in the whole step
+ * is zero. */
+static mt_status grad_final(mt_tape *tape, mt_param *param)
+{
+    if (param->frozen) return MT_OK;
+    if (!param->grad_started && param->grad)
+        MT_TRY(mt_device_zero(tape->stream->device, param->grad,
+                              (size_t)mt_param_count(param) * mt_dtype_size(param->dtype)));
+    param->grad_started = true;
+    return tape->options.grad_ready ? tape->options.grad_ready(tape->options.context, param)
+                                    : MT_OK;
+}
+
+/* A contribution is made, or will not be: no gradient reached its node. */
+static mt_status contributed(mt_tape *tape, mt_param *param)
+{
+    param->uses--;
+    MT_ASSERT(param->uses >= 0);
+    return param->uses == 0 ? grad_final(tape, param) : MT_OK;
+}
+
 mt_status mt_param_grad_begin(mt_tape *tape, mt_param *param, bool *accumulate, bool *skip)
 {
     (void)tape;
+    MT_REQUIRE(!param->deferred, MT_EINTERNAL,
+               "tape: %s is written directly while weight gradients of it are queued", param->name);
     *accumulate = param->grad_started;
     *skip = param->frozen || !param->grad;
     return MT_OK;
@@ -300,17 +335,13 @@ mt_status mt_param_grad_begin(mt_tape *tape, mt_param *param, bool *accumulate, 
 mt_status mt_param_grad_end(mt_tape *tape, mt_param *param)
 {
     if (!param->frozen) param->grad_started = true;
-    param->uses--;
-    MT_ASSERT(param->uses >= 0);
-    if (param->uses > 0 || param->frozen || !tape->options.grad_ready) return MT_OK;
-    return tape->options.grad_ready(tape->options.context, param);
+    return contributed(tape, param);
 }
 
 static mt_status run_job(mt_tape *tape, const struct mt_wgrad *job)
 {
-    bool accumulate, skip;
-    MT_TRY(mt_param_grad_begin(tape, job->param, &accumulate, &skip));
-    if (!skip) MT_TRY(job->run(tape, job, accumulate));
+    const mt_param *param = job->param;
+    if (!param->frozen && param->grad) MT_TRY(job->run(tape, job, param->grad_started));
     return mt_param_grad_end(tape, job->param);
 }
 
@@ -325,7 +356,7 @@ mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job
 {
     if (job->param->frozen) return mt_param_grad_end(tape, job->param);
     struct mt_wgrad filled = *job;
-    MT_TRY(mt_node_saved(tape, node, x_saved, &filled.x));
+    if (x_saved >= 0) MT_TRY(mt_node_saved(tape, node, x_saved, &filled.x));
     filled.dy = mt_node_grad_out(node, 0);
     for (int i = 0; i < 2; i++)
         if (extra_saved[i] >= 0)
@@ -335,7 +366,7 @@ mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job
     deferred_job *d = mt_pool_get(&tape->jobs);
     MT_REQUIRE(d, MT_ENOMEM, "tape: out of memory for a deferred weight gradient");
     d->job = filled;
-    d->held[0] = hold(node->saved[x_saved]->data);
+    if (x_saved >= 0) d->held[0] = hold(node->saved[x_saved]->data);
     d->held[1] = hold(node->outputs[0]->grad);
     for (int i = 0; i < 2; i++)
         if (extra_saved[i] >= 0) d->held[2 + i] = hold(node->saved[extra_saved[i]]->data);
@@ -395,7 +426,7 @@ static mt_status run_node(mt_tape *t, mt_node *n)
     if (reached(n)) {
         MT_TRY(n->op->backward(t, n));
     } else {
-        for (int i = 0; i < n->param_count; i++) MT_TRY(mt_param_grad_end(t, n->params[i]));
+        for (int i = 0; i < n->param_count; i++) MT_TRY(contributed(t, n->params[i]));
     }
     release_temporaries(t);
     for (int i = 0; i < n->output_count; i++) {
@@ -426,7 +457,15 @@ static mt_status sweep(mt_tape *t, int64_t base)
 mt_status mt_tape_backward(mt_tape *tape)
 {
     MT_REQUIRE(tape->active && tape->training, MT_EINVAL, "tape: backward outside a training pass");
-    return sweep(tape, 0);
+    MT_TRY(sweep(tape, 0));
+    for (int64_t i = 0; i < tape->touched_count;
+         i++) { /* used in segments that no gradient reached */
+        mt_param *param = tape->touched[i];
+        if (param->uses == param->deferred) continue;
+        param->uses = param->deferred;
+        if (param->uses == 0) MT_TRY(grad_final(tape, param));
+    }
+    return MT_OK;
 }
 
 /* ---- segments -----------------------------------------------------------------------------------
@@ -487,6 +526,10 @@ mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_va
     MT_REQUIRE(input_count < MT_NODE_MAX && output_count < MT_NODE_MAX, MT_EINVAL,
                "tape: a segment of %d inputs and %d outputs, at most %d each", input_count,
                output_count, MT_NODE_MAX - 1);
+    for (int i = 0; i < input_count; i++)
+        for (int j = 0; j < i; j++)
+            MT_REQUIRE(inputs[i] != inputs[j], MT_EINVAL,
+                       "tape: inputs %d and %d of a segment are the same value", j, i);
     bool keep = !tape->options.recompute || !tape->training || tape->suspended || tape->recomputing;
     if (keep) return run(tape, context, inputs, outputs);
 

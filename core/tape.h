@@ -37,7 +37,7 @@ typedef struct mt_tape_options {
     bool offload;     /* move saved values to the host pool between forward and backward */
     bool recompute;   /* mt_tape_segment keeps only its inputs */
     bool recompute_activation; /* values marked MT_VALUE_RECOMPUTE are dropped and made again */
-    /* Fires when a param's gradient of this backward is final. Optional. */
+    /* Fires once for each param used in a pass, when its gradient of this backward is final. Optional. */
     mt_status (*grad_ready)(void *context, mt_param *param);
     void *context;
 } mt_tape_options;
@@ -117,7 +117,7 @@ struct mt_wgrad {
     mt_tensor extra[2]; /* further inputs, such as counts and offsets */
     unsigned char attrs[64];
 };
-/* Fills in job->x from saved value `x_saved`, job->dy from the gradient of output 0, job->extra[j] from
+/* Fills in job->x from saved value `x_saved` (-1: absent), job->dy from the gradient of output 0, job->extra[j] from
  * saved value `extra_saved[j]` (-1: absent), and runs the job now, or queues it (options.defer_wgrad, or
  * the param already has queued ones). A frozen param's job does not run. */
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
@@ -126,7 +126,8 @@ mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job
 mt_status mt_tape_run_deferred(mt_tape *tape);
 /* For small param gradients written directly in backward: begin says whether to accumulate, end counts
  * the contribution. Between them nothing else may write the gradient. A frozen param: *skip is set and
- * the gradient must not be written; end is still called. */
+ * the gradient must not be written; end is still called. A param that also has mt_tape_wgrad contributions must be
+ * written through those alone, or the order would depend on deferral. */
 mt_status mt_param_grad_begin(mt_tape *tape, mt_param *param, bool *accumulate, bool *skip);
 mt_status mt_param_grad_end(mt_tape *tape, mt_param *param);
 

@@ -58,6 +58,8 @@ struct mt_tape {
     pool values, storages, nodes, attrs, jobs;
     mt_node **list; /* recorded nodes, in order */
     int64_t count, reserved;
+    mt_param **touched; /* params with contributions to come in this pass */
+    int64_t touched_count, touched_room;
     int64_t job_count, job_done;
     storage *temporaries[NODE_TEMPORARIES]; /* freed after the running node's backward */
     int temporary_count;

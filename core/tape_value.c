@@ -35,12 +35,12 @@ void mt_pool_destroy(pool *p)
 
 mt_status mt_storage_create(mt_tape *tape, storage **s, size_t bytes)
 {
-    *s = mt_pool_get(&tape->storages);
-    MT_REQUIRE(*s, MT_ENOMEM, "tape: out of memory for a value of %zu bytes", bytes);
-    (*s)->bytes = bytes;
-    (*s)->id = -1;
-    MT_TRY(mt_arena_alloc(tape->arena, &(*s)->p, &(*s)->id, bytes));
-    (*s)->refs = 1;
+    *s = NULL; /* what failed must not look like a block to give back */
+    storage *made = mt_pool_get(&tape->storages);
+    MT_REQUIRE(made, MT_ENOMEM, "tape: out of memory for a value of %zu bytes", bytes);
+    MT_TRY(mt_arena_alloc(tape->arena, &made->p, &made->id, bytes));
+    made->bytes = bytes, made->refs = 1;
+    *s = made;
     return MT_OK;
 }
 
@@ -70,6 +70,7 @@ mt_status mt_tape_value(mt_tape *tape, mt_value **out, mt_dtype dtype, int ndim,
 mt_status mt_tape_input(mt_tape *tape, mt_value **out, mt_tensor data, bool wants_grad)
 {
     *out = NULL;
+    MT_REQUIRE(tape->active, MT_EINVAL, "tape: a value made outside a pass");
     value *v = mt_pool_get(&tape->values);
     storage *s = mt_pool_get(&tape->storages);
     MT_REQUIRE(v && s, MT_ENOMEM, "tape: out of memory");
@@ -101,7 +102,8 @@ void mt_value_settle(mt_tape *tape, value *v)
     if (v->holds > 0 || !v->data) return;
     if (v->saved == 0) {
         drop_data(tape, v);
-    } else if (v->again && tape->options.recompute_activation && v->producer) {
+    } else if (v->again && tape->options.recompute_activation && v->producer &&
+               v->producer->op->again) {
         drop_data(tape, v);
         v->where = DROPPED;
     } else if (tape->options.offload && !tape->recomputing && !v->data->borrowed &&
@@ -140,10 +142,10 @@ mt_status mt_value_fetch(mt_tape *tape, value *v)
     v->pub.data.data = v->data->p;
     v->where = RESIDENT;
     if (was == DROPPED) return v->producer->op->again(tape, v->producer, &v->pub.data);
-    MT_TRY(mt_device_copy(tape->stream->device, v->data->p, v->host, v->data->bytes));
+    mt_status status = mt_device_copy(tape->stream->device, v->data->p, v->host, v->data->bytes);
     mt_arena_free(tape->host_pool, v->host_id);
     v->host = NULL;
-    return MT_OK;
+    return status;
 }
 
 void mt_value_unsave(mt_tape *tape, value *v)

@@ -1,6 +1,8 @@
 /* Embedding, residual add, SwiGLU: forward beside backward. */
 #include "layers/functional.h"
 
+#include <string.h>
+
 struct embedding_attrs {
     const int32_t *tokens;
     int64_t count;
@@ -27,23 +29,30 @@ mt_status mt_embedding(mt_tape *tape, mt_value **y, const int32_t *tokens, int64
                                                  .params = { w } });
 }
 
+static mt_status run_embedding_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accumulate)
+{
+    struct embedding_attrs a;
+    const mt_param *w = job->param;
+    memcpy(&a, job->attrs, sizeof a);
+    return mt_embedding_bwd(mt_tape_stream(tape),
+                            &(struct mt_embedding_bwd_args){ .dtype = job->dy.dtype,
+                                                             .tokens_count = a.count,
+                                                             .vocab = w->group.m,
+                                                             .width = w->group.k,
+                                                             .accumulate = accumulate,
+                                                             .dw = w->grad,
+                                                             .dy = job->dy.data,
+                                                             .tokens = a.tokens });
+}
+
+/* A weight gradient like a linear layer's, in one queue with it: a tied matrix receives both. */
 static mt_status embedding_backward(mt_tape *tape, mt_node *node)
 {
-    const struct embedding_attrs *a = mt_node_attrs(node);
-    mt_param *w = mt_node_param(node, 0);
-    bool accumulate, skip;
-    MT_TRY(mt_param_grad_begin(tape, w, &accumulate, &skip));
-    if (!skip)
-        MT_TRY(mt_embedding_bwd(mt_tape_stream(tape), &(struct mt_embedding_bwd_args){
-                                                          .dtype = w->compute,
-                                                          .tokens_count = a->count,
-                                                          .vocab = w->group.m,
-                                                          .width = w->group.k,
-                                                          .accumulate = accumulate,
-                                                          .dw = w->grad,
-                                                          .dy = mt_node_grad_out(node, 0).data,
-                                                          .tokens = a->tokens }));
-    return mt_param_grad_end(tape, w);
+    struct mt_wgrad job = { .run = run_embedding_wgrad, .param = mt_node_param(node, 0) };
+    _Static_assert(sizeof(struct embedding_attrs) <= sizeof job.attrs,
+                   "the job carries the node's attributes");
+    memcpy(job.attrs, mt_node_attrs(node), sizeof(struct embedding_attrs));
+    return mt_tape_wgrad(tape, node, &job, -1, (int[]){ -1, -1 });
 }
 
 const mt_op mt_op_embedding = { "embedding", embedding_backward, NULL };
