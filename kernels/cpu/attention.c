@@ -4,16 +4,14 @@
  * and values have one writer. It copies what it needs of a head into scratch as real, rows padded
  * with zeros to whole vectors; K^T and V^T are stored in panels of PANEL keys. Every product is
  * then one kernel: a tile of rows of A, one element broadcast at a time, times a panel of B. Work
- * above the diagonal is left out by limits on each tile of rows. */
+ * above the diagonal is left out by limits on each tile of rows; what is masked within a tile has
+ * probability 0, so a value that is not finite also spoils up to ROWS - 1 queries before it. */
 #include "kernels/cpu/vecmath.h"
 
 #include "kernels/cpu/backend.h"
 #if MT_ISA_LEVEL > 0
 #include <immintrin.h>
 #endif
-
-mt_status MT_CPU(attention_fwd)(mt_stream *stream, const struct mt_attention_fwd_args *args);
-mt_status MT_CPU(attention_bwd)(mt_stream *stream, const struct mt_attention_bwd_args *args);
 
 /* ---- vectors ---- */
 

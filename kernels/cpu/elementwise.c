@@ -4,14 +4,6 @@
 /* Fewer elements than this are done by one thread: starting the others costs more. */
 enum { SERIAL = 1 << 14 };
 
-mt_status MT_CPU(fill)(mt_stream *stream, const struct mt_fill_args *args);
-mt_status MT_CPU(cast)(mt_stream *stream, const struct mt_cast_args *args);
-mt_status MT_CPU(add)(mt_stream *stream, const struct mt_add_args *args);
-mt_status MT_CPU(swiglu_fwd)(mt_stream *stream, const struct mt_swiglu_fwd_args *args);
-mt_status MT_CPU(swiglu_bwd)(mt_stream *stream, const struct mt_swiglu_bwd_args *args);
-mt_status MT_CPU(embedding_fwd)(mt_stream *stream, const struct mt_embedding_fwd_args *args);
-mt_status MT_CPU(embedding_bwd)(mt_stream *stream, const struct mt_embedding_bwd_args *args);
-
 mt_status MT_CPU(fill)(mt_stream *stream, const struct mt_fill_args *args)
 {
     (void)stream;

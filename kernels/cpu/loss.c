@@ -7,11 +7,6 @@
  * while in the L1 cache. */
 enum { SERIAL = 1 << 14, BLOCK = 2048 };
 
-mt_status MT_CPU(cross_entropy_fwd)(mt_stream *stream,
-                                    const struct mt_cross_entropy_fwd_args *args);
-mt_status MT_CPU(cross_entropy_bwd)(mt_stream *stream,
-                                    const struct mt_cross_entropy_bwd_args *args);
-
 /* The maximum, and sum exp(x - maximum), of a row. A NaN anywhere, or +Inf, makes the sum NaN. */
 static double sum_exp(mt_real *maximum, const mt_elem *logits, int64_t vocab)
 {

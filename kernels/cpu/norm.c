@@ -7,9 +7,6 @@
 /* Fewer elements than this are done by one thread: starting the others costs more. */
 enum { SERIAL = 1 << 14 };
 
-mt_status MT_CPU(rmsnorm_fwd)(mt_stream *stream, const struct mt_rmsnorm_fwd_args *args);
-mt_status MT_CPU(rmsnorm_bwd)(mt_stream *stream, const struct mt_rmsnorm_bwd_args *args);
-
 static mt_real norm_row(mt_elem *y, const mt_elem *x, const mt_real *w, int64_t width, mt_real eps)
 {
     mt_real sum = 0;

@@ -7,9 +7,6 @@
 /* Fewer elements than this are done by one thread: starting the others costs more. */
 enum { SERIAL = 1 << 14 };
 
-mt_status MT_CPU(qk_norm_rope_fwd)(mt_stream *stream, const struct mt_qk_norm_rope_fwd_args *args);
-mt_status MT_CPU(qk_norm_rope_bwd)(mt_stream *stream, const struct mt_qk_norm_rope_bwd_args *args);
-
 /* The queries or the keys of one token: `heads` heads of `dim`, normalised in spans of `span` heads
  * (0: not at all). */
 struct part {
