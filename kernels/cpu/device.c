@@ -81,6 +81,8 @@ struct kernel_set {
         &mt_cpu_kernels_##isa##_f64, &mt_cpu_kernels_##isa##_f32, &mt_cpu_kernels_##isa##_bf16     \
     }
 
+#define AVX512_PATHS "avx512 f64, 14x16 micro-kernel", "avx512 f32, 14x32 micro-kernel"
+
 /* Best first. */
 static const struct kernel_set sets[] = {
 #ifdef MT_HAVE_avx512
@@ -89,26 +91,27 @@ static const struct kernel_set sets[] = {
       has_amx,
       use_amx,
       SET(avx512),
-      { "OpenBLAS f64", "OpenBLAS f32", "AMX bf16 tiles" } },
+      { AVX512_PATHS, "AMX bf16 tiles" } },
     { "avx512",
       "AVX-512 (x86-64-v4)",
       has_avx512,
       NULL,
       SET(avx512),
-      { "OpenBLAS f64", "OpenBLAS f32", "avx512 f32 micro-kernel" } },
+      { AVX512_PATHS, "avx512 f32 from bf16, 14x32 micro-kernel" } },
     { "avx2",
       "AVX2 and FMA (x86-64-v3)",
       has_avx2,
       NULL,
       SET(avx2),
-      { "OpenBLAS f64", "OpenBLAS f32", "avx2 f32 micro-kernel" } },
+      { "avx2 f64, 6x8 micro-kernel", "avx2 f32, 6x16 micro-kernel",
+        "avx2 f32 from bf16, 6x16 micro-kernel" } },
 #endif
     { "portable",
       "nothing",
       always,
       NULL,
       SET(portable),
-      { "OpenBLAS f64", "OpenBLAS f32", "portable f32 micro-kernel" } },
+      { "OpenBLAS f64", "OpenBLAS f32", "OpenBLAS f32 from bf16" } },
 };
 enum { SETS = sizeof sets / sizeof sets[0] };
 
