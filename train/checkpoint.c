@@ -433,6 +433,7 @@ static mt_status router_bias(mt_checkpoint_state *s, mt_checkpoint *c, bool read
         bias_name(name, i);
         if (has) {
             MT_TRY_CLEANUP(mt_checkpoint_tensor(c, "/state/router_bias", name, &got));
+            got.data = bias; /* where it will be read to */
             MT_TRY_CLEANUP(mt_tensor_check(&got, "router bias", MT_F32, 1, &experts));
         }
         if (!read) continue;
