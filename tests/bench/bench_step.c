@@ -1,0 +1,108 @@
+/* Tokens per second of a whole training step (forward, backward, AdamW, refresh of compute
+ * weights). Usage: bench_step [tiny|larger|demo] [f32|bf16|f64] [seconds] [threads] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/rng.h"
+#include "train/trainer.h"
+
+static const struct size {
+    const char *name;
+    int64_t d, layers, heads, kv_heads, head_dim, experts, top_k, f, v, s, b;
+} sizes[] = {
+    { "tiny", 128, 4, 4, 2, 32, 8, 2, 128, 256, 256, 16 },
+    { "larger", 512, 8, 8, 4, 64, 16, 2, 512, 256, 512, 8 },
+    { "d64l2", 64, 2, 4, 2, 16, 32, 2, 128, 256, 256, 8 },
+    { "d64l3", 64, 3, 4, 2, 16, 32, 2, 128, 256, 256, 8 },
+    { "d96l2", 96, 2, 6, 2, 16, 32, 2, 128, 256, 256, 8 },
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Forward and backward products of a token: active matrices, and the causal half of attention. */
+static double flops_per_token(const struct size *z)
+{
+    double qkv = (double)(z->d * (z->heads + 2 * z->kv_heads) * z->head_dim);
+    double o = (double)(z->heads * z->head_dim * z->d);
+    double experts = (double)(z->top_k * 3 * z->d * z->f + z->experts * z->d);
+    double attention = (double)(6 * z->layers * z->s * z->heads * z->head_dim);
+    return 6 * ((double)z->layers * (qkv + o + experts) + (double)(z->v * z->d)) + attention;
+}
+
+static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int threads)
+{
+    mt_device *device;
+    mt_trainer *trainer;
+    const mt_architecture *architecture;
+    mt_trainer_config c = { .dtype = dtype,
+                            .batch_size = z->b,
+                            .micro_batch_size = z->b,
+                            .sequence_length = z->s,
+                            .steps = 1000000,
+                            .seed = 1 };
+    MT_TRY(mt_architecture_find(&architecture, "qwen3_moe"));
+    mt_model_config_defaults(&c.model, architecture);
+    mt_optim_config_defaults(&c.optim);
+    c.optim.lr = 3e-4, c.optim.schedule = MT_SCHEDULE_CONSTANT;
+    c.model.vocab_size = z->v, c.model.hidden_size = z->d, c.model.num_hidden_layers = z->layers;
+    c.model.num_attention_heads = z->heads, c.model.num_key_value_heads = z->kv_heads;
+    c.model.head_dim = z->head_dim, c.model.moe_intermediate_size = z->f;
+    c.model.num_experts = z->experts, c.model.num_experts_per_tok = z->top_k;
+    MT_TRY(mt_device_open(&device, "cpu", NULL, threads));
+    MT_TRY(mt_trainer_create(&trainer, device, &c));
+
+    int64_t tokens = z->b * z->s;
+    int32_t *x = malloc((size_t)(tokens + 1) * sizeof *x);
+    MT_REQUIRE(x, MT_ENOMEM, "bench: out of memory");
+    for (int64_t i = 0; i <= tokens; i++)
+        x[i] = (int32_t)mt_rng_below(1, 0, (uint64_t)i, (uint64_t)z->v);
+    enum { MOST = 100000 };
+    static double times[MOST];
+    int n = 0;
+    mt_step_result result;
+    for (int i = 0; i < 3; i++) MT_TRY(mt_trainer_step(trainer, x, x + 1, &result));
+    for (double start = now(); now() - start < seconds && n < MOST; n++) {
+        double t = now();
+        MT_TRY(mt_trainer_step(trainer, x, x + 1, &result));
+        times[n] = now() - t;
+    }
+    qsort(times, (size_t)n, sizeof *times, compare);
+    double median = times[n / 2], gflop = flops_per_token(z) * (double)tokens * 1e-9;
+    printf("{\"size\": \"%s\", \"dtype\": \"%s\", \"kernels\": \"%s\", \"steps\": %d, \"step_ms\": "
+           "%.2f, "
+           "\"best_ms\": %.2f, \"tok_s\": %.0f, \"tok_s_best\": %.0f, \"gflops\": %.1f, \"loss\": "
+           "%.4f, \"max_vio\": %.2f}\n",
+           z->name, mt_dtype_name(dtype), device->kernel_set, n, median * 1e3, times[0] * 1e3,
+           (double)tokens / median, (double)tokens / times[0], gflop / median, result.loss,
+           result.max_vio);
+    free(x);
+    mt_trainer_destroy(&trainer);
+    mt_device_destroy(&device);
+    return MT_OK;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "tiny";
+    mt_dtype dtype = MT_F32;
+    mt_status status = argc > 2 ? mt_dtype_parse(&dtype, argv[2]) : MT_OK;
+    double seconds = argc > 3 ? atof(argv[3]) : 10;
+    int threads = argc > 4 ? atoi(argv[4]) : 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status == MT_OK; i++)
+        if (!strcmp(sizes[i].name, name)) status = run(&sizes[i], dtype, seconds, threads);
+    if (status != MT_OK) fprintf(stderr, "%s: %s\n", mt_status_name(status), mt_error_message());
+    return status != MT_OK;
+}
