@@ -1,0 +1,167 @@
+/* The command line: options, nearest names, exit codes; the program as a child where the whole of
+ * it matters. */
+#include "tests/train/program.h"
+
+#include "train/nearest.h"
+
+typedef struct given {
+    bool flag, help;
+    const char *text;
+    int64_t count;
+    double rate;
+    mt_option_list list;
+    int positional;
+} given;
+
+static mt_status parse(given *g, char **argv)
+{
+    int argc = 0;
+    while (argv[argc]) argc++;
+    *g = (given){ .count = -7 };
+    const mt_option options[] = {
+        { "flag", MT_OPTION_FLAG, &g->flag, NULL, "a flag" },
+        { "o", MT_OPTION_TEXT, &g->text, "FILE", "a text" },
+        { "count", MT_OPTION_INT, &g->count, "N", "an integer" },
+        { "rate", MT_OPTION_REAL, &g->rate, "X", "a number" },
+        { "set", MT_OPTION_LIST, &g->list, "a=b", "a list" },
+    };
+    const mt_command command = { .usage = "mixtape verb FILE [options]",
+                                 .about = "",
+                                 .options = options,
+                                 .option_count = 5,
+                                 .min_arguments = 1,
+                                 .max_arguments = 2 };
+    return mt_command_parse(&command, argc, argv, &g->positional, &g->help);
+}
+
+#define ARGV(...)                                                                                  \
+    (char *[])                                                                                     \
+    {                                                                                              \
+        (char *)"verb", __VA_ARGS__, NULL                                                          \
+    }
+
+static void options_are_read_in_any_order(void **state)
+{
+    (void)state;
+    given g;
+    char **argv = ARGV((char *)"--flag", (char *)"a", (char *)"-o", (char *)"x",
+                       (char *)"--count=-3", (char *)"b", (char *)"--rate", (char *)"1e-3",
+                       (char *)"--set", (char *)"a=1", (char *)"--set=b=2");
+    assert_ok(parse(&g, argv));
+    assert_true(g.flag);
+    assert_string_equal(g.text, "x");
+    assert_int_equal(g.count, -3);
+    assert_true(g.rate == 1e-3);
+    assert_int_equal(g.positional, 2);
+    assert_string_equal(argv[1], "a");
+    assert_string_equal(argv[2], "b");
+    assert_int_equal(g.list.count, 2);
+    assert_string_equal(g.list.items[0], "a=1");
+    assert_string_equal(g.list.items[1], "b=2");
+    argv = ARGV((char *)"--", (char *)"--flag", (char *)"-");
+    assert_ok(parse(&g, argv));
+    assert_false(g.flag);
+    assert_string_equal(argv[1], "--flag");
+}
+
+static void mistakes_are_named(void **state)
+{
+    (void)state;
+    given g;
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--flga")), MT_ECONFIG,
+                 "unknown option --flga: did you mean --flag");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"-q")), MT_ECONFIG, "unknown option -q");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"-flag")), MT_ECONFIG, "unknown option -flag");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--count")), MT_ECONFIG,
+                 "--count needs a value: N");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--count=x")), MT_ECONFIG,
+                 "'x' is not an integer");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--rate=1.5.")), MT_ECONFIG,
+                 "'1.5.' is not a number");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--flag=1")), MT_ECONFIG, "takes no value");
+    assert_fails(parse(&g, ARGV((char *)"--flag")), MT_ECONFIG, "0 arguments given");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"b", (char *)"c")), MT_ECONFIG,
+                 "3 arguments given");
+}
+
+static void the_nearest_name_is_the_one_with_fewest_edits(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "train", "eval", "trace", "steps" };
+    static const struct {
+        const char *text, *near;
+    } cases[] = { { "trian", "train" }, { "trac", "trace" },  { "evla", "eval" },
+                  { "STEPS", NULL },    { "xxxxxxxx", NULL }, { "step", "steps" } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *near = mt_nearest(cases[i].text, names, 4, sizeof names[0]);
+        if (!cases[i].near)
+            assert_null(near);
+        else
+            assert_string_equal(near, cases[i].near);
+    }
+}
+
+static void each_class_of_error_has_its_code(void **state)
+{
+    (void)state;
+    static const int codes[MT_STATUS_COUNT] = {
+        [MT_OK] = 0,      [MT_EINVAL] = 2,     [MT_ECONFIG] = 2,   [MT_ENOMEM] = 1,
+        [MT_EIO] = 5,     [MT_EDAMAGED] = 5,   [MT_ENUMERIC] = 3,  [MT_EUNSUPPORTED] = 2,
+        [MT_EDEVICE] = 6, [MT_EPREEMPTED] = 4, [MT_EINTERNAL] = 1,
+    };
+    for (int i = 0; i < MT_STATUS_COUNT; i++)
+        assert_int_equal(mt_exit_code((mt_status)i), codes[i]);
+}
+
+#define VERB_NAME(name, arguments, about) #name,
+static const char *const verbs[] = { MT_VERBS(VERB_NAME) };
+
+static void every_verb_has_help(void **state)
+{
+    (void)state;
+    assert_program("--help", 0, "exit codes");
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
+        char line[64];
+        assert_program("--help", 0, verbs[i]);
+        snprintf(line, sizeof line, "%s --help", verbs[i]);
+        assert_program(line, 0, verbs[i]);
+        snprintf(line, sizeof line, "%s --no-such-option", verbs[i]);
+        assert_int_equal(program(line), MT_EXIT_USAGE);
+    }
+}
+
+static void the_program_refuses_what_it_does_not_know(void **state)
+{
+    (void)state;
+    write_file("bad.yaml", "model: {hiden_size: 3}\n");
+    assert_program("", 2, "usage: mixtape VERB");
+    assert_program("trian", 2, "unknown verb 'trian': did you mean train");
+    assert_program("train", 2, "no configuration given");
+    assert_program("train none.yaml", 5, "none.yaml");
+    assert_program("train bad.yaml", 2,
+                   "bad.yaml:1: unknown key model.hiden_size: did you mean model.hidden_size");
+    assert_program("train bad.yaml --rum x", 2, "unknown option --rum: did you mean --run");
+    assert_program("train --help-config", 0, "optim:");
+    assert_program("data pakc", 2, "did you mean pack");
+    assert_program("data info bad.yaml", 5, "bad.yaml");
+    assert_program("data pack bad.yaml", 2, "no -o");
+    assert_program("eval nowhere", 5, "nowhere");
+    assert_program("sample nowhere --top-p 2x", 2, "'2x' is not a number");
+    assert_program("export nowhere there", 5, "nowhere");
+    assert_program("import nowhere", 2, "no -o CKPT");
+    assert_program("import nowhere -o c", 5, "nowhere");
+    assert_int_equal(access("c", F_OK), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_are_read_in_any_order),
+        cmocka_unit_test(mistakes_are_named),
+        cmocka_unit_test(the_nearest_name_is_the_one_with_fewest_edits),
+        cmocka_unit_test(each_class_of_error_has_its_code),
+        cmocka_unit_test(every_verb_has_help),
+        cmocka_unit_test(the_program_refuses_what_it_does_not_know),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}
