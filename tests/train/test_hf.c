@@ -1,0 +1,529 @@
+/* Hugging Face directories: every key of config.json, and tensors that come back to the byte. */
+#include "tests/train/files.h"
+#include "train/checkpoint.h"
+#include "train/hf.h"
+#include "train/safetensors.h"
+
+/* ---- config.json -------------------------------------------------------------------------------
+ */
+
+/* The keys that must be there; `more` begins with a comma. */
+#define BASE(type, experts, width, more)                                                           \
+    "{\"model_type\":\"" type "\",\"vocab_size\":97,\"hidden_size\":32,\"num_hidden_layers\":3,"   \
+    "\"num_attention_heads\":4,\"num_experts_per_tok\":2,\"" experts "\":6,\"" width "\":24" more  \
+    "}"
+#define QWEN(more)    BASE("qwen3_moe", "num_experts", "moe_intermediate_size", more)
+#define OLMOE(more)   BASE("olmoe", "num_experts", "intermediate_size", more)
+#define MIXTRAL(more) BASE("mixtral", "num_local_experts", "intermediate_size", more)
+
+static mt_status parse(mt_model_config *config, const char *text)
+{
+    return mt_hf_config_parse(config, text, strlen(text), "config.json", false);
+}
+
+/* What transformers assumes when keys are absent or null. */
+static void test_absent_keys(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double theta, eps, aux;
+        bool norm;
+        int64_t positions;
+    } cases[] = {
+        { QWEN(""), 1e4, 1e-6, 0.001, false, 32768 },
+        { OLMOE(""), 1e4, 1e-5, 0.01, false, 4096 },
+        { MIXTRAL(""), 1e6, 1e-5, 0.001, true, 131072 },
+        { MIXTRAL(",\"head_dim\":null,\"num_key_value_heads\":null,\"sliding_window\":null,"
+                  "\"rope_scaling\":null,\"rope_parameters\":null,\"attention_dropout\":0"),
+          1e6, 1e-5, 0.001, true, 131072 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mt_model_config c;
+        assert_ok(parse(&c, cases[i].text));
+        assert_true(c.rope_theta == cases[i].theta && c.rms_norm_eps == cases[i].eps);
+        assert_true(c.router_aux_loss_coef == cases[i].aux);
+        assert_int_equal(c.norm_topk_prob, cases[i].norm);
+        assert_int_equal(c.max_position_embeddings, cases[i].positions);
+        assert_int_equal(c.num_key_value_heads, 4);
+        assert_int_equal(c.head_dim, 8);
+        assert_int_equal(c.num_experts, 6);
+        assert_int_equal(c.moe_intermediate_size, 24);
+        assert_int_equal(c.aux_loss, MT_AUX_HF);
+        assert_false(c.tie_word_embeddings);
+    }
+}
+
+static void test_both_spellings(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        QWEN(",\"rope_theta\":5e5,\"head_dim\":16"),
+        QWEN(",\"rope_theta\":500000,\"num_local_experts\":6,\"head_dim\":16.0"),
+        QWEN(",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0},\"head_"
+             "dim\":16"),
+        QWEN(",\"rope_scaling\":{\"type\":\"default\"},\"rope_theta\":5e5,\"head_dim\":16"),
+        BASE("qwen3_moe", "num_local_experts", "moe_intermediate_size",
+             ",\"rope_theta\":5e5,\"head_dim\":16,\"sliding_window\":4096,\"use_sliding_window\":"
+             "false,"
+             "\"unknown\":{\"to\":\"us\"},\"layer_types\":[\"full_attention\",\"full_attention\"]"),
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        mt_model_config c;
+        assert_ok(parse(&c, texts[i]));
+        assert_true(c.rope_theta == 5e5);
+        assert_int_equal(c.num_experts, 6);
+        assert_int_equal(c.head_dim, 16);
+    }
+    mt_model_config c;
+    assert_ok(parse(&c, QWEN(",\"intermediate_size\":48,\"decoder_sparse_step\":2,"
+                             "\"mlp_only_layers\":[1],\"norm_topk_prob\":true")));
+    assert_false(mt_model_layer_is_moe(&c, 0));
+    assert_false(mt_model_layer_is_moe(&c, 1));
+    assert_int_equal(c.intermediate_size, 48);
+    assert_true(c.norm_topk_prob);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        mt_status code;
+        const char *words;
+    } bad[] = {
+        { "", MT_ECONFIG, "not JSON" },
+        { "[]", MT_ECONFIG, "not a JSON object" },
+        { "{}", MT_ECONFIG, "no model_type" },
+        { "{\"model_type\":7}", MT_ECONFIG, "no model_type" },
+        { "{\"model_type\":\"llama\"}", MT_ECONFIG, "'llama'" },
+        { "{\"model_type\":\"olmoe\"}", MT_ECONFIG, "no key vocab_size" },
+        { QWEN(",\"vocab_size\":98"), MT_ECONFIG, "not JSON" },
+        { QWEN(",\"num_local_experts\":7"), MT_ECONFIG,
+          "num_experts is 6 but num_local_experts 7" },
+        { BASE("olmoe", "experts", "intermediate_size", ""), MT_ECONFIG, "neither num_experts" },
+        { BASE("olmoe", "num_experts", "moe_intermediate_size", ""), MT_ECONFIG,
+          "no key intermediate_size" },
+        { QWEN(",\"head_dim\":\"16\""), MT_ECONFIG, "head_dim is \"16\", must be an integer" },
+        { QWEN(",\"head_dim\":16.5"), MT_ECONFIG, "head_dim is 16.5" },
+        { QWEN(",\"head_dim\":1e300"), MT_ECONFIG, "head_dim" },
+        { QWEN(",\"head_dim\":-16"), MT_ECONFIG, "head_dim" },
+        { QWEN(",\"head_dim\":15"), MT_ECONFIG, "head_dim" },
+        { QWEN(",\"num_key_value_heads\":3"), MT_ECONFIG, "num_key_value_heads" },
+        { QWEN(",\"norm_topk_prob\":1"), MT_ECONFIG, "norm_topk_prob is 1" },
+        { QWEN(",\"rms_norm_eps\":\"1e-6\""), MT_ECONFIG, "rms_norm_eps" },
+        { QWEN(",\"attention_bias\":true"), MT_EUNSUPPORTED, "attention_bias is true" },
+        { QWEN(",\"use_sliding_window\":true"), MT_EUNSUPPORTED, "use_sliding_window" },
+        { MIXTRAL(",\"sliding_window\":4096"), MT_EUNSUPPORTED, "sliding_window is 4096" },
+        { OLMOE(",\"clip_qkv\":8.0"), MT_EUNSUPPORTED, "clip_qkv is 8.0" },
+        { MIXTRAL(",\"router_jitter_noise\":0.1"), MT_EUNSUPPORTED, "router_jitter_noise" },
+        { OLMOE(",\"attention_dropout\":0.1"), MT_EUNSUPPORTED, "attention_dropout" },
+        { QWEN(",\"quantization_config\":{\"bits\":4}"), MT_EUNSUPPORTED, "quantization_config" },
+        { QWEN(",\"partial_rotary_factor\":0.5"), MT_EUNSUPPORTED, "partial_rotary_factor" },
+        { QWEN(",\"hidden_act\":\"gelu\""), MT_ECONFIG, "hidden_act is \"gelu\"" },
+        { QWEN(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}"), MT_EUNSUPPORTED,
+          "yarn" },
+        { QWEN(",\"rope_scaling\":{\"type\":\"linear\"}"), MT_EUNSUPPORTED, "linear" },
+        { QWEN(",\"rope_parameters\":{\"rope_type\":\"llama3\"}"), MT_EUNSUPPORTED, "llama3" },
+        { QWEN(",\"rope_parameters\":{\"partial_rotary_factor\":0.5}"), MT_ECONFIG,
+          "partial_rotary_factor" },
+        { QWEN(",\"rope_theta\":1,\"rope_parameters\":{\"rope_theta\":2}"), MT_ECONFIG,
+          "the same as rope_theta" },
+        { QWEN(",\"rope_theta\":\"big\""), MT_ECONFIG, "rope_theta is \"big\"" },
+        { QWEN(",\"rope_parameters\":7"), MT_ECONFIG, "rope_parameters is 7" },
+        { QWEN(",\"layer_types\":[\"sliding_attention\"]"), MT_ECONFIG, "layer_types" },
+        { QWEN(",\"mlp_only_layers\":[3],\"intermediate_size\":8"), MT_ECONFIG, "mlp_only_layers" },
+        { QWEN(",\"mlp_only_layers\":\"all\""), MT_ECONFIG, "mlp_only_layers" },
+        { QWEN(",\"mlp_only_layers\":[null]"), MT_ECONFIG, "mlp_only_layers is null" },
+        { MIXTRAL(",\"norm_topk_prob\":false"), MT_ECONFIG, "norm_topk_prob" },
+        { QWEN(",\"num_experts_per_tok\":7"), MT_ECONFIG, "not JSON" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        mt_model_config c;
+        assert_fails(parse(&c, bad[i].text), bad[i].code, bad[i].words);
+    }
+}
+
+/* Every key of two descriptions, ours included; numbers are written so that they read back to the
+ * same bits. */
+static void expect_same(const mt_model_config *a, const mt_model_config *b)
+{
+    char *x, *y;
+    assert_ok(mt_hf_config_format(&x, a, MT_DTYPE_COUNT, NULL, true));
+    assert_ok(mt_hf_config_format(&y, b, MT_DTYPE_COUNT, NULL, true));
+    assert_string_equal(x, y);
+    free(x);
+    free(y);
+}
+
+/* Written and read again, everything is the same to the bit; in our own form with our keys too. */
+static void test_config_round_trip(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        QWEN(",\"intermediate_size\":48,\"mlp_only_layers\":[1],\"norm_topk_prob\":true,"
+             "\"rope_theta\":123456.789,\"rms_norm_eps\":1.0000000000000002e-06,\"head_dim\":16,"
+             "\"num_key_value_heads\":2,\"tie_word_embeddings\":true,\"router_aux_loss_coef\":0.1"),
+        OLMOE(""),
+        MIXTRAL(",\"num_key_value_heads\":1"),
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        for (int own = 0; own < 2; own++) {
+            mt_model_config a, b;
+            char *text;
+            assert_ok(parse(&a, texts[i]));
+            if (own) {
+                a.aux_loss = MT_AUX_SWITCH, a.z_loss_coef = 1.0 / 3, a.capacity_factor = 1.25;
+                a.router_bias_update_rate = 1e-3, a.init_std = 0.02, a.embed_init_std = 0.1;
+            }
+            assert_ok(mt_hf_config_format(&text, &a, MT_BF16, NULL, own));
+            assert_ok(mt_hf_config_parse(&b, text, strlen(text), "again", own));
+            expect_same(&a, &b);
+            assert_true(a.rope_theta == b.rope_theta && a.rms_norm_eps == b.rms_norm_eps);
+            assert_true(a.z_loss_coef == b.z_loss_coef && a.init_std == b.init_std);
+            assert_int_equal(a.aux_loss, b.aux_loss);
+            assert_non_null(strstr(text, "\"num_experts\": 6"));
+            assert_non_null(strstr(text, "\"num_local_experts\": 6"));
+            assert_non_null(strstr(text, "\"rope_type\": \"default\""));
+            assert_non_null(strstr(text, "\"dtype\": \"bfloat16\""));
+            assert_non_null(strstr(text, "\"torch_dtype\": \"bfloat16\""));
+            assert_int_equal(strstr(text, "aux_loss\"") != NULL, own);
+            free(text);
+        }
+    mt_model_config c;
+    char *text;
+    assert_ok(parse(&c, texts[1]));
+    assert_ok(
+        mt_hf_config_format(&text, &c, MT_F32, "{\"eos_token_id\":50279,\"vocab_size\":1}", false));
+    assert_non_null(strstr(text, "\"eos_token_id\": 50279"));
+    assert_non_null(strstr(text, "\"vocab_size\": 97"));
+    assert_null(strstr(text, "z_loss_coef"));
+    free(text);
+}
+
+/* ---- directories -------------------------------------------------------------------------------
+ */
+
+enum { MAX_TENSORS = 128, MAX_BYTES = 97 * 32 * 8 };
+
+/* What a directory shall hold: names, and contents drawn from the name's number. */
+typedef struct contents {
+    mt_st_entry entries[MAX_TENSORS];
+    char names[MAX_TENSORS][128];
+    int count;
+} contents;
+
+static void add(contents *c, const char *name, mt_dtype dtype, int ndim, int64_t a, int64_t b,
+                int64_t d)
+{
+    assert_true(c->count < MAX_TENSORS);
+    snprintf(c->names[c->count], sizeof c->names[0], "%s", name);
+    c->entries[c->count] = (mt_st_entry){ c->names[c->count], dtype, ndim, { a, b, d, 0 } };
+    c->count++;
+}
+
+static int find(const contents *c, const char *name)
+{
+    for (int i = 0; i < c->count; i++)
+        if (!strcmp(c->names[i], name)) return i;
+    fail_msg("no tensor %s", name);
+    return -1;
+}
+
+/* All parts of the model as transformers saves it; dtypes in turn. */
+static void list_model(contents *c, const char *config_text, const mt_dtype *dtypes,
+                       int dtype_count)
+{
+    mt_model_config config;
+    mt_device *plan;
+    mt_model *model;
+    c->count = 0;
+    assert_ok(parse(&config, config_text));
+    assert_ok(mt_device_open(&plan, "plan", NULL, 1));
+    assert_ok(mt_model_create(&model, plan, &config, MT_F32, 1, false));
+    const mt_param_store *store = mt_model_params(model);
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        for (int64_t j = 0; j < p->part_count; j++) {
+            bool vector = p->parts[j].ndim == 1;
+            add(c, p->parts[j].name, dtypes[c->count % dtype_count], vector ? 1 : 2,
+                vector ? p->group.k : p->parts[j].rows, vector ? 0 : p->group.k, 0);
+        }
+    }
+    mt_model_destroy(&model);
+    mt_device_destroy(&plan);
+}
+
+static mt_status fill(void *user, int64_t i, void *data, size_t bytes)
+{
+    (void)user;
+    for (size_t b = 0; b < bytes; b++)
+        ((unsigned char *)data)[b] = (unsigned char)mt_rng_u32(8, (uint32_t)i, b);
+    return MT_OK;
+}
+
+static void put_model(const char *dir, const contents *c, const char *config_text,
+                      int64_t shard_bytes)
+{
+    char path[300];
+    assert_ok(mt_dir_remove(dir));
+    assert_ok(mt_dir_create(dir));
+    assert_ok(mt_safetensors_write_dir(dir, c->entries, c->count, shard_bytes, fill, NULL));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    put_text(path, config_text);
+}
+
+/* Dir holds exactly these tensors with their bytes. */
+static void expect_model(const char *dir, const contents *c)
+{
+    mt_safetensors *set;
+    unsigned char want[MAX_BYTES];
+    assert_ok(mt_safetensors_open_dir(&set, dir));
+    assert_int_equal(mt_safetensors_count(set), c->count);
+    for (int i = 0; i < c->count; i++) {
+        const mt_st_tensor *t = mt_safetensors_find(set, c->names[i]);
+        mt_dtype dtype;
+        if (!t) fail_msg("%s is missing", c->names[i]);
+        assert_ok(mt_st_tensor_dtype(&dtype, t));
+        assert_int_equal(dtype, c->entries[i].dtype);
+        assert_int_equal(t->ndim, c->entries[i].ndim);
+        for (int d = 0; d < t->ndim; d++) assert_int_equal(t->shape[d], c->entries[i].shape[d]);
+        assert_true(t->bytes <= sizeof want);
+        fill(NULL, i, want, t->bytes);
+        assert_memory_equal(t->data, want, t->bytes);
+    }
+    mt_safetensors_close(&set);
+}
+
+static const char dense_qwen[] = QWEN(",\"intermediate_size\":40,\"mlp_only_layers\":[1],"
+                                      "\"head_dim\":16,\"num_key_value_heads\":2");
+static const char tied_qwen[] = QWEN(",\"tie_word_embeddings\":true,\"eos_token_id\":5");
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    static const mt_dtype mixed[] = { MT_BF16, MT_F32, MT_F16, MT_F64 }, bf16[] = { MT_BF16 };
+    static const char *const texts[] = { dense_qwen, tied_qwen, OLMOE(""), MIXTRAL("") };
+    static contents c;
+    for (int i = 0; i < 4; i++) {
+        for (int kind = 0; kind < 2; kind++) {
+            list_model(&c, texts[i], kind ? mixed : bf16, kind ? 4 : 1);
+            put_model(in_dir("model"), &c, texts[i], kind ? 20000 : 0);
+            assert_ok(mt_hf_import(in_dir("ckpt"), in_dir("model")));
+            assert_ok(mt_hf_export(in_dir("out"), in_dir("ckpt"), kind ? 0 : 30000));
+            expect_model(in_dir("out"), &c);
+            mt_model_config a, b;
+            assert_ok(mt_hf_config_read(&a, NULL, in_dir("model")));
+            assert_ok(mt_hf_config_read(&b, NULL, in_dir("out")));
+            expect_same(&a, &b);
+            assert_ok(mt_checkpoint_read_model_config(in_dir("ckpt"), &b));
+            expect_same(&a, &b);
+        }
+        size_t bytes;
+        char *text = get_file(in_dir("out/config.json"), &bytes);
+        assert_int_equal(strstr(text, "\"eos_token_id\": 5") != NULL, i == 1);
+        assert_int_equal(text[bytes - 1], '\n');
+        free(text);
+        assert_ok(mt_dir_remove(in_dir("ckpt")));
+        assert_ok(mt_dir_remove(in_dir("out")));
+    }
+}
+
+/* The names and shapes that the architectures are known by elsewhere: counted and spot-checked. */
+static void test_names(void **state)
+{
+    (void)state;
+    static const mt_dtype f32[] = { MT_F32 };
+    static contents c;
+    list_model(&c, dense_qwen, f32, 1);
+    /* embed, norm, head; 8 per layer; router and 6 x 3 experts in two layers; 3 in the dense one */
+    assert_int_equal(c.count, 3 + 3 * 8 + 2 * 19 + 3);
+    const mt_st_entry *e = &c.entries[find(&c, "model.layers.0.self_attn.k_norm.weight")];
+    assert_true(e->ndim == 1 && e->shape[0] == 16);
+    e = &c.entries[find(&c, "model.layers.2.self_attn.v_proj.weight")];
+    assert_true(e->ndim == 2 && e->shape[0] == 32 && e->shape[1] == 32);
+    e = &c.entries[find(&c, "model.layers.2.mlp.experts.5.down_proj.weight")];
+    assert_true(e->shape[0] == 32 && e->shape[1] == 24);
+    e = &c.entries[find(&c, "model.layers.1.mlp.up_proj.weight")];
+    assert_true(e->shape[0] == 40 && e->shape[1] == 32);
+    list_model(&c, MIXTRAL(""), f32, 1);
+    assert_int_equal(c.count, 3 + 3 * 6 + 3 * 19);
+    find(&c, "model.layers.2.block_sparse_moe.experts.0.w3.weight");
+    find(&c, "model.layers.2.block_sparse_moe.gate.weight");
+    list_model(&c, OLMOE(",\"num_key_value_heads\":2"), f32, 1);
+    e = &c.entries[find(&c, "model.layers.0.self_attn.k_norm.weight")];
+    assert_true(e->ndim == 1 && e->shape[0] == 16);
+    find(&c, "lm_head.weight");
+    list_model(&c, tied_qwen, f32, 1);
+    for (int i = 0; i < c.count; i++) assert_string_not_equal(c.names[i], "lm_head.weight");
+}
+
+/* Experts as [E, 2F, D] and [E, D, F], as transformers 5 keeps them in memory; Mixtral's block is
+ * then called mlp. */
+static void test_fused(void **state)
+{
+    (void)state;
+    static const mt_dtype bf16[] = { MT_BF16 };
+    static const char *const texts[] = { QWEN(""), MIXTRAL("") };
+    enum { E = 6, F = 24, D = 32 };
+    for (int k = 0; k < 2; k++) {
+        static contents whole, fused;
+        const char *const *n = k ? (const char *const[]){ "w1", "w3", "w2" }
+                                 : (const char *const[]){ "gate_proj", "up_proj", "down_proj" };
+        const char *block = k ? "block_sparse_moe" : "mlp";
+        char name[128];
+        list_model(&whole, texts[k], bf16, 1);
+        fused.count = 0;
+        for (int i = 0; i < whole.count; i++) {
+            const mt_st_entry *e = &whole.entries[i];
+            const char *at = strstr(e->name, ".block_sparse_moe.");
+            if (strstr(e->name, ".experts.")) continue;
+            snprintf(name, sizeof name, "%.*s%s%s", at ? (int)(at - e->name) : 127, e->name,
+                     at ? ".mlp." : "", at ? at + 18 : "");
+            add(&fused, name, e->dtype, e->ndim, e->shape[0], e->shape[1], 0);
+        }
+        for (int l = 0; l < 3; l++) {
+            snprintf(name, sizeof name, "model.layers.%d.mlp.experts.gate_up_proj", l);
+            add(&fused, name, MT_BF16, 3, E, 2 * F, D);
+            snprintf(name, sizeof name, "model.layers.%d.mlp.experts.down_proj", l);
+            add(&fused, name, MT_BF16, 3, E, D, F);
+        }
+        put_model(in_dir("fused"), &fused, texts[k], 0);
+        assert_ok(mt_hf_import(in_dir("fckpt"), in_dir("fused")));
+        assert_ok(mt_hf_export(in_dir("fout"), in_dir("fckpt"), 0));
+        mt_safetensors *out;
+        assert_ok(mt_safetensors_open_dir(&out, in_dir("fout")));
+        assert_int_equal(mt_safetensors_count(out), whole.count);
+        static uint16_t gate_up[E * 2 * F * D], down[E * D * F];
+        for (int l = 0; l < 3; l++) {
+            snprintf(name, sizeof name, "model.layers.%d.mlp.experts.gate_up_proj", l);
+            fill(NULL, find(&fused, name), gate_up, sizeof gate_up);
+            snprintf(name, sizeof name, "model.layers.%d.mlp.experts.down_proj", l);
+            fill(NULL, find(&fused, name), down, sizeof down);
+            for (int e = 0; e < E; e++)
+                for (int p = 0; p < 3; p++) {
+                    snprintf(name, sizeof name, "model.layers.%d.%s.experts.%d.%s.weight", l, block,
+                             e, n[p]);
+                    const mt_st_tensor *t = mt_safetensors_find(out, name);
+                    const uint16_t *want =
+                        p == 2 ? down + e * D * F : gate_up + (e * 2 + p) * F * D;
+                    assert_non_null(t);
+                    assert_int_equal(t->bytes, F * D * 2);
+                    assert_memory_equal(t->data, want, t->bytes);
+                }
+        }
+        mt_safetensors_close(&out);
+        assert_ok(mt_dir_remove(in_dir("fckpt")));
+        assert_ok(mt_dir_remove(in_dir("fout")));
+        /* transposed experts are not guessed at */
+        int i = find(&fused, "model.layers.1.mlp.experts.gate_up_proj");
+        fused.entries[i].shape[1] = D, fused.entries[i].shape[2] = 2 * F;
+        put_model(in_dir("fused"), &fused, texts[k], 0);
+        assert_fails(mt_hf_import(in_dir("fckpt"), in_dir("fused")), MT_ECONFIG,
+                     "gate_up_proj' has shape [6,32,48], must be [6,48,32]");
+    }
+}
+
+static void test_broken_models(void **state)
+{
+    (void)state;
+    static const mt_dtype f32[] = { MT_F32 };
+    static contents c;
+    const char *ckpt = in_dir("broken_ckpt"), *dir = in_dir("broken");
+    list_model(&c, QWEN(""), f32, 1);
+    int i = find(&c, "model.layers.1.mlp.experts.3.up_proj.weight");
+    snprintf(c.names[i], sizeof c.names[i], "model.layers.1.mlp.experts.6.up_proj.weight");
+    put_model(dir, &c, QWEN(""), 0);
+    assert_fails(mt_hf_import(ckpt, dir), MT_ECONFIG,
+                 "no tensor 'model.layers.1.mlp.experts.3.up_proj.weight'");
+    list_model(&c, QWEN(""), f32, 1);
+    add(&c, "model.layers.0.self_attn.q_proj.bias", MT_F32, 1, 32, 0, 0);
+    put_model(dir, &c, QWEN(""), 0);
+    assert_fails(mt_hf_import(ckpt, dir), MT_ECONFIG,
+                 "'model.layers.0.self_attn.q_proj.bias' has no place in this qwen3_moe");
+    list_model(&c, QWEN(""), f32, 1);
+    c.entries[find(&c, "model.norm.weight")].shape[0] = 31;
+    put_model(dir, &c, QWEN(""), 0);
+    assert_fails(mt_hf_import(ckpt, dir), MT_ECONFIG,
+                 "'model.norm.weight' has shape [31], must be [32]");
+    list_model(&c, QWEN(""), f32, 1);
+    c.entries[find(&c, "model.norm.weight")].dtype = MT_I32;
+    put_model(dir, &c, QWEN(""), 0);
+    assert_fails(mt_hf_import(ckpt, dir), MT_EUNSUPPORTED, "'model.norm.weight' is I32");
+    list_model(&c, QWEN(""), f32, 1);
+    add(&c, "model.layers.0.self_attn.rotary_emb.inv_freq", MT_F32, 1, 4, 0, 0);
+    put_model(dir, &c, QWEN(""), 0);
+    assert_false(mt_path_exists(ckpt));
+    assert_false(mt_path_exists(in_dir("broken_ckpt.tmp")));
+    assert_ok(mt_hf_import(ckpt, dir));
+    assert_ok(mt_hf_import(in_dir("broken_ckpt/"), dir)); /* replaced */
+    assert_ok(mt_dir_remove(in_dir("broken_ckpt")));
+    assert_ok(mt_dir_create(in_dir("broken_ckpt")));
+    put_text(in_dir("broken_ckpt/precious"), "do not delete");
+    assert_fails(mt_hf_import(in_dir("broken_ckpt"), in_dir("broken")), MT_EIO, "not replaced");
+    assert_true(mt_path_exists(in_dir("broken_ckpt/precious")));
+    assert_fails(mt_hf_import(in_dir("n"), in_dir("absent")), MT_EIO, "absent/config.json");
+    put_text(in_dir("broken/model.safetensors"), "not tensors");
+    assert_fails(mt_hf_import(in_dir("n"), in_dir("broken")), MT_EDAMAGED, "model.safetensors");
+    assert_false(mt_path_exists(in_dir("n")));
+}
+
+static mt_status fill_tied(void *user, int64_t i, void *data, size_t bytes)
+{
+    const contents *c = user;
+    return fill(NULL,
+                strcmp(c->names[i], "lm_head.weight") ? i : find(c, "model.embed_tokens.weight"),
+                data, bytes);
+}
+
+static void test_tied(void **state)
+{
+    (void)state;
+    static const mt_dtype f32[] = { MT_F32 };
+    static contents c;
+    list_model(&c, tied_qwen, f32, 1);
+    add(&c, "lm_head.weight", MT_F32, 2, 97, 32, 0);
+    put_model(in_dir("tied"), &c, tied_qwen, 0);
+    assert_fails(mt_hf_import(in_dir("tckpt"), in_dir("tied")), MT_ECONFIG,
+                 "lm_head.weight differs");
+    assert_ok(mt_safetensors_write_dir(in_dir("tied"), c.entries, c.count, 0, fill_tied, &c));
+    assert_ok(mt_hf_import(in_dir("tckpt"), in_dir("tied")));
+    assert_ok(mt_hf_export(in_dir("tout"), in_dir("tckpt"), 0));
+    c.count--;
+    expect_model(in_dir("tout"), &c);
+    put_model(in_dir("tied"), &c, QWEN(""), 0);
+    assert_fails(mt_hf_import(in_dir("uckpt"), in_dir("tied")), MT_ECONFIG,
+                 "no tensor 'lm_head.weight'");
+}
+
+static int import_limited(void)
+{
+    mt_status status = mt_hf_import(in_dir("lckpt"), in_dir("limited"));
+    if (status != MT_EIO || !strstr(mt_error_message(), "File too large")) return 1;
+    if (mt_path_exists(in_dir("lckpt")) || mt_path_exists(in_dir("lckpt.tmp"))) return 2;
+    status = mt_hf_export(in_dir("lout"), in_dir("good"), 0);
+    return status == MT_EIO && !mt_path_exists(in_dir("lout/model.safetensors")) ? 0 : 3;
+}
+
+static void test_full_disk(void **state)
+{
+    (void)state;
+    static const mt_dtype f32[] = { MT_F32 };
+    static contents c;
+    list_model(&c, QWEN(""), f32, 1);
+    put_model(in_dir("limited"), &c, QWEN(""), 0);
+    assert_ok(mt_hf_import(in_dir("good"), in_dir("limited")));
+    assert_int_equal(with_file_limit(50000, import_limited), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_absent_keys), cmocka_unit_test(test_both_spellings),
+        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_config_round_trip),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_fused),       cmocka_unit_test(test_broken_models),
+        cmocka_unit_test(test_tied),        cmocka_unit_test(test_full_disk),
+    };
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
+}
