@@ -36,22 +36,27 @@ LDFLAGS  := $(OPT) -fopenmp
 
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
-CPU_VARIANT := $(filter-out $(CPU_ONCE) kernels/cpu/gemm_amx.c,$(wildcard kernels/cpu/*.c))
+CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
+CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) kernels/cpu/gemm_amx.c,$(wildcard kernels/cpu/*.c))
 LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c dist/*.c) $(CPU_ONCE) \
                $(filter-out train/main.c,$(wildcard train/*.c))
 
 DTYPES := f64 f32 bf16
 ISAS   := portable
+ISAS_release := avx2 avx512
+ISAS_debug   := avx2 avx512
+ISAS_asan    := avx2
 ifeq ($(ARCH),x86_64)
-ISAS   += avx2 avx512
+ISAS   += $(ISAS_$(CONFIG))
 endif
 FLAGS_portable :=
 FLAGS_avx2     := -march=x86-64-v3
 FLAGS_avx512   := -march=x86-64-v4 -mprefer-vector-width=512
 
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) \
-           $(foreach i,$(ISAS),$(foreach d,$(DTYPES),$(CPU_VARIANT:%.c=$(BUILD)/%.$(i).$(d).o)))
-ifeq ($(ARCH),x86_64)
+           $(foreach i,$(ISAS),$(CPU_ISA:%.c=$(BUILD)/%.$(i).o) \
+               $(foreach d,$(DTYPES),$(CPU_VARIANT:%.c=$(BUILD)/%.$(i).$(d).o)))
+ifneq ($(filter avx512,$(ISAS)),)
 LIB_OBJ += $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cpu/gemm_amx.c))
 endif
 CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1)
@@ -86,6 +91,14 @@ $(BUILD)/%.$(1).$(2).o: %.c
 endef
 $(foreach i,$(ISAS),$(foreach d,$(DTYPES),$(eval $(call variant_rule,$(i),$(d)))))
 
+# Nothing reads floating-point exception flags, so conditional operations may be made unconditional.
+define isa_rule
+$(BUILD)/%.$(1).o: %.c
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$(FLAGS_$(1)) $$(CPPFLAGS) -fno-trapping-math -DMT_ISA=$(1) -MMD -MP -c $$< -o $$@
+endef
+$(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
+
 $(BUILD)/kernels/cpu/gemm_amx.o: CFLAGS += -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16
 
 mixtape: $(BUILD)/mixtape
@@ -99,12 +112,83 @@ clean: ## remove everything built
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---- tests: every tests/<room>/test_*.c is a cmocka program --------------------------------------
+# All are linked with tests/support, which counts and fails the allocations of our own objects.
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/tests/support/test.o $(LIB)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+SUPPORT  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
+comma    := ,
+WRAP     := $(foreach f,malloc calloc realloc aligned_alloc strdup strndup asprintf open_memstream,-Wl$(comma)--wrap=$(f))
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(SUPPORT) $(LIB)
+	$(CC) $(LDFLAGS) $(WRAP) -o $@ $^ $(LDLIBS) -lcmocka
 .PRECIOUS: $(BUILD)/%.o
-tests: $(TEST_BIN) ## build the tests
+tests: $(TEST_BIN) ## build the tests of this configuration
+
+# Parsers under libFuzzer (clang): tests/fuzz/fuzz_*.c.
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_BIN := $(FUZZ_SRC:%.c=$(BUILD)/%)
+$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(LIB)
+	$(CC) $(subst fuzzer-no-link,fuzzer,$(LDFLAGS)) -o $@ $^ $(LDLIBS)
+fuzzers: $(FUZZ_BIN)
+
+# What `make test` runs: everything as released; what is not slow under ASan and UBSan; each fuzzer for a few seconds.
+# A program that does not build counts as failed, so the builds go on past errors.
+TEST_PACKAGES := clang libclang-rt-dev libomp-dev clang-format valgrind
+TEST_SLOW := $(addprefix tests/,train/test_gradcheck.c train/test_trainer.c kernels/test_gemm.c train/test_run.c)
+TEST_FAST := $(filter-out $(TEST_SLOW),$(TEST_SRC))
+SUB          = $(MAKE) --no-print-directory
+KEEP_ON      = $(SUB) $(JOBS) -k
+FUZZ_SECONDS = 4
+programs     = $(patsubst %.c,build/$(1)/%,$(2))
+
+test: ## install what is missing, build, run every test that needs no GPU
+	@$(SUB) deps PACKAGES="$(PACKAGES) $(TEST_PACKAGES)"
+	@$(SUB) test-installed
+test-installed: test-builds
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh tests/run.sh -- $(call programs,release,$(TEST_SRC)) \
+	    tests/install/test_install.sh $(call programs,asan,$(TEST_FAST)) $(call programs,fuzz,$(FUZZ_SRC))
+test-builds:
+	-@$(KEEP_ON) CONFIG=release all tests
+	-@$(KEEP_ON) CONFIG=asan build/asan/mixtape tests
+	-@$(KEEP_ON) CONFIG=fuzz CC=clang fuzzers
+
+# By hand: what takes longer. Both compilers without a warning, every kernel set that runs here, everything under the
+# sanitizers, valgrind, minutes of fuzzing.
+KERNEL_SETS  = $(shell for k in portable avx2 avx512 amx; do MIXTAPE_KERNELS=$$k build/release/mixtape gradcheck --op residual_add >/dev/null 2>&1 && echo $$k; done)
+KERNEL_TESTS := $(filter tests/kernels/% tests/layers/% tests/train/test_trainer.c tests/train/test_gradcheck.c,$(TEST_SRC))
+VALGRIND := valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
+VALGRIND_TESTS := $(filter tests/core/% tests/optim/% tests/layers/%,$(TEST_SRC))
+test-all: ## make test, and what takes longer: every kernel set, clang, valgrind, long fuzzing
+	@$(SUB) deps PACKAGES="$(PACKAGES) $(TEST_PACKAGES)"
+	@$(SUB) test-all-installed
+test-all-installed: test-builds
+	-@$(KEEP_ON) CONFIG=release BUILD=build/clang CC=clang WERROR=1 build/clang/mixtape tests
+	-@$(KEEP_ON) CONFIG=release BUILD=build/gcc-werror CC=gcc WERROR=1 build/gcc-werror/mixtape tests
+	@run() { echo "== $$1"; shift; sh tests/run.sh "$$@" | tee build/run.log | sed '$$d'; tail -n 1 build/run.log >>build/totals.log; }; \
+	rm -f build/totals.log; \
+	run "as released" -- $(call programs,release,$(TEST_SRC)) tests/install/test_install.sh; \
+	for k in $(KERNEL_SETS); do run "kernel set $$k" env MIXTAPE_KERNELS=$$k -- $(call programs,release,$(KERNEL_TESTS)); done; \
+	run "clang" -- $(call programs,clang,$(TEST_SRC)); \
+	run "ASan and UBSan" -- $(call programs,asan,$(TEST_SRC)); \
+	run "valgrind" env MIXTAPE_KERNELS=portable OMP_NUM_THREADS=1 $(VALGRIND) -- $(call programs,release,$(VALGRIND_TESTS)); \
+	FUZZ_SECONDS=120; export FUZZ_SECONDS; run "fuzzing" -- $(call programs,fuzz,$(FUZZ_SRC)); \
+	awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed"; exit f > 0 }' build/totals.log
+
+lint: lib ## the house rules that a machine can check
+	@sh tests/lint.sh $(LIB)
+
+# ---- install ------------------------------------------------------------------------------------
+PREFIX  ?= /usr/local
+HEADERS := $(filter-out %_priv.h kernels/cpu/%,$(wildcard core/*.h kernels/*.h dist/*.h layers/*.h optim/*.h train/*.h))
+install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/local)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 755 mixtape $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 build/libmixtape.a $(DESTDIR)$(PREFIX)/lib/
+	for h in $(HEADERS); do install -D -m 644 $$h $(DESTDIR)$(PREFIX)/include/mixtape/$$h || exit 1; done
+	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
+	    'Name: mixtape' 'Description: Mixture-of-Experts training with its own tape autograd' 'Version: 0.1' \
+	    'Requires: $(PKGS)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape -fopenmp -lpthread -lm' \
+	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/mixtape.pc
+.PHONY: test test-installed test-builds test-all test-all-installed tests fuzzers lint install
 
 # ---- the program: what it was built from, packages, the demo --------------------------------------
 REVISION  := $(shell git describe --always --abbrev=12 --exclude='*' --dirty=+ 2>/dev/null || echo unknown)

@@ -1,25 +1,43 @@
 #!/bin/sh
-# Runs cmocka programs one after the other and adds up what they report. Usage: tests/run.sh [PREFIX...] -- PROGRAM...
-# The words before -- are put in front of every program (valgrind and its options). A program that dies
-# counts as one failure. The last line is "N passed, N failed".
+# Runs test programs one after the other and adds up what they report. Usage: tests/run.sh [PREFIX...] -- PROGRAM...
+# The words before -- are put in front of every program (valgrind and its options). A program that dies, is missing
+# or reports nothing counts as one failure. A libFuzzer target (fuzz_*) runs for FUZZ_SECONDS and counts as one test.
+# The last line is "N passed, N failed".
 prefix=""
 while [ $# -gt 0 ] && [ "$1" != -- ]; do prefix="$prefix $1"; shift; done
 shift
 passed=0 failed=0
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$log" "$work"' EXIT
+export ASAN_OPTIONS="handle_segv=2:${ASAN_OPTIONS:-}"
+
+# Sum of the numbers in cmocka's lines of one kind: "[  PASSED  ] 7 test(s)."
+total() { sed -n "s/^\[  $1 *\] \([0-9]*\) test.*/\1/p" "$log" | awk '{ n += $1 } END { print n + 0 }'; }
+
 for program in "$@"; do
     start=$(date +%s)
-    # shellcheck disable=SC2086
-    ASAN_OPTIONS="handle_segv=2:${ASAN_OPTIONS:-}" $prefix "$program" >"$log" 2>&1
-    rc=$?
-    p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' "$log" | tail -n 1)
-    f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test.*/\1/p' "$log" | head -n 1)
-    p=${p:-0} f=${f:-0}
+    case ${program##*/} in
+    fuzz_*) # what breaks it stays beside it: crash-..., timeout-...
+        mkdir -p "$work/${program##*/}"
+        "$program" -max_total_time="${FUZZ_SECONDS:-4}" -timeout=20 -rss_limit_mb=2048 -verbosity=0 \
+            -artifact_prefix="$program." "$work/${program##*/}" >"$log" 2>&1
+        rc=$?
+        [ $rc -eq 0 ] && echo "[  PASSED  ] 1 test(s)." >>"$log"
+        ;;
+    *)
+        # shellcheck disable=SC2086
+        $prefix "$program" >"$log" 2>&1
+        rc=$?
+        ;;
+    esac
+    p=$(total PASSED) f=$(total FAILED) s=$(total SKIPPED)
     [ $rc -ne 0 ] && [ "$f" -eq 0 ] && f=1
+    [ $rc -eq 0 ] && [ $((p + f + s)) -eq 0 ] && f=1
     passed=$((passed + p)) failed=$((failed + f))
-    name=${program#*tests/}
-    printf '%-32s %4d passed %3d failed  %3ds\n' "$name" "$p" "$f" $(($(date +%s) - start))
+    skipped=""
+    [ "$s" -ne 0 ] && skipped=" ($s skipped)"
+    printf '%-44s %4d passed %3d failed %4ds%s\n' "${program#build/}" "$p" "$f" $(($(date +%s) - start)) "$skipped"
     if [ "$f" -ne 0 ]; then
         grep -vE '^\[ (RUN|      OK)' "$log" | tail -n 40 | sed 's/^/    /'
     fi

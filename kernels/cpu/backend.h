@@ -8,14 +8,19 @@ extern "C" {
 #endif
 
 /* One table per instruction set and dtype, made by table.c; MT_HAVE_<isa> comes from the build. */
-#ifdef MT_HAVE_avx512
-#define MT_CPU_TABLES(X)                                                                           \
-    X(portable, f64) X(portable, f32) X(portable, bf16)                                            \
-    X(avx2, f64) X(avx2, f32) X(avx2, bf16)                                                        \
-    X(avx512, f64) X(avx512, f32) X(avx512, bf16)
+#ifdef MT_HAVE_avx2
+#define MT_CPU_TABLES_avx2(X) X(avx2, f64) X(avx2, f32) X(avx2, bf16)
 #else
-#define MT_CPU_TABLES(X) X(portable, f64) X(portable, f32) X(portable, bf16)
+#define MT_CPU_TABLES_avx2(X)
 #endif
+#ifdef MT_HAVE_avx512
+#define MT_CPU_TABLES_avx512(X) X(avx512, f64) X(avx512, f32) X(avx512, bf16)
+#else
+#define MT_CPU_TABLES_avx512(X)
+#endif
+#define MT_CPU_TABLES(X)                                                                           \
+    X(portable, f64)                                                                               \
+    X(portable, f32) X(portable, bf16) MT_CPU_TABLES_avx2(X) MT_CPU_TABLES_avx512(X)
 
 #define MT_CPU_DECLARE_TABLE(isa, dtype) extern const struct mt_kernels mt_cpu_kernels_##isa##_##dtype;
 MT_CPU_TABLES(MT_CPU_DECLARE_TABLE)

@@ -32,7 +32,7 @@ static bool always(void)
     return true;
 }
 
-#ifdef MT_HAVE_avx512
+#ifdef MT_HAVE_avx2
 /* What x86-64-v3 has beyond what __builtin_cpu_supports knows in every compiler. */
 static bool has_v3_scalars(void)
 {
@@ -46,7 +46,9 @@ static bool has_avx2(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_v3_scalars();
 }
+#endif
 
+#ifdef MT_HAVE_avx512
 static bool has_avx512(void)
 {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -98,6 +100,8 @@ static const struct kernel_set sets[] = {
       NULL,
       SET(avx512),
       { AVX512_PATHS, "avx512 f32 from bf16, 14x32 micro-kernel" } },
+#endif
+#ifdef MT_HAVE_avx2
     { "avx2",
       "AVX2 and FMA (x86-64-v3)",
       has_avx2,
