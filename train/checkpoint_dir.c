@@ -302,3 +302,18 @@ cleanup:
     free(list.items);
     return status;
 }
+
+mt_status mt_checkpoint_prune_after(const char *dir, int64_t step)
+{
+    char path[MT_PATH_BYTES];
+    step_list list;
+    mt_status status;
+    MT_TRY_CLEANUP(list_steps(&list, dir));
+    for (int64_t i = 0; i < list.count && list.items[i].step > step; i++) {
+        MT_TRY_CLEANUP(mt_path_format(path, "%s/%s", dir, list.items[i].name));
+        MT_TRY_CLEANUP(remove_checkpoint(path));
+    }
+cleanup:
+    free(list.items);
+    return status;
+}

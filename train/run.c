@@ -124,6 +124,7 @@ static mt_status resume(run *r, bool force)
     MT_TRY(mt_checkpoint_load(r->trainer, path, r->corpus, force));
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
+    if (*skipped) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
     mt_progress_note(&r->progress, "resumed from %s", path);
     MT_REQUIRE(r->saved_step <= r->config->trainer.steps, MT_ECONFIG,
                "%.300s has made %lld steps, train.steps is %lld", path, (long long)r->saved_step,

@@ -112,6 +112,6 @@ static inline void assert_program(const char *line, int code, const char *words)
     if (got != code || !strstr(program_text, words)) {
         print_error("mixtape %s\nexit code %d, want %d with '%s'; it wrote:\n%s\n", line, got, code,
                     words, program_text);
-        fail();
+        fail_msg("mixtape %s", line);
     }
 }
