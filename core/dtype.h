@@ -58,7 +58,8 @@ static inline uint16_t mt_f32_to_bf16(float x)
 {
     uint32_t u = mt_f32_bits(x);
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+    bool nan = (int32_t)(u & 0x7fffffffu) > 0x7f800000; /* signed: vector units compare no other way */
+    return (uint16_t)(nan ? 0x7fffu : rounded);
 }
 
 float mt_f16_to_f32(uint16_t h);

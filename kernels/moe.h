@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* logits = x wr^T in real; probs = softmax over all E; the k largest of probs (of probs + bias when bias is given:
+/* logits = x wr^T in real; probs = softmax over all E; the k largest logits (of probs + bias when bias is given:
  * selection only) are chosen, ties to the lowest index; weights = probs of the chosen, divided by their sum if normalize.
  * x [T, D] of dtype; wr real [E, D]; bias f32 [E] or NULL.
  * probs real [T, E]; weights real [T, k] in order of selection (best first); experts int32 [T, k];

@@ -59,7 +59,7 @@ static void check_softmax(const struct router *r, int64_t t)
     free(limit);
 }
 
-/* Choice and weights of one token are exact given the kernel's probabilities. */
+/* Choice and weights of one token are exact given the kernel's logits and probabilities. */
 static void check_choice(const struct router *r, int64_t t, bool normalize)
 {
     int64_t n = r->s.experts, k = r->s.top_k;
@@ -70,7 +70,7 @@ static void check_choice(const struct router *r, int64_t t, bool normalize)
         int64_t best = -1;
         double best_score = 0;
         for (int64_t e = 0; e < n; e++) {
-            double score = mt_load_f64(r->probs, r->real, t * n + e);
+            double score = mt_load_f64(r->bias ? r->probs : r->logits, r->real, t * n + e);
             if (r->bias) score = real_add(r->real, score, (double)r->bias[e]);
             if (!taken[e] && (best < 0 || score > best_score)) best = e, best_score = score;
         }
