@@ -29,6 +29,21 @@ static mt_status check_options(const struct options *o, mt_dtype *dtype)
     return MT_OK;
 }
 
+/* --set may change how a model is trained, not what it is. */
+static mt_status check_model(const mt_config *config, const mt_config *was)
+{
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        char now[MT_CONFIG_FORMATTED], before[MT_CONFIG_FORMATTED];
+        if (!key->fixed || strncmp(key->path, "model.", 6) != 0) continue;
+        mt_config_format(now, config, key);
+        mt_config_format(before, was, key);
+        MT_REQUIRE(strcmp(now, before) == 0, MT_ECONFIG,
+                   "--set %s=%.100s: it is %.100s in the checkpoint", key->path, now, before);
+    }
+    return MT_OK;
+}
+
 /* The checkpoint's model and this batch as a configuration, on which --set works as everywhere. The
  * optimizer is that of the run that made the checkpoint, or the default one, at a constant rate. */
 static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, mt_dtype dtype,
@@ -57,7 +72,9 @@ static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, 
     mt_config_write(config, file);
     if (fclose(file) != 0)
         MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "trace: no memory for the configuration"));
+    const mt_config was = *config;
     MT_TRY_CLEANUP(mt_config_parse(config, "checkpoint", text, length, sets->items, sets->count));
+    MT_TRY_CLEANUP(check_model(config, &was));
     MT_REQUIRE(t->batch_size == in->batch && t->sequence_length == in->sequence &&
                    t->steps == in->steps && t->dtype == dtype,
                MT_ECONFIG,

@@ -51,8 +51,22 @@ def exported(model_type, name, tensor):
         yield name, tensor
 
 
-def forward(model, tokens, targets):
+def switch_loss(router_logits, top_k):
+    """Per layer E * sum_e f_e P_e, f_e the share of choices that fell on e, summed over layers."""
+    total = 0
+    for logits in router_logits:
+        probs = logits.softmax(-1)
+        chosen = probs.topk(top_k, dim=-1).indices.flatten()
+        share = torch.bincount(chosen, minlength=probs.shape[-1]).to(probs.dtype) / len(chosen)
+        total = total + probs.shape[-1] * (share * probs.mean(0)).sum()
+    return total
+
+
+def forward(model, tokens, targets, switch=False):
+    """Output (its aux_loss in the wanted definition), cross-entropy, and the sum that is trained."""
     out = model(input_ids=tokens, output_router_logits=True)
+    if switch:
+        out.aux_loss = switch_loss(out.router_logits, model.config.num_experts_per_tok)
     vocab = out.logits.shape[-1]
     loss = torch.nn.functional.cross_entropy(out.logits.reshape(-1, vocab), targets.reshape(-1),
                                              ignore_index=-100)
@@ -73,11 +87,11 @@ def decisive(model, tokens):
     return least
 
 
-def evaluate(model, tokens, targets):
+def evaluate(model, tokens, targets, switch=False):
     """All that `trace --targets --grads` writes, as numpy arrays by dataset path."""
     model.zero_grad(set_to_none=True)
     with lifted(model):
-        out, loss, total = forward(model, tokens, targets)
+        out, loss, total = forward(model, tokens, targets, switch)
         total.backward()
     result = {"logits": out.logits, "loss": loss, "aux_loss": out.aux_loss, "total_loss": total}
     for name, p in model.named_parameters():

@@ -1,0 +1,164 @@
+/* plan: what it says a run needs is what the run takes. */
+#include "tests/train/verbs.h"
+#include "train/plan.h"
+
+static mt_config base_config(void)
+{
+    mt_config c;
+    assert_ok(mt_config_defaults(&c));
+    snprintf(c.name, sizeof c.name, "test");
+    c.trainer.model = small_model(false);
+    c.trainer.batch_size = c.trainer.micro_batch_size = 4;
+    c.trainer.sequence_length = 16;
+    c.trainer.steps = 2;
+    return c;
+}
+
+static void print_both(const char *what, const mt_plan *plan, const mt_device *device)
+{
+    print_message("%s: planned / measured bytes\n", what);
+    for (int i = 0; i < MT_MEMORY_COUNT; i++)
+        print_message("  %-16s %10lld / %10lld%s\n", mt_memory_name((mt_memory)i),
+                      (long long)plan->peak[i], (long long)device->peak[i],
+                      i == MT_MEMORY_WORKSPACE ? " (not planned)" : "");
+}
+
+/* Both run the same passes; the plan is made without memory, the run on the cpu with the kernel set
+ * in use. The measured high-water mark is the device's own count of what was allocated at once,
+ * first (recording) step included. 5 % is the promise; data decides nothing about sizes, so they
+ * are equal. */
+static void check_config(const char *what, const mt_config *config, bool evaluates)
+{
+    mt_plan plan;
+    mt_device *device;
+    mt_trainer *trainer;
+    assert_ok(mt_plan_make(&plan, config));
+    assert_ok(mt_device_open(&device, "cpu", NULL, 0));
+    assert_ok(mt_trainer_create(&trainer, device, &config->trainer));
+    assert_ok(mt_plan_passes(trainer, evaluates));
+    bool equal = true;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++)
+        if (i != MT_MEMORY_WORKSPACE) equal = equal && plan.peak[i] == device->peak[i];
+    const mt_tape *tape = mt_trainer_tape(trainer);
+    int64_t slab = mt_arena_bytes(mt_tape_arena(tape)), floor = mt_arena_floor(mt_tape_arena(tape));
+    if (!equal) print_both(what, &plan, device);
+    assert_true(equal);
+    /* the slab of every later step lies within what was planned */
+    assert_true(slab > 0 && floor <= slab && slab <= plan.peak[MT_MEMORY_ACTIVATIONS]);
+    assert_int_equal(mt_arena_bytes(mt_tape_host_pool(tape)), plan.peak[MT_MEMORY_HOST_POOL]);
+    mt_trainer_destroy(&trainer);
+    mt_device_destroy(&device);
+}
+
+static void a_run_takes_what_was_planned(void **state)
+{
+    (void)state;
+    mt_config c = base_config();
+    check_config("f32", &c, false);
+    snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
+    check_config("with an evaluation", &c, true);
+    c.trainer.dtype = MT_BF16;
+    check_config("bf16", &c, true);
+    c.trainer.dtype = MT_F64;
+    check_config("f64", &c, true);
+    c = base_config();
+    c.trainer.micro_batch_size = 1;
+    check_config("micro-batches", &c, false);
+    c.trainer.recompute = MT_RECOMPUTE_BLOCK;
+    check_config("recompute block", &c, false);
+    c.trainer.recompute = MT_RECOMPUTE_ACTIVATION;
+    check_config("recompute activation", &c, false);
+    c.trainer.offload = true;
+    check_config("offload", &c, false);
+    c.trainer.defer_wgrad = true;
+    check_config("deferred wgrad", &c, false);
+    c = base_config();
+    c.trainer.model = small_model(true);
+    c.trainer.model.capacity_factor = 1.25;
+    check_config("tied, with a capacity", &c, false);
+}
+
+/* What the options are for shows in the plan. */
+static void options_change_the_plan(void **state)
+{
+    (void)state;
+    mt_config c = base_config();
+    mt_plan plain, plan;
+    assert_ok(mt_plan_make(&plain, &c));
+    assert_int_equal(plain.peak[MT_MEMORY_HOST_POOL], 0);
+    c.trainer.recompute = MT_RECOMPUTE_BLOCK;
+    assert_ok(mt_plan_make(&plan, &c));
+    assert_true(plan.peak[MT_MEMORY_ACTIVATIONS] < plain.peak[MT_MEMORY_ACTIVATIONS]);
+    c.trainer.recompute = MT_RECOMPUTE_NONE, c.trainer.offload = true;
+    assert_ok(mt_plan_make(&plan, &c));
+    assert_true(plan.peak[MT_MEMORY_HOST_POOL] > 0);
+    c = base_config();
+    c.trainer.micro_batch_size = 1;
+    assert_ok(mt_plan_make(&plan, &c));
+    assert_true(plan.peak[MT_MEMORY_ACTIVATIONS] < plain.peak[MT_MEMORY_ACTIVATIONS] / 2);
+    c.trainer.dtype = MT_F64;
+    assert_ok(mt_plan_make(&plan, &c));
+    assert_int_equal(plan.peak[MT_MEMORY_MASTER], 2 * plain.peak[MT_MEMORY_MASTER]);
+}
+
+/* Counted by hand from the shapes. */
+static void parameters_and_work_are_counted(void **state)
+{
+    (void)state;
+    enum { V = 29, D = 12, H = 4, KV = 2, HEAD = 6, F = 10, DENSE = 14, E = 8, K = 2, S = 16 };
+    enum {
+        ATTENTION = (2 * H + 2 * KV) * HEAD * D, /* q, k, v, o */
+        NORMS = 2 * D + 2 * HEAD,
+        EXPERT = 3 * F * D,
+        MOE = E * D + E * EXPERT,
+        MOE_ACTIVE = E * D + K * EXPERT,
+        MLP = 3 * DENSE * D
+    };
+    mt_config c = base_config();
+    mt_plan plan;
+    assert_ok(mt_plan_make(&plan, &c));
+    int64_t shared = 2 * V * D + D + 3 * (ATTENTION + NORMS) + MLP;
+    assert_int_equal(plan.parameters, shared + 2 * MOE);
+    assert_int_equal(plan.active_parameters, shared + 2 * MOE_ACTIVE);
+    double products = V * D + 3 * ATTENTION + MLP + 2 * MOE_ACTIVE;
+    double attention = 3 * 2 * 2 * H * HEAD * ((S + 1) / 2.0);
+    assert_true(plan.forward_flops == 2 * products + attention);
+    c.trainer.model =
+        small_model(true); /* the head is the embedding: as much work, fewer weights */
+    mt_plan tied;
+    assert_ok(mt_plan_make(&tied, &c));
+    assert_int_equal(tied.parameters, plan.parameters - V * D);
+    assert_true(tied.forward_flops == plan.forward_flops);
+}
+
+static void the_verb_reports_it(void **state)
+{
+    (void)state;
+    char line[512];
+    put_text(in_dir("c.yaml"),
+             "model: {vocab_size: 256, hidden_size: 4096, num_hidden_layers: 48,\n"
+             "  num_attention_heads: 32, num_key_value_heads: 4, head_dim: 128,\n"
+             "  moe_intermediate_size: 1536, num_experts: 128,\n"
+             "  num_experts_per_tok: 8}\n"
+             "data: {train: none.h5, sequence_length: 128}\n"
+             "train: {batch_size: 1}\n");
+    /* far more than this machine has: nothing of it is allocated */
+    snprintf(line, sizeof line, "plan %s", in_dir("c.yaml"));
+    assert_verb(line, 0, "master weights");
+    assert_non_null(strstr(verb_output, "GEMM path: "));
+    snprintf(line, sizeof line, "plan %s --set train.batchsize=2", in_dir("c.yaml"));
+    assert_verb(line, MT_EXIT_USAGE, "did you mean train.batch_size");
+    snprintf(line, sizeof line, "plan %s", in_dir("none.yaml"));
+    assert_verb(line, MT_EXIT_FILES, "none.yaml");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_run_takes_what_was_planned),
+        cmocka_unit_test(options_change_the_plan),
+        cmocka_unit_test(parameters_and_work_are_counted),
+        cmocka_unit_test(the_verb_reports_it),
+    };
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
+}
