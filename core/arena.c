@@ -201,12 +201,17 @@ static mt_status reserve(void *array, int64_t *room, int64_t want, size_t elemen
     return MT_OK;
 }
 
+static void free_slab(mt_arena *a)
+{
+    mt_device_free(a->device, &a->slab, a->slab_bytes, a->memory);
+    a->slab_bytes = 0;
+}
+
 /* Makes the slab large enough for every plan. No block may live. */
 static mt_status fit_slab(mt_arena *a)
 {
     if (a->slab_bytes >= a->need) return MT_OK;
-    mt_device_free(a->device, &a->slab, a->slab_bytes, a->memory);
-    a->slab_bytes = 0;
+    free_slab(a);
     MT_TRY(mt_device_alloc(a->device, &a->slab, a->need, a->memory));
     a->slab_bytes = a->need;
     return MT_OK;
@@ -230,8 +235,12 @@ mt_status mt_arena_begin(mt_arena *a, uint64_t key)
     a->phase = PHASE_IDLE;
     a->block_count = 0;
     MT_TRY(find_plan(a, key));
-    MT_TRY(fit_slab(a));
     struct plan *plan = &a->plans[a->plan];
+    if (plan->offsets)
+        MT_TRY(fit_slab(a));
+    else
+        free_slab(
+            a); /* a recording has its own blocks: both at once would raise the high-water mark */
     if (!plan->offsets) plan->event_count = plan->block_count = 0; /* a pass that never ended */
     MT_TRY(reserve(&a->blocks, &a->block_room, plan->block_count, sizeof *a->blocks));
     a->events = 0;
