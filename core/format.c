@@ -50,6 +50,7 @@ const mt_format mt_formats[MT_FORMAT_COUNT] = {
                                 .scale = MT_SCALE_F32,
                                 .codes_per_byte = 1,
                                 .column_transposed = true,
+                                .delayed = true,
                                 .shard_atom = 1,
                                 .options = ANY | MT_OPT_E5M2 },
     [MT_FORMAT_FP8_BLOCK] = { .id = MT_FORMAT_FP8_BLOCK,

@@ -80,6 +80,7 @@ typedef struct mt_format {
     bool column_transposed; /* the column direction is stored [K,M] */
     bool block_major[2];    /* scales of the row, column direction stored [blocks, lines] */
     bool pow2;              /* f32 scales are powers of two by default */
+    bool delayed;           /* the scale is given: it comes from an amax history */
     int shard_atom;         /* a shard boundary falls on multiples of this many rows and columns */
     uint32_t options;       /* the MT_OPT_* bits that have a meaning here */
 } mt_format;

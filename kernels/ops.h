@@ -22,7 +22,8 @@
 extern "C" {
 #endif
 
-#define MT_OPS(X)                                                                                  \
+/* Ops with a kernel per dtype of the activations. */
+#define MT_DTYPE_OPS(X)                                                                            \
     X(fill)                                                                                        \
     X(cast)                                                                                        \
     X(add)                                                                                         \
@@ -53,6 +54,15 @@ extern "C" {
     X(cross_entropy_bwd)                                                                           \
     X(grad_norm)                                                                                   \
     X(adamw)
+
+/* Ops whose kernels do not depend on it: the same in the table of every dtype. */
+#define MT_FORMAT_OPS(X)                                                                           \
+    X(quantize)                                                                                    \
+    X(dequantize)                                                                                  \
+    X(swizzle_scales)                                                                              \
+    X(delayed_update)
+
+#define MT_OPS(X) MT_DTYPE_OPS(X) MT_FORMAT_OPS(X)
 
 struct mt_kernels {
 #define MT_KERNEL_FIELD(op) mt_status (*op)(mt_stream *, const struct mt_##op##_args *);

@@ -1,8 +1,11 @@
 /* The kernel table of one instruction set and dtype. */
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/variant.h"
 
 const struct mt_kernels MT_CPU(kernels) = {
 #define MT_ENTRY(op) .op = MT_CPU(op),
-    MT_OPS(MT_ENTRY)
+    MT_DTYPE_OPS(MT_ENTRY)
+#define MT_ISA_ENTRY(op) .op = MT_CPU_ISA(op),
+    MT_FORMAT_OPS(MT_ISA_ENTRY)
     .packed_bytes = MT_CPU(packed_bytes),
 };

@@ -21,7 +21,7 @@
 /* Every kernel of this variant; table.c puts them together. */
 #define MT_CPU_DECLARE(op)                                                                         \
     mt_status MT_CPU(op)(mt_stream *stream, const struct mt_##op##_args *args);
-MT_OPS(MT_CPU_DECLARE)
+MT_DTYPE_OPS(MT_CPU_DECLARE)
 #undef MT_CPU_DECLARE
 size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
 extern const struct mt_kernels MT_CPU(kernels);

@@ -1,0 +1,16 @@
+/* For files of kernels/cpu whose kernels do not depend on the activations' type: compiled once per
+ * instruction set (MT_ISA), not per dtype. MT_CPU_ISA(x) is the external name mt_cpu_x_<isa>. */
+#pragma once
+
+#include <omp.h>
+
+#include "kernels/cpu/backend.h"
+
+#define MT_ISA_CAT_(a, b) mt_cpu_##a##_##b
+#define MT_ISA_CAT(a, b)  MT_ISA_CAT_(a, b)
+#define MT_CPU_ISA(name)  MT_ISA_CAT(name, MT_ISA)
+
+#define MT_CPU_ISA_DECLARE(op)                                                                     \
+    mt_status MT_CPU_ISA(op)(mt_stream * stream, const struct mt_##op##_args *args);
+MT_FORMAT_OPS(MT_CPU_ISA_DECLARE)
+#undef MT_CPU_ISA_DECLARE

@@ -1,0 +1,107 @@
+/* Argument checks of group quantize and dequantize. */
+#include "kernels/check.h"
+
+static bool same_group(const mt_group *a, const mt_group *b)
+{
+    return a->members == b->members && a->m == b->m && a->k == b->k &&
+           a->first_dims == b->first_dims && a->last_dims == b->last_dims &&
+           a->offsets == b->offsets;
+}
+
+/* A direction that is read: codes, and what they decode with. */
+static mt_status check_source(const mt_qtensor *q, mt_dir dir, const char *op)
+{
+    const char *side = dir == MT_ROW ? "row" : "column";
+    MT_REQUIRE(q && (unsigned)dir < MT_DIR_COUNT, MT_EINVAL, "%s: no source", op);
+    MT_TRY(mt_qtensor_check(q, op));
+    const mt_direction *d = &q->dir[dir];
+    MT_REQUIRE(d->format, MT_EINVAL, "%s: the source has no %s direction", op, side);
+    MT_REQUIRE(d->layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+               "%s: the source's %s direction is not compact", op, side);
+    bool empty = mt_group_capacity(&q->group) == 0;
+    MT_REQUIRE(d->codes || empty, MT_EINVAL, "%s: the source's codes are NULL", op);
+    MT_REQUIRE(d->scales || empty || d->format->scale == MT_SCALE_NONE, MT_EINVAL,
+               "%s: the source's scales are NULL", op);
+    MT_REQUIRE(d->amax || empty || !d->format->second_level, MT_EINVAL,
+               "%s: the source's amax is NULL, the scale of %s is made from it", op,
+               d->format->name);
+    return MT_OK;
+}
+
+/* Whether the codes of a direction depend on the member's amax. */
+static bool scaled_by_amax(const mt_direction *d)
+{
+    const mt_format *f = d->format;
+    return f->second_level || (f->scale == MT_SCALE_F32 && f->block == 0 && !f->delayed);
+}
+
+static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
+{
+    const mt_direction *d = &a->out->dir[dir];
+    const char *side = dir == MT_ROW ? "row" : "column";
+    if (!d->format) return MT_OK;
+    MT_REQUIRE(dir == MT_COL || (!d->options.rht && !d->options.from_dequantized), MT_EINVAL,
+               "quantize: rht and source=dequantized are for the column direction");
+    MT_REQUIRE(d->layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+               "quantize: the %s direction is not compact", side);
+    bool empty = mt_group_capacity(&a->out->group) == 0, codes = a->pass != MT_QUANTIZE_AMAX;
+    MT_REQUIRE(d->codes || empty || !codes, MT_EINVAL,
+               "quantize: codes of the %s direction are NULL", side);
+    bool per_member = d->format->scale != MT_SCALE_NONE && d->format->block == 0;
+    bool scales =
+        d->format->scale != MT_SCALE_NONE && (per_member ? a->out->group.members : !empty);
+    MT_REQUIRE(d->scales || !scales || !codes, MT_EINVAL,
+               "quantize: scales of the %s direction are NULL", side);
+    bool amax = d->format->second_level || a->pass == MT_QUANTIZE_AMAX ||
+                (a->pass == MT_QUANTIZE_CODES && scaled_by_amax(d));
+    MT_REQUIRE(d->amax || !amax || a->out->group.members == 0, MT_EINVAL,
+               "quantize: amax of the %s direction is NULL, this pass of %s needs it", side,
+               d->format->name);
+    return MT_OK;
+}
+
+mt_status mt_quantize_check(const struct mt_quantize_args *a)
+{
+    MT_TRY(check_source(a->src, a->src_dir, "quantize"));
+    MT_REQUIRE(a->out, MT_EINVAL, "quantize: no result");
+    MT_TRY(mt_qtensor_check(a->out, "quantize"));
+    MT_REQUIRE((unsigned)a->pass < MT_QUANTIZE_PASS_COUNT, MT_EINVAL, "quantize: pass %d",
+               (int)a->pass);
+    MT_REQUIRE(same_group(&a->src->group, &a->out->group), MT_EINVAL,
+               "quantize: source and result are not of one group");
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) MT_TRY(check_result(a, (mt_dir)dir));
+    return MT_OK;
+}
+
+mt_status mt_dequantize_check(const struct mt_dequantize_args *a)
+{
+    MT_TRY(check_source(a->src, a->dir, "dequantize"));
+    MT_REQUIRE(mt_format_plain(a->y_dtype), MT_EINVAL, "dequantize: y cannot be %s",
+               mt_dtype_name(a->y_dtype));
+    MT_CHECK_POINTER("dequantize", a, y, mt_group_capacity(&a->src->group));
+    return MT_OK;
+}
+
+mt_status mt_swizzle_scales_check(const struct mt_swizzle_scales_args *a)
+{
+    MT_TRY(check_source(a->src, a->dir, "swizzle_scales"));
+    mt_direction d = a->src->dir[a->dir];
+    d.swizzled = !d.swizzled;
+    mt_qtensor other = { .group = a->src->group };
+    other.dir[a->dir] = d;
+    MT_TRY(mt_qtensor_check(&other, "swizzle_scales"));
+    MT_CHECK_POINTER("swizzle_scales", a, out, mt_direction_scale_bytes(&d, a->dir, &other.group));
+    return MT_OK;
+}
+
+mt_status mt_delayed_update_check(const struct mt_delayed_update_args *a)
+{
+    MT_CHECK_EXTENT("delayed_update", a, members);
+    MT_REQUIRE(a->length >= 2, MT_EINVAL, "delayed_update: the history has %lld slots, needs 2",
+               (long long)a->length);
+    MT_REQUIRE(a->element > MT_ELEMENT_PLAIN && a->element < MT_ELEMENT_COUNT, MT_EINVAL,
+               "delayed_update: element type %d", (int)a->element);
+    MT_CHECK_POINTER("delayed_update", a, history, a->members);
+    MT_CHECK_POINTER("delayed_update", a, scale, a->members);
+    return MT_OK;
+}
