@@ -1,8 +1,10 @@
 /* HDF5 files: opening, committing, groups, errors. */
+#define H5_USE_110_API 1
 #include "train/h5.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <hdf5.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

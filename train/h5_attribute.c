@@ -1,4 +1,6 @@
 /* HDF5 attributes: strings and numbers. */
+#define H5_USE_110_API 1
+#include <hdf5.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,6 @@
 /* HDF5 datasets of our types: checked before they are trusted. */
+#define H5_USE_110_API 1
+#include <hdf5.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,15 +1,12 @@
-/* What the files of h5 share. */
+/* What the files of h5 share. They include hdf5.h themselves; its identifiers are int64_t. */
 #pragma once
-
-#define H5_USE_110_API 1
-#include <hdf5.h>
 
 #include "train/fileio.h"
 #include "train/h5.h"
 #include "train/h5_driver.h"
 
 struct mt_h5 {
-    hid_t id, driver;
+    int64_t id, driver;
     mt_h5_driver_state state;
     bool writing;
     int64_t bytes; /* when opened for reading */

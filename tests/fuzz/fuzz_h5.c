@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -386,9 +388,11 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
 {
     char model[128];
     if (!*dir) {
-        snprintf(dir, sizeof dir,
-                 access("/dev/shm", W_OK) ? "/tmp/fuzz_XXXXXX" : "/dev/shm/fuzz_XXXXXX");
-        if (!mkdtemp(dir)) abort();
+        uint64_t number;
+        if (getrandom(&number, sizeof number, 0) != sizeof number) abort();
+        snprintf(dir, sizeof dir, "%s/fuzz_%016llx", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm",
+                 (unsigned long long)number);
+        if (mkdir(dir, 0700)) abort();
         atexit(remove_dir);
     }
     snprintf(model, sizeof model, "%s/model.h5", dir);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "train/fileio.h"
@@ -24,9 +26,11 @@ static void remove_dir(void)
 static void make_dir(void)
 {
     if (*dir) return;
-    snprintf(dir, sizeof dir,
-             access("/dev/shm", W_OK) ? "/tmp/fuzz_XXXXXX" : "/dev/shm/fuzz_XXXXXX");
-    if (!mkdtemp(dir)) abort();
+    uint64_t number;
+    if (getrandom(&number, sizeof number, 0) != sizeof number) abort();
+    snprintf(dir, sizeof dir, "%s/fuzz_%016llx", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm",
+             (unsigned long long)number);
+    if (mkdir(dir, 0700)) abort();
     snprintf(model_path, sizeof model_path, "%s/model.safetensors", dir);
     snprintf(index_path, sizeof index_path, "%s/model.safetensors.index.json", dir);
     atexit(remove_dir);

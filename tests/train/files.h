@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <signal.h>
 #include <unistd.h>
@@ -25,8 +27,10 @@ static char files_dir[64];
 static inline int files_setup(void **state)
 {
     (void)state;
-    snprintf(files_dir, sizeof files_dir, "/tmp/mixtape_test_XXXXXX");
-    return mkdtemp(files_dir) ? 0 : -1;
+    uint64_t number;
+    if (getrandom(&number, sizeof number, 0) != sizeof number) return -1;
+    snprintf(files_dir, sizeof files_dir, "/tmp/mixtape_test_%016llx", (unsigned long long)number);
+    return mkdir(files_dir, 0700);
 }
 
 static inline int files_teardown(void **state)
