@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/fault.h"
 #include "tests/support/test.h"
 
 #include "core/rng.h"
@@ -330,6 +331,23 @@ static void help_names_every_key(void **state)
     free(text);
 }
 
+static void reading_survives_want_of_memory(void **state)
+{
+    (void)state;
+    bool failed = true;
+    for (int64_t n = 1; failed; n++) {
+        mt_config c;
+        char *text = NULL;
+        fault_arm(n, FAULT_ONCE);
+        mt_status status = mt_config_load(&c, "train/configs/demo.yaml", NULL, 0);
+        if (status == MT_OK) status = mt_config_text(&text, &c);
+        failed = fault_disarm();
+        assert_int_equal(status, failed ? MT_ENOMEM : MT_OK);
+        assert_true(failed == (text == NULL));
+        free(text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +361,7 @@ int main(void)
         cmocka_unit_test(numbers_read_back_to_the_same_bits),
         cmocka_unit_test(the_shipped_configurations_load),
         cmocka_unit_test(help_names_every_key),
+        cmocka_unit_test(reading_survives_want_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/fault.h"
 #include "tests/support/test.h"
 
 #include "train/fileio.h"
@@ -119,12 +120,31 @@ static void a_damaged_line_is_named(void **state)
     assert_fails(mt_metrics_open(&m, &past, "/nowhere/m", 9), MT_EIO, "/nowhere/m");
 }
 
+static void opening_survives_want_of_memory(void **state)
+{
+    (void)state;
+    bool failed = true;
+    put(TRAIN(1) TRAIN(2));
+    for (int64_t n = 1; failed; n++) {
+        mt_metrics *m = NULL;
+        mt_metrics_past past;
+        fault_arm(n, FAULT_ONCE);
+        mt_status status = mt_metrics_open(&m, &past, path, 9);
+        failed = fault_disarm();
+        assert_int_equal(status, failed ? MT_ENOMEM : MT_OK);
+        assert_true(failed == (m == NULL));
+        mt_metrics_close(&m);
+        assert_file(TRAIN(1) TRAIN(2)); /* and nothing of the file is lost */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_hold_every_digit),
         cmocka_unit_test(resuming_drops_what_is_past_the_step),
         cmocka_unit_test(a_damaged_line_is_named),
+        cmocka_unit_test(opening_survives_want_of_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -2,6 +2,7 @@
  * come from. */
 #include <math.h>
 
+#include "tests/support/fault.h"
 #include "tests/support/test.h"
 
 #include "train/sampler.h"
@@ -124,6 +125,22 @@ static void what_cannot_be_drawn_from_is_refused(void **state)
     mt_sampler_destroy(&s);
 }
 
+static void creation_survives_want_of_memory(void **state)
+{
+    (void)state;
+    const mt_sampler_config config = { 1, 0, 1, 0 };
+    bool failed = true;
+    for (int64_t n = 1; failed; n++) {
+        mt_sampler *s = NULL;
+        fault_arm(n, FAULT_ONCE);
+        mt_status status = mt_sampler_create(&s, &config, V);
+        failed = fault_disarm();
+        assert_int_equal(status, failed ? MT_ENOMEM : MT_OK);
+        assert_true(failed == (s == NULL));
+        mt_sampler_destroy(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -132,6 +149,7 @@ int main(void)
         cmocka_unit_test(without_temperature_the_best_wins_and_the_first_of_equals),
         cmocka_unit_test(draws_are_a_function_of_seed_and_index),
         cmocka_unit_test(what_cannot_be_drawn_from_is_refused),
+        cmocka_unit_test(creation_survives_want_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
