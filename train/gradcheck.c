@@ -262,6 +262,7 @@ static void note(mt_gradcheck_result *r, const char *tensor, int64_t i, double a
 {
     double size = fmax(fmax(fabs(analytic), fabs(numeric)), 1e-3 * largest);
     double error = analytic == numeric ? 0 : fabs(analytic - numeric) / size;
+    if (isnan(error)) error = INFINITY; /* compares as worse than any other, and stays the worst */
     r->checked++;
     if (r->checked > 1 && error <= r->worst) return;
     r->worst = error, r->analytic = analytic, r->numeric = numeric;
