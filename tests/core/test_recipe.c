@@ -1,0 +1,225 @@
+/* Recipes: presets, roles, syntax, refusals, rules by layer and step. */
+#include <string.h>
+
+#include "core/recipe.h"
+#include "tests/support/test.h"
+
+static void parsed(char text[MT_RECIPE_TEXT], const char *recipe)
+{
+    mt_recipe r;
+    assert_ok(mt_recipe_parse(&r, recipe));
+    mt_recipe_print(text, &r);
+    mt_recipe again;
+    assert_ok(mt_recipe_parse(&again, text));
+    assert_true(mt_recipe_equal(&r, &again));
+}
+
+/* Options of a slot as bits. */
+static uint32_t options(const mt_recipe *r, mt_pass pass, int i)
+{
+    return mt_format_spec_options(&r->slot[pass][i]);
+}
+
+static void test_presets(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        mt_format_id format;
+        uint32_t slots[MT_PASS_COUNT][2]; /* W X, W dY, X dY */
+    } rows[] = {
+        { "bf16", MT_FORMAT_BF16, { { 0 } } },
+        { "fp8_current",
+          MT_FORMAT_FP8_TENSOR,
+          { { 0, 0 }, { 0, MT_OPT_E5M2 }, { 0, MT_OPT_E5M2 } } },
+        { "fp8_delayed",
+          MT_FORMAT_FP8_DELAYED,
+          { { 0, 0 }, { 0, MT_OPT_E5M2 }, { 0, MT_OPT_E5M2 } } },
+        { "fp8_block", MT_FORMAT_FP8_BLOCK, { { MT_OPT_2D, 0 }, { MT_OPT_2D, 0 }, { 0, 0 } } },
+        { "mxfp8", MT_FORMAT_MXFP8, { { 0 } } },
+        { "nvfp4",
+          MT_FORMAT_NVFP4,
+          { { MT_OPT_2D, 0 }, { MT_OPT_2D, MT_OPT_SR }, { MT_OPT_RHT, MT_OPT_RHT | MT_OPT_SR } } },
+    };
+    int count = 0;
+    for (; mt_recipe_preset(count); count++) {
+        mt_recipe r;
+        char text[MT_RECIPE_TEXT];
+        assert_string_equal(mt_recipe_preset(count), rows[count].name);
+        assert_ok(mt_recipe_parse(&r, rows[count].name));
+        for (int pass = 0; pass < MT_PASS_COUNT; pass++)
+            for (int i = 0; i < 2; i++) {
+                assert_int_equal(r.slot[pass][i].format->id, rows[count].format);
+                assert_int_equal(options(&r, (mt_pass)pass, i), rows[count].slots[pass][i]);
+            }
+        parsed(text, rows[count].name);
+        assert_string_equal(text, rows[count].name);
+    }
+    assert_int_equal(count, sizeof rows / sizeof rows[0]);
+}
+
+static void test_slots(void **state)
+{
+    (void)state;
+    mt_recipe r;
+    bool seen[MT_OPERAND_COUNT][MT_DIR_COUNT] = { { false } };
+    assert_ok(mt_recipe_parse(&r, "mxfp8"));
+    for (int pass = 0; pass < MT_PASS_COUNT; pass++)
+        for (int i = 0; i < 2; i++) {
+            const mt_slot *s = &mt_slots[pass][i];
+            assert_false(seen[s->operand][s->dir]); /* six slots, each one direction */
+            seen[s->operand][s->dir] = true;
+            assert_ptr_equal(mt_recipe_direction(&r, s->operand, s->dir), &r.slot[pass][i]);
+        }
+}
+
+static void test_text(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *printed;
+    } rows[] = {
+        { "fprop=nvfp4:2d/nvfp4 dgrad=mxfp8 wgrad=bf16",
+          "fprop=nvfp4/nvfp4 dgrad=mxfp8/mxfp8 wgrad=bf16/bf16" },
+        { "fprop=mxfp8 dgrad=mxfp8/mxfp8 wgrad=mxfp8", "mxfp8" },
+        { " fprop=nvfp4 \t dgrad=nvfp4:2d/nvfp4:sr wgrad=nvfp4:rht/nvfp4:sr+rht ", "nvfp4" },
+        { "fprop=nvfp4:1d/nvfp4 dgrad=nvfp4/nvfp4:sr=off wgrad=nvfp4",
+          "fprop=nvfp4:1d/nvfp4 dgrad=nvfp4/nvfp4:sr=off wgrad=nvfp4/nvfp4" },
+        { "fp8_current dgrad=fp8_tensor/fp8_tensor:e4m3",
+          "fprop=fp8_tensor/fp8_tensor dgrad=fp8_tensor/fp8_tensor:e4m3 "
+          "wgrad=fp8_tensor/fp8_tensor" },
+        { "nvfp4 backward=high_precision", "fprop=nvfp4/nvfp4 dgrad=bf16/bf16 wgrad=bf16/bf16" },
+        { "bf16 backward=high_precision", "bf16" },
+        { "mxfp8 wgrad=mxfp8:rht=0x1234", "fprop=mxfp8/mxfp8 dgrad=mxfp8/mxfp8 "
+                                          "wgrad=mxfp8:rht=0x1234/mxfp8:rht=0x1234" },
+        /* source concerns column directions */
+        { "mxfp8 dgrad=mxfp8:source=dequantized",
+          "fprop=mxfp8/mxfp8 dgrad=mxfp8:source=dequantized/mxfp8 wgrad=mxfp8/mxfp8" },
+        { "mxfp8 fprop=fp8_block:1d/mxfp4:sr+scale=floor",
+          "fprop=fp8_block:1d/mxfp4:sr+scale=floor dgrad=mxfp8/mxfp8 wgrad=mxfp8/mxfp8" },
+        { "mxfp8 wgrad=bf16 wgrad=mxfp8", "mxfp8" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[MT_RECIPE_TEXT];
+        parsed(text, rows[i].text);
+        assert_string_equal(text, rows[i].printed);
+    }
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } rows[] = {
+        { "", "names no formats for fprop" },
+        { "fprop=mxfp8", "names no formats for dgrad" },
+        { "fprop=mxfp8 dgrad=mxfp8", "names no formats for wgrad" },
+        { "mxfp9", "'mxfp9' is neither a preset nor an assignment" },
+        { "fprop=bf16 mxfp8", "the preset 'mxfp8' must come before" },
+        { "mxfp8 sgrad=bf16", "'sgrad' is not one of fprop dgrad wgrad backward" },
+        { "mxfp8 backward=low", "must be high_precision" },
+        { "mxfp8 fprop=fp9", "fprop W row: format 'fp9' is not one of" },
+        { "mxfp8 fprop=bf16/", "fprop X row: format '' is not one of" },
+        { "mxfp8 dgrad=mxfp8/nvfp4:pow2", "dgrad dY row: format nvfp4 takes no option pow2" },
+        { "mxfp8 wgrad=a/b/c", "wgrad X column: format 'a'" },
+        { "mxfp8 dgrad=mxfp8:rht/mxfp8", "dgrad W column: rht rotates the tokens" },
+        { "mxfp8 dgrad=mxfp8/mxfp8:rht", "dgrad dY row: rht rotates the tokens" },
+        { "nvfp4 fprop=nvfp4/nvfp4:rht", "fprop X row: rht rotates" },
+        { "nvfp4 fprop=nvfp4:rht", "fprop W row: format nvfp4 cannot have 2d and rht" },
+        { "mxfp8 wgrad=mxfp8:rht/mxfp8", "wgrad X column has rht and dY column has not" },
+        { "mxfp8 wgrad=bf16/mxfp8:rht", "wgrad dY column has rht and X column has not" },
+        { "mxfp8 wgrad=mxfp8:rht/mxfp8:rht=1", "rht mask 0xD7E8 and dY column 0x0001" },
+        { "nvfp4 dgrad=nvfp4:source=dequantized/nvfp4",
+          "dgrad W column: format nvfp4 cannot have source" },
+        { "mxfp8 wgrad=mxfp8:2d+rht", "wgrad X column: format mxfp8 cannot have 2d and rht" },
+        { "bf16 wgrad=bf16:rht", "wgrad X column: format bf16 takes no option rht" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mt_recipe r;
+        assert_fails(mt_recipe_parse(&r, rows[i].text), MT_ECONFIG, rows[i].words);
+    }
+    char longest[2 * MT_RECIPE_TEXT];
+    mt_recipe r;
+    memset(longest, ' ', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    assert_fails(mt_recipe_parse(&r, longest), MT_ECONFIG, "is longer than");
+    assert_ok(mt_recipe_parse(&r, "mxfp8"));
+    r.slot[MT_FPROP][1].options.from_dequantized = true;
+    assert_fails(mt_recipe_check(&r), MT_ECONFIG, "fprop X row: source=dequantized is for column");
+}
+
+static void assert_selects(const mt_recipe_rules *rules, const char *layer, int64_t step,
+                           const char *want)
+{
+    char text[MT_RECIPE_TEXT];
+    mt_recipe_print(text, mt_recipe_rules_select(rules, layer, step));
+    assert_string_equal(text, want);
+}
+
+static void test_rules(void **state)
+{
+    (void)state;
+    mt_recipe_rules *rules, *again;
+    assert_ok(mt_recipe_rules_create(&rules,
+                                     "nvfp4; layers=layers.[67].* bf16;"
+                                     "steps=100.. layers=*.mlp.* mxfp8;steps=..10 fp8_current"));
+    assert_selects(rules, "layers.0.mlp.experts.down_proj", 10, "nvfp4");
+    assert_selects(rules, "layers.0.mlp.experts.down_proj", 99, "nvfp4");
+    assert_selects(rules, "layers.0.mlp.experts.down_proj", 100, "mxfp8");
+    assert_selects(rules, "layers.0.attention.qkv_proj", 100, "nvfp4");
+    assert_selects(rules, "layers.7.attention.qkv_proj", 100, "bf16");
+    assert_selects(rules, "layers.7.mlp.experts.down_proj", 100, "mxfp8");
+    assert_selects(rules, "layers.7.mlp.experts.down_proj", 9, "fp8_current");
+    assert_int_equal(mt_recipe_rules_next_change(rules, 0), 10);
+    assert_int_equal(mt_recipe_rules_next_change(rules, 10), 100);
+    assert_int_equal(mt_recipe_rules_next_change(rules, 100), -1);
+    char text[512], second[512];
+    size_t length = mt_recipe_rules_print(text, sizeof text, rules);
+    assert_string_equal(text, "nvfp4; layers=layers.[67].* bf16; layers=*.mlp.* steps=100.. mxfp8; "
+                              "steps=0..10 fp8_current");
+    assert_int_equal(length, strlen(text));
+    char little[8];
+    assert_int_equal(mt_recipe_rules_print(little, sizeof little, rules), length);
+    assert_string_equal(little, "nvfp4; ");
+    assert_ok(mt_recipe_rules_create(&again, text));
+    mt_recipe_rules_print(second, sizeof second, again);
+    assert_string_equal(text, second);
+    mt_recipe_rules_destroy(&again);
+    mt_recipe_rules_destroy(&rules);
+    assert_null(rules);
+    mt_recipe_rules_destroy(&rules);
+}
+
+static void test_bad_rules(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } rows[] = {
+        { "", "names no formats" },
+        { "bf16;", "names no formats" },
+        { "layers=* bf16", "the first clause is for every layer and step" },
+        { "bf16; steps=5 mxfp8", "steps '5' are not FIRST..END" },
+        { "bf16; steps=a..b mxfp8", "are not FIRST..END" },
+        { "bf16; steps=1...3 mxfp8", "are not FIRST..END" },
+        { "bf16; steps=7..7 mxfp8", "steps 7..7 are not a range" },
+        { "bf16; layers=a layers=b mxfp8", "given twice" },
+        { "bf16; layers=a mxfp9", "neither a preset" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mt_recipe_rules *rules = NULL;
+        assert_fails(mt_recipe_rules_create(&rules, rows[i].text), MT_ECONFIG, rows[i].words);
+        assert_null(rules);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_presets), cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_text),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_rules),   cmocka_unit_test(test_bad_rules),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
