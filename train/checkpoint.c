@@ -155,6 +155,7 @@ static mt_status write_router_bias(mt_h5 *file, const mt_checkpoint_state *s)
     int64_t experts = s->config->num_experts;
     char name[MAX_DATASET_NAME], layer[32];
     mt_status status = MT_OK;
+    if (!s->moe_layers) return MT_OK;
     MT_TRY(mt_h5_group(file, "/state/router_bias"));
     float *bias = malloc((size_t)(experts + 1) * sizeof *bias);
     MT_REQUIRE(bias, MT_ENOMEM, "no memory for %lld biases", (long long)experts);
@@ -418,7 +419,7 @@ static mt_status for_each_group(mt_checkpoint_state *s, mt_checkpoint *c, visit_
     return for_each_part(s->params, visit, &r);
 }
 
-/* Imported models have no biases: theirs are 0. `read` false: only checks. */
+/* Models without a run's state may have no biases: theirs are 0. `read` false: only checks. */
 static mt_status router_bias(mt_checkpoint_state *s, mt_checkpoint *c, bool read)
 {
     int64_t experts = s->config->num_experts;
@@ -426,6 +427,7 @@ static mt_status router_bias(mt_checkpoint_state *s, mt_checkpoint *c, bool read
     bool has;
     mt_status status = MT_OK;
     MT_TRY(mt_h5_exists(c->file, "/state/router_bias", &has));
+    has |= c->meta.training; /* a run's biases cannot be missing */
     float *bias = calloc((size_t)(experts + 1), sizeof *bias);
     MT_REQUIRE(bias, MT_ENOMEM, "no memory for %lld biases", (long long)experts);
     for (int64_t i = 0; i < s->moe_layers; i++) {

@@ -35,8 +35,8 @@ mt_status mt_h5_check(const mt_h5 *file, const char *object, const char *doing, 
 {
     if (result >= 0 && !(file->writing && file->state.error)) return MT_OK;
     if (file->state.error)
-        return MT_FAIL(MT_EIO, "cannot %s '%s': %s", file->writing ? "write" : "read", file->path,
-                       strerror(file->state.error));
+        return MT_FAIL(file->state.error == ENOMEM ? MT_ENOMEM : MT_EIO, "cannot %s '%s': %s",
+                       file->writing ? "write" : "read", file->path, strerror(file->state.error));
     reason r = { "unknown reason", false };
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_reason, &r);
     mt_status code = r.memory ? MT_ENOMEM : file->writing ? MT_EIO : MT_EDAMAGED;
@@ -255,6 +255,7 @@ cleanup:
 typedef struct name_list {
     char **names;
     int64_t count, room;
+    bool full; /* out of memory */
 } name_list;
 
 static herr_t add_name(hid_t group, const char *name, const H5L_info_t *link, void *user)
@@ -264,10 +265,12 @@ static herr_t add_name(hid_t group, const char *name, const H5L_info_t *link, vo
     if (list->count == list->room) {
         int64_t room = list->room ? 2 * list->room : 64;
         char **names = realloc(list->names, (size_t)room * sizeof *names);
+        list->full = !names;
         if (!names) return -1;
         list->names = names, list->room = room;
     }
     char *copy = strdup(name);
+    list->full = !copy;
     if (!copy) return -1;
     list->names[list->count++] = copy;
     return 0;
@@ -275,14 +278,18 @@ static herr_t add_name(hid_t group, const char *name, const H5L_info_t *link, vo
 
 mt_status mt_h5_list(mt_h5 *file, const char *group, char ***names, int64_t *count)
 {
-    name_list list = { NULL, 0, 0 };
+    name_list list = { NULL, 0, 0, false };
     mt_status status;
     hid_t id = -1;
     *names = NULL, *count = 0;
     MT_TRY_CLEANUP(mt_h5_check_path(file, group));
     MT_H5(file, group, "open the group", id = H5Gopen2(file->id, group, H5P_DEFAULT));
-    MT_H5(file, group, "list the group",
-          H5Literate(id, H5_INDEX_NAME, H5_ITER_INC, NULL, add_name, &list));
+    herr_t listed = H5Literate(id, H5_INDEX_NAME, H5_ITER_INC, NULL, add_name, &list);
+    if (list.full) {
+        status = MT_FAIL(MT_ENOMEM, "no memory for the names in '%s', %s", file->path, group);
+        goto cleanup;
+    }
+    MT_H5(file, group, "list the group", listed);
     *names = list.names, *count = list.count;
 cleanup:
     if (id >= 0) H5Gclose(id);

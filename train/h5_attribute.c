@@ -83,7 +83,7 @@ static void close_attribute(opened *a)
 /* Opens an attribute of one element. */
 static mt_status open_attribute(opened *a, mt_h5 *file, const char *object, const char *name)
 {
-    bool has;
+    bool has = false;
     mt_status status;
     hid_t space = -1;
     *a = (opened){ -1, -1, H5T_NO_CLASS };
@@ -176,7 +176,7 @@ static mt_status get_integer(mt_h5 *file, const char *object, const char *name, 
 mt_status mt_h5_get_i64(mt_h5 *file, const char *object, const char *name, int64_t *x)
 {
     uint64_t bits;
-    bool negative;
+    bool negative = false;
     MT_TRY(get_integer(file, object, name, &bits, &negative));
     if (!negative && bits > INT64_MAX)
         return MT_H5_DAMAGED(file, object, "attribute '%s' = %llu is too large", name,
@@ -187,7 +187,7 @@ mt_status mt_h5_get_i64(mt_h5 *file, const char *object, const char *name, int64
 
 mt_status mt_h5_get_u64(mt_h5 *file, const char *object, const char *name, uint64_t *x)
 {
-    bool negative;
+    bool negative = false;
     MT_TRY(get_integer(file, object, name, x, &negative));
     if (negative) return MT_H5_DAMAGED(file, object, "attribute '%s' is negative", name);
     return MT_OK;

@@ -31,7 +31,10 @@ static H5FD_t *driver_open(const char *name, unsigned flags, hid_t access_list, 
     struct stat st;
     if (!info || fstat(info->state->fd, &st)) return NULL;
     file *f = calloc(1, sizeof *f);
-    if (!f) return NULL;
+    if (!f) {
+        info->state->error = ENOMEM;
+        return NULL;
+    }
     f->state = info->state;
     f->eof = (haddr_t)st.st_size;
     return &f->pub;

@@ -14,7 +14,7 @@ extern "C" {
 
 typedef struct mt_h5_driver_state {
     int fd;          /* borrowed: the driver never closes it */
-    int error;       /* errno of the first failed read or write */
+    int error;       /* errno of the first failure: of a read, a write, an allocation */
     int64_t written; /* end of the furthest write */
 } mt_h5_driver_state;
 

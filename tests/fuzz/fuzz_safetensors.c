@@ -229,12 +229,12 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
     size--;
     switch (kind) {
     case 0:
-        put(model_path, data, size, NULL, 0, NULL, 0);
+        put(model_path, data, size, "", 0, "", 0);
         try_file();
         break;
     case 1: try_header(data, size); break;
     case 2:
-        put(index_path, data, size, NULL, 0, NULL, 0);
+        put(index_path, data, size, "", 0, "", 0);
         try_file();
         break;
     case 3: try_config((const char *)data, size); break;
