@@ -177,7 +177,8 @@ static mt_status evaluate_pass(check *c, double *value)
     MT_TRY(run_forward(c, false, in, out));
     for (int i = 0; i < CHECK_OUTPUTS; i++) {
         const double *y = out[i] ? out[i]->data.data : NULL;
-        for (int64_t j = 0; y && j < c->counts[i]; j++) sum += (long double)c->weights[i][j] * y[j];
+        for (int64_t j = 0; y && j < c->counts[i]; j++)
+            sum += (long double)c->weights[i][j] * (long double)y[j];
         mt_value_release(c->tape, &out[i]);
     }
     for (int i = 0; i < CHECK_INPUTS; i++) mt_value_release(c->tape, &in[i]);
@@ -262,7 +263,8 @@ static void note(mt_gradcheck_result *r, const char *tensor, int64_t i, double a
 {
     double size = fmax(fmax(fabs(analytic), fabs(numeric)), 1e-3 * largest);
     double error = analytic == numeric ? 0 : fabs(analytic - numeric) / size;
-    if (isnan(error)) error = INFINITY; /* compares as worse than any other, and stays the worst */
+    /* compares as worse than any other, and stays the worst */
+    if (isnan(error)) error = (double)INFINITY;
     r->checked++;
     if (r->checked > 1 && error <= r->worst) return;
     r->worst = error, r->analytic = analytic, r->numeric = numeric;
