@@ -51,8 +51,6 @@ static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, 
 {
     mt_status status = MT_OK;
     char *text = NULL;
-    size_t length = 0;
-    FILE *file = NULL;
     MT_TRY(mt_config_defaults(config));
     if (*meta->run_config)
         MT_TRY(mt_config_parse(config, "run_config", meta->run_config, strlen(meta->run_config),
@@ -67,19 +65,15 @@ static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, 
     t->optim.warmup_steps = 0;
     config->eval_every = 0;
     snprintf(config->train_corpus, sizeof config->train_corpus, "none");
-    file = open_memstream(&text, &length);
-    MT_REQUIRE(file, MT_ENOMEM, "trace: no memory for the configuration");
-    mt_config_write(config, file);
-    if (fclose(file) != 0)
-        MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "trace: no memory for the configuration"));
     const mt_config was = *config;
-    MT_TRY_CLEANUP(mt_config_parse(config, "checkpoint", text, length, sets->items, sets->count));
+    MT_TRY(mt_config_text(&text, config));
+    MT_TRY_CLEANUP(
+        mt_config_parse(config, "checkpoint", text, strlen(text), sets->items, sets->count));
     MT_TRY_CLEANUP(check_model(config, &was));
-    MT_REQUIRE(t->batch_size == in->batch && t->sequence_length == in->sequence &&
-                   t->steps == in->steps && t->dtype == dtype,
-               MT_ECONFIG,
-               "trace: the batch, the sequence length, the steps and the dtype come from --tokens, "
-               "--steps and --dtype, not from --set");
+    if (t->batch_size != in->batch || t->sequence_length != in->sequence || t->steps != in->steps ||
+        t->dtype != dtype)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "trace: batch, sequence length, steps and dtype come "
+                                           "from --tokens, --steps and --dtype, not from --set"));
 cleanup:
     free(text);
     return status;
