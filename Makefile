@@ -176,6 +176,12 @@ test-all-installed: test-builds
 lint: lib ## the house rules that a machine can check
 	@sh tests/lint.sh $(LIB)
 
+# Development checks against transformers and PyTorch; nothing else here needs Python.
+oracle: $(BUILD)/mixtape ## compare models with Hugging Face transformers (Python: torch transformers h5py safetensors)
+	@python3 -c 'import torch, transformers, h5py, safetensors' || { echo "oracle: these Python packages are missing"; exit 1; }
+	@for check in hf_parity adamw_parity export_parity; do \
+	    echo "== $$check"; MIXTAPE=$(abspath $(BUILD)/mixtape) python3 tests/oracle/$$check.py || bad=1; done; test -z "$$bad"
+
 # ---- install ------------------------------------------------------------------------------------
 PREFIX  ?= /usr/local
 HEADERS := $(filter-out %_priv.h kernels/cpu/%,$(wildcard core/*.h kernels/*.h dist/*.h layers/*.h optim/*.h train/*.h))
@@ -188,7 +194,7 @@ install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/loca
 	    'Name: mixtape' 'Description: Mixture-of-Experts training with its own tape autograd' 'Version: 0.1' \
 	    'Requires: $(PKGS)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape -fopenmp -lpthread -lm' \
 	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/mixtape.pc
-.PHONY: test test-installed test-builds test-all test-all-installed tests fuzzers lint install
+.PHONY: oracle test test-installed test-builds test-all test-all-installed tests fuzzers lint install
 
 # ---- the program: what it was built from, packages, the demo --------------------------------------
 REVISION  := $(shell git describe --always --abbrev=12 --exclude='*' --dirty=+ 2>/dev/null || echo unknown)
