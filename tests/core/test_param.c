@@ -1,0 +1,197 @@
+/* The param store: names, placement in flat buffers, initial values, the bookkeeping of a step. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/format.h"
+#include "core/param.h"
+#include "core/rng.h"
+
+static mt_param *add(mt_param_store *store, const char *name, int64_t members, int64_t m, int64_t k)
+{
+    mt_param *p;
+    mt_param_spec spec = {
+        .name = name, .members = members, .m = m, .k = k, .init = MT_INIT_NORMAL, .init_std = 0.5
+    };
+    assert_ok(mt_param_store_add(store, &p, &spec));
+    return p;
+}
+
+static void test_placement(void **state)
+{
+    (void)state;
+    mt_device *device = test_device();
+    const mt_dtype dtypes[] = { MT_F32, MT_F64 };
+    for (int t = 0; t < 2; t++) {
+        mt_param_store *store;
+        mt_dtype dtype = dtypes[t];
+        size_t size = mt_dtype_size(dtype);
+        assert_ok(mt_param_store_create(&store, device, dtype, dtype));
+        mt_param *p[] = { add(store, "a", 1, 1, 1), add(store, "b", 3, 7, 33),
+                          add(store, "empty", 0, 4, 4), add(store, "c", 1, 128, 1) };
+        mt_param_set_compute(p[1], MT_ROW, mt_format_plain(dtype), MT_LAYOUT_COMPACT, 1000);
+        mt_param_set_compute(p[1], MT_COL, mt_format_plain(dtype), MT_LAYOUT_PACKED, 1);
+        mt_param_set_compute(p[3], MT_COL, mt_format_plain(dtype), MT_LAYOUT_PACKED, 300);
+        assert_ok(mt_param_store_allocate(store, true));
+        char *master = mt_param_store_master(store), *grad = mt_param_store_grad(store),
+             *end = NULL;
+        for (int i = 0; i < 4; i++) {
+            assert_ptr_equal(mt_param_store_get(store, i), p[i]);
+            assert_ptr_equal(mt_param_store_find(store, p[i]->name), p[i]);
+            assert_ptr_equal(p[i]->master, master + (size_t)p[i]->offset * size);
+            assert_ptr_equal(p[i]->grad, grad + (size_t)p[i]->offset * size);
+            assert_int_equal((uintptr_t)p[i]->master % 64, 0);
+            assert_true((char *)p[i]->master >= end || !end);
+            end = (char *)p[i]->master + (size_t)mt_param_count(p[i]) * size;
+        }
+        int64_t elements = mt_param_store_elements(store);
+        assert_true(end <= master + (size_t)elements * size);
+        for (size_t i = 0; i < (size_t)elements * size; i++)
+            assert_int_equal(master[i] | grad[i], 0);
+        char *row = p[1]->weight.dir[MT_ROW].codes, *col = p[1]->weight.dir[MT_COL].codes,
+             *other = p[3]->weight.dir[MT_COL].codes;
+        assert_true(col >= row + 1000 && other >= col + 1);
+        assert_int_equal(((uintptr_t)row | (uintptr_t)col | (uintptr_t)other) % 64, 0);
+        assert_null(p[3]->weight.dir[MT_ROW].codes);
+        assert_null(p[0]->weight.dir[MT_ROW].codes);
+        assert_null(mt_param_store_find(store, "d"));
+        assert_int_equal(device->bytes[MT_MEMORY_MASTER], elements * (int64_t)size);
+        assert_int_equal(device->bytes[MT_MEMORY_GRAD], elements * (int64_t)size);
+        mt_param_store_destroy(&store);
+        assert_null(store);
+        mt_param_store_destroy(&store);
+        for (int m = 0; m < MT_MEMORY_COUNT; m++)
+            if (m != MT_MEMORY_WORKSPACE) assert_int_equal(device->bytes[m], 0);
+    }
+}
+
+static void test_without_gradients(void **state)
+{
+    (void)state;
+    mt_param_store *store;
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_BF16));
+    mt_param *p = add(store, "a", 1, 2, 3);
+    assert_ok(mt_param_store_allocate(store, false));
+    assert_null(p->grad);
+    assert_null(mt_param_store_grad(store));
+    mt_param_store_begin_step(store);
+    assert_ok(mt_param_store_end_step(store));
+    assert_int_equal(p->dtype, MT_F32);
+    assert_int_equal(p->compute, MT_BF16);
+    mt_param_store_destroy(&store);
+}
+
+static void test_misuse(void **state)
+{
+    (void)state;
+    mt_param_store *store;
+    mt_param *p;
+    mt_param_spec spec = { .name = "a", .members = 1, .m = 1, .k = 1 };
+    assert_fails(mt_param_store_create(&store, test_device(), MT_BF16, MT_BF16), MT_EINVAL, "bf16");
+    assert_null(store);
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
+    assert_ok(mt_param_store_add(store, &p, &spec));
+    assert_fails(mt_param_store_add(store, &p, &spec), MT_EINVAL, "'a' added twice");
+    assert_null(p);
+    assert_ok(mt_param_store_allocate(store, true));
+    spec.name = "b";
+    assert_fails(mt_param_store_add(store, &p, &spec), MT_EINVAL, "after allocation");
+    assert_fails(mt_param_store_allocate(store, true), MT_EINVAL, "twice");
+    mt_param_store_destroy(&store);
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    mt_param_store *store;
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
+    mt_param *p = add(store, "experts", 2, 6, 4);
+    for (int i = 0; i < 4; i++)
+        assert_ok(mt_param_add_part(p, i / 2, i % 2 * 3, 3, 2, "experts.%d.%s", i / 2,
+                                    i % 2 ? "up" : "gate"));
+    assert_int_equal(p->part_count, 4);
+    assert_string_equal(p->parts[0].name, "experts.0.gate");
+    assert_string_equal(p->parts[3].name, "experts.1.up");
+    assert_int_equal(p->parts[3].member, 1);
+    assert_int_equal(p->parts[3].row, 3);
+    assert_int_equal(p->parts[3].rows, 3);
+    mt_param_store_destroy(&store);
+}
+
+/* Initial values are a function of (seed, the param's place, element): the same in f32 and f64,
+ * with any compute dtype. */
+static void test_initial_values(void **state)
+{
+    (void)state;
+    enum { M = 100, K = 97 };
+    static double first[2][M * K];
+    mt_param_store *store;
+    for (int t = 0; t < 2; t++) {
+        assert_ok(mt_param_store_create(&store, test_device(), t ? MT_F64 : MT_F32, MT_F32));
+        mt_param *p, *zero, *one, *normal = add(store, "normal", 1, M, K);
+        mt_param_spec spec = { .name = "one", .members = 1, .m = 1, .k = 5, .init = MT_INIT_ONE };
+        assert_ok(mt_param_store_add(store, &one, &spec));
+        spec.name = "zero", spec.init = MT_INIT_ZERO;
+        assert_ok(mt_param_store_add(store, &zero, &spec));
+        p = add(store, "other", 1, M, K);
+        assert_ok(mt_param_store_allocate(store, false));
+        test_random(zero->master, 5, zero->dtype, 1, 1);
+        assert_ok(mt_param_store_init(store, 42));
+        double sum = 0, squares = 0, product = 0;
+        for (int64_t i = 0; i < M * K; i++) {
+            double x = mt_load_f64(normal->master, normal->dtype, i),
+                   y = mt_load_f64(p->master, p->dtype, i);
+            assert_true(x == (double)(float)(0.5 * mt_rng_normal(42, 0, (uint64_t)i)));
+            sum += x, squares += x * x, product += x * y;
+            first[t][i] = x;
+        }
+        /* five standard errors of a mean, a variance and a correlation of n independent draws */
+        double n = M * K;
+        assert_true(fabs(sum / n) < 5 * 0.5 / sqrt(n));
+        assert_true(fabs(squares / n - 0.25) < 5 * 0.25 * sqrt(2 / n));
+        assert_true(fabs(product / n) < 5 * 0.25 / sqrt(n));
+        for (int64_t i = 0; i < 5; i++) {
+            assert_true(mt_load_f64(one->master, one->dtype, i) == 1);
+            assert_true(mt_load_f64(zero->master, zero->dtype, i) == 0);
+        }
+        assert_ok(mt_param_store_init(store, 43));
+        assert_true(mt_load_f64(normal->master, normal->dtype, 0) != first[t][0]);
+        mt_param_store_destroy(&store);
+    }
+    assert_memory_equal(first[0], first[1], sizeof first[0]);
+}
+
+/* What nothing wrote in a step is zeroed at its end; what was written stays. */
+static void test_step(void **state)
+{
+    (void)state;
+    mt_param_store *store;
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
+    mt_param *p[] = { add(store, "a", 1, 1, 3), add(store, "b", 1, 1, 3) };
+    assert_ok(mt_param_store_allocate(store, true));
+    for (int step = 0; step < 2; step++) {
+        mt_param_store_begin_step(store);
+        for (int i = 0; i < 2; i++) {
+            assert_false(p[i]->grad_started);
+            for (int j = 0; j < 3; j++) ((float *)p[i]->grad)[j] = (float)(j + 1);
+        }
+        p[step]->grad_started = true;
+        assert_ok(mt_param_store_end_step(store));
+        for (int i = 0; i < 2; i++)
+            for (int j = 0; j < 3; j++)
+                assert_true(((float *)p[i]->grad)[j] == (i == step ? (float)(j + 1) : 0));
+    }
+    mt_param_store_destroy(&store);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_placement),      cmocka_unit_test(test_without_gradients),
+        cmocka_unit_test(test_misuse),         cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_initial_values), cmocka_unit_test(test_step),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
