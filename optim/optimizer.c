@@ -45,7 +45,9 @@ mt_status mt_optim_config_check(const mt_optim_config *c)
                c->beta1);
     MT_REQUIRE(c->beta2 >= 0 && c->beta2 < 1, MT_ECONFIG, "optim.beta2 is %g, must be in [0, 1)",
                c->beta2);
-    MT_REQUIRE(c->eps >= 0, MT_ECONFIG, "optim.eps is %g, must not be negative", c->eps);
+    MT_REQUIRE(c->eps > 0, MT_ECONFIG,
+               "optim.eps is %g, must be positive: an expert without tokens would be 0 / 0",
+               c->eps);
     MT_REQUIRE(c->grad_clip >= 0, MT_ECONFIG, "optim.grad_clip is %g, must not be negative",
                c->grad_clip);
     return MT_OK;
