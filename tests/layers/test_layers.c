@@ -1,0 +1,339 @@
+/* The MoE layer against plain loops, expert by expert, over routings that go wrong elsewhere: empty
+ * experts, all in one, dropped rows, selection biases. */
+#include "tests/support/test.h"
+
+#include <stdio.h>
+
+#include "core/format.h"
+#include "layers/moe.h"
+#include "tests/layers/plain_moe.h"
+
+enum { T = PLAIN_T, D = PLAIN_D, F = PLAIN_F, E = PLAIN_E };
+
+/* ---- the layer on the tape ----------------------------------------------------------------------
+ */
+
+struct rig {
+    mt_dtype dtype;
+    mt_stream stream;
+    mt_tape *tape;
+    mt_param_store *store;
+    mt_param *router, *gate_up, *down;
+    void *x, *dy, *dprob_sum, *dz_sum;
+    float bias[E];
+    int64_t load[E], dropped;
+    /* what came out, as f64 */
+    double y[T * D], dx[T * D], weights[T * PLAIN_K], prob_sum[E], z_sum;
+    int64_t counts[E];
+    int32_t chosen[T * PLAIN_K];
+};
+
+static mt_param *add(struct rig *r, const char *name, int64_t members, int64_t m, int64_t k,
+                     bool packed)
+{
+    const struct mt_kernels *kernels;
+    mt_param *p;
+    mt_param_spec spec = { .name = name, .members = members, .m = m, .k = k, .packed = packed };
+    assert_ok(mt_param_store_add(r->store, &p, &spec));
+    assert_ok(mt_device_kernels(r->stream.device, r->dtype, &kernels));
+    for (int d = 0; packed && d < MT_DIR_COUNT; d++)
+        mt_param_set_compute(p, (mt_dir)d, mt_format_plain(r->dtype), MT_LAYOUT_PACKED,
+                             kernels->packed_bytes(r->dtype, (mt_dir)d, members, m, k));
+    return p;
+}
+
+static void *upload(const double *from, int64_t n, mt_dtype dtype)
+{
+    void *p = test_alloc(n, dtype);
+    for (int64_t i = 0; i < n; i++) mt_store_f64(p, dtype, i, from[i]);
+    return p;
+}
+
+static void download(double *to, const void *from, int64_t n, mt_dtype dtype)
+{
+    for (int64_t i = 0; i < n; i++) to[i] = mt_load_f64(from, dtype, i);
+}
+
+static void set_master(mt_param *p, const double *from)
+{
+    for (int64_t i = 0; i < mt_param_count(p); i++) mt_store_f64(p->master, p->dtype, i, from[i]);
+}
+
+static void rig_open(struct rig *r, mt_dtype dtype, const mt_tape_options *options,
+                     const struct plain_moe *m)
+{
+    memset(r, 0, sizeof *r);
+    r->dtype = dtype, r->stream.device = test_device();
+    assert_ok(mt_tape_create(&r->tape, &r->stream, options));
+    assert_ok(mt_param_store_create(&r->store, r->stream.device, mt_dtype_wide(dtype), dtype));
+    r->router = add(r, "router", 1, E, D, false);
+    r->gate_up = add(r, "gate_up", E, 2 * F, D, true);
+    r->down = add(r, "down", E, D, F, true);
+    assert_ok(mt_param_store_allocate(r->store, true));
+    set_master(r->router, m->wr[0]);
+    set_master(r->gate_up, m->gate_up[0][0]);
+    set_master(r->down, m->down[0][0]);
+    mt_param *packed[] = { r->gate_up, r->down };
+    for (int i = 0; i < 2; i++)
+        assert_ok(
+            mt_pack_weight(&r->stream, &(struct mt_pack_weight_args){ .dtype = dtype,
+                                                                      .master = packed[i]->master,
+                                                                      .out = &packed[i]->weight }));
+    r->x = upload(m->x[0], T * D, dtype), r->dy = upload(m->dy[0], T * D, dtype);
+    r->dprob_sum = upload(m->dprob_sum, E, mt_dtype_wide(dtype));
+    r->dz_sum = upload(&m->dz_sum, 1, mt_dtype_wide(dtype));
+    for (int e = 0; e < E; e++) r->bias[e] = (float)m->bias[e];
+}
+
+static void rig_close(struct rig *r)
+{
+    mt_tape_destroy(&r->tape);
+    mt_param_store_destroy(&r->store);
+    void *all[] = { r->x, r->dy, r->dprob_sum, r->dz_sum };
+    for (int i = 0; i < 4; i++) test_free(all[i]);
+}
+
+struct segment {
+    struct rig *rig;
+    const mt_moe_layer *layer;
+};
+
+/* Inputs {x}, outputs {y, prob_sum, z_sum, weights, counts, chosen}. */
+static mt_status run_layer(mt_tape *tape, void *context, mt_value *const *inputs,
+                           mt_value **outputs)
+{
+    const struct segment *s = context;
+    mt_routing routing;
+    MT_TRY(mt_moe_forward(tape, &outputs[0], &routing, inputs[0], s->layer, "moe"));
+    mt_value *kept[] = { routing.prob_sum, routing.z_sum, routing.weights, routing.counts,
+                         routing.chosen };
+    for (int i = 0; i < 5; i++) {
+        mt_value_hold(kept[i]);
+        outputs[1 + i] = kept[i];
+    }
+    mt_routing_release(tape, &routing);
+    return MT_OK;
+}
+
+static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_factor)
+{
+    mt_dtype real = mt_dtype_wide(r->dtype);
+    mt_moe_layer layer = { .router = r->router,
+                           .gate_up = { .weight = r->gate_up },
+                           .down = { .weight = r->down },
+                           .shape = { .experts = E,
+                                      .top_k = m->top_k,
+                                      .normalize = m->normalize,
+                                      .bias = r->bias,
+                                      .load = r->load },
+                           .capacity_factor = capacity_factor,
+                           .dropped = &r->dropped };
+    struct segment s = { r, &layer };
+    mt_value *x, *out[6];
+    mt_param_store_begin_step(r->store);
+    assert_ok(mt_tape_begin(r->tape, 1, true));
+    assert_ok(mt_tape_input(r->tape, &x, mt_tensor_2d(r->x, r->dtype, T, D), true));
+    assert_ok(mt_tape_segment(r->tape, run_layer, &s, &x, 1, out, 6));
+    download(r->y, out[0]->data.data, T * D, r->dtype);
+    download(r->prob_sum, out[1]->data.data, E, real);
+    download(&r->z_sum, out[2]->data.data, 1, real);
+    download(r->weights, out[3]->data.data, T * m->top_k, real);
+    memcpy(r->counts, out[4]->data.data, sizeof r->counts);
+    memcpy(r->chosen, out[5]->data.data, (size_t)(T * m->top_k) * sizeof *r->chosen);
+    assert_ok(mt_tape_seed_tensor(r->tape, out[0], mt_tensor_2d(r->dy, r->dtype, T, D)));
+    assert_ok(mt_tape_seed_tensor(r->tape, out[1], mt_tensor_1d(r->dprob_sum, real, E)));
+    assert_ok(mt_tape_seed_tensor(r->tape, out[2], mt_tensor_1d(r->dz_sum, real, 1)));
+    for (int i = 0; i < 6; i++) mt_value_release(r->tape, &out[i]);
+    assert_ok(mt_tape_backward(r->tape));
+    assert_ok(mt_tape_run_deferred(r->tape));
+    download(r->dx, mt_value_grad(x).data, T * D, r->dtype);
+    mt_value_release(r->tape, &x);
+    assert_ok(mt_tape_end(r->tape));
+    assert_ok(mt_param_store_end_step(r->store));
+}
+
+/* ---- cases --------------------------------------------------------------------------------------
+ */
+
+struct routing_case {
+    const char *name;
+    int64_t top_k;
+    bool normalize;
+    double capacity_factor;
+    double bias[E]; /* of selection */
+};
+
+static const struct routing_case cases[] = {
+    { "ragged", 2, true, 0, { 0 } },
+    { "weights as they are", 3, false, 0, { 0 } },
+    { "one choice", 1, true, 0, { 0 } },
+    { "empty experts", 2, true, 0, { -9, 0, 0, -9, 0 } },
+    { "first expert only", 1, false, 0, { 9, 0, 0, 0, 0 } },
+    { "last expert only", 1, false, 0, { 0, 0, 0, 0, 9 } },
+    { "two experts take all", 2, false, 0, { 0, 9, 0, 9, 0 } },
+    { "capacity 1", 2, true, 1, { 0 } },
+    { "capacity 0.1: one row each", 2, true, 0.1, { 0 } },
+    { "capacity of a crowd", 1, false, 1, { 0, 0, 9, 0, 0 } },
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+/* Inputs drawn, rounded to dtype so that both sides start from the same numbers; then the plain
+ * result. */
+static void draw(struct plain_moe *m, const struct routing_case *c, mt_dtype dtype)
+{
+    struct {
+        double *p;
+        int64_t n;
+        double scale;
+    } parts[] = {
+        { m->x[0], T * D, 1.5 },
+        { m->wr[0], E * D, 1 },
+        { m->gate_up[0][0], E * 2 * F * D, 1 },
+        { m->down[0][0], E * D * F, 1 },
+        { m->dy[0], T * D, 1 },
+        { m->dprob_sum, E, 1 },
+        { &m->dz_sum, 1, 0.3 },
+    };
+    memset(m, 0, sizeof *m);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        test_random(parts[i].p, parts[i].n, MT_F64, parts[i].scale, 40 + i);
+        for (int64_t j = 0; j < parts[i].n && dtype != MT_F64; j++)
+            parts[i].p[j] = (double)(float)parts[i].p[j];
+    }
+    m->top_k = c->top_k, m->normalize = c->normalize;
+    memcpy(m->bias, c->bias, sizeof m->bias);
+    m->capacity =
+        c->capacity_factor > 0 ? (int64_t)ceil(c->capacity_factor * (double)(T * c->top_k) / E) : 0;
+    plain_forward(m);
+    plain_backward(m);
+}
+
+/* Within the roundings of the longest chain of sums (router, two GEMMs, the sum over tokens, a few
+ * elementwise), each of the size of the tensor's largest value, and doubled for the backward chain.
+ */
+static void near(const char *name, const char *what, const void *got, mt_dtype dtype,
+                 const double *want, int64_t n, double epsilon)
+{
+    double largest = 0;
+    char text[96];
+    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(want[i]));
+    snprintf(text, sizeof text, "%s: %s", name, what);
+    test_assert_near(text, got, dtype, want, n, 2 * (2 * D + 2 * F + T + 16) * epsilon * largest,
+                     0);
+}
+
+static void check_case(const struct routing_case *c, mt_dtype dtype, const mt_tape_options *options)
+{
+    static struct plain_moe m;
+    static struct rig r;
+    double epsilon = test_epsilon(dtype);
+    draw(&m, c, dtype);
+    rig_open(&r, dtype, options, &m);
+    rig_run(&r, &m, c->capacity_factor);
+    for (int t = 0; t < T; t++)
+        for (int s = 0; s < m.top_k; s++)
+            assert_int_equal(r.chosen[t * m.top_k + s], m.chosen[t][s]);
+    assert_memory_equal(r.counts, m.counts, sizeof r.counts);
+    assert_memory_equal(r.load, m.counts, sizeof r.load); /* once, also where forward ran twice */
+    assert_int_equal(r.dropped, m.dropped);
+    double weights[T * PLAIN_K];
+    for (int i = 0; i < T * m.top_k; i++) weights[i] = m.weights[i / m.top_k][i % m.top_k];
+    near(c->name, "weights", r.weights, MT_F64, weights, T * m.top_k, epsilon);
+    near(c->name, "prob_sum", r.prob_sum, MT_F64, m.prob_sum, E, epsilon);
+    near(c->name, "z_sum", &r.z_sum, MT_F64, &m.z_sum, 1, epsilon);
+    near(c->name, "y", r.y, MT_F64, m.y[0], T * D, epsilon);
+    near(c->name, "dx", r.dx, MT_F64, m.dx[0], T * D, epsilon);
+    near(c->name, "dwr", r.router->grad, r.router->dtype, m.dwr[0], E * D, epsilon);
+    for (int e = 0; e < E; e++) { /* each by itself: an empty one must be exactly zero */
+        size_t size = mt_dtype_size(r.down->dtype);
+        char name[64];
+        snprintf(name, sizeof name, "%s, expert %d", c->name, e);
+        near(name, "dgate_up", (char *)r.gate_up->grad + (size_t)(e * 2 * F * D) * size,
+             r.gate_up->dtype, m.dgate_up[e][0], 2 * F * D, epsilon);
+        near(name, "ddown", (char *)r.down->grad + (size_t)(e * D * F) * size, r.down->dtype,
+             m.ddown[e][0], D * F, epsilon);
+    }
+    rig_close(&r);
+}
+
+static void test_against_plain_loops(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++)
+        for (int bits = 0; bits < 16; bits++) {
+            mt_tape_options options = { .defer_wgrad = bits & 1,
+                                        .recompute_activation = bits & 2,
+                                        .recompute = bits & 4,
+                                        .offload = bits & 8 };
+            check_case(&cases[i], MT_F64, &options);
+            check_case(&cases[i], MT_F32, &options);
+        }
+}
+
+/* The cases are what their names say. */
+static void test_cases(void **state)
+{
+    (void)state;
+    static struct plain_moe m;
+    draw(&m, &cases[3], MT_F64);
+    assert_int_equal(m.counts[0] + m.counts[3], 0);
+    draw(&m, &cases[4], MT_F64);
+    assert_int_equal(m.counts[0], T);
+    draw(&m, &cases[7], MT_F64);
+    assert_true(m.dropped > 0);
+    draw(&m, &cases[9], MT_F64);
+    assert_int_equal(m.dropped, T - 2); /* capacity ceil(9 / 5) */
+}
+
+/* ---- contracts ----------------------------------------------------------------------------------
+ */
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static struct plain_moe m;
+    static struct rig r;
+    draw(&m, &cases[0], MT_F32);
+    rig_open(&r, MT_F32, NULL, &m);
+    mt_grouped_linear_layer linear = { .weight = r.gate_up };
+    mt_value *x, *y, *narrow;
+    assert_ok(mt_tape_begin(r.tape, 1, true));
+    assert_ok(mt_tape_input(r.tape, &x, mt_tensor_2d(r.x, MT_F32, T, D), true));
+    assert_ok(mt_tape_input(r.tape, &narrow, mt_tensor_2d(r.x, MT_F32, T, D - 1), true));
+    mt_ragged rows = { .members = E, .widths = { D, D, D } },
+              few = { .members = E - 1, .widths = { D, 2 * F, 1 } };
+    assert_fails(mt_grouped_linear(r.tape, &y, narrow, &linear, &few), MT_EINVAL,
+                 "gate_up: x has 5 columns");
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, NULL), MT_EINVAL,
+                 "5 members need the rows");
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL,
+                 "no offsets for widths 6 and 10");
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &few), MT_EINVAL, "rows of 4 members");
+    mt_routing routing;
+    mt_router_shape shape = { .experts = E, .top_k = E + 1 };
+    assert_fails(mt_router(r.tape, &routing, x, r.router, &shape), MT_EINVAL, "top_k is 6");
+    mt_tape_abort(r.tape);
+    rig_close(&r);
+}
+
+/* Every op has its own name: gradcheck and error messages go by it. */
+static void test_op_table(void **state)
+{
+    (void)state;
+    for (int i = 0; i < mt_layer_op_count; i++) {
+        assert_non_null(mt_layer_ops[i]->backward);
+        for (int j = 0; j < i; j++)
+            assert_string_not_equal(mt_layer_ops[i]->name, mt_layer_ops[j]->name);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_against_plain_loops),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_op_table),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
