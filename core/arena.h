@@ -1,9 +1,9 @@
 /* The step arena: memory for values that live within one step, without allocating in steady state.
  *
  * The first pass of a plan (a key: what is run, at which shapes) allocates each block by itself and
- * records when it is born and freed. Interval colouring then gives every block a fixed offset in one
- * slab, and later passes of the same key replay the same sequence of calls into the slab. A pass that
- * departs from its recording starts a new recording. One slab serves all keys. */
+ * records when it is born and freed. Interval colouring then gives every block a fixed offset in
+ * one slab, and later passes of the same key replay the same sequence of calls into the slab. A
+ * pass that departs from its recording starts a new recording. One slab serves all keys. */
 #pragma once
 
 #include "core/device.h"

@@ -46,7 +46,8 @@ struct mt_device {
     bool computes;          /* false for plan: contents are meaningless */
     int threads;
     const struct mt_device_ops *ops;
-    const struct mt_kernels *kernels[MT_DTYPE_COUNT]; /* by the dtype an op computes in; NULL where none */
+    const struct mt_kernels
+        *kernels[MT_DTYPE_COUNT]; /* by the dtype an op computes in; NULL where none */
     int64_t bytes[MT_MEMORY_COUNT], peak[MT_MEMORY_COUNT];
     void *impl;
 };
@@ -57,7 +58,8 @@ typedef struct mt_stream {
     void *impl;
 } mt_stream;
 
-/* Memory with its purpose accounted; *p is NULL for 0 bytes. Errors: MT_ENOMEM names purpose and size. */
+/* Memory with its purpose accounted; *p is NULL for 0 bytes. Errors: MT_ENOMEM names purpose and
+ * size. */
 mt_status mt_device_alloc(mt_device *device, void **p, size_t bytes, mt_memory memory);
 /* NULL-safe; sets *p to NULL. `bytes` and `memory` as allocated. */
 void mt_device_free(mt_device *device, void **p, size_t bytes, mt_memory memory);

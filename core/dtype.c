@@ -27,7 +27,8 @@ mt_status mt_dtype_parse(mt_dtype *dtype, const char *name)
             *dtype = (mt_dtype)i;
             return MT_OK;
         }
-    return MT_FAIL(MT_ECONFIG, "dtype '%s' is not one of f64 f32 bf16 f16 i64 i32 u32 u16 u8", name);
+    return MT_FAIL(MT_ECONFIG, "dtype '%s' is not one of f64 f32 bf16 f16 i64 i32 u32 u16 u8",
+                   name);
 }
 
 mt_dtype mt_dtype_wide(mt_dtype dtype)

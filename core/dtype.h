@@ -1,4 +1,5 @@
-/* Scalar types: sizes, names, and the exact conversions of NUMERICS (nearest even, NaN canonical). */
+/* Scalar types: sizes, names, and the exact conversions of NUMERICS (nearest even, NaN canonical).
+ */
 #pragma once
 
 #include <stdbool.h>
@@ -58,7 +59,8 @@ static inline uint16_t mt_f32_to_bf16(float x)
 {
     uint32_t u = mt_f32_bits(x);
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    bool nan = (int32_t)(u & 0x7fffffffu) > 0x7f800000; /* signed: vector units compare no other way */
+    bool nan =
+        (int32_t)(u & 0x7fffffffu) > 0x7f800000; /* signed: vector units compare no other way */
     return (uint16_t)(nan ? 0x7fffu : rounded);
 }
 
@@ -66,7 +68,8 @@ float mt_f16_to_f32(uint16_t h);
 /* Nearest even, overflow to Inf, NaN to 0x7FFF. */
 uint16_t mt_f32_to_f16(float x);
 
-/* Element `i` of an array of any float type, as f64; and back (one rounding through f32 for bf16, f16). */
+/* Element `i` of an array of any float type, as f64; and back (one rounding through f32 for bf16,
+ * f16). */
 double mt_load_f64(const void *data, mt_dtype dtype, int64_t i);
 void mt_store_f64(void *data, mt_dtype dtype, int64_t i, double x);
 

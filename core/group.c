@@ -9,7 +9,8 @@ mt_status mt_group_check(const mt_group *g, const char *what)
                "%s: members %" PRId64 ", m %" PRId64 ", k %" PRId64 " must not be negative", what,
                g->members, g->m, g->k);
     bool uniform = mt_group_mode_of(g) == MT_GROUP_UNIFORM;
-    MT_REQUIRE(uniform || g->offsets, MT_EINVAL, "%s: a group with varying dims needs offsets", what);
+    MT_REQUIRE(uniform || g->offsets, MT_EINVAL, "%s: a group with varying dims needs offsets",
+               what);
     MT_REQUIRE(mt_group_mode_of(g) != MT_GROUP_VARYING_BOTH || g->m == 1, MT_EINVAL,
                "%s: a group varying in both dims has m = 1, not %" PRId64, what, g->m);
     return MT_OK;
@@ -25,11 +26,12 @@ mt_status mt_group_check_members(const mt_group *g, const char *what)
                    "%s: member %" PRId64 " is %" PRId64 " x %" PRId64 ", dims must not be negative",
                    what, i, rows, cols);
         MT_REQUIRE(mt_group_offset(g, i) == at, MT_EINVAL,
-                   "%s: member %" PRId64 " starts at %" PRId64 ", the members before it end at %" PRId64,
+                   "%s: member %" PRId64 " starts at %" PRId64
+                   ", the members before it end at %" PRId64,
                    what, i, mt_group_offset(g, i), at);
         MT_REQUIRE(cols == 0 || rows <= (capacity - at) / cols, MT_EINVAL,
-                   "%s: members 0..%" PRId64 " exceed the capacity of %" PRId64 " elements", what, i,
-                   capacity);
+                   "%s: members 0..%" PRId64 " exceed the capacity of %" PRId64 " elements", what,
+                   i, capacity);
         at += rows * cols;
     }
     return MT_OK;

@@ -2,10 +2,11 @@
  *
  * | mode               | first_dims | last_dims | m                       | k                     |
  * |--------------------|------------|-----------|-------------------------|-----------------------|
- * | same both dims     | NULL       | NULL      | rows of every member    | columns of every member |
- * | varying first dim  | int64[N]   | NULL      | rows the buffer holds (sum M_i or more) | columns of every member |
- * | varying last dim   | NULL       | int64[N]  | rows of every member    | columns the buffer holds (sum K_i or more) |
- * | varying both       | int64[N]   | int64[N]  | 1                       | elements the buffer holds |
+ * | same both dims     | NULL       | NULL      | rows of every member    | columns of every member
+ * | | varying first dim  | int64[N]   | NULL      | rows the buffer holds (sum M_i or more) |
+ * columns of every member | | varying last dim   | NULL       | int64[N]  | rows of every member |
+ * columns the buffer holds (sum K_i or more) | | varying both       | int64[N]   | int64[N]  | 1 |
+ * elements the buffer holds |
  *
  * `offsets` are CSR in elements, int64[N+1], NULL only when both dims are uniform. All three arrays
  * live on the device. Members of size zero and a capacity tail past the last member are legal. */
@@ -36,7 +37,8 @@ static inline mt_group mt_group_uniform(int64_t members, int64_t m, int64_t k)
     return g;
 }
 
-/* The ragged rows of a MoE layer: `first_dims` and `offsets` are device arrays of the route plan. */
+/* The ragged rows of a MoE layer: `first_dims` and `offsets` are device arrays of the route plan.
+ */
 static inline mt_group mt_group_ragged_rows(int64_t members, int64_t rows, int64_t k,
                                             const int64_t *first_dims, const int64_t *offsets)
 {
@@ -56,7 +58,8 @@ static inline int64_t mt_group_capacity(const mt_group *g)
     return mt_group_mode_of(g) == MT_GROUP_UNIFORM ? g->members * g->m * g->k : g->m * g->k;
 }
 
-/* Rows, columns and first element of member i; reads device memory, for CPU devices and host mirrors. */
+/* Rows, columns and first element of member i; reads device memory, for CPU devices and host
+ * mirrors. */
 static inline int64_t mt_group_rows(const mt_group *g, int64_t i)
 {
     return g->first_dims ? g->first_dims[i] : g->m;
@@ -70,11 +73,12 @@ static inline int64_t mt_group_offset(const mt_group *g, int64_t i)
     return g->offsets ? g->offsets[i] : i * g->m * g->k;
 }
 
-/* Fails unless the descriptor is one of the four modes with non-negative extents. Reads no device memory. */
+/* Fails unless the descriptor is one of the four modes with non-negative extents. Reads no device
+ * memory. */
 mt_status mt_group_check(const mt_group *g, const char *what);
 
-/* Fails unless host arrays describe members that fit: dims >= 0, offsets their running product, total
- * within the capacity. For host mirrors and CPU devices. */
+/* Fails unless host arrays describe members that fit: dims >= 0, offsets their running product,
+ * total within the capacity. For host mirrors and CPU devices. */
 mt_status mt_group_check_members(const mt_group *g, const char *what);
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
-/* A trainable weight: an f32 (f64) master, a gradient accumulator, a compute copy. `layers` and `optim`
- * meet only here. Params are made by a store, which keeps each kind of memory in one flat buffer. */
+/* A trainable weight: an f32 (f64) master, a gradient accumulator, a compute copy. `layers` and
+ * `optim` meet only here. Params are made by a store, which keeps each kind of memory in one flat
+ * buffer. */
 #pragma once
 
 #include "core/device.h"
@@ -37,9 +38,9 @@ typedef struct mt_param {
     int64_t part_count;
 
     /* Used by the tape within a step. */
-    int64_t uses;       /* recorded contributions still to come in this backward */
-    int64_t deferred;   /* contributions waiting in the deferred queue */
-    bool grad_started;  /* grad holds this step's sum (else its contents are stale) */
+    int64_t uses;      /* recorded contributions still to come in this backward */
+    int64_t deferred;  /* contributions waiting in the deferred queue */
+    bool grad_started; /* grad holds this step's sum (else its contents are stale) */
 } mt_param;
 
 typedef struct mt_param_spec {
@@ -85,7 +86,8 @@ static inline int64_t mt_param_count(const mt_param *p)
     return p->group.members * p->group.m * p->group.k;
 }
 
-/* Draws the master by `init`: element i of the param is draw i of (seed, stream = index in the store). */
+/* Draws the master by `init`: element i of the param is draw i of (seed, stream = index in the
+ * store). */
 mt_status mt_param_store_init(mt_param_store *store, uint64_t seed);
 
 /* Forgets this step's gradients: the next contribution of each param overwrites. */

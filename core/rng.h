@@ -1,5 +1,5 @@
-/* Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011). A draw is a pure function of
- * its key and counter: the same bits on every device, thread count and rank count. */
+/* Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011). A draw is a pure function
+ * of its key and counter: the same bits on every device, thread count and rank count. */
 #pragma once
 
 #include <stdint.h>

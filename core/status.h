@@ -36,7 +36,8 @@ mt_status mt_error_set(mt_status code, const char *file, int line, const char *f
 /* Adds a place to the current error's trace (bounded; later places are dropped). Returns `code`. */
 mt_status mt_error_pass(mt_status code, const char *file, int line);
 
-/* The current thread's last error: "" when there is none. Valid until the next error on this thread. */
+/* The current thread's last error: "" when there is none. Valid until the next error on this
+ * thread. */
 const char *mt_error_message(void);
 
 /* The places the last error passed, origin first, "file:line file:line". */

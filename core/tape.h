@@ -33,17 +33,18 @@ typedef struct mt_op {
 } mt_op;
 
 typedef struct mt_tape_options {
-    bool defer_wgrad; /* queue weight gradients until mt_tape_run_deferred */
-    bool offload;     /* move saved values to the host pool between forward and backward */
-    bool recompute;   /* mt_tape_segment keeps only its inputs */
+    bool defer_wgrad;          /* queue weight gradients until mt_tape_run_deferred */
+    bool offload;              /* move saved values to the host pool between forward and backward */
+    bool recompute;            /* mt_tape_segment keeps only its inputs */
     bool recompute_activation; /* values marked MT_VALUE_RECOMPUTE are dropped and made again */
-    /* Fires once for each param used in a pass, when its gradient of this backward is final. Optional. */
+    /* Fires once for each param used in a pass, when its gradient of this backward is final.
+     * Optional. */
     mt_status (*grad_ready)(void *context, mt_param *param);
     void *context;
 } mt_tape_options;
 
-/* Ownership: the stream is borrowed. Activations live in an arena of the tape's own, offloaded values
- * in a host pool of its own. */
+/* Ownership: the stream is borrowed. Activations live in an arena of the tape's own, offloaded
+ * values in a host pool of its own. */
 mt_status mt_tape_create(mt_tape **tape, mt_stream *stream, const mt_tape_options *options);
 void mt_tape_destroy(mt_tape **tape);
 
@@ -51,8 +52,8 @@ mt_stream *mt_tape_stream(const mt_tape *tape);
 const mt_arena *mt_tape_arena(const mt_tape *tape);
 const mt_arena *mt_tape_host_pool(const mt_tape *tape);
 
-/* Starts a pass (a micro-batch, or a forward only). `key` names what is run at which shapes: passes of
- * equal keys must make the same calls. `training` false records nothing and frees as it goes. */
+/* Starts a pass (a micro-batch, or a forward only). `key` names what is run at which shapes: passes
+ * of equal keys must make the same calls. `training` false records nothing and frees as it goes. */
 mt_status mt_tape_begin(mt_tape *tape, uint64_t key, bool training);
 /* Ends a pass: drops every node and frees what is left. MT_EINTERNAL names a value still held. */
 mt_status mt_tape_end(mt_tape *tape);
@@ -72,11 +73,13 @@ mt_status mt_tape_input(mt_tape *tape, mt_value **value, mt_tensor data, bool wa
 void mt_value_hold(mt_value *value);
 void mt_value_release(mt_tape *tape, mt_value **value);
 
-/* Marks output 0 of the node that made it: if options.recompute_activation, its storage goes once no
- * forward reference is left, and op->again makes it anew in the sweep. */
+/* Marks output 0 of the node that made it: if options.recompute_activation, its storage goes once
+ * no forward reference is left, and op->again makes it anew in the sweep. */
 void mt_value_recompute(mt_tape *tape, mt_value *value);
 
-enum { MT_NODE_MAX = 10 }; /* inputs, outputs, saved values or params of a node, at most, and a NULL */
+enum {
+    MT_NODE_MAX = 10
+}; /* inputs, outputs, saved values or params of a node, at most, and a NULL */
 
 typedef struct mt_node_spec {
     const mt_op *op;
@@ -98,12 +101,13 @@ mt_param *mt_node_param(const mt_node *node, int i);
 mt_status mt_node_saved(mt_tape *tape, mt_node *node, int i, mt_tensor *out);
 /* Gradient of output i; data is NULL when none has flowed. */
 mt_tensor mt_node_grad_out(const mt_node *node, int i);
-/* Where to write the gradient of input i: the op computes grad = add + contribution. add->data is NULL
- * for the first contribution, equal to grad->data to accumulate in place, or another buffer when the
- * present gradient is shared. grad->data is NULL when input i takes no gradient: skip it. */
+/* Where to write the gradient of input i: the op computes grad = add + contribution. add->data is
+ * NULL for the first contribution, equal to grad->data to accumulate in place, or another buffer
+ * when the present gradient is shared. grad->data is NULL when input i takes no gradient: skip it.
+ */
 mt_status mt_node_grad_in(mt_tape *tape, mt_node *node, int i, mt_tensor *grad, mt_tensor *add);
-/* Hands the gradient of output `out` on to input `in` unchanged, without a copy. False when input `in`
- * already has one (then the op adds), or wants none (*wanted false). */
+/* Hands the gradient of output `out` on to input `in` unchanged, without a copy. False when input
+ * `in` already has one (then the op adds), or wants none (*wanted false). */
 bool mt_node_grad_pass(mt_tape *tape, mt_node *node, int out, int in, bool *wanted);
 /* Arena scratch for the time of one backward call. */
 mt_status mt_node_scratch(mt_tape *tape, mt_node *node, void **p, size_t bytes);
@@ -117,17 +121,19 @@ struct mt_wgrad {
     mt_tensor extra[2]; /* further inputs, such as counts and offsets */
     unsigned char attrs[64];
 };
-/* Fills in job->x from saved value `x_saved` (-1: absent), job->dy from the gradient of output 0, job->extra[j] from
- * saved value `extra_saved[j]` (-1: absent), and runs the job now, or queues it (options.defer_wgrad, or
- * the param already has queued ones). A frozen param's job does not run. */
+/* Fills in job->x from saved value `x_saved` (-1: absent), job->dy from the gradient of output 0,
+ * job->extra[j] from saved value `extra_saved[j]` (-1: absent), and runs the job now, or queues it
+ * (options.defer_wgrad, or the param already has queued ones). A frozen param's job does not run.
+ */
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
                         const int extra_saved[2]);
 /* Runs the queue in order. */
 mt_status mt_tape_run_deferred(mt_tape *tape);
-/* For small param gradients written directly in backward: begin says whether to accumulate, end counts
- * the contribution. Between them nothing else may write the gradient. A frozen param: *skip is set and
- * the gradient must not be written; end is still called. A param that also has mt_tape_wgrad contributions must be
- * written through those alone, or the order would depend on deferral. */
+/* For small param gradients written directly in backward: begin says whether to accumulate, end
+ * counts the contribution. Between them nothing else may write the gradient. A frozen param: *skip
+ * is set and the gradient must not be written; end is still called. A param that also has
+ * mt_tape_wgrad contributions must be written through those alone, or the order would depend on
+ * deferral. */
 mt_status mt_param_grad_begin(mt_tape *tape, mt_param *param, bool *accumulate, bool *skip);
 mt_status mt_param_grad_end(mt_tape *tape, mt_param *param);
 
@@ -135,14 +141,16 @@ mt_status mt_param_grad_end(mt_tape *tape, mt_param *param);
 mt_status mt_tape_seed(mt_tape *tape, mt_value *value, double seed);
 /* Seeds with a whole tensor of gradients, copied. */
 mt_status mt_tape_seed_tensor(mt_tape *tape, mt_value *value, mt_tensor grad);
-/* The reverse sweep. Values released by everyone else keep their storage until their node has run. */
+/* The reverse sweep. Values released by everyone else keep their storage until their node has run.
+ */
 mt_status mt_tape_backward(mt_tape *tape);
 /* The gradient that reached a value made by mt_tape_input with wants_grad, after the sweep. */
 mt_tensor mt_value_grad(const mt_value *value);
 
-/* A stretch of forward that may be recomputed as one. `run` makes outputs from inputs and must be a pure
- * function of (context, inputs): it is called again in the sweep when options.recompute is set.
- * `context` is borrowed and must outlive the pass. The caller holds a reference on each output. */
+/* A stretch of forward that may be recomputed as one. `run` makes outputs from inputs and must be a
+ * pure function of (context, inputs): it is called again in the sweep when options.recompute is
+ * set. `context` is borrowed and must outlive the pass. The caller holds a reference on each
+ * output. */
 typedef mt_status (*mt_segment_fn)(mt_tape *tape, void *context, mt_value *const *inputs,
                                    mt_value **outputs);
 mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_value *const *inputs,

@@ -9,8 +9,9 @@ static void format_shape(char text[96], mt_dtype dtype, int ndim, const int64_t 
     int used = snprintf(text, 96, "%s[", mt_dtype_name(dtype));
     for (int i = 0; i < ndim && used < 88; i++) {
         int room = 96 - used;
-        used += shape[i] < 0 ? snprintf(text + used, (size_t)room, "%s*", i ? "," : "")
-                             : snprintf(text + used, (size_t)room, "%s%" PRId64, i ? "," : "", shape[i]);
+        used += shape[i] < 0
+                    ? snprintf(text + used, (size_t)room, "%s*", i ? "," : "")
+                    : snprintf(text + used, (size_t)room, "%s%" PRId64, i ? "," : "", shape[i]);
     }
     if (used > 94) used = 94;
     text[used] = ']', text[used + 1] = '\0';

@@ -1,5 +1,5 @@
-/* Argument checks, one per op, shared by every backend. Each names the op, the argument, its value and
- * the rule; none reads device memory. */
+/* Argument checks, one per op, shared by every backend. Each names the op, the argument, its value
+ * and the rule; none reads device memory. */
 #pragma once
 
 #include "kernels/ops.h"

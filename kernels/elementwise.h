@@ -34,8 +34,8 @@ struct mt_add_args {
 };
 
 /* y[r, f] = silu(g) * u, g = x[r, f], u = x[r, F + f], silu(g) = g / (1 + exp(-g)).
- * x [rows, 2F], y [rows, F]. Rows past `*rows_used` (device int64, may be NULL for all) are neither read nor
- * written: the capacity tail of a ragged group. Source: Shazeer 2020, arXiv 2002.05202. */
+ * x [rows, 2F], y [rows, F]. Rows past `*rows_used` (device int64, may be NULL for all) are neither
+ * read nor written: the capacity tail of a ragged group. Source: Shazeer 2020, arXiv 2002.05202. */
 struct mt_swiglu_fwd_args {
     mt_dtype dtype;
     int64_t rows, width; /* width = F */
@@ -44,7 +44,8 @@ struct mt_swiglu_fwd_args {
     const void *x;
 };
 
-/* dx[r, f] = dy u s (1 + g (1 - s)), dx[r, F + f] = dy g s, s = sigmoid(g). Overwrites dx [rows, 2F]. */
+/* dx[r, f] = dy u s (1 + g (1 - s)), dx[r, F + f] = dy g s, s = sigmoid(g). Overwrites dx [rows,
+ * 2F]. */
 struct mt_swiglu_bwd_args {
     mt_dtype dtype;
     int64_t rows, width;
@@ -63,7 +64,8 @@ struct mt_embedding_fwd_args {
     const int32_t *tokens;
 };
 
-/* dw[v, :] = (accumulate ? dw : 0) + sum over t with tokens[t] = v, in order of t, of dy[t, :]. dw real [V, D]. */
+/* dw[v, :] = (accumulate ? dw : 0) + sum over t with tokens[t] = v, in order of t, of dy[t, :]. dw
+ * real [V, D]. */
 struct mt_embedding_bwd_args {
     mt_dtype dtype;
     int64_t tokens_count, vocab, width;

@@ -8,8 +8,8 @@ extern "C" {
 #endif
 
 /* loss real [1] = scale * sum over t with targets[t] != ignore of (lse_t - logits[t, targets[t]]).
- * logits [T, V] of dtype, targets int32 [T], lse real [T] kept for backward (undefined where ignored);
- * scale real [1] on the device, usually 1 / (targets not ignored in the whole step).
+ * logits [T, V] of dtype, targets int32 [T], lse real [T] kept for backward (undefined where
+ * ignored); scale real [1] on the device, usually 1 / (targets not ignored in the whole step).
  * token_loss real [T] (0 where ignored), may be NULL. Sums in f64, in order. */
 struct mt_cross_entropy_fwd_args {
     mt_dtype dtype;
@@ -23,7 +23,8 @@ struct mt_cross_entropy_fwd_args {
     const void *scale;
 };
 
-/* dlogits[t, v] = dloss * scale * (softmax - onehot), 0 for ignored t. dloss real [1]. dlogits may alias logits. */
+/* dlogits[t, v] = dloss * scale * (softmax - onehot), 0 for ignored t. dloss real [1]. dlogits may
+ * alias logits. */
 struct mt_cross_entropy_bwd_args {
     mt_dtype dtype;
     int64_t tokens, vocab;

@@ -8,13 +8,13 @@
 extern "C" {
 #endif
 
-/* logits = x wr^T in real; probs = softmax over all E; the k largest logits (of probs + bias when bias is given:
- * selection only) are chosen, ties to the lowest index; weights = probs of the chosen, divided by their sum if normalize.
- * x [T, D] of dtype; wr real [E, D]; bias f32 [E] or NULL.
- * probs real [T, E]; weights real [T, k] in order of selection (best first); experts int32 [T, k];
- * prob_sum real [E] = sum_t probs; z_sum real [1] = sum_t logsumexp(logits)^2; counts int64 [E] = times
- * each expert was chosen. lse real [T] = logsumexp(logits). logits real [T, E] or NULL (written only if wanted).
- * Source: arXiv 2101.03961; selection bias: arXiv 2408.15664. */
+/* logits = x wr^T in real; probs = softmax over all E; the k largest logits (of probs + bias when
+ * bias is given: selection only) are chosen, ties to the lowest index; weights = probs of the
+ * chosen, divided by their sum if normalize. x [T, D] of dtype; wr real [E, D]; bias f32 [E] or
+ * NULL. probs real [T, E]; weights real [T, k] in order of selection (best first); experts int32
+ * [T, k]; prob_sum real [E] = sum_t probs; z_sum real [1] = sum_t logsumexp(logits)^2; counts int64
+ * [E] = times each expert was chosen. lse real [T] = logsumexp(logits). logits real [T, E] or NULL
+ * (written only if wanted). Source: arXiv 2101.03961; selection bias: arXiv 2408.15664. */
 struct mt_router_fwd_args {
     mt_dtype dtype;
     int64_t tokens, width, experts, top_k;
@@ -36,8 +36,8 @@ struct mt_router_fwd_args {
 /* From dweights [T, k], dprob_sum [E], dz_sum [1] (each real, each may be NULL: 0) to
  * dx = dx_add + dlogits wr  ([T, D], dtype; dx NULL skips, dx_add NULL is 0, may alias dx) and
  * dwr = (accumulate ? dwr : 0) + dlogits^T x  (real [E, D]; NULL skips).
- * dlogits = P (.) (dP - <dP, P>) + dz 2 lse P, where dP gathers all three; lse is log sum exp of the logits, kept in the
- * forward's `lse`. */
+ * dlogits = P (.) (dP - <dP, P>) + dz 2 lse P, where dP gathers all three; lse is log sum exp of
+ * the logits, kept in the forward's `lse`. */
 struct mt_router_bwd_args {
     mt_dtype dtype;
     int64_t tokens, width, experts, top_k;
@@ -58,11 +58,11 @@ struct mt_router_bwd_args {
 /* Sorts the R choices by expert, stably by (token, slot).
  * counts int64 [E] rows of each expert that are kept; offsets int64 [E+1] their CSR in rows;
  * row_token int32 [R]: the token of each row; position int32 [T, k]: the row of each
- * choice, or -1 when dropped. capacity 0 keeps everything; otherwise an expert keeps its first `capacity` rows in
- * (token, slot) order and *dropped (int64, NULL skips) += the number of the rest. row_token past offsets[E] is unspecified.
- * element_offsets int64 [MT_ROUTE_WIDTHS][E+1]: offsets times widths[i], the offsets of groups of those widths; NULL is not
- * written. R fits int32.
- * dtype is ignored beyond choosing a table. */
+ * choice, or -1 when dropped. capacity 0 keeps everything; otherwise an expert keeps its first
+ * `capacity` rows in (token, slot) order and *dropped (int64, NULL skips) += the number of the
+ * rest. row_token past offsets[E] is unspecified. element_offsets int64 [MT_ROUTE_WIDTHS][E+1]:
+ * offsets times widths[i], the offsets of groups of those widths; NULL is not written. R fits
+ * int32. dtype is ignored beyond choosing a table. */
 enum { MT_ROUTE_WIDTHS = 3 };
 struct mt_route_plan_args {
     mt_dtype dtype;
@@ -85,7 +85,8 @@ struct mt_gather_fwd_args {
     const int64_t *rows_used; /* device int64[1]: offsets + E */
 };
 
-/* dx[t, :] = dx_add + sum over slots (in order) of dy[position[t, slot], :], dropped slots left out. */
+/* dx[t, :] = dx_add + sum over slots (in order) of dy[position[t, slot], :], dropped slots left
+ * out. */
 struct mt_gather_bwd_args {
     mt_dtype dtype;
     int64_t tokens, width, top_k;
@@ -95,8 +96,8 @@ struct mt_gather_bwd_args {
     const int32_t *position;
 };
 
-/* y[t, :] = sum over slots in order of weights[t, slot] x[position[t, slot], :] in real, one rounding.
- * x [R, D], weights real [T, k], y [T, D]. A token whose slots are all dropped gets 0. */
+/* y[t, :] = sum over slots in order of weights[t, slot] x[position[t, slot], :] in real, one
+ * rounding. x [R, D], weights real [T, k], y [T, D]. A token whose slots are all dropped gets 0. */
 struct mt_combine_fwd_args {
     mt_dtype dtype;
     int64_t tokens, width, top_k;
@@ -106,8 +107,8 @@ struct mt_combine_fwd_args {
     const int32_t *position;
 };
 
-/* dx[position[t, slot], :] = weights[t, slot] dy[t, :]; dweights[t, slot] = <dy[t, :], x[position, :]> (0 if dropped).
- * dx [R, D], overwritten for rows < rows used; dweights real [T, k]. */
+/* dx[position[t, slot], :] = weights[t, slot] dy[t, :]; dweights[t, slot] = <dy[t, :], x[position,
+ * :]> (0 if dropped). dx [R, D], overwritten for rows < rows used; dweights real [T, k]. */
 struct mt_combine_bwd_args {
     mt_dtype dtype;
     int64_t tokens, width, top_k;
@@ -120,13 +121,16 @@ struct mt_combine_bwd_args {
 
 typedef enum mt_aux_kind {
     MT_AUX_NONE,
-    MT_AUX_SWITCH, /* per layer: E sum_e f_e P_e, f_e = count_e / (T k), P_e = prob_sum_e / T; summed over layers */
-    MT_AUX_HF      /* over the rows of all layers: E sum_e (sum over slots f_e) P_e, f = count / (L T), P = prob_sum / (L T) */
+    MT_AUX_SWITCH, /* per layer: E sum_e f_e P_e, f_e = count_e / (T k), P_e = prob_sum_e / T;
+                      summed over layers */
+    MT_AUX_HF /* over the rows of all layers: E sum_e (sum over slots f_e) P_e, f = count / (L T), P
+                 = prob_sum / (L T) */
 } mt_aux_kind;
 
-/* loss real [1] from the L layers' prob_sum (L pointers to real [E]) and counts (int64 [E]). The pointer arrays are host
- * memory, at most MT_AUX_MAX_LAYERS. z: z_loss real [1] = (sum over layers of z_sum) / T, i.e. mean of logsumexp^2 summed
- * over layers (z_sums NULL: not computed). Without tokens both are 0. */
+/* loss real [1] from the L layers' prob_sum (L pointers to real [E]) and counts (int64 [E]). The
+ * pointer arrays are host memory, at most MT_AUX_MAX_LAYERS. z: z_loss real [1] = (sum over layers
+ * of z_sum) / T, i.e. mean of logsumexp^2 summed over layers (z_sums NULL: not computed). Without
+ * tokens both are 0. */
 enum { MT_AUX_MAX_LAYERS = 128 };
 struct mt_aux_loss_fwd_args {
     mt_dtype dtype;
@@ -139,8 +143,8 @@ struct mt_aux_loss_fwd_args {
     const void *const *z_sums;
 };
 
-/* dprob_sums[l] (real [E]) and dz_sums[l] (real [1]), overwritten, from dloss and dz_loss (real [1], NULL: 0). Counts are
- * constants. */
+/* dprob_sums[l] (real [E]) and dz_sums[l] (real [1]), overwritten, from dloss and dz_loss (real
+ * [1], NULL: 0). Counts are constants. */
 struct mt_aux_loss_bwd_args {
     mt_dtype dtype;
     mt_aux_kind kind;
@@ -151,8 +155,9 @@ struct mt_aux_loss_bwd_args {
     const int64_t *const *counts;
 };
 
-/* Aux-loss-free balancing, once per optimizer step: bias_e += rate * sign(mean load - load_e), then the mean of bias is
- * subtracted, each in f64 and rounded to f32; load int64 [E] is the step's count. bias f32 [E]. */
+/* Aux-loss-free balancing, once per optimizer step: bias_e += rate * sign(mean load - load_e), then
+ * the mean of bias is subtracted, each in f64 and rounded to f32; load int64 [E] is the step's
+ * count. bias f32 [E]. */
 struct mt_router_bias_update_args {
     mt_dtype dtype;
     int64_t experts;

@@ -7,9 +7,9 @@
 extern "C" {
 #endif
 
-/* y = round(x * rstd) * w, rstd = 1 / sqrt(mean(x^2) + eps), in real; as Hugging Face does, the normalised x is
- * rounded to dtype before it is multiplied by w (no-op for f32, f64). x, y [rows, D]; w real [D];
- * rstd real [rows], kept for backward. Source: arXiv 1910.07467. */
+/* y = round(x * rstd) * w, rstd = 1 / sqrt(mean(x^2) + eps), in real; as Hugging Face does, the
+ * normalised x is rounded to dtype before it is multiplied by w (no-op for f32, f64). x, y [rows,
+ * D]; w real [D]; rstd real [rows], kept for backward. Source: arXiv 1910.07467. */
 struct mt_rmsnorm_fwd_args {
     mt_dtype dtype;
     int64_t rows, width;
@@ -40,11 +40,12 @@ typedef enum mt_qk_norm {
 } mt_qk_norm;
 
 /* Queries and keys normalised, then rotated; values copied.
- * x, y [batch, sequence, (nq + 2 nkv) d]: nq query heads, nkv key heads, nkv value heads of d each. Norm as rmsnorm_fwd with
- * w_q, w_k. RoPE rotates pairs (i, i + d/2) of a head at position s by the angle s * theta^(-2i/d):
- * y_i = x_i cos - x_j sin, y_j = x_j cos + x_i sin. cos, sin: real [sequence, d/2], precomputed in f64.
- * rstd real [batch * sequence, nq + nkv] (HEAD) or [.., 2] (PROJECTION), unused for NONE. y may alias x for NONE only.
- * Source: arXiv 2104.09864 in Hugging Face's pairing. */
+ * x, y [batch, sequence, (nq + 2 nkv) d]: nq query heads, nkv key heads, nkv value heads of d each.
+ * Norm as rmsnorm_fwd with w_q, w_k. RoPE rotates pairs (i, i + d/2) of a head at position s by the
+ * angle s * theta^(-2i/d): y_i = x_i cos - x_j sin, y_j = x_j cos + x_i sin. cos, sin: real
+ * [sequence, d/2], precomputed in f64. rstd real [batch * sequence, nq + nkv] (HEAD) or [.., 2]
+ * (PROJECTION), unused for NONE. y may alias x for NONE only. Source: arXiv 2104.09864 in Hugging
+ * Face's pairing. */
 struct mt_qk_norm_rope_fwd_args {
     mt_dtype dtype;
     int64_t batch, sequence, query_heads, kv_heads, head_dim;
@@ -57,8 +58,8 @@ struct mt_qk_norm_rope_fwd_args {
     const void *cos_table, *sin_table;
 };
 
-/* dx from dy (same shape as x), overwriting; dw_q, dw_k = (accumulate ? dw : 0) + sums. Either dw may be NULL (skip).
- * dx may alias dy. */
+/* dx from dy (same shape as x), overwriting; dw_q, dw_k = (accumulate ? dw : 0) + sums. Either dw
+ * may be NULL (skip). dx may alias dy. */
 struct mt_qk_norm_rope_bwd_args {
     mt_dtype dtype;
     int64_t batch, sequence, query_heads, kv_heads, head_dim;

@@ -1,11 +1,12 @@
 /* The op table: one contract per op, one row per backend and dtype behind it.
  *
- * Callers use the functions mt_<op>(stream, args): they check the arguments (the same checks for every
- * backend), look the kernel up by args->dtype, and fail with MT_EUNSUPPORTED naming op, dtype and
- * device where a table has no entry. Every argument record begins with `mt_dtype dtype`, the storage
- * type of its activations; sums are kept in f32 (f64 for f64): "real" below. All pointers are device
- * memory. An empty tensor (a zero extent) is legal everywhere and touches nothing, unless a contract
- * says that outputs are zeroed. Results do not depend on the number of threads. */
+ * Callers use the functions mt_<op>(stream, args): they check the arguments (the same checks for
+ * every backend), look the kernel up by args->dtype, and fail with MT_EUNSUPPORTED naming op, dtype
+ * and device where a table has no entry. Every argument record begins with `mt_dtype dtype`, the
+ * storage type of its activations; sums are kept in f32 (f64 for f64): "real" below. All pointers
+ * are device memory. An empty tensor (a zero extent) is legal everywhere and touches nothing,
+ * unless a contract says that outputs are zeroed. Results do not depend on the number of threads.
+ */
 #pragma once
 
 #include "core/device.h"
@@ -82,9 +83,10 @@ MT_OPS(MT_OP_DECLARE)
 mt_status mt_device_kernels(const mt_device *device, mt_dtype dtype,
                             const struct mt_kernels **kernels);
 
-/* Opens a device: "cpu", "plan" (needs nothing, computes nothing), "cuda", or "auto" (cuda where there
- * is one, else cpu). `kernel_set` forces a CPU kernel set ("portable", "avx2", "avx512", "amx") or is
- * NULL for the best that this machine runs; `threads` 0 takes OMP_NUM_THREADS or every core. */
+/* Opens a device: "cpu", "plan" (needs nothing, computes nothing), "cuda", or "auto" (cuda where
+ * there is one, else cpu). `kernel_set` forces a CPU kernel set ("portable", "avx2", "avx512",
+ * "amx") or is NULL for the best that this machine runs; `threads` 0 takes OMP_NUM_THREADS or every
+ * core. */
 mt_status mt_device_open(mt_device **device, const char *name, const char *kernel_set, int threads);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* Differentiable ops: each runs its forward kernel, records a node, and returns a new value of which the caller
- * holds a reference. Matrices are [rows, columns]; T tokens, D width, R routed rows, E experts.
- * Errors: MT_EINVAL names the op and the shapes. */
+/* Differentiable ops: each runs its forward kernel, records a node, and returns a new value of
+ * which the caller holds a reference. Matrices are [rows, columns]; T tokens, D width, R routed
+ * rows, E experts. Errors: MT_EINVAL names the op and the shapes. */
 #pragma once
 
 #include "core/tape.h"
@@ -43,10 +43,11 @@ typedef struct mt_ragged {
 
 /* A linear layer of N members: y = x W^T + b for each member's rows. */
 typedef struct mt_grouped_linear_layer {
-    mt_param *weight; /* [N; out, in], packed */
-    mt_param *bias;   /* [N; 1, out] or NULL */
-    bool save_original_input; /* wgrad quantizes x again from the saved original instead of keeping column
-                                 codes; the same thing where the wgrad operand is a plain format */
+    mt_param *weight;         /* [N; out, in], packed */
+    mt_param *bias;           /* [N; 1, out] or NULL */
+    bool save_original_input; /* wgrad quantizes x again from the saved original instead of keeping
+                                 column codes; the same thing where the wgrad operand is a plain
+                                 format */
 } mt_grouped_linear_layer;
 
 /* y [rows, out] from x [rows, in]; rows NULL when N = 1 (every row belongs to member 0). */
@@ -84,7 +85,8 @@ typedef struct mt_route {
     int64_t tokens, top_k;
 } mt_route;
 
-/* capacity: rows an expert takes at most, 0 for all. dropped: device int64 [1] or NULL: += dropped rows. */
+/* capacity: rows an expert takes at most, 0 for all. dropped: device int64 [1] or NULL: += dropped
+ * rows. */
 mt_status mt_route_tokens(mt_tape *tape, mt_route *route, const mt_routing *routing,
                           int64_t experts, int64_t capacity, const int64_t widths[MT_ROUTE_WIDTHS],
                           int64_t *dropped);
@@ -96,8 +98,8 @@ mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *ro
 mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
                      const mt_route *route);
 
-/* loss real [1]: see mt_cross_entropy_fwd. targets device int32 [T], scale device real [1], both borrowed until the
- * sweep is over. */
+/* loss real [1]: see mt_cross_entropy_fwd. targets device int32 [T], scale device real [1], both
+ * borrowed until the sweep is over. */
 mt_status mt_cross_entropy(mt_tape *tape, mt_value **loss, mt_value *logits, const int32_t *targets,
                            const void *scale);
 

@@ -23,8 +23,9 @@ typedef struct mt_architecture {
     bool dense_layers;               /* honours mlp_only_layers, decoder_sparse_step */
     const char *moe_block;           /* "mlp" or "block_sparse_moe" */
     const char *expert_names[3];     /* gate, up, down: "gate_proj", ... or "w1", "w3", "w2" */
-    const char *expert_width_key;    /* config key of F: "moe_intermediate_size" or "intermediate_size" */
-    const char *experts_key;         /* "num_experts" or "num_local_experts" */
+    const char
+        *expert_width_key;   /* config key of F: "moe_intermediate_size" or "intermediate_size" */
+    const char *experts_key; /* "num_experts" or "num_local_experts" */
 } mt_architecture;
 
 extern const mt_architecture mt_architectures[];
@@ -48,7 +49,7 @@ typedef struct mt_model_config {
     /* ours */
     mt_aux_kind aux_loss;
     double z_loss_coef, router_bias_update_rate, capacity_factor; /* capacity_factor 0: dropless */
-    double init_std; /* 0: N(0, 1/fan_in), residual outputs over sqrt(2 layers) */
+    double init_std;       /* 0: N(0, 1/fan_in), residual outputs over sqrt(2 layers) */
     double embed_init_std; /* 0: the same rule as init_std (0.3 under fan-in) */
 } mt_model_config;
 
@@ -62,9 +63,9 @@ bool mt_model_layer_is_moe(const mt_model_config *config, int64_t layer);
 
 typedef struct mt_model mt_model;
 
-/* Builds the model's params (masters zero until initialised or loaded) and constant tables for sequences of up to
- * `max_sequence`. compute: f32, bf16 or f64 (then masters are f64). `training` also allocates gradients.
- * Ownership: device borrowed. */
+/* Builds the model's params (masters zero until initialised or loaded) and constant tables for
+ * sequences of up to `max_sequence`. compute: f32, bf16 or f64 (then masters are f64). `training`
+ * also allocates gradients. Ownership: device borrowed. */
 mt_status mt_model_create(mt_model **model, mt_device *device, const mt_model_config *config,
                           mt_dtype compute, int64_t max_sequence, bool training);
 void mt_model_destroy(mt_model **model);
@@ -85,22 +86,23 @@ typedef struct mt_model_batch {
 
 /* Each output is a reference the caller releases; absent ones are NULL. */
 typedef struct mt_model_output {
-    mt_value *logits;   /* dtype [batch, sequence, V]; NULL in training (freed as soon as the loss is known) unless
-                           keep_logits */
-    mt_value *loss;     /* real [1], cross-entropy times scale */
+    mt_value *logits; /* dtype [batch, sequence, V]; NULL in training (freed as soon as the loss is
+                         known) unless keep_logits */
+    mt_value *loss;   /* real [1], cross-entropy times scale */
     mt_value *aux_loss; /* real [1], before its coefficient */
     mt_value *z_loss;   /* real [1], before its coefficient */
 } mt_model_output;
 
 mt_status mt_model_forward(mt_model *model, mt_tape *tape, const mt_model_batch *batch,
                            bool keep_logits, mt_model_output *output);
-/* Seeds loss + coef * aux + z_coef * z, each aux term times aux_scale (1 / micro-batches of the step). */
+/* Seeds loss + coef * aux + z_coef * z, each aux term times aux_scale (1 / micro-batches of the
+ * step). */
 mt_status mt_model_seed(mt_model *model, mt_tape *tape, const mt_model_output *output,
                         double aux_scale);
 void mt_model_output_release(mt_tape *tape, mt_model *model, mt_model_output *output);
 
-/* Expert load of this optimizer step, per MoE layer: device int64 [E] each, summed over micro-batches; dropped rows
- * device int64 [1] in total. Reset by mt_model_begin_step. */
+/* Expert load of this optimizer step, per MoE layer: device int64 [E] each, summed over
+ * micro-batches; dropped rows device int64 [1] in total. Reset by mt_model_begin_step. */
 int64_t mt_model_moe_layers(const mt_model *model);
 const int64_t *mt_model_load(const mt_model *model, int64_t moe_layer);
 const int64_t *mt_model_dropped(const mt_model *model);

@@ -14,12 +14,14 @@ struct mt_model {
     mt_grouped_linear_layer lm_head; /* its weight is `embed` when tied */
     mt_block *blocks;
     mt_block_context *contexts;
-    void *tables;  /* cos, sin: real [max_sequence, d/2] each */
-    void *state;   /* load int64 [L, E], dropped int64 [1], router bias f32 [L, E], aux gradients real [L, E + 1] */
+    void *tables; /* cos, sin: real [max_sequence, d/2] each */
+    void *state; /* load int64 [L, E], dropped int64 [1], router bias f32 [L, E], aux gradients real
+                    [L, E + 1] */
     size_t tables_bytes, state_bytes;
     int64_t *load, *dropped;
     float *router_bias;
-    char *aux_grads;  /* real [L, E] of prob_sums, then [L] of z_sums, then aux and z loss seeds [2] */
+    char *
+        aux_grads; /* real [L, E] of prob_sums, then [L] of z_sums, then aux and z loss seeds [2] */
     /* This pass: what routers reported, one per MoE layer. */
     mt_value *prob_sums[MT_MAX_LAYERS], *z_sums[MT_MAX_LAYERS], *counts[MT_MAX_LAYERS];
     int64_t tokens;

@@ -15,8 +15,8 @@ typedef struct mt_moe_layer {
     int64_t *dropped;       /* device int64 [1] or NULL: += dropped rows */
 } mt_moe_layer;
 
-/* y [T, D] from x [T, D]. routing: references the caller releases (mt_routing_release). `name` prefixes what
- * observers see. */
+/* y [T, D] from x [T, D]. routing: references the caller releases (mt_routing_release). `name`
+ * prefixes what observers see. */
 mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_value *x,
                          const mt_moe_layer *layer, const char *name);
 

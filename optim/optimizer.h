@@ -41,10 +41,11 @@ mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
                               const mt_optim_config *config);
 void mt_optimizer_destroy(mt_optimizer **optimizer);
 
-/* One update at this learning rate from the store's gradients. Nothing is read back: a non-finite norm, or a
- * non-finite *loss (device scalar of the params' dtype, may be NULL), makes the update a no-op on the device and
- * is counted there. */
-mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, double lr, const void *loss);
+/* One update at this learning rate from the store's gradients. Nothing is read back: a non-finite
+ * norm, or a non-finite *loss (device scalar of the params' dtype, may be NULL), makes the update a
+ * no-op on the device and is counted there. */
+mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, double lr,
+                            const void *loss);
 
 /* Device step state (kernels/optimizer.h), and the flat moments: elements of the params' dtype. */
 struct mt_step_state *mt_optimizer_state(const mt_optimizer *optimizer);

@@ -1,4 +1,5 @@
-/* One training step, whoever calls it: train, trace, gradcheck, bench, tests. Owns model, tape, optimizer. */
+/* One training step, whoever calls it: train, trace, gradcheck, bench, tests. Owns model, tape,
+ * optimizer. */
 #pragma once
 
 #include "layers/model.h"
@@ -8,7 +9,11 @@
 extern "C" {
 #endif
 
-typedef enum mt_recompute { MT_RECOMPUTE_NONE, MT_RECOMPUTE_BLOCK, MT_RECOMPUTE_ACTIVATION } mt_recompute;
+typedef enum mt_recompute {
+    MT_RECOMPUTE_NONE,
+    MT_RECOMPUTE_BLOCK,
+    MT_RECOMPUTE_ACTIVATION
+} mt_recompute;
 
 typedef struct mt_trainer_config {
     mt_model_config model;
@@ -26,7 +31,7 @@ typedef struct mt_step_result {
     double loss, aux_loss, z_loss, grad_norm, lr;
     double max_vio; /* mean over MoE layers of max load / mean load - 1 */
     int64_t dropped;
-    bool skipped;                /* non-finite gradient norm: no update was made */
+    bool skipped; /* non-finite gradient norm: no update was made */
     int64_t skipped_in_a_row;
     bool loss_finite;
 } mt_step_result;
@@ -34,15 +39,17 @@ typedef struct mt_step_result {
 typedef struct mt_trainer mt_trainer;
 
 /* Builds everything; weights are drawn from the seed. Ownership: device borrowed. */
-mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device, const mt_trainer_config *config);
+mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
+                            const mt_trainer_config *config);
 void mt_trainer_destroy(mt_trainer **trainer);
 
-/* One step on host tokens and targets, int32 [batch_size, sequence_length] each (-100 ignored). A non-finite loss
- * makes no update: result->loss_finite is false, weights are as before. Tokens must be in [0, vocab). */
+/* One step on host tokens and targets, int32 [batch_size, sequence_length] each (-100 ignored). A
+ * non-finite loss makes no update: result->loss_finite is false, weights are as before. Tokens must
+ * be in [0, vocab). */
 mt_status mt_trainer_step(mt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                           mt_step_result *result);
-/* The parts of a step: gradients of one whole batch into the store, without the update; and the update at a given
- * learning rate. */
+/* The parts of a step: gradients of one whole batch into the store, without the update; and the
+ * update at a given learning rate. */
 mt_status mt_trainer_gradients(mt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                mt_step_result *result);
 mt_status mt_trainer_update(mt_trainer *trainer, double lr, mt_step_result *result);
@@ -50,10 +57,12 @@ mt_status mt_trainer_update(mt_trainer *trainer, double lr, mt_step_result *resu
 /* Forward only on up to micro_batch_size host sequences: sum of token losses and their number. */
 mt_status mt_trainer_eval(mt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                           int64_t sequences, double *loss_sum, int64_t *count);
-/* Forward only of any [batch, sequence] up to sequence_length: logits as f64 into host memory [batch, sequence, V]. */
+/* Forward only of any [batch, sequence] up to sequence_length: logits as f64 into host memory
+ * [batch, sequence, V]. */
 mt_status mt_trainer_logits(mt_trainer *trainer, const int32_t *tokens, int64_t batch,
                             int64_t sequence, double *logits);
-/* After a non-finite loss: reruns the batch watching every value; `name` receives the first bad tensor. */
+/* After a non-finite loss: reruns the batch watching every value; `name` receives the first bad
+ * tensor. */
 mt_status mt_trainer_find_nonfinite(mt_trainer *trainer, const int32_t *tokens,
                                     const int32_t *targets, char name[128]);
 

@@ -22,22 +22,25 @@ extern "C" {
     X(portable, f64)                                                                               \
     X(portable, f32) X(portable, bf16) MT_CPU_TABLES_avx2(X) MT_CPU_TABLES_avx512(X)
 
-#define MT_CPU_DECLARE_TABLE(isa, dtype) extern const struct mt_kernels mt_cpu_kernels_##isa##_##dtype;
+#define MT_CPU_DECLARE_TABLE(isa, dtype)                                                           \
+    extern const struct mt_kernels mt_cpu_kernels_##isa##_##dtype;
 MT_CPU_TABLES(MT_CPU_DECLARE_TABLE)
 #undef MT_CPU_DECLARE_TABLE
 
 #ifdef MT_HAVE_avx512
-/* The AMX kernels (gemm_amx.c), which replace those of avx512 for bf16. mt_cpu_amx_enable asks the operating
- * system for the tile registers: true when this process may use them. */
+/* The AMX kernels (gemm_amx.c), which replace those of avx512 for bf16. mt_cpu_amx_enable asks the
+ * operating system for the tile registers: true when this process may use them. */
 bool mt_cpu_amx_enable(void);
 mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *args);
 mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args);
-size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
+size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m,
+                                    int64_t k);
 #endif
 
-/* Scratch of the stream's device, 64-byte aligned, kept between calls and grown when a call needs more: no allocation in
- * steady state. One user at a time: a kernel's outermost level asks once, before its parallel region, and
- * hands each thread its part (round parts up to 64 bytes). Parallel regions run num_threads(stream->device->threads). */
+/* Scratch of the stream's device, 64-byte aligned, kept between calls and grown when a call needs
+ * more: no allocation in steady state. One user at a time: a kernel's outermost level asks once,
+ * before its parallel region, and hands each thread its part (round parts up to 64 bytes). Parallel
+ * regions run num_threads(stream->device->threads). */
 mt_status mt_cpu_scratch(mt_stream *stream, void **p, size_t bytes);
 
 #ifdef __cplusplus

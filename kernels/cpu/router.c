@@ -124,8 +124,7 @@ static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *
     ((mt_real *)a->lse)[t] = lse;
     sums->z_sum += (double)lse * (double)lse;
     for (int64_t e = 0; e < n; e++) sums->prob_sum[e] += (double)probs[e];
-    for (int64_t e = 0; e < n; e++)
-        score[e] = a->bias ? probs[e] + (mt_real)a->bias[e] : logits[e];
+    for (int64_t e = 0; e < n; e++) score[e] = a->bias ? probs[e] + (mt_real)a->bias[e] : logits[e];
     for (int64_t e = n; e < padded; e++) score[e] = (mt_real)-INFINITY;
     select_top(chosen, a->top_k, score, padded);
     for (int64_t i = 0; i < a->top_k; i++) {

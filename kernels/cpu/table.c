@@ -6,6 +6,6 @@ const struct mt_kernels MT_CPU(kernels) = {
 #define MT_ENTRY(op) .op = MT_CPU(op),
     MT_DTYPE_OPS(MT_ENTRY)
 #define MT_ISA_ENTRY(op) .op = MT_CPU_ISA(op),
-    MT_FORMAT_OPS(MT_ISA_ENTRY)
-    .packed_bytes = MT_CPU(packed_bytes),
+        MT_FORMAT_OPS(MT_ISA_ENTRY)
+            .packed_bytes = MT_CPU(packed_bytes),
 };

@@ -1,12 +1,13 @@
-/* What makes one source file many kernels. Every file of kernels/cpu that includes this header is compiled
- * once per instruction set and dtype: MT_ISA is portable, avx2 or avx512, MT_ELEM is f64, f32 or bf16.
+/* What makes one source file many kernels. Every file of kernels/cpu that includes this header is
+ * compiled once per instruction set and dtype: MT_ISA is portable, avx2 or avx512, MT_ELEM is f64,
+ * f32 or bf16.
  *
  *   mt_elem   how activations are stored
  *   mt_real   what sums and scalars are kept in: float, or double for f64
  *   MT_CPU(x) the external name mt_cpu_x_<isa>_<dtype>
  *
- * A kernel is plain loops over mt_get and mt_put; the compiler vectorises them. Contraction is off, so
- * a fused multiply-add appears only where gemm.c asks for one. */
+ * A kernel is plain loops over mt_get and mt_put; the compiler vectorises them. Contraction is off,
+ * so a fused multiply-add appears only where gemm.c asks for one. */
 #pragma once
 
 #include <math.h>
@@ -20,7 +21,7 @@
 
 /* Every kernel of this variant; table.c puts them together. */
 #define MT_CPU_DECLARE(op)                                                                         \
-    mt_status MT_CPU(op)(mt_stream *stream, const struct mt_##op##_args *args);
+    mt_status MT_CPU(op)(mt_stream * stream, const struct mt_##op##_args *args);
 MT_DTYPE_OPS(MT_CPU_DECLARE)
 #undef MT_CPU_DECLARE
 size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);

@@ -23,14 +23,16 @@ mt_device *test_device(void)
     static mt_device *device;
     if (!device) {
         const char *threads = getenv("MIXTAPE_THREADS");
-        assert_ok(mt_device_open(&device, "cpu", getenv("MIXTAPE_KERNELS"), threads ? atoi(threads) : 0));
+        assert_ok(
+            mt_device_open(&device, "cpu", getenv("MIXTAPE_KERNELS"), threads ? atoi(threads) : 0));
     }
     return device;
 }
 
 void *test_alloc(int64_t count, mt_dtype dtype)
 {
-    size_t bytes = (size_t)count * mt_dtype_size(dtype), total = (bytes + 3 * CANARY + 63) / 64 * 64;
+    size_t bytes = (size_t)count * mt_dtype_size(dtype),
+           total = (bytes + 3 * CANARY + 63) / 64 * 64;
     unsigned char *p = aligned_alloc(64, total);
     if (!p) fail_msg("out of memory: %zu bytes", total);
     memset(p, POISON, total);
@@ -47,7 +49,8 @@ void test_free(void *q)
     for (size_t i = sizeof bytes; i < CANARY; i++)
         if (p[i] != POISON) fail_msg("canary before a buffer overwritten at -%zu", CANARY - i);
     for (size_t i = 0; i < CANARY; i++)
-        if (p[CANARY + bytes + i] != POISON) fail_msg("canary after a buffer overwritten at +%zu", i);
+        if (p[CANARY + bytes + i] != POISON)
+            fail_msg("canary after a buffer overwritten at +%zu", i);
     free(p);
 }
 
@@ -76,5 +79,8 @@ void test_assert_near(const char *what, const void *got, mt_dtype dtype, const d
 
 double test_epsilon(mt_dtype dtype)
 {
-    return dtype == MT_F64 ? 0x1p-53 : dtype == MT_F32 ? 0x1p-24 : dtype == MT_F16 ? 0x1p-11 : 0x1p-8;
+    return dtype == MT_F64   ? 0x1p-53
+           : dtype == MT_F32 ? 0x1p-24
+           : dtype == MT_F16 ? 0x1p-11
+                             : 0x1p-8;
 }

@@ -22,21 +22,23 @@
 
 /* Asserts a status, and that the error's sentence holds `words`. */
 #define assert_fails(x, code, words) test_assert_fails((x), (code), (words), __FILE__, __LINE__)
-void test_assert_fails(mt_status got, mt_status want, const char *words, const char *file, int line);
+void test_assert_fails(mt_status got, mt_status want, const char *words, const char *file,
+                       int line);
 
-/* The device under test: cpu, with the kernel set of MIXTAPE_KERNELS and threads of MIXTAPE_THREADS if set. */
+/* The device under test: cpu, with the kernel set of MIXTAPE_KERNELS and threads of MIXTAPE_THREADS
+ * if set. */
 mt_device *test_device(void);
 
-/* Device memory holding `count` elements of dtype; test_free releases. Poisoned with NaN bytes, with canaries on both
- * sides that test_free checks. */
+/* Device memory holding `count` elements of dtype; test_free releases. Poisoned with NaN bytes,
+ * with canaries on both sides that test_free checks. */
 void *test_alloc(int64_t count, mt_dtype dtype);
 void test_free(void *p);
 
 /* Uniform in [-scale, scale) from (seed, index): stored rounded to dtype. */
 void test_random(void *p, int64_t count, mt_dtype dtype, double scale, uint64_t seed);
 
-/* Asserts |got[i] - want[i]| <= absolute + relative * |want[i]| for all i; NaN never passes unless both are. Prints
- * the worst index, both values and the limit. */
+/* Asserts |got[i] - want[i]| <= absolute + relative * |want[i]| for all i; NaN never passes unless
+ * both are. Prints the worst index, both values and the limit. */
 void test_assert_near(const char *what, const void *got, mt_dtype dtype, const double *want,
                       int64_t count, double absolute, double relative);
 
