@@ -1,4 +1,5 @@
 /* The architecture table, and the rules of a model description. */
+#include <math.h>
 #include <string.h>
 
 #include "layers/model.h"
@@ -103,6 +104,26 @@ static mt_status check_ranges(const mt_model_config *c)
     return MT_OK;
 }
 
+/* Numbers from 0 up. */
+static mt_status check_weights(const mt_model_config *c)
+{
+    const struct {
+        const char *key;
+        double value;
+    } weights[] = {
+        { "router_aux_loss_coef", c->router_aux_loss_coef },
+        { "z_loss_coef", c->z_loss_coef },
+        { "router_bias_update_rate", c->router_bias_update_rate },
+        { "capacity_factor", c->capacity_factor },
+        { "init_std", c->init_std },
+        { "embed_init_std", c->embed_init_std },
+    };
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        MT_REQUIRE(weights[i].value >= 0 && isfinite(weights[i].value), MT_ECONFIG,
+                   "%s is %g, must be 0 or more", weights[i].key, weights[i].value);
+    return MT_OK;
+}
+
 mt_status mt_model_config_check(mt_model_config *c)
 {
     MT_REQUIRE(c->architecture, MT_ECONFIG, "model_type is not set");
@@ -126,8 +147,7 @@ mt_status mt_model_config_check(mt_model_config *c)
     MT_REQUIRE(c->rms_norm_eps >= 0 && c->rms_norm_eps < 1, MT_ECONFIG,
                "rms_norm_eps is %g, must be in [0, 1)", c->rms_norm_eps);
     MT_REQUIRE(c->rope_theta > 0, MT_ECONFIG, "rope_theta is %g, must be positive", c->rope_theta);
-    MT_REQUIRE(c->capacity_factor >= 0, MT_ECONFIG, "capacity_factor is %g, must not be negative",
-               c->capacity_factor);
+    MT_TRY(check_weights(c));
     MT_REQUIRE(!c->architecture->norm_topk_fixed ||
                    c->norm_topk_prob == c->architecture->norm_topk_prob,
                MT_ECONFIG, "norm_topk_prob cannot be changed in %s", c->architecture->model_type);
