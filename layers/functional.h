@@ -50,6 +50,11 @@ typedef struct mt_grouped_linear_layer {
                                  format */
 } mt_grouped_linear_layer;
 
+/* Reserves the compute copy of a GEMM weight, in the order `device` reads it; before the store is
+ * allocated. And writes it from the master: after every change of the master. */
+mt_status mt_linear_reserve(mt_param *weight, const mt_device *device);
+mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream);
+
 /* y [rows, out] from x [rows, in]; rows NULL when N = 1 (every row belongs to member 0). */
 mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                             const mt_grouped_linear_layer *layer, const mt_ragged *rows);

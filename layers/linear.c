@@ -1,6 +1,25 @@
 /* GroupedLinear: N linear layers as one, the rows of each member contiguous. */
 #include "layers/functional.h"
 
+mt_status mt_linear_reserve(mt_param *weight, const mt_device *device)
+{
+    const struct mt_kernels *kernels;
+    MT_TRY(mt_device_kernels(device, weight->compute, &kernels));
+    for (int d = 0; d < MT_DIR_COUNT; d++)
+        mt_param_set_compute(weight, (mt_dir)d, mt_format_plain(weight->compute), MT_LAYOUT_PACKED,
+                             kernels->packed_bytes(weight->compute, (mt_dir)d,
+                                                   weight->group.members, weight->group.m,
+                                                   weight->group.k));
+    return MT_OK;
+}
+
+mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
+{
+    return mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
+                                                                 .master = weight->master,
+                                                                 .out = &weight->weight });
+}
+
 struct linear_attrs {
     int64_t members;       /* N */
     int64_t in, out;       /* K and N of the GEMM */

@@ -47,21 +47,6 @@ static mt_status make_state(mt_model *m)
     return mt_device_zero(m->device, m->state, m->state_bytes);
 }
 
-/* Every GEMM operand gets a compute copy in the order the device's GEMM reads it. */
-static mt_status plan_compute(mt_model *m)
-{
-    const struct mt_kernels *kernels;
-    MT_TRY(mt_device_kernels(m->device, m->compute, &kernels));
-    for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
-        mt_param *p = mt_param_store_get(m->params, i);
-        for (int d = 0; p->packed && d < MT_DIR_COUNT; d++)
-            mt_param_set_compute(p, (mt_dir)d, mt_format_plain(m->compute), MT_LAYOUT_PACKED,
-                                 kernels->packed_bytes(m->compute, (mt_dir)d, p->group.members,
-                                                       p->group.m, p->group.k));
-    }
-    return MT_OK;
-}
-
 static void wire_routers(mt_model *m)
 {
     const mt_model_config *c = &m->config;
@@ -92,7 +77,10 @@ static mt_status build(mt_model *m, bool training)
     for (int64_t i = 0; i < layers; i++) m->moe_layers += mt_model_layer_is_moe(&m->config, i);
     MT_TRY(mt_param_store_create(&m->params, m->device, m->real, m->compute));
     MT_TRY(mt_model_add_params(m));
-    MT_TRY(plan_compute(m));
+    for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
+        mt_param *p = mt_param_store_get(m->params, i);
+        if (p->packed) MT_TRY(mt_linear_reserve(p, m->device));
+    }
     MT_TRY(mt_param_store_allocate(m->params, training));
     MT_TRY(make_tables(m));
     MT_TRY(make_state(m));
@@ -153,10 +141,7 @@ mt_status mt_model_refresh(mt_model *m, mt_stream *stream)
 {
     for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
         mt_param *p = mt_param_store_get(m->params, i);
-        if (!p->packed) continue;
-        MT_TRY(mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = m->compute,
-                                                                     .master = p->master,
-                                                                     .out = &p->weight }));
+        if (p->packed) MT_TRY(mt_linear_refresh(p, stream));
     }
     return MT_OK;
 }

@@ -76,12 +76,7 @@ mt_status mt_check_param(check *c, mt_param **p, const char *name, int64_t membe
                                                 .frozen = frozen,
                                                 .init = MT_INIT_NORMAL,
                                                 .init_std = 1 }));
-    const struct mt_kernels *kernels;
-    MT_TRY(mt_device_kernels(c->device, MT_F64, &kernels));
-    for (int d = 0; packed && d < MT_DIR_COUNT; d++)
-        mt_param_set_compute(*p, (mt_dir)d, mt_format_plain(MT_F64), MT_LAYOUT_PACKED,
-                             kernels->packed_bytes(MT_F64, (mt_dir)d, members, m, k));
-    return MT_OK;
+    return packed ? mt_linear_reserve(*p, c->device) : MT_OK;
 }
 
 mt_status mt_check_draw(check *c, double shift)
@@ -119,10 +114,7 @@ static mt_status repack(check *c)
 {
     for (int64_t i = 0; i < mt_param_store_count(c->store); i++) {
         mt_param *p = mt_param_store_get(c->store, i);
-        if (!p->packed) continue;
-        MT_TRY(mt_pack_weight(&c->stream, &(struct mt_pack_weight_args){ .dtype = MT_F64,
-                                                                         .master = p->master,
-                                                                         .out = &p->weight }));
+        if (p->packed) MT_TRY(mt_linear_refresh(p, &c->stream));
     }
     return MT_OK;
 }

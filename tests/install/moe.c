@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "core/format.h"
 #include "layers/moe.h"
 
 enum { T = 6, D = 8, F = 5, E = 4 };
@@ -18,15 +17,11 @@ static mt_param *p[3];
 /* f64 params, and compute copies of the GEMM operands as the device wants them. */
 static mt_status make_params(mt_param_store **store)
 {
-    const struct mt_kernels *k;
     MT_TRY(mt_param_store_create(store, stream.device, MT_F64, MT_F64));
     MT_TRY(mt_device_kernels(stream.device, MT_F64, &k));
     for (int i = 0; i < 3; i++) {
-        const mt_param_spec *s = &specs[i];
-        MT_TRY(mt_param_store_add(*store, &p[i], s));
-        for (int d = 0; s->packed && d < MT_DIR_COUNT; d++)
-            mt_param_set_compute(p[i], (mt_dir)d, mt_format_plain(MT_F64), MT_LAYOUT_PACKED,
-                                 k->packed_bytes(MT_F64, (mt_dir)d, s->members, s->m, s->k));
+        MT_TRY(mt_param_store_add(*store, &p[i], &specs[i]));
+        if (specs[i].packed) MT_TRY(mt_linear_reserve(p[i], stream.device));
     }
     MT_TRY(mt_param_store_allocate(*store, true));
     return mt_param_store_init(*store, 1);
@@ -39,10 +34,7 @@ static mt_status run(mt_tape *tape, bool training, double *value)
     mt_value *in, *y;
     mt_routing routing;
     layer.gate_up.weight = p[1], layer.down.weight = p[2];
-    for (int i = 1; i < 3; i++) {
-        struct mt_pack_weight_args pack = { MT_F64, p[i]->master, &p[i]->weight };
-        MT_TRY(mt_pack_weight(&stream, &pack));
-    }
+    for (int i = 1; i < 3; i++) MT_TRY(mt_linear_refresh(p[i], &stream));
     MT_TRY(mt_tape_begin(tape, training, training));
     MT_TRY(mt_tape_input(tape, &in, mt_tensor_2d(x, MT_F64, T, D), true));
     MT_TRY(mt_moe_forward(tape, &y, &routing, in, &layer, "moe"));
