@@ -117,7 +117,7 @@ TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 SUPPORT  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 comma    := ,
-WRAP     := $(foreach f,malloc calloc realloc aligned_alloc strdup strndup asprintf open_memstream,-Wl$(comma)--wrap=$(f))
+WRAP     := $(foreach f,malloc calloc realloc free aligned_alloc strdup strndup asprintf open_memstream,-Wl$(comma)--wrap=$(f))
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SUPPORT) $(LIB)
 	$(CC) $(LDFLAGS) $(WRAP) -o $@ $^ $(LDLIBS) -lcmocka
 .PRECIOUS: $(BUILD)/%.o
@@ -221,3 +221,7 @@ demo: ## train the demo model on the King James Bible: runs/demo
 	@started=$$(date +%s) && $(MAKE) --no-print-directory deps && \
 	    $(MAKE) --no-print-directory $(JOBS) all && sh train/demo.sh $$started
 .PHONY: FORCE demo
+
+bench-gemm: $(BUILD)/tests/bench/bench_gemm ## GFLOP/s of the grouped GEMM (DTYPE=f64|f32|bf16)
+	$< $(or $(DTYPE),f32)
+.PHONY: bench-gemm

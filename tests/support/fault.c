@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-static atomic_llong allocations, left;
+static atomic_llong allocations, live, left;
 static atomic_bool armed, from, hit;
 
 void fault_arm(int64_t n, fault_mode mode)
@@ -29,6 +29,11 @@ int64_t fault_allocations(void)
     return allocations;
 }
 
+int64_t fault_live(void)
+{
+    return live;
+}
+
 static bool fails(void)
 {
     allocations++;
@@ -40,24 +45,36 @@ static bool fails(void)
     return true;
 }
 
-/* Each allocator by its declaration and its call. */
+/* Each allocator by its declaration, its call, and whether it makes an allocation where there was
+ * none. */
 #define ALLOCATORS(X)                                                                              \
-    X(void *, malloc, (size_t n), (n))                                                             \
-    X(void *, calloc, (size_t n, size_t size), (n, size))                                          \
-    X(void *, realloc, (void *p, size_t n), (p, n))                                                \
-    X(void *, aligned_alloc, (size_t align, size_t n), (align, n))                                 \
-    X(char *, strdup, (const char *s), (s))                                                        \
-    X(char *, strndup, (const char *s, size_t n), (s, n))                                          \
-    X(FILE *, open_memstream, (char **text, size_t *size), (text, size))
+    X(void *, malloc, (size_t n), (n), true)                                                       \
+    X(void *, calloc, (size_t n, size_t size), (n, size), true)                                    \
+    X(void *, realloc, (void *p, size_t n), (p, n), !p)                                            \
+    X(void *, aligned_alloc, (size_t align, size_t n), (align, n), true)                           \
+    X(char *, strdup, (const char *s), (s), true)                                                  \
+    X(char *, strndup, (const char *s, size_t n), (s, n), true)                                    \
+    X(FILE *, open_memstream, (char **text, size_t *size), (text, size), true)
 
-#define WRAP(type, name, declaration, call)                                                        \
+#define WRAP(type, name, declaration, call, fresh)                                                 \
     type __real_##name declaration;                                                                \
     type __wrap_##name declaration;                                                                \
     type __wrap_##name declaration                                                                 \
     {                                                                                              \
-        return fails() ? NULL : __real_##name call;                                                \
+        bool counts = (fresh);                                                                     \
+        type made = fails() ? NULL : __real_##name call;                                           \
+        live += made && counts;                                                                    \
+        return made;                                                                               \
     }
 ALLOCATORS(WRAP)
+
+void __real_free(void *p);
+void __wrap_free(void *p);
+void __wrap_free(void *p)
+{
+    live -= p != NULL;
+    __real_free(p);
+}
 
 int __wrap_asprintf(char **text, const char *format, ...);
 int __wrap_asprintf(char **text, const char *format, ...)
@@ -67,5 +84,6 @@ int __wrap_asprintf(char **text, const char *format, ...)
     va_start(args, format);
     int n = vasprintf(text, format, args);
     va_end(args);
+    live += n >= 0;
     return n;
 }

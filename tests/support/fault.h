@@ -17,3 +17,5 @@ void fault_arm(int64_t n, fault_mode mode);
 bool fault_disarm(void);
 /* Allocations since the program began. */
 int64_t fault_allocations(void);
+/* Allocations that have not been freed. Exact for code that frees what it has allocated itself. */
+int64_t fault_live(void);
