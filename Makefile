@@ -223,5 +223,5 @@ demo: ## train the demo model on the King James Bible: runs/demo
 .PHONY: FORCE demo
 
 bench-gemm: $(BUILD)/tests/bench/bench_gemm ## GFLOP/s of the grouped GEMM (DTYPE=f64|f32|bf16)
-	$< $(or $(DTYPE),f32)
+	OPENBLAS_THREAD_TIMEOUT=10 GOMP_SPINCOUNT=4000 $< $(or $(DTYPE),f32)
 .PHONY: bench-gemm

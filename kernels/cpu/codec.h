@@ -14,6 +14,7 @@ typedef struct mt_codec {
     int32_t max_bits;   /* largest finite value, as f32 bits */
     int32_t min_normal; /* smallest normal value, as f32 bits */
     int32_t rebias;     /* (127 - bias) << mantissa */
+    int32_t magic;      /* from a binade to the number that rounds in it, see mt_encode_number */
     int32_t magnitude;  /* mask of a code's magnitude; the sign bit is the next one */
     int32_t nan_code, max_code, inf_code;
     float steps; /* 2^16 / step of the subnormals */
@@ -39,12 +40,14 @@ MT_CODEC_INLINE mt_codec mt_codec_of(mt_element element)
 {
     const mt_element_info *e = &mt_elements[element];
     int least = 1 - e->bias - e->mantissa; /* exponent of the subnormals' step */
+    int32_t rebias = (127 - e->bias) << e->mantissa, first = rebias + (1 << e->mantissa);
     return (mt_codec){
         .shift = 23 - e->mantissa,
         .sign = 31 - e->sign,
         .max_bits = mt_bits(e->max),
         .min_normal = (128 - e->bias) << 23,
-        .rebias = (127 - e->bias) << e->mantissa,
+        .rebias = rebias,
+        .magic = ((23 - e->mantissa) << 23) + (-first & 0xff),
         .magnitude = (1 << e->sign) - 1,
         .nan_code = e->nan_code,
         .max_code = e->max_code,
@@ -54,17 +57,17 @@ MT_CODEC_INLINE mt_codec mt_codec_of(mt_element element)
     };
 }
 
-/* The code of y that is not NaN: nearest even, saturating. |y| is added to a power of two whose ulp
- * is the code's step at |y|: the sum's low bits are then |y| in steps, rounded. */
+/* The code of y that is not NaN: nearest even, saturating. |y| is added to a number whose ulp is
+ * the code's step at |y|: the sum's low bits are then |y| in steps, rounded. A normal's steps begin
+ * at 1 << mantissa, which its exponent field counts too; that and the bias are taken off
+ * beforehand, an even number of steps in the low bits of what is added. */
 MT_CODEC_INLINE int32_t mt_encode_number(mt_codec c, float y)
 {
     int32_t u = mt_bits(y), magnitude = u & 0x7fffffff;
     int32_t a = magnitude < c.max_bits ? magnitude : c.max_bits, binade = a & 0x7f800000;
     binade = binade > c.min_normal ? binade : c.min_normal;
-    int32_t sum = mt_bits(mt_from_bits(a) + mt_from_bits(binade + (c.shift << 23)));
-    /* a normal's steps begin at 1 << mantissa, which is 1 in the code's exponent field */
-    int32_t first = c.rebias + (1 << (23 - c.shift));
-    return ((sum + (binade >> c.shift) - first) & c.magnitude) | (u >> c.sign & (c.magnitude + 1));
+    int32_t sum = mt_bits(mt_from_bits(a) + mt_from_bits(binade + c.magic));
+    return ((sum + (binade >> c.shift)) & c.magnitude) | (u >> c.sign & (c.magnitude + 1));
 }
 
 /* The same for any y; NaN to the code the format has for it. */
@@ -112,11 +115,10 @@ MT_CODEC_INLINE int32_t mt_magnitude_bits(float x)
     return a > 0x7f800000 ? 0 : a;
 }
 
-/* 2^(e - 127) of an E8M0 scale; NaN for 255. */
-MT_CODEC_INLINE float mt_e8m0_decode(uint32_t e)
+/* 2^(e - 127) of an E8M0 scale below 255. */
+MT_CODEC_INLINE float mt_e8m0_scale(int32_t e)
 {
-    uint32_t bits = e == 0 ? 0x00400000u : e << 23;
-    return mt_f32_from_bits(e == 255 ? 0x7fc00000u : bits);
+    return mt_from_bits(e == 0 ? 0x00400000 : e << 23);
 }
 
 /* Conversions that the storage of plain formats needs in loops; those of core/dtype.h, branch-free.

@@ -5,6 +5,9 @@
  * cut may follow the number of threads. */
 #include "kernels/cpu/gemm_priv.h"
 
+/* Products below which waking the other threads takes longer than the sums. */
+enum { WORTH_THREADS = 1 << 16 };
+
 /* A grouped product with everything a block needs. Members have rows[e] = start[e + 1] - start[e]:
  * of A and D, or, for NT, of the depth. `a` and `b` are those of member 0. */
 struct product {
@@ -76,23 +79,19 @@ static int64_t rows_of(const struct product *p, int64_t e)
     return p->height < 0 ? p->start[e + 1] - p->start[e] : p->height;
 }
 
-/* Blocks that member e's rows are cut into. NT members get threads in proportion to their work,
- * since all have as many rows of D; the others by their rows. A lone member is cut evenly over the
- * threads. */
+/* Blocks that the rows of member e's D are cut into: by its share of the work, which is its rows of
+ * A (TN, NN: rows of D; NT: depth). Blocks of NT copy all of B, so that few and large ones are
+ * best. A member with most of the work is cut evenly over the threads. */
 static int64_t row_parts(const struct product *p, int64_t e, int threads)
 {
-    int64_t rows = rows_of(p, e), total = p->start[p->members], parts;
     const gemm_kernel *k = p->kernel;
-    if (p->height < 0) {
-        int64_t fair = gemm_max(total / (8 * threads), k->fewest_rows);
-        parts = mt_ceil_div(rows, mt_min(fair, k->rows));
-    } else {
-        int64_t depth = p->start[e + 1] - p->start[e];
-        parts = total ? mt_ceil_div(2 * threads * depth, total) : 1;
-        parts = gemm_max(mt_min(parts, rows / k->fewest_rows), mt_ceil_div(rows, k->rows));
-    }
-    if (p->members == 1 && rows > k->fewest_rows) parts = gemm_round_up(parts, threads);
-    return parts;
+    int64_t share = p->start[e + 1] - p->start[e], total = gemm_max(p->start[p->members], 1);
+    int64_t rows = rows_of(p, e), most = gemm_max(1, rows / k->fewest_rows);
+    bool lone = 2 * share > total;
+    int64_t each = p->height < 0 ? (lone ? 4 : 12) : (lone ? 1 : 2); /* blocks of a thread */
+    int64_t parts = mt_min(mt_ceil_div(each * threads * share, total), most);
+    parts = gemm_max(parts, mt_ceil_div(rows, k->rows));
+    return lone && most >= threads ? gemm_round_up(parts, threads) : gemm_max(parts, 1);
 }
 
 static void cut(struct product *p, int threads)
@@ -214,7 +213,8 @@ mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
     p.first = p.start + p.members + 1;
     p.packed = (char *)scratch + tables;
     cut(&p, kernel->cut_for ? kernel->cut_for : threads);
-    compute(&p, p.packed + bytes, threads);
+    int64_t products = p.start[p.members] * p.cols * (p.height < 0 ? p.depth : p.height);
+    compute(&p, p.packed + bytes, products < WORTH_THREADS ? 1 : threads);
     return MT_OK;
 }
 

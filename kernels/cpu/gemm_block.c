@@ -12,7 +12,8 @@ enum {
     A_PANEL = GEMM_KC * GEMM_MR + WIDE,
     MOST_TILES = (GEMM_MC + GEMM_MR - 1) / GEMM_MR,
     A_REALS = MOST_TILES * A_PANEL > GEMM_MC *GEMM_LD ? MOST_TILES *A_PANEL : GEMM_MC *GEMM_LD,
-    B_REALS = GEMM_KC * GEMM_NC,
+    B_COLS = 8 * GEMM_NR,
+    B_REALS = GEMM_KC * B_COLS,
     SUM_REALS = MT_ELEM_BITS == 16 ? GEMM_MC * GEMM_NC : 0,
     AT_ONCE = 8 /* lines of an operand that are copied together */
 };
@@ -31,9 +32,24 @@ MT_INLINE int64_t tile_rows(int64_t left)
     return left <= GEMM_MR ? left : left < 2 * GEMM_MR ? (left + 1) / 2 : GEMM_MR;
 }
 
-MT_INLINE vec vec_read(bool real, const void *p, int64_t i)
+/* The first `width` of `wide` neighbours of each of `lines` lines of an operand, `ld` apart, to
+ * lines of `pitch` reals. Where it may read them all it copies them all, in vectors. Asks for the
+ * lines that come next. */
+MT_INLINE void copy_lines(mt_real *to, int64_t pitch, bool real, const void *from, int64_t ld,
+                          int64_t lines, int wide, int64_t width, bool may_read_all)
 {
-    return real ? vec_load((const mt_real *)p + i) : vec_get((const mt_elem *)p + i);
+    size_t size = real ? sizeof(mt_real) : sizeof(mt_elem);
+    const char *line = from;
+    for (int64_t q = 0; q < lines; q++, line += (size_t)ld * size, to += pitch) {
+        __builtin_prefetch(line + (size_t)(AT_ONCE * ld) * size);
+        if (!may_read_all) {
+            gemm_read(to, real, line, width);
+            continue;
+        }
+        for (int v = 0; v < wide; v += VL)
+            vec_store(to + v, real ? vec_load((const mt_real *)(const void *)line + v)
+                                   : vec_get((const mt_elem *)(const void *)line + v));
+    }
 }
 
 /* A along its rows: a[r * GEMM_LD + p]. */
@@ -45,43 +61,27 @@ static void copy_rows(mt_real *to, const gemm_matrix *a, int64_t rows, int64_t p
 
 /* A down its columns: tile t's rows at a[t * A_PANEL + p * GEMM_MR]. What a vector writes too far
  * is overwritten by the next depth, or falls between two panels. */
-static void copy_tiles(mt_real *a, const gemm_matrix *from, int64_t rows, int64_t p0, int64_t depth)
+MT_INLINE void copy_tiles(mt_real *to, bool real, const gemm_matrix *a, int64_t rows, int64_t p0,
+                          int64_t depth)
 {
     for (int64_t p = 0; p < depth; p += AT_ONCE) {
-        int64_t end = mt_min(p + AT_ONCE, depth);
-        mt_real *panel = a;
+        mt_real *panel = to + p * GEMM_MR;
         for (int64_t r = 0, h; r < rows; r += h, panel += A_PANEL) {
             h = tile_rows(rows - r);
-            for (int64_t q = p; q < end; q++) {
-                const void *line = gemm_at(from, r, p0 + q);
-                mt_real *to = panel + q * GEMM_MR;
-                if (r + WIDE <= rows)
-                    for (int v = 0; v < WIDE; v += VL)
-                        vec_store(to + v, vec_read(from->real, line, v));
-                else
-                    gemm_read(to, from->real, line, h);
-            }
+            copy_lines(panel, GEMM_MR, real, gemm_at(a, r, p0 + p), a->step,
+                       mt_min(AT_ONCE, depth - p), WIDE, h, r + WIDE <= rows);
         }
     }
 }
 
-/* B along its rows of `cols` neighbours: panels [depth][GEMM_NR]. */
-static void copy_panels(mt_real *b, const gemm_matrix *from, int64_t cols, int64_t p0,
-                        int64_t depth)
+/* At most B_COLS columns of B, which lies along its columns, as panels [depth][GEMM_NR]. */
+MT_INLINE void copy_panels(mt_real *to, bool real, const gemm_matrix *b, int64_t j, int64_t cols,
+                           int64_t p0, int64_t depth)
 {
-    for (int64_t p = 0; p < depth; p += AT_ONCE) {
-        int64_t end = mt_min(p + AT_ONCE, depth);
-        for (int64_t j = 0; j < cols; j += GEMM_NR)
-            for (int64_t q = p; q < end; q++) {
-                const void *line = gemm_at(from, j, p0 + q);
-                mt_real *to = b + j * depth + q * GEMM_NR;
-                if (cols - j >= GEMM_NR)
-                    for (int v = 0; v < GEMM_NR; v += VL)
-                        vec_store(to + v, vec_read(from->real, line, v));
-                else
-                    gemm_read(to, from->real, line, cols - j);
-            }
-    }
+    for (int64_t p = 0; p < depth; p += AT_ONCE)
+        for (int64_t i = 0; i < cols; i += GEMM_NR)
+            copy_lines(to + i * depth + p * GEMM_NR, GEMM_NR, real, gemm_at(b, j + i, p0 + p),
+                       b->step, mt_min(AT_ONCE, depth - p), GEMM_NR, cols - i, cols - i >= GEMM_NR);
 }
 
 #if MT_ELEM_BITS == 16
@@ -104,7 +104,12 @@ static void read_pairs(mt_real *to, const mt_elem *packed, int64_t whole, int64_
 static const mt_real *panel_of(struct scratch *s, const gemm_block *k, int64_t j, int64_t p0,
                                int64_t depth)
 {
-    if (k->b.form == GEMM_PLAIN) return s->b + j * depth;
+    if (k->b.form == GEMM_PLAIN) {
+        int64_t cols = mt_min(B_COLS, k->cols - j);
+        if (j % B_COLS == 0 && k->b.real) copy_panels(s->b, true, &k->b, j, cols, p0, depth);
+        if (j % B_COLS == 0 && !k->b.real) copy_panels(s->b, false, &k->b, j, cols, p0, depth);
+        return s->b + j % B_COLS * depth;
+    }
     const void *packed = gemm_panel_at(k->b.form, k->b.data, j, k->depth);
 #if MT_ELEM_BITS == 16
     if (k->b.form == GEMM_PAIRS) {
@@ -113,6 +118,17 @@ static const mt_real *panel_of(struct scratch *s, const gemm_block *k, int64_t j
     }
 #endif
     return (const mt_real *)packed + p0 * GEMM_NR;
+}
+
+/* Asks for depths `begin` .. `end` - 1 of B's panel at column j, while the one before it is at
+ * work. */
+static void fetch_panel(const gemm_block *k, int64_t j, int64_t begin, int64_t end)
+{
+    if (k->b.form == GEMM_PLAIN) return;
+    size_t line = GEMM_NR * (k->b.form == GEMM_PAIRS ? sizeof(mt_elem) : sizeof(mt_real));
+    const char *panel = gemm_panel_at(k->b.form, k->b.data, j, k->depth);
+    for (size_t at = (size_t)begin * line; at < (size_t)end * line; at += 64)
+        __builtin_prefetch(panel + at, 0, 2);
 }
 
 /* Element (r, j) of a result or of what is added to it. */
@@ -133,11 +149,12 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
     if (k->d_real || last) whole.out = k->d, whole.out_ld = k->ld, whole.out_real = k->d_real;
     if (k->d_real && !first) whole.add = k->d, whole.add_ld = k->ld;
 
-    if (paneled)
-        copy_tiles(s->a, &k->a, k->rows, p0, depth);
+    if (paneled && k->a.real)
+        copy_tiles(s->a, true, &k->a, k->rows, p0, depth);
+    else if (paneled)
+        copy_tiles(s->a, false, &k->a, k->rows, p0, depth);
     else
         copy_rows(s->a, &k->a, k->rows, p0, depth);
-    if (k->b.form == GEMM_PLAIN) copy_panels(s->b, &k->b, k->cols, p0, depth);
     for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
         const mt_real *b = panel_of(s, k, j, p0, depth), *a = s->a;
         for (int64_t r = 0, h; r < k->rows; r += h) {
@@ -146,6 +163,9 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
             if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
             io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
             if (first && k->bias) io.bias = k->bias + j;
+            if (j + GEMM_NR < k->cols)
+                fetch_panel(k, j + GEMM_NR, p0 + depth * r / k->rows,
+                            p0 + depth * (r + h) / k->rows);
             MT_CPU(gemm_tile)(paneled, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
             a += paneled ? A_PANEL : h * GEMM_LD;
         }

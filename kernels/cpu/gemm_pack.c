@@ -103,29 +103,48 @@ size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t
     return (size_t)members * gemm_form_bytes(GEMM_PACKED, cols, depth);
 }
 
-static void pack_direction(const struct mt_pack_weight_args *args, mt_dir dir, int threads)
+/* One direction of a packed weight: `parts` tasks for each member. */
+struct packing {
+    char *codes;
+    int64_t cols, depth, parts;
+    int64_t outer, step; /* of the master, as in gemm_matrix */
+};
+
+static struct packing packing(const mt_qtensor *out, mt_dir dir)
 {
-    const mt_group *g = &args->out->group;
-    int64_t cols = dir == MT_ROW ? g->m : g->k, depth = dir == MT_ROW ? g->k : g->m;
-    int64_t at_once = gemm_form_cols(GEMM_PACKED), parts = mt_ceil_div(cols, at_once);
-    size_t bytes = gemm_form_bytes(GEMM_PACKED, cols, depth);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t t = 0; t < g->members * parts; t++) {
-        int64_t e = t / parts;
-        char *packed = (char *)args->out->dir[dir].codes + (size_t)e * bytes;
-        gemm_matrix w = {
-            .data = (const mt_real *)args->master + e * g->m * g->k,
-            .real = true,
-            .outer = dir == MT_ROW ? g->k : 1,
-            .step = dir == MT_ROW ? 1 : g->k,
-        };
-        MT_CPU(gemm_pack_columns)(GEMM_PACKED, packed, &w, t % parts * at_once, cols, depth);
-    }
+    const mt_group *g = &out->group;
+    bool row = dir == MT_ROW;
+    struct packing p = { out->dir[dir].codes, row ? g->m : g->k, row ? g->k : g->m, 0, 1, 1 };
+    *(row ? &p.outer : &p.step) = g->k;
+    if (p.codes) p.parts = mt_ceil_div(p.cols, gemm_form_cols(GEMM_PACKED));
+    return p;
+}
+
+static void pack_part(const struct packing *p, const mt_real *master, int64_t member, int64_t part)
+{
+    gemm_matrix w = {
+        .data = master + member * p->cols * p->depth,
+        .real = true,
+        .outer = p->outer,
+        .step = p->step,
+    };
+    char *to = p->codes + (size_t)member * gemm_form_bytes(GEMM_PACKED, p->cols, p->depth);
+    MT_CPU(gemm_pack_columns)
+    (GEMM_PACKED, to, &w, part * gemm_form_cols(GEMM_PACKED), p->cols, p->depth);
 }
 
 mt_status MT_CPU(pack_weight)(mt_stream *stream, const struct mt_pack_weight_args *args)
 {
-    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-        if (args->out->dir[dir].codes) pack_direction(args, (mt_dir)dir, stream->device->threads);
+    struct packing row = packing(args->out, MT_ROW), col = packing(args->out, MT_COL);
+    int64_t parts =
+        row.parts + col.parts; /* a member's two directions in turn, while it is in a cache */
+#pragma omp parallel for num_threads(stream->device->threads) schedule(static)
+    for (int64_t t = 0; t < args->out->group.members * parts; t++) {
+        int64_t part = t % parts;
+        if (part < row.parts)
+            pack_part(&row, args->master, t / parts, part);
+        else
+            pack_part(&col, args->master, t / parts, part - row.parts);
+    }
     return MT_OK;
 }

@@ -60,7 +60,7 @@ typedef struct gemm_kernel {
 #if MT_ISA_LEVEL == 512
 enum { GEMM_MR = 14, GEMM_L2 = 344064 };
 #else
-enum { GEMM_MR = 6, GEMM_L2 = 196608 };
+enum { GEMM_MR = 6, GEMM_L2 = 262144 };
 #endif
 #if MT_ISA_LEVEL > 0
 enum { GEMM_VECS = 2, GEMM_NR = GEMM_VECS * VL };
@@ -71,7 +71,7 @@ enum {
     GEMM_KC = 256,
     GEMM_LD = GEMM_KC + 64 / sizeof(mt_real),
     GEMM_MC = GEMM_L2 / (GEMM_KC * sizeof(mt_real)),
-    GEMM_NC = 2048 / sizeof(mt_real)
+    GEMM_NC = 4096 / sizeof(mt_real)
 };
 enum { PAIR_COLS = 16, PAIR_DEPTH = 32, PAIR_TILE = PAIR_COLS * PAIR_DEPTH };
 

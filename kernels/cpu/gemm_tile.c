@@ -58,10 +58,19 @@ MT_INLINE void put_full(int rows, vec sums[], const gemm_tile_io *io)
     }
 }
 
+/* The lines of the result, which the sums reach a thousand cycles from now. */
+MT_INLINE void ask_for(int rows, const gemm_tile_io *io)
+{
+    const char *line = io->out;
+    size_t pitch = (size_t)io->out_ld * (io->out_real ? sizeof(mt_real) : sizeof(mt_elem));
+    for (int r = 0; r < rows; r++, line += pitch) __builtin_prefetch(line, 1);
+}
+
 MT_INLINE void tile(int rows, int64_t outer, int64_t step, int64_t cols, int64_t depth,
                     const mt_real *a, const mt_real *b, const gemm_tile_io *io)
 {
     vec sums[SUMS];
+    ask_for(rows, io);
     UNROLL
     for (int i = 0; i < rows * GEMM_VECS; i++) sums[i] = vec_zero();
     for (int64_t p = 0; p < depth; p++, a += step, b += GEMM_NR) {

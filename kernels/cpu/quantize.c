@@ -5,7 +5,7 @@
 typedef struct sweep {
     bool measure[MT_DIR_COUNT]; /* gather members' amaxes */
     bool codes;                 /* write codes, scales, and the bias gradient's parts */
-    bool nans;                  /* count them */
+    bool nans;                  /* the first sweep: count them */
 } sweep;
 
 typedef struct job {
@@ -71,7 +71,7 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
     bool columns = col->present && (w->codes || w->measure[MT_COL]);
     bool dequantize = columns && j->dequantized;
     load_tile(ws, &j->sides[SOURCE], &levels[SOURCE], t);
-    for (int r = 0; w->nans && r < t->rows; r++)
+    for (int r = 0; w->nans && a->nan && r < t->rows; r++)
         j->unit_nans[unit] += (int32_t)count_nans(x + r * TILE, t->cols);
     if (w->codes && j->unit_sums) add_row_sums(ws->sums, x, t);
     bool draws = (row->present && row->d.options.sr) || (col->present && col->d.options.sr);
@@ -121,7 +121,8 @@ static void run_unit(workspace *ws, const job *j, const sweep *w, int64_t unit)
                                   .row = &j->sides[MT_ROW],
                                   .level = &levels[MT_ROW],
                                   .amax = w->measure[MT_ROW] ? &j->unit_amax[MT_ROW][unit] : NULL,
-                                  .nans = w->nans ? &j->unit_nans[unit] : NULL,
+                                  .nans = &j->unit_nans[unit],
+                                  .count = w->nans,
                                   .codes = w->codes };
         quantize_rows(ws, &task, &whole);
         return;
@@ -157,7 +158,7 @@ static void run_sweep(job *j, const sweep *w)
         }
         j->known[dir] = true;
     }
-    for (int64_t i = 0; w->nans && i < j->count; i++) {
+    for (int64_t i = 0; w->nans && j->args->nan && i < j->count; i++) {
         j->args->nan[i] = 0;
         for (int64_t u = j->members[i].unit; u < units_end(j, i); u++)
             j->args->nan[i] += j->unit_nans[u];
@@ -175,7 +176,7 @@ static void run_sweeps(job *j)
 {
     const struct mt_quantize_args *a = j->args;
     const side *row = &j->sides[MT_ROW], *col = &j->sides[MT_COL];
-    bool all = a->pass == MT_QUANTIZE_AMAX, nans = a->nan != NULL;
+    bool all = a->pass == MT_QUANTIZE_AMAX, nans = true;
     bool want_row = row->present && !j->known[MT_ROW] && (all || needs_amax(row));
     bool want_col = col->present && !j->known[MT_COL] && (all || needs_amax(col));
     if (want_row || (want_col && !j->dequantized)) {
@@ -284,9 +285,8 @@ static void set_sides(job *j)
     bool tall = j->sides[MT_COL].present || (r->present && r->block_rows > 1 && !r->whole) ||
                 (a->src_dir == MT_COL && !j->sides[SOURCE].plain);
     j->strip = tall ? TILE : CHUNK;
-    j->rows_only =
-        rows_suffice(r) && !r->d.options.sr && !r->d.options.four_over_six &&
-        !j->sides[MT_COL].present && j->sides[SOURCE].plain && !a->bias_grad;
+    j->rows_only = rows_suffice(r) && !r->d.options.sr && !r->d.options.four_over_six &&
+                   !j->sides[MT_COL].present && j->sides[SOURCE].plain && !a->bias_grad;
     j->unit = j->rows_only ? (unit_size){ LONG_ROWS, LONG_COLS } : (unit_size){ TILE, TILE };
 }
 

@@ -43,18 +43,21 @@ static void rule_e8m0(const side *s, const level *l, int n, const float *amax, f
     const mt_element_info *e = &mt_elements[s->d.options.element];
     bool floor = s->d.options.scale_floor;
     float inverse = 1.0f / e->max;
+    int32_t emax = e->emax, exponents[CELLS];
+#pragma omp simd
     for (int i = 0; i < n; i++) {
-        uint32_t a = mt_f32_bits(amax[i]), v = mt_f32_bits(amax[i] * inverse);
-        uint32_t mantissa = v & 0x7fffffu;
-        uint32_t up =
-            (v >> 23) + ((v > 0x7fffffu ? mantissa != 0 : mantissa > 0x400000u) ? 1u : 0u);
-        uint32_t emax = (uint32_t)e->emax, down = a >> 23 > emax ? (a >> 23) - emax : 0u;
-        uint32_t exponent = floor ? down : up;
-        exponent = exponent < 0xfeu && a < 0x7f800000u ? exponent : 0xfeu;
-        stored[i] = (uint8_t)exponent;
-        enc[i] = mt_e8m0_decode(254u - exponent);
-        dec[i] = mt_e8m0_decode(exponent);
+        int32_t a = mt_bits(amax[i]), v = mt_bits(amax[i] * inverse);
+        /* one more for a mantissa above 0, of subnormals above one half */
+        int32_t up = (v + (v > 0x7fffff ? 0x7fffff : 0x3fffff)) >> 23;
+        int32_t down = (a >> 23) - emax, exponent = floor ? down : up;
+        exponent = exponent > 0 ? exponent : 0;
+        exponent = exponent < 0xfe && a < 0x7f800000 ? exponent : 0xfe;
+        exponents[i] = exponent;
+        enc[i] = mt_e8m0_scale(254 - exponent);
+        dec[i] = mt_e8m0_scale(exponent);
     }
+#pragma omp simd
+    for (int i = 0; i < n; i++) stored[i] = (uint8_t)exponents[i];
 }
 
 /* Cells from E4M3 block scales: NUMERICS' enc = min(RN(1 / RN(float(sf) S_dec)), FLT_MAX). */
@@ -139,32 +142,27 @@ static void column_magnitudes(float *restrict most, const float *restrict x, int
     }
 }
 
-/* The largest of cells [0, n). */
-static float largest_cell(const float *cells, int n)
-{
-    float most = 0;
-    for (int i = 0; i < n; i++) most = cells[i] > most ? cells[i] : most;
-    return most;
-}
-
 float measure_tile(workspace *ws, const side *s, const tile *t, const float *x)
 {
-    int pitch = grid_pitch(s);
+    float tile_most = 0;
     memset(ws->cells.amax, 0, (size_t)cell_count(s, t) * sizeof(float));
     for (int i = 0; i < cell_rows(s, t); i++) {
         int r = i * s->block_rows, rows = t->rows - r < s->block_rows ? t->rows - r : s->block_rows;
-        float *cells = ws->cells.amax + i * pitch;
+        float *cells = ws->cells.amax + i * grid_pitch(s), most;
         const float *values = x + r * TILE;
         if (rows > 1 || s->block_cols == 1) {
             column_magnitudes(ws->most, values, rows, t->width);
             values = ws->most;
         }
-        if (s->block_cols == 1)
+        if (s->block_cols > 1) {
+            block_amaxes(cells, &most, values, t->width, s->block_cols);
+        } else {
+            block_amaxes(cells, &most, values, t->width, TILE);
             memcpy(cells, values, (size_t)t->width * sizeof(float));
-        else
-            block_amaxes(cells, values, t->width, s->block_cols);
+        }
+        tile_most = most > tile_most ? most : tile_most;
     }
-    return largest_cell(ws->cells.amax, cell_count(s, t));
+    return tile_most;
 }
 
 /* ---- casts -------------------------------------------------------------------------------------

@@ -302,48 +302,54 @@ void write_scales(const workspace *ws, const side *s, const tile *t)
         }
 }
 
-static float f32_scale(const void *p, const level *l)
+static void keep_f32(float *dec, const uint8_t *stored, int n, const level *l)
+{
+    (void)dec, (void)stored, (void)n, (void)l;
+}
+
+static void decode_e8m0(float *restrict dec, const uint8_t *restrict stored, int n, const level *l)
 {
     (void)l;
-    float scale;
-    memcpy(&scale, p, sizeof scale);
-    return scale;
+#pragma omp simd
+    for (int i = 0; i < n; i++)
+        dec[i] = stored[i] == 255 ? mt_from_bits(0x7fc00000) : mt_e8m0_scale(stored[i]);
 }
 
-static float e8m0_scale(const void *p, const level *l)
+static void decode_e4m3(float *restrict dec, const uint8_t *restrict stored, int n, const level *l)
 {
-    (void)l;
-    return mt_e8m0_decode(*(const uint8_t *)p);
+    const mt_codec e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
+    float s_dec = l->s_dec;
+#pragma omp simd
+    for (int i = 0; i < n; i++) dec[i] = mt_decode(e4m3, stored[i]) * s_dec;
 }
 
-static float e4m3_scale(const void *p, const level *l)
+void decode_scales(grid *cells, const side *s, int n, const level *l)
 {
-    return mt_decode(mt_codec_of(MT_ELEMENT_E4M3), *(const uint8_t *)p) * l->s_dec;
-}
-
-static scale_reader *const scale_readers[] = {
-    [MT_SCALE_F32] = f32_scale,
-    [MT_SCALE_E8M0] = e8m0_scale,
-    [MT_SCALE_E4M3] = e4m3_scale,
-};
-
-scale_reader *scale_reader_of(const side *s)
-{
-    return scale_readers[s->d.format->scale];
+    static void (*const rows[])(float *, const uint8_t *, int, const level *) = {
+        [MT_SCALE_F32] = keep_f32,
+        [MT_SCALE_E8M0] = decode_e8m0,
+        [MT_SCALE_E4M3] = decode_e4m3,
+    };
+    rows[s->d.format->scale](cells->dec, cells->stored, n, l);
 }
 
 static void read_scales(workspace *ws, const side *s, const level *l, const tile *t)
 {
-    scale_reader *read = scale_reader_of(s);
     struct scale_place p = scale_place_of(s, t);
+    grid *cells = &ws->cells;
     bool row = s->dir == MT_ROW;
+    memset(cells->stored, 0, (size_t)cell_count(s, t)); /* also what no element belongs to */
     for (int i = 0; i < p.rows; i++)
         for (int j = 0; j < p.cols; j++) {
             int64_t line = p.line + (row ? i : j), block = p.block + (row ? j : i);
             int64_t place = mt_scale_place(&s->d, &p.shape, line, block);
-            ws->cells.dec[i * grid_pitch(s) + j] =
-                read(p.first + (size_t)place * p.shape.scale_size, l);
+            int at = i * grid_pitch(s) + j;
+            if (p.shape.scale_size == 1)
+                cells->stored[at] = (uint8_t)p.first[place];
+            else
+                memcpy(&cells->dec[at], p.first + place * (int64_t)sizeof(float), sizeof(float));
         }
+    decode_scales(cells, s, cell_count(s, t), l);
 }
 
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t)

@@ -108,16 +108,14 @@ typedef struct unit_size {
     int64_t rows, cols;
 } unit_size;
 
-/* The value of a stored scale: what codes are multiplied by. */
-typedef float scale_reader(const void *stored, const level *l);
-
-/* What quantize_rows does: see there. NULL: not wanted. */
+/* What quantize_rows does with a unit. */
 struct rows_task {
     const side *source, *row;
     const level *level;
-    float *amax;   /* raised to the largest magnitude */
-    int32_t *nans; /* counted up */
-    bool codes;    /* write codes and scales */
+    float *amax;   /* raised to the largest magnitude; NULL: not wanted */
+    int32_t *nans; /* counted up if `count`, else the unit's number of them */
+    bool count;
+    bool codes; /* write codes and scales */
 };
 
 /* External names, one per instruction set. */
@@ -131,7 +129,7 @@ struct rows_task {
 #define round_plain     MT_CPU_ISA(round_plain)
 #define pack_codes      MT_CPU_ISA(pack_codes)
 #define unpack_codes    MT_CPU_ISA(unpack_codes)
-#define scale_reader_of MT_CPU_ISA(scale_reader_of)
+#define decode_scales   MT_CPU_ISA(decode_scales)
 #define write_codes     MT_CPU_ISA(write_codes)
 #define write_scales    MT_CPU_ISA(write_scales)
 #define scale_tile      MT_CPU_ISA(scale_tile)
@@ -171,7 +169,8 @@ void round_plain(float *out, const side *s, const tile *t, const float *x);
 /* n codes to bytes and back: one or two in each. */
 void pack_codes(uint8_t *out, const uint8_t *codes, int n, int per_byte);
 void unpack_codes(uint8_t *codes, const uint8_t *in, int n, int per_byte);
-scale_reader *scale_reader_of(const side *s);
+/* cells->dec[0..n) from the stored scales; f32 scales are there already. */
+void decode_scales(grid *cells, const side *s, int n, const level *l);
 
 /* ws->codes and ws->cells to memory. */
 void write_codes(workspace *ws, const side *s, const tile *t);

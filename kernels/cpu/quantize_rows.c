@@ -37,6 +37,18 @@ static void write_row_scales(const struct row_scales *p, const grid *cells, int6
         memcpy(scale_at(p, line, block), cells->stored, (size_t)n); /* lines of bytes */
 }
 
+static void read_row_scales(const struct row_scales *p, grid *cells, int64_t line, int64_t block,
+                            int n)
+{
+    if (p->shape.scale_size > 1)
+        for (int b = 0; b < n; b++)
+            memcpy(&cells->dec[b], scale_at(p, line, block + b), sizeof(float));
+    else if (p->s->d.swizzled)
+        for (int b = 0; b < n; b++) cells->stored[b] = (uint8_t)*scale_at(p, line, block + b);
+    else
+        memcpy(cells->stored, scale_at(p, line, block), (size_t)n);
+}
+
 static uint8_t *codes_at(const side *s, const tile *t, int64_t row, int64_t col)
 {
     int per_byte = s->d.format->codes_per_byte;
@@ -59,10 +71,13 @@ static void quantize_part(workspace *ws, const struct rows_task *k, const struct
     int blocks = (n + block - 1) / block;
     load_plain(ws->x, k->source, t->m->offset + r * t->m->cols + c, n);
     for (int i = n; i < width; i++) ws->x[i] = 0;
-    bool nan = block_amaxes(cells->amax, ws->x, width, block);
-    if (k->nans && nan) *k->nans += (int32_t)count_nans(ws->x, n);
-    for (int b = 0; k->amax && b < blocks; b++)
-        if (cells->amax[b] > *k->amax) *k->amax = cells->amax[b];
+    bool nan = *k->nans > 0;
+    if (k->amax || !s->whole || k->count) {
+        float most;
+        nan = block_amaxes(cells->amax, &most, ws->x, width, block);
+        if (k->count && nan) *k->nans += (int32_t)count_nans(ws->x, n);
+        if (k->amax && most > *k->amax) *k->amax = most;
+    }
     if (!k->codes) return;
     s->rule(s, k->level, blocks, cells->amax, cells->enc, cells->dec, cells->stored);
     int per_byte = s->d.format->codes_per_byte;
@@ -94,10 +109,9 @@ static void dequantize_part(workspace *ws, const side *s, const struct row_scale
         memset(ws->codes + n, 0, (size_t)(width - n));
         codes = ws->codes;
     }
-    scale_reader *read = scale_reader_of(s);
-    for (int b = 0; b * block < n; b++)
-        ws->cells.dec[b] =
-            read(scale_at(scales, s->whole ? 0 : r, s->whole ? 0 : c / block + b), l);
+    read_row_scales(scales, &ws->cells, s->whole ? 0 : r, s->whole ? 0 : c / block,
+                    (n + block - 1) / block);
+    decode_scales(&ws->cells, s, (n + block - 1) / block, l);
     decode_line(ws->x, codes, line_scales_of(ws->cells.dec, block), width, s->codec);
 }
 

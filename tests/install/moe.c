@@ -18,7 +18,6 @@ static mt_param *p[3];
 static mt_status make_params(mt_param_store **store)
 {
     MT_TRY(mt_param_store_create(store, stream.device, MT_F64, MT_F64));
-    MT_TRY(mt_device_kernels(stream.device, MT_F64, &k));
     for (int i = 0; i < 3; i++) {
         MT_TRY(mt_param_store_add(*store, &p[i], &specs[i]));
         if (specs[i].packed) MT_TRY(mt_linear_reserve(p[i], stream.device));

@@ -102,7 +102,7 @@ struct problem {
 static void *operand(void **wide, int64_t count, int64_t tail, const struct problem *p,
                      bool special, uint64_t seed)
 {
-    static const double specials[] = { NAN, INFINITY, -INFINITY, 1e30 };
+    static const double specials[] = { (double)NAN, (double)INFINITY, -(double)INFINITY, 1e15 };
     void *e = test_alloc(count + tail, p->dtype);
     *wide = test_alloc(count + tail, p->real);
     test_random(e, count, p->dtype, 1, seed);
@@ -157,7 +157,8 @@ static void reference(struct problem *p, mt_gemm_layout layout)
             for (int64_t j = 0; j < cols; j++, at++) {
                 long double sum = 0, size = 0;
                 for (int64_t q = 0; q < depth; q++) {
-                    long double product = (long double)a[i * ai + q * ap] * b[j * bj + q * bp];
+                    long double product =
+                        (long double)a[i * ai + q * ap] * (long double)b[j * bj + q * bp];
                     sum += product, size += fabsl(product);
                 }
                 p->sum[layout][at] = (double)sum, p->size[layout][at] = (double)size;
@@ -291,7 +292,8 @@ static void check_form(mt_device *device, struct problem *p, mt_gemm_layout layo
     size_t bytes = (size_t)result_count(p, layout) * mt_dtype_size(f->wide_d ? p->real : p->dtype);
     void *first = NULL;
     int threads = device->threads;
-    for (int t = 1; t <= MOST_THREADS; t++) {
+    /* one and three threads for every form, two as well for the first */
+    for (int t = 1; t <= MOST_THREADS; t += f - forms < 3 ? 1 : 2) {
         device->threads = t;
         void *d = run(device, p, layout, f);
         if (!first) {

@@ -9,6 +9,7 @@ tensor 1e-4 and 1e-10 in relative Frobenius norm.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 import tempfile
@@ -35,7 +36,7 @@ class Failures(list):
 
 def frobenius(got, want):
     norm = np.linalg.norm(want)
-    difference = np.linalg.norm(got.astype(np.float64) - want)
+    difference = np.linalg.norm(got.astype(np.float64) - want.astype(np.float64))
     return difference / norm if norm > 0 else (0.0 if difference == 0 else np.inf)
 
 
@@ -117,18 +118,78 @@ def check(case, folder, bad):
     return results
 
 
-def check_shift(folder, bad):
-    """Without targets, position s predicts token s + 1, as transformers shifts its labels."""
-    case = models.CASES[0]
-    model, tokens, _ = make_decisive(case)
+def prepare(case, folder):
+    model, tokens, targets = make_decisive(case)
     model.save_pretrained(folder / "hf")
     program.run("import", folder / "hf", "-o", folder / "ckpt")
-    program.write_batch(folder / "batch.h5", tokens)
+    return tokens, targets
+
+
+def trace(folder, *options):
     program.run("trace", folder / "ckpt", "--tokens", folder / "batch.h5", "-o",
-                folder / "trace.h5", "--targets")
+                folder / "trace.h5", *options)
+    return program.read_tree(folder / "trace.h5")
+
+
+def check_shift(folder, bad):
+    """Without targets, position s predicts token s + 1, as transformers shifts its labels."""
+    tokens, _ = prepare(models.CASES[0], folder)
+    program.write_batch(folder / "batch.h5", tokens)
     want = models.load(folder / "hf", torch.float32)(input_ids=tokens, labels=tokens).loss.item()
-    got = float(program.read_tree(folder / "trace.h5")["loss"])
+    got = float(trace(folder, "--targets")["loss"])
+    print(f"shifted labels: loss {got:.6f}, transformers {want:.6f}")
     bad.check(abs(got - want) <= 1e-5 * want, f"shifted labels: loss {got}, not {want}")
+
+
+def check_activations(folder, bad):
+    """Every activation that is the output of a module there: five of a layer, three around them."""
+    tokens, _ = prepare(models.CASES[0], folder)
+    program.write_batch(folder / "batch.h5", tokens)
+    got = trace(folder, "--activations", "*", "--dtype", "f64")
+    model, seen = models.load(folder / "hf", torch.float64), {}
+
+    def keep(name):
+        def hook(module, args, output):
+            seen[name] = output[0] if isinstance(output, tuple) else output
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(keep(name))
+    with torch.no_grad(), reference.lifted(model):
+        model(input_ids=tokens)
+    worst, compared = 0.0, 0
+    for name in got:
+        module = name.removeprefix("activations/")
+        if module in seen and name != module:
+            worst = max(worst, frobenius(got[name], seen[module].numpy()))
+            compared += 1
+    print(f"activations: {compared} compared in f64, worst relative error {worst:.2e}")
+    bad.check(compared == 5 * model.config.num_hidden_layers + 3, f"{compared} activations")
+    bad.check(worst <= LIMITS["f64"][3], f"activations: relative error {worst:.3g}")
+
+
+def check_bf16(folder, bad):
+    """In bf16 no two programs round alike: ours must be as near to f64 as twice transformers' own
+    bf16. Every expert is chosen, so that no rounding changes a route."""
+    case = next(c for c in models.CASES if c.name == "qwen all experts chosen")
+    tokens, targets = prepare(dataclasses.replace(case, storage="bfloat16"), folder)
+    program.write_batch(folder / "batch.h5", tokens, targets)
+    exact = reference.evaluate(models.load(folder / "hf", torch.float64), tokens, targets)
+    got = trace(folder, "--targets", "--grads", "--dtype", "bf16")
+    theirs = models.load(folder / "hf", torch.bfloat16)
+    peer = reference.evaluate(theirs, tokens, targets)
+    for kind in ("logits", "grads/"):
+        names = [n for n in exact if n.startswith(kind)]
+        ours = max(frobenius(got[n], exact[n]) for n in names)
+        other = max(frobenius(peer[n], exact[n]) for n in names)
+        print(f"bf16 {kind:6}: worst relative error {ours:.2e}, transformers {other:.2e}")
+        bad.check(ours <= 2 * other, f"bf16 {kind}: {ours:.3g}, transformers {other:.3g}")
+
+
+def report(bad):
+    for line in bad:
+        print(f"  FAILED {line}")
+    return bool(bad)
 
 
 def main():
@@ -145,16 +206,12 @@ def main():
             for dtype, (logits, losses, worst, where) in check(case, pathlib.Path(folder), bad).items():
                 print(f"{case.name:26} {dtype:5} {logits:9.2e} {losses:9.2e} {worst:9.2e}  {where}",
                       flush=True)
-        failed += bool(bad)
-        for line in bad:
-            print(f"  FAILED {line}")
-    if not chosen:
+        failed += report(bad)
+    for extra in () if chosen else (check_shift, check_activations, check_bf16):
         bad = Failures()
         with tempfile.TemporaryDirectory() as folder:
-            check_shift(pathlib.Path(folder), bad)
-        failed += bool(bad)
-        for line in bad:
-            print(f"  FAILED {line}")
+            extra(pathlib.Path(folder), bad)
+        failed += report(bad)
     print(f"{failed} cases failed" if failed else "all equal")
     return failed > 0
 

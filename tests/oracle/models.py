@@ -3,7 +3,11 @@
 import dataclasses
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
 
 CONFIGS = {"qwen3_moe": Qwen3MoeConfig, "olmoe": OlmoeConfig, "mixtral": MixtralConfig}
 

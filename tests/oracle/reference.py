@@ -98,4 +98,5 @@ def evaluate(model, tokens, targets, switch=False):
         grad = torch.zeros_like(p) if p.grad is None else p.grad
         for out_name, g in exported(model.config.model_type, name, grad):
             result["grads/" + out_name] = g
-    return {name: x.detach().numpy() for name, x in result.items()}
+    return {name: (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
+            for name, x in result.items()}
