@@ -1,7 +1,7 @@
 # mixtape. `make help` lists the targets; the configuration in force is printed by `make config`.
 #
 #   CONFIG=release|debug|asan|fuzz   objects go to build/<config>
-#   CC=gcc|clang                     WERROR=1 turns warnings into errors
+#   CC=gcc|clang                     WERROR=1 turns warnings into errors; V=1 prints whole commands
 
 CONFIG ?= release
 CC     ?= cc
@@ -17,9 +17,12 @@ PKG_LIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Wstrict-prototypes -Wmissing-prototypes \
         -Wdouble-promotion
+# clang warns of `omp simd` loops that it leaves as they are; that loses time on it, nothing else.
+WARN += $(if $(findstring clang,$(CC)),-Wno-pass-failed)
 ifeq ($(WERROR),1)
 WARN += -Werror
 endif
+say = $(if $(V),,@printf '  %-3s %s\n' $(1) $@;)
 OPT_release := -O3 -g
 OPT_debug   := -O1 -g
 OPT_asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
@@ -37,7 +40,8 @@ LDFLAGS  := $(OPT) -fopenmp
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
 CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
-CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) kernels/cpu/gemm_amx.c,$(wildcard kernels/cpu/*.c))
+CPU_AMX     := $(wildcard kernels/cpu/*_amx.c)
+CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_AMX),$(wildcard kernels/cpu/*.c))
 LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c dist/*.c) $(CPU_ONCE) \
                $(filter-out train/main.c,$(wildcard train/*.c))
 
@@ -57,7 +61,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) \
            $(foreach i,$(ISAS),$(CPU_ISA:%.c=$(BUILD)/%.$(i).o) \
                $(foreach d,$(DTYPES),$(CPU_VARIANT:%.c=$(BUILD)/%.$(i).$(d).o)))
 ifneq ($(filter avx512,$(ISAS)),)
-LIB_OBJ += $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cpu/gemm_amx.c))
+LIB_OBJ += $(CPU_AMX:%.c=$(BUILD)/%.o)
 endif
 CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1)
 
@@ -75,19 +79,19 @@ config: ## print the configuration in force
 
 $(LIB): $(LIB_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call say,AR)ar rcs $@ $^
 build/libmixtape.a: $(LIB)
 	@ln -f $< $@
 lib: $(LIB) ## the library of this configuration
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP -c $< -o $@
+	$(call say,CC)$(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP -c $< -o $@
 
 define variant_rule
 $(BUILD)/%.$(1).$(2).o: %.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$(FLAGS_$(1)) $$(CPPFLAGS) -DMT_ISA=$(1) -DMT_ELEM=$(2) -MMD -MP -c $$< -o $$@
+	$$(call say,CC)$$(CC) $$(CFLAGS) $$(FLAGS_$(1)) $$(CPPFLAGS) -DMT_ISA=$(1) -DMT_ELEM=$(2) -MMD -MP -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(foreach d,$(DTYPES),$(eval $(call variant_rule,$(i),$(d)))))
 
@@ -95,16 +99,16 @@ $(foreach i,$(ISAS),$(foreach d,$(DTYPES),$(eval $(call variant_rule,$(i),$(d)))
 define isa_rule
 $(BUILD)/%.$(1).o: %.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$(FLAGS_$(1)) $$(CPPFLAGS) -fno-trapping-math -DMT_ISA=$(1) -MMD -MP -c $$< -o $$@
+	$$(call say,CC)$$(CC) $$(CFLAGS) $$(FLAGS_$(1)) $$(CPPFLAGS) -fno-trapping-math -DMT_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
 
-$(BUILD)/kernels/cpu/gemm_amx.o: CFLAGS += -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16
+$(CPU_AMX:%.c=$(BUILD)/%.o): CFLAGS += -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16
 
 mixtape: $(BUILD)/mixtape
 	@ln -f $< $@
 $(BUILD)/mixtape: $(BUILD)/train/main.o $(LIB)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(call say,LD)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 clean: ## remove everything built
 	rm -rf build mixtape
@@ -119,7 +123,7 @@ SUPPORT  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 comma    := ,
 WRAP     := $(foreach f,malloc calloc realloc free aligned_alloc strdup strndup asprintf open_memstream,-Wl$(comma)--wrap=$(f))
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SUPPORT) $(LIB)
-	$(CC) $(LDFLAGS) $(WRAP) -o $@ $^ $(LDLIBS) -lcmocka
+	$(call say,LD)$(CC) $(LDFLAGS) $(WRAP) -o $@ $^ $(LDLIBS) -lcmocka
 .PRECIOUS: $(BUILD)/%.o
 tests: $(TEST_BIN) ## build the tests of this configuration
 
@@ -127,7 +131,7 @@ tests: $(TEST_BIN) ## build the tests of this configuration
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_BIN := $(FUZZ_SRC:%.c=$(BUILD)/%)
 $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(LIB)
-	$(CC) $(subst fuzzer-no-link,fuzzer,$(LDFLAGS)) -o $@ $^ $(LDLIBS)
+	$(call say,LD)$(CC) $(subst fuzzer-no-link,fuzzer,$(LDFLAGS)) -o $@ $^ $(LDLIBS)
 fuzzers: $(FUZZ_BIN)
 
 # What `make test` runs: everything as released; what is not slow under ASan and UBSan; each fuzzer for a few seconds.

@@ -10,8 +10,9 @@ extern "C" {
 /* y[b, s, h] = sum_{t <= s} softmax_t(scale q[b,s,h] . k[b,t,g]) v[b,t,g], g = h / (nq / nkv).
  * qkv [batch, sequence, (nq + 2 nkv) d] (query heads, key heads, value heads), y [batch, sequence,
  * nq d], lse real [batch, nq, sequence] = log sum exp, kept for backward. Scores and softmax in
- * real. scale is usually 1/sqrt(d). kv_heads divides query_heads. Source: arXiv 2205.14135
- * (blocked, exact). */
+ * real; probabilities and the gradients of scores may be rounded to dtype before the next product.
+ * scale is usually 1/sqrt(d). kv_heads divides query_heads. Source: arXiv 2205.14135 (blocked,
+ * exact). */
 struct mt_attention_fwd_args {
     mt_dtype dtype;
     int64_t batch, sequence, query_heads, kv_heads, head_dim;

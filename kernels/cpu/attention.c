@@ -6,27 +6,11 @@
  * then one kernel: a tile of rows of A, one element broadcast at a time, times a panel of B. Work
  * above the diagonal is left out by limits on each tile of rows; what is masked within a tile has
  * probability 0, so a value that is not finite also spoils up to ROWS - 1 queries before it. */
-#include "kernels/cpu/vecmath.h"
-
+#include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/backend.h"
 #if MT_ISA_LEVEL > 0
 #include <immintrin.h>
 #endif
-
-/* ---- vectors ---- */
-
-/* VECTOR: bytes of one. ROWS x 2 vectors of accumulators, 2 of B and 1 of A fill the registers. */
-#if MT_ISA_LEVEL == 512
-enum { VECTOR = 64, ROWS = 12 };
-#elif MT_ISA_LEVEL == 2
-enum { VECTOR = 32, ROWS = 6 };
-#else
-enum { VECTOR = 16, ROWS = 6 };
-#endif
-enum { LANES = VECTOR / sizeof(mt_real), PANEL = 2 * LANES, BQ = 48, BK = 192 };
-_Static_assert(BQ % ROWS == 0 && BK % BQ == 0 && BK % PANEL == 0, "blocks are whole tiles");
-
-typedef mt_real vec __attribute__((vector_size(VECTOR), may_alias));
 
 MT_INLINE vec broadcast(mt_real x)
 {
@@ -70,29 +54,6 @@ MT_INLINE void multiply_panel(mt_real *c, int64_t ldc, const mt_real *a, int64_t
     }
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < 2; j++) *(vec *)(c + r * ldc + j * LANES) = sum[r][j];
-}
-
-/* A block of the lower triangle: query row r of `queries` sees key columns c <= r + diagonal of
- * `keys`. The diagonal is a multiple of ROWS, so that tiles of rows and of columns meet on it. */
-struct block {
-    int64_t queries, keys, diagonal;
-};
-
-/* Keys that row r sees; and those that the tile of rows from r on sees. */
-MT_INLINE int64_t row_keys(const struct block *at, int64_t r)
-{
-    return mt_min(at->keys, r + at->diagonal + 1);
-}
-
-MT_INLINE int64_t tile_keys(const struct block *at, int64_t r)
-{
-    return row_keys(at, mt_min(r + ROWS, at->queries) - 1);
-}
-
-/* Columns that `scores` writes in row r. */
-MT_INLINE int64_t row_columns(const struct block *at, int64_t r)
-{
-    return mt_ceil_div(tile_keys(at, r - r % ROWS), PANEL) * PANEL;
 }
 
 /* tile [queries, keys] = x y^T: x [queries, dim] of pitch ld, y in panels. */
@@ -179,37 +140,12 @@ static void load_panels(mt_real *panels, const mt_elem *from, const struct shape
     }
 }
 
-static void store_row(mt_elem *to, const mt_real *row, mt_real scale, const struct shape *s)
-{
-#pragma omp simd
-    for (int64_t c = 0; c < s->dim; c++) mt_put(to + c, scale * row[c]);
-}
-
-/* Columns from `seen` on become `value`. By whole vectors: a vector load of what was just stored
- * piecemeal would stall. */
-MT_INLINE void mask_row(mt_real *p, int64_t seen, int64_t columns, mt_real value)
-{
-    for (int64_t from = seen / LANES * LANES; from < columns; from += LANES) {
-        vec x = *(vec *)(p + from);
-        for (int i = 0; i < LANES; i++) x[i] = from + i < seen ? x[i] : value;
-        *(vec *)(p + from) = x;
-    }
-}
-
-/* The next `count` of a thread's scratch; NULL while scratch is NULL and sizes are only added up.
- */
-static mt_real *take(mt_real *scratch, int64_t *used, int64_t count)
-{
-    mt_real *p = scratch ? scratch + *used : NULL;
-    *used += mt_ceil_div(count, 64) * 64;
-    return p;
-}
-
 /* ---- forward ---- */
 
 struct forward {
-    mt_real *keys, *values;             /* panels; rows */
-    mt_real *q, *y, *tile, *most, *sum; /* of one block of queries */
+    mt_real *keys, *values; /* panels; rows */
+    mt_real *q;             /* of one block of queries */
+    struct softmax sums;
 };
 
 static int64_t forward_scratch(struct forward *f, mt_real *scratch, const struct shape *s)
@@ -218,83 +154,25 @@ static int64_t forward_scratch(struct forward *f, mt_real *scratch, const struct
     f->keys = take(scratch, &used, s->keys * s->dim);
     f->values = take(scratch, &used, s->keys * s->ld);
     f->q = take(scratch, &used, BQ * s->ld);
-    f->y = take(scratch, &used, BQ * s->ld);
-    f->tile = take(scratch, &used, BQ * BK);
-    f->most = take(scratch, &used, BQ);
-    f->sum = take(scratch, &used, BQ);
+    f->sums.y = take(scratch, &used, BQ * s->ld);
+    f->sums.tile = take(scratch, &used, BQ * BK);
+    f->sums.most = take(scratch, &used, BQ);
+    f->sums.sum = take(scratch, &used, BQ);
+    f->sums.ld = s->ld, f->sums.padded = s->padded;
     return used;
-}
-
-/* The largest of `most` and a row of scores. */
-MT_INLINE mt_real row_max(const mt_real *p, int64_t columns, mt_real most)
-{
-    mt_real_bits order = mt_to_order(most);
-    columns &= -PANEL; /* as it is; tells the compiler that no column is left over */
-#pragma omp simd reduction(max : order)
-    for (int64_t c = 0; c < columns; c++) {
-        mt_real_bits o = mt_to_order(p[c]);
-        order = o > order ? o : order;
-    }
-    return mt_from_order(order);
-}
-
-/* p = exp(p - base) of a row, masked ones 0, and the sum. */
-MT_INLINE mt_real row_exp(mt_real *p, int64_t seen, int64_t columns, mt_real base)
-{
-    mt_real sum = 0;
-    columns &= -PANEL;
-#pragma omp simd
-    for (int64_t c = 0; c < columns; c++) p[c] = mt_exp(p[c] - base);
-    mask_row(p, seen, columns, 0);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < columns; c++) sum += p[c];
-    return sum;
-}
-
-/* Scores become exp(score - new maximum), those masked 0, and what was summed so far shrinks to
- * that maximum. A pass at a time over all rows, since the steps of a row wait for each other. */
-static void soften(const struct forward *f, const struct block *at, const struct shape *s)
-{
-    mt_real base[BQ], sum[BQ], shrink[BQ];
-    for (int64_t r = 0; r < at->queries; r++) {
-        /* Masked scores become the row's first, which is neither a new maximum nor, as -Inf, slow
-         * in exp. */
-        mt_real *p = f->tile + r * BK;
-        mask_row(p, row_keys(at, r), row_columns(at, r), p[0]);
-        base[r] = row_max(p, row_columns(at, r), f->most[r]);
-    }
-    for (int64_t r = 0; r < at->queries; r++) {
-        mt_real most = base[r];
-        /* All -Inf so far: any finite base gives sums of 0. */
-        base[r] = most == -(mt_real)INFINITY ? 0 : most;
-        shrink[r] = f->most[r] - base[r];
-        f->most[r] = most;
-    }
-    for (int64_t r = 0; r < at->queries; r++)
-        sum[r] = row_exp(f->tile + r * BK, row_keys(at, r), row_columns(at, r), base[r]);
-#pragma omp simd
-    for (int64_t r = 0; r < at->queries; r++) {
-        shrink[r] = mt_exp(shrink[r]);
-        f->sum[r] = f->sum[r] * shrink[r] + sum[r];
-    }
-    for (int64_t r = 0; r < at->queries; r++) {
-        mt_real *y = f->y + r * s->ld;
-#pragma omp simd
-        for (int64_t c = 0; c < s->padded; c++) y[c] *= shrink[r];
-    }
 }
 
 /* Queries [from, from + queries) of a head against all the keys they see. */
 static void forward_block(const struct forward *f, int64_t from, int64_t queries,
                           const struct shape *s)
 {
-    for (int64_t r = 0; r < queries; r++) f->most[r] = -(mt_real)INFINITY, f->sum[r] = 0;
-    memset(f->y, 0, (size_t)(BQ * s->ld) * sizeof *f->y);
+    for (int64_t r = 0; r < queries; r++) f->sums.most[r] = -(mt_real)INFINITY, f->sums.sum[r] = 0;
+    memset(f->sums.y, 0, (size_t)(BQ * s->ld) * sizeof *f->sums.y);
     for (int64_t k = 0; k < from + queries; k += BK) {
         struct block at = { queries, mt_min(BK, s->sequence - k), from - k };
-        scores(f->tile, f->q, s->ld, f->keys + k * s->dim, s->dim, &at);
-        soften(f, &at, s);
-        add_by_query(f->y, f->tile, f->values + k * s->ld, s->ld, s->padded, &at);
+        scores(f->sums.tile, f->q, s->ld, f->keys + k * s->dim, s->dim, &at);
+        soften(&f->sums, &at);
+        add_by_query(f->sums.y, f->sums.tile, f->values + k * s->ld, s->ld, s->padded, &at);
     }
 }
 
@@ -316,8 +194,8 @@ static void forward_task(const struct mt_attention_fwd_args *args, int64_t batch
             mt_real *lse = (mt_real *)args->lse + (batch * s->nq + h) * s->sequence + from;
             mt_elem *y = (mt_elem *)args->y + (batch * s->sequence + from) * pitch + h * s->dim;
             for (int64_t r = 0; r < queries; r++) {
-                lse[r] = f->most[r] + (mt_real)log((double)f->sum[r]);
-                store_row(y + r * pitch, f->y + r * s->ld, 1 / f->sum[r], s);
+                lse[r] = f->sums.most[r] + (mt_real)log((double)f->sums.sum[r]);
+                store_row(y + r * pitch, f->sums.y + r * s->ld, 1 / f->sums.sum[r], s->dim);
             }
         }
 }
@@ -327,7 +205,7 @@ mt_status MT_CPU(attention_fwd)(mt_stream *stream, const struct mt_attention_fwd
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
     int64_t tasks = args->sequence ? args->batch * s.nkv : 0;
     if (tasks == 0) return MT_OK;
-    int64_t threads = mt_min(omp_get_max_threads(), tasks);
+    int64_t threads = mt_min(stream->device->threads, tasks);
     struct forward sizes;
     int64_t each = forward_scratch(&sizes, NULL, &s);
     void *scratch;
@@ -367,20 +245,6 @@ static int64_t backward_scratch(struct backward *b, mt_real *scratch, const stru
     return used;
 }
 
-/* p becomes the probabilities, dp the gradient of the scores, dp = p (dp - dot); masked ones 0. */
-static void row_bwd(mt_real *p, mt_real *dp, mt_real lse, mt_real dot, int64_t seen,
-                    int64_t columns)
-{
-    columns &= -PANEL;
-#pragma omp simd
-    for (int64_t c = 0; c < columns; c++) {
-        p[c] = mt_exp(p[c] - lse);
-        dp[c] = p[c] * (dp[c] - dot);
-    }
-    mask_row(p, seen, columns, 0);
-    mask_row(dp, seen, columns, 0);
-}
-
 static void backward_block(const struct backward *b, const mt_real *lse, int64_t from,
                            int64_t queries, const struct shape *s)
 {
@@ -396,14 +260,6 @@ static void backward_block(const struct backward *b, const mt_real *lse, int64_t
         add_by_key(b->dkeys + k * s->ld, b->dp, b->q, s->ld, s->padded, &at);
         add_by_query(b->dq, b->dp, b->keys + k * s->ld, s->ld, s->padded, &at);
     }
-}
-
-static mt_real dot_rows(const mt_elem *a, const mt_elem *b, int64_t dim)
-{
-    mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < dim; c++) sum += mt_get(a + c) * mt_get(b + c);
-    return sum;
 }
 
 /* All gradients of key head g of a sequence and of its queries. q is loaded scaled, which gives
@@ -435,11 +291,11 @@ static void backward_task(const struct mt_attention_bwd_args *args, int64_t batc
             backward_block(b, (const mt_real *)args->lse + (batch * s->nq + h) * s->sequence + from,
                            from, queries, s);
             for (int64_t r = 0; r < queries; r++)
-                store_row(dqkv + q + r * s->width, b->dq + r * s->ld, scale, s);
+                store_row(dqkv + q + r * s->width, b->dq + r * s->ld, scale, s->dim);
         }
     for (int64_t r = 0; r < s->sequence; r++) {
-        store_row(dqkv + key + r * s->width, b->dkeys + r * s->ld, 1, s);
-        store_row(dqkv + value + r * s->width, b->dvalues + r * s->ld, 1, s);
+        store_row(dqkv + key + r * s->width, b->dkeys + r * s->ld, 1, s->dim);
+        store_row(dqkv + value + r * s->width, b->dvalues + r * s->ld, 1, s->dim);
     }
 }
 
@@ -448,7 +304,7 @@ mt_status MT_CPU(attention_bwd)(mt_stream *stream, const struct mt_attention_bwd
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
     int64_t tasks = args->sequence ? args->batch * s.nkv : 0;
     if (tasks == 0) return MT_OK;
-    int64_t threads = mt_min(omp_get_max_threads(), tasks);
+    int64_t threads = mt_min(stream->device->threads, tasks);
     struct backward sizes;
     int64_t each = backward_scratch(&sizes, NULL, &s);
     void *scratch;

@@ -28,9 +28,11 @@ MT_CPU_TABLES(MT_CPU_DECLARE_TABLE)
 #undef MT_CPU_DECLARE_TABLE
 
 #ifdef MT_HAVE_avx512
-/* The AMX kernels (gemm_amx.c), which replace those of avx512 for bf16. mt_cpu_amx_enable asks the
- * operating system for the tile registers: true when this process may use them. */
-bool mt_cpu_amx_enable(void);
+/* The AMX kernels (*_amx.c), which replace those of avx512 for bf16. */
+mt_status mt_cpu_attention_fwd_amx_bf16(mt_stream *stream,
+                                        const struct mt_attention_fwd_args *args);
+mt_status mt_cpu_attention_bwd_amx_bf16(mt_stream *stream,
+                                        const struct mt_attention_bwd_args *args);
 mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *args);
 mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args);
 size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m,

@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <xmmintrin.h>
 #endif
 
@@ -56,13 +58,22 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl");
 }
 
+/* AMX on bf16, and this process may use its tiles: those it must ask the operating system for. */
 static bool has_amx(void)
 {
-    return has_avx512() && mt_cpu_amx_enable();
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    const unsigned amx = 1u << 22 | 1u << 24, avx512_bf16 = 1u << 5;
+    unsigned a, b, c, d;
+    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if ((d & amx) != amx || a < 1) return false;
+    __cpuid_count(7, 1, a, b, c, d);
+    return (a & avx512_bf16) && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
 static void use_amx(struct mt_kernels *bf16)
 {
+    bf16->attention_fwd = mt_cpu_attention_fwd_amx_bf16;
+    bf16->attention_bwd = mt_cpu_attention_bwd_amx_bf16;
     bf16->gemm = mt_cpu_gemm_amx_bf16;
     bf16->pack_weight = mt_cpu_pack_weight_amx_bf16;
     bf16->packed_bytes = mt_cpu_packed_bytes_amx_bf16;

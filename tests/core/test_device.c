@@ -35,10 +35,12 @@ static void test_kernel_sets(void **state)
     (void)state;
     static const char *const sets[] = {
         "portable",
-#if defined(__x86_64__)
+#ifdef MT_HAVE_avx2
         "avx2",
+#endif
+#ifdef MT_HAVE_avx512
         "avx512",
-        "amx"
+        "amx",
 #endif
     };
     const char *best = NULL;

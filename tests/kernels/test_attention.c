@@ -119,6 +119,22 @@ static struct query query_of(const struct attention *a, const double *qkv, int64
     return q;
 }
 
+/* AMX tiles take probabilities and the gradients of scores as bf16, and flush subnormals. */
+static bool on_tiles(const struct attention *a)
+{
+    return a->dtype == MT_BF16 && !strcmp(stream()->device->kernel_set, "amx");
+}
+
+static double operand_error(const struct attention *a)
+{
+    return on_tiles(a) ? 0x1p-8 : 0;
+}
+
+static double smallest(const struct attention *a)
+{
+    return on_tiles(a) ? 0x1p-126 : a->real == MT_F64 ? 0x1p-1074 : 0x1p-149;
+}
+
 /* y, lse and how far real may be from them. A score has dim + 2 roundings of its terms (products,
  * sums, the scale) and one more when the maximum is taken off; exp turns an absolute error into a
  * relative one and has 2.2 epsilon, which is had by the sum too, once a running maximum shrinks it
@@ -152,8 +168,9 @@ static void forward_reference(const struct attention *a, double *y, double *y_bo
                     double value = v.qkv[head_at(a, q.first + t, q.value_head) + c];
                     y[at] += p * value;
                     size += p * fabs(value);
+                    y_bound[at] += smallest(a) * fabs(value);
                 }
-                y_bound[at] = error * size;
+                y_bound[at] += (error + operand_error(a) * (1 + error)) * size;
             }
         }
     view_free(&v);
@@ -169,7 +186,7 @@ static void add_query(const struct attention *a, const struct view *v, const str
 {
     double epsilon = test_epsilon(a->real), dim = (double)a->dim,
            lse = mt_load_f64(a->lse, a->real, q->lse_at);
-    double tiny = a->real == MT_F64 ? 0x1p-1074 : 0x1p-149;
+    double tiny = smallest(a), operand = operand_error(a);
     int64_t y_at = (q->row * a->nq + q->h) * a->dim, q_at = head_at(a, q->row, q->h);
     double y_size, y_dot = dot(v->dy + y_at, v->y + y_at, a->dim, &y_size);
     double by_query = (double)q->s + 4, by_key = (double)(a->sequence * a->nq / a->nkv) + 4;
@@ -183,6 +200,7 @@ static void add_query(const struct attention *a, const struct view *v, const str
         double ds_size = p * (fabs(dp) + fabs(y_dot));
         double ds_error = p * epsilon * (dim + 4) * (dp_size + y_size) +
                           ds_size * (p_error + 2 * epsilon) + tiny * (fabs(dp) + fabs(y_dot) + 1);
+        ds_error += operand * (fabs(ds) + ds_error);
         for (int64_t c = 0; c < a->dim; c++) {
             double qc = a->scale * q->q[c], kc = a->scale * v->qkv[k + c], dy = v->dy[y_at + c];
             dqkv[q_at + c] += ds * kc;
@@ -191,7 +209,8 @@ static void add_query(const struct attention *a, const struct view *v, const str
             dqkv[k + c] += ds * qc;
             bound[k + c] += fabs(qc) * (ds_error + by_key * epsilon * (fabs(ds) + ds_error)) + tiny;
             dqkv[value + c] += p * dy;
-            bound[value + c] += fabs(dy) * (p * (p_error + by_key * epsilon) + tiny) + tiny;
+            bound[value + c] +=
+                fabs(dy) * (p * (p_error + by_key * epsilon + operand) + tiny) + tiny;
         }
     }
 }

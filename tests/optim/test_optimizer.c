@@ -121,7 +121,7 @@ static mt_param_store *make_store(mt_dtype dtype)
 {
     mt_param_store *store;
     mt_param *p;
-    char name[8];
+    char name[16];
     stream.device = test_device();
     assert_ok(mt_param_store_create(&store, stream.device, dtype, dtype));
     for (int i = 0; i < PARAMS; i++) { /* decay, frozen: no, yes, no+frozen, yes, yes */

@@ -292,7 +292,7 @@ static void numbers_read_back_to_the_same_bits(void **state)
         mt_config c;
         assert_ok(parse(&c, "", NULL));
         c.trainer.optim.lr = mt_rng_uniform(1, 0, i);
-        c.trainer.optim.eps = ldexp(mt_rng_uniform(1, 1, i), -1000 - (int)i / 2);
+        c.trainer.optim.eps = ldexp(1 + mt_rng_uniform(1, 1, i), -1000 - (int)i / 3);
         c.trainer.seed = mt_rng_u32(1, 2, i) * 1000003ull;
         mt_config again = reread(&c);
         assert_memory_equal(&c.trainer.optim.lr, &again.trainer.optim.lr, sizeof(double));
