@@ -1,5 +1,6 @@
 /* Tokens per second of a whole training step (forward, backward, AdamW, refresh of compute
- * weights). Usage: bench_step [tiny|larger|demo] [f32|bf16|f64] [seconds] [threads] */
+ * weights), and the milliseconds that each op takes of it.
+ * Usage: bench_step [tiny|larger|demo] [f32|bf16|f64] [seconds] [threads] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,53 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- time by op: kernels that measure themselves ---- */
+
+static const struct mt_kernels *measured;
+static struct {
+    const char *name;
+    double seconds;
+    int64_t calls;
+} ops[64];
+static int op_count;
+
+#define MEASURE(op)                                                                                \
+    static mt_status measure_##op(mt_stream *stream, const struct mt_##op##_args *args)            \
+    {                                                                                              \
+        static int at = -1;                                                                        \
+        if (at < 0) ops[at = op_count++].name = #op;                                               \
+        double start = now();                                                                      \
+        mt_status status = measured->op(stream, args);                                             \
+        ops[at].seconds += now() - start, ops[at].calls++;                                         \
+        return status;                                                                             \
+    }
+MT_OPS(MEASURE)
+
+static void measure(mt_device *device, mt_dtype dtype, struct mt_kernels *kernels)
+{
+    measured = device->kernels[dtype];
+    *kernels = *measured;
+#define REPLACE(op) kernels->op = measure_##op;
+    MT_OPS(REPLACE)
+    device->kernels[dtype] = kernels;
+}
+
+static void print_ops(int steps, double step)
+{
+    double rest = step;
+    for (int i = 0; i < op_count; i++) {
+        int most = i;
+        for (int j = i; j < op_count; j++)
+            if (ops[j].seconds > ops[most].seconds) most = j;
+        double seconds = ops[most].seconds / steps;
+        printf("    %-20s %8.2f ms  %4.1f %%  %4.0f calls\n", ops[most].name, seconds * 1e3,
+               100 * seconds / step, (double)ops[most].calls / steps);
+        rest -= seconds;
+        ops[most] = ops[i];
+    }
+    printf("    %-20s %8.2f ms\n", "between them", rest * 1e3);
 }
 
 static int compare(const void *a, const void *b)
@@ -61,7 +109,9 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
     c.model.num_attention_heads = z->heads, c.model.num_key_value_heads = z->kv_heads;
     c.model.head_dim = z->head_dim, c.model.moe_intermediate_size = z->f;
     c.model.num_experts = z->experts, c.model.num_experts_per_tok = z->top_k;
+    struct mt_kernels kernels;
     MT_TRY(mt_device_open(&device, "cpu", NULL, threads));
+    measure(device, dtype, &kernels);
     MT_TRY(mt_trainer_create(&trainer, device, &c));
 
     int64_t tokens = z->b * z->s;
@@ -72,12 +122,14 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
     enum { MOST = 100000 };
     static double times[MOST];
     int n = 0;
+    double total = 0;
     mt_step_result result;
     for (int i = 0; i < 3; i++) MT_TRY(mt_trainer_step(trainer, x, x + 1, &result));
+    for (int i = 0; i < op_count; i++) ops[i].seconds = 0, ops[i].calls = 0;
     for (double start = now(); now() - start < seconds && n < MOST; n++) {
         double t = now();
         MT_TRY(mt_trainer_step(trainer, x, x + 1, &result));
-        times[n] = now() - t;
+        total += times[n] = now() - t;
     }
     qsort(times, (size_t)n, sizeof *times, compare);
     double median = times[n / 2], gflop = flops_per_token(z) * (double)tokens * 1e-9;
@@ -88,6 +140,7 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
            z->name, mt_dtype_name(dtype), device->kernel_set, n, median * 1e3, times[0] * 1e3,
            (double)tokens / median, (double)tokens / times[0], gflop / median, result.loss,
            result.max_vio);
+    print_ops(n, total / n);
     free(x);
     mt_trainer_destroy(&trainer);
     mt_device_destroy(&device);
