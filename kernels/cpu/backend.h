@@ -42,8 +42,10 @@ size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members,
 /* Scratch of the stream's device, 64-byte aligned, kept between calls and grown when a call needs
  * more: no allocation in steady state. One user at a time: a kernel's outermost level asks once,
  * before its parallel region, and hands each thread its part (round parts up to 64 bytes). Parallel
- * regions run num_threads(stream->device->threads). */
+ * regions run num_threads(stream->device->threads). mt_cpu_operands: more of it, for operands that
+ * are made before the kernel runs which reads them. */
 mt_status mt_cpu_scratch(mt_stream *stream, void **p, size_t bytes);
+mt_status mt_cpu_operands(mt_stream *stream, void **p, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -22,8 +22,10 @@ static const mt_dtype compute_dtypes[COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16
 struct cpu {
     mt_device device;
     struct mt_kernels kernels[COMPUTE_DTYPES];
-    void *scratch;
-    size_t scratch_bytes;
+    struct scratch {
+        void *p;
+        size_t bytes;
+    } scratch, operands;
 };
 
 /* ---- kernel sets ------------------------------------------------------------------------------
@@ -231,7 +233,8 @@ static mt_status cpu_synchronize(mt_device *device)
 static void cpu_destroy(mt_device *device)
 {
     struct cpu *cpu = device->impl;
-    mt_device_free(device, &cpu->scratch, cpu->scratch_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(device, &cpu->scratch.p, cpu->scratch.bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(device, &cpu->operands.p, cpu->operands.bytes, MT_MEMORY_WORKSPACE);
     free(cpu);
 }
 
@@ -244,16 +247,29 @@ static const struct mt_device_ops cpu_ops = {
     .destroy = cpu_destroy,
 };
 
+static mt_status grow(mt_device *device, struct scratch *s, size_t bytes)
+{
+    if (bytes <= s->bytes) return MT_OK;
+    mt_device_free(device, &s->p, s->bytes, MT_MEMORY_WORKSPACE);
+    s->bytes = 0;
+    MT_TRY(mt_device_alloc(device, &s->p, bytes, MT_MEMORY_WORKSPACE));
+    s->bytes = bytes;
+    return MT_OK;
+}
+
 mt_status mt_cpu_scratch(mt_stream *stream, void **p, size_t bytes)
 {
     struct cpu *cpu = stream->device->impl;
-    if (bytes > cpu->scratch_bytes) {
-        mt_device_free(&cpu->device, &cpu->scratch, cpu->scratch_bytes, MT_MEMORY_WORKSPACE);
-        cpu->scratch_bytes = 0;
-        MT_TRY(mt_device_alloc(&cpu->device, &cpu->scratch, bytes, MT_MEMORY_WORKSPACE));
-        cpu->scratch_bytes = bytes;
-    }
-    *p = cpu->scratch;
+    MT_TRY(grow(&cpu->device, &cpu->scratch, bytes));
+    *p = cpu->scratch.p;
+    return MT_OK;
+}
+
+mt_status mt_cpu_operands(mt_stream *stream, void **p, size_t bytes)
+{
+    struct cpu *cpu = stream->device->impl;
+    MT_TRY(grow(&cpu->device, &cpu->operands, bytes));
+    *p = cpu->operands.p;
     return MT_OK;
 }
 

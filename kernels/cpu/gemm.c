@@ -220,5 +220,7 @@ mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
 
 mt_status MT_CPU(gemm)(mt_stream *stream, const struct mt_gemm_args *args)
 {
-    return MT_CPU(gemm_run)(stream, args, &MT_CPU(gemm_blocks));
+    struct gemm_decoded plain;
+    MT_TRY(MT_CPU(gemm_decode)(stream, &plain, args, false));
+    return MT_CPU(gemm_run)(stream, &plain.args, &MT_CPU(gemm_blocks));
 }

@@ -5,7 +5,6 @@
 
 #include "kernels/cpu/gemm_priv.h"
 
-mt_status MT_CPU(gemm)(mt_stream *stream, const struct mt_gemm_args *args);
 mt_status MT_CPU(pack_weight)(mt_stream *stream, const struct mt_pack_weight_args *args);
 size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
 
@@ -168,9 +167,10 @@ static const gemm_kernel amx_blocks = {
 mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *args)
 {
     const mt_format *bf16 = mt_format_plain(MT_BF16);
-    if (mt_gemm_a(args)->format != bf16 || mt_gemm_b(args)->format != bf16)
-        return MT_CPU(gemm)(stream, args);
-    return MT_CPU(gemm_run)(stream, args, &amx_blocks);
+    struct gemm_decoded plain;
+    MT_TRY(MT_CPU(gemm_decode)(stream, &plain, args, true));
+    bool tiles = mt_gemm_a(&plain.args)->format == bf16 && mt_gemm_b(&plain.args)->format == bf16;
+    return MT_CPU(gemm_run)(stream, &plain.args, tiles ? &amx_blocks : &MT_CPU(gemm_blocks));
 }
 
 mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args)

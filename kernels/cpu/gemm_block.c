@@ -59,6 +59,13 @@ static void copy_rows(mt_real *to, const gemm_matrix *a, int64_t rows, int64_t p
         gemm_read(to, a->real, gemm_at(a, r, p0), depth);
 }
 
+/* Whether the tiles may read A where it is: reals, and rows that do not all want the same lines of
+ * L1. An `outer` of 1 would be taken for a panel. */
+static bool in_place(const gemm_matrix *a)
+{
+    return a->real && a->outer > 1 && a->outer * (int64_t)sizeof(mt_real) % 4096 != 0;
+}
+
 /* A down its columns: tile t's rows at a[t * A_PANEL + p * GEMM_MR]. What a vector writes too far
  * is overwritten by the next depth, or falls between two panels. */
 MT_INLINE void copy_tiles(mt_real *to, bool real, const gemm_matrix *a, int64_t rows, int64_t p0,
@@ -149,14 +156,18 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
     if (k->d_real || last) whole.out = k->d, whole.out_ld = k->ld, whole.out_real = k->d_real;
     if (k->d_real && !first) whole.add = k->d, whole.add_ld = k->ld;
 
+    const mt_real *lines = s->a;
+    int64_t ld = paneled ? 1 : GEMM_LD;
     if (paneled && k->a.real)
         copy_tiles(s->a, true, &k->a, k->rows, p0, depth);
     else if (paneled)
         copy_tiles(s->a, false, &k->a, k->rows, p0, depth);
+    else if (in_place(&k->a))
+        lines = gemm_at(&k->a, 0, p0), ld = k->a.outer;
     else
         copy_rows(s->a, &k->a, k->rows, p0, depth);
     for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
-        const mt_real *b = panel_of(s, k, j, p0, depth), *a = s->a;
+        const mt_real *b = panel_of(s, k, j, p0, depth), *a = lines;
         for (int64_t r = 0, h; r < k->rows; r += h) {
             gemm_tile_io io = whole;
             h = tile_rows(k->rows - r);
@@ -166,8 +177,8 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
             if (j + GEMM_NR < k->cols)
                 fetch_panel(k, j + GEMM_NR, p0 + depth * r / k->rows,
                             p0 + depth * (r + h) / k->rows);
-            MT_CPU(gemm_tile)(paneled, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
-            a += paneled ? A_PANEL : h * GEMM_LD;
+            MT_CPU(gemm_tile)(ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
+            a += paneled ? A_PANEL : h * ld;
         }
     }
 }

@@ -5,6 +5,7 @@
  *   gemm_pack.c   weights in the order the kernels read them
  *   gemm_block.c  one block: operands to reals in cache order, then tiles
  *   gemm_tile.c   the micro-kernel: a tile of the result in registers
+ *   gemm_decode.c operands of other formats, made plain
  *   gemm_blas.c   one block by BLAS: the portable instruction set
  *   gemm_amx.c    one block on AMX tiles: bf16 */
 #pragma once
@@ -137,7 +138,17 @@ MT_INLINE const void *gemm_panel_at(gemm_form form, const void *packed, int64_t 
 void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *w, int64_t j,
                                int64_t cols, int64_t depth);
 
-/* What the gemm entry of a kernel table does, with the blocks of `kernel`. */
+/* The same product with plain operands: those that are neither elements nor reals are decoded to
+ * reals, or, for `tiles`, to elements that hold them exactly, in the stream's operand scratch.
+ * `out` must stay where it is. */
+struct gemm_decoded {
+    mt_qtensor a, b;
+    struct mt_gemm_args args;
+};
+mt_status MT_CPU(gemm_decode)(mt_stream *stream, struct gemm_decoded *out,
+                              const struct mt_gemm_args *args, bool tiles);
+
+/* What the gemm entry of a kernel table does with plain operands and the blocks of `kernel`. */
 mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
                            const gemm_kernel *kernel);
 extern const gemm_kernel MT_CPU(gemm_blocks);
@@ -152,6 +163,6 @@ typedef struct gemm_tile_io {
 } gemm_tile_io;
 
 /* out = a b + add + bias for `rows` rows and `cols` columns. b is a panel [depth][GEMM_NR]; a holds
- * A(r, p) at a[r * GEMM_LD + p], or, `paneled`, at a[p * GEMM_MR + r]. */
-void MT_CPU(gemm_tile)(bool paneled, int64_t rows, int64_t cols, int64_t depth, const mt_real *a,
+ * A(r, p) at a[r * ld + p], or, with ld 1, at a[p * GEMM_MR + r]. */
+void MT_CPU(gemm_tile)(int64_t ld, int64_t rows, int64_t cols, int64_t depth, const mt_real *a,
                        const mt_real *b, const gemm_tile_io *io);

@@ -66,21 +66,29 @@ MT_INLINE void ask_for(int rows, const gemm_tile_io *io)
     for (int r = 0; r < rows; r++, line += pitch) __builtin_prefetch(line, 1);
 }
 
-MT_INLINE void tile(int rows, int64_t outer, int64_t step, int64_t cols, int64_t depth,
+/* Three lines of A are within reach of one pointer: at 0, ld and 2 ld. */
+enum { REACH = 3, POINTERS = (GEMM_MR + REACH - 1) / REACH };
+
+MT_INLINE void tile(int rows, int64_t ld, int64_t step, int64_t cols, int64_t depth,
                     const mt_real *a, const mt_real *b, const gemm_tile_io *io)
 {
     vec sums[SUMS];
+    const mt_real *lines[POINTERS];
     ask_for(rows, io);
     UNROLL
     for (int i = 0; i < rows * GEMM_VECS; i++) sums[i] = vec_zero();
-    for (int64_t p = 0; p < depth; p++, a += step, b += GEMM_NR) {
+    UNROLL
+    for (int i = 0; i * REACH < rows; i++) lines[i] = a + i * REACH * ld;
+    for (int64_t p = 0; p < depth; p++, b += GEMM_NR) {
         vec b0 = vec_load(b), b1 = vec_load(b + VL);
         UNROLL
         for (int r = 0; r < rows; r++) {
-            vec x = vec_all(a[r * outer]);
+            vec x = vec_all(lines[r / REACH][r % REACH * ld]);
             sums[2 * r] = vec_fma(x, b0, sums[2 * r]);
             sums[2 * r + 1] = vec_fma(x, b1, sums[2 * r + 1]);
         }
+        UNROLL
+        for (int i = 0; i * REACH < rows; i++) lines[i] += step;
     }
     if (cols == GEMM_NR) {
         put_full(rows, sums, io);
@@ -100,20 +108,21 @@ MT_INLINE void tile(int rows, int64_t outer, int64_t step, int64_t cols, int64_t
 #endif
 
 #define TILE(R)                                                                                    \
-    static void by_row_##R(int64_t cols, int64_t depth, const mt_real *a, const mt_real *b,        \
-                           const gemm_tile_io *io)                                                 \
+    static void by_row_##R(int64_t ld, int64_t cols, int64_t depth, const mt_real *a,              \
+                           const mt_real *b, const gemm_tile_io *io)                               \
     {                                                                                              \
-        tile(R, GEMM_LD, 1, cols, depth, a, b, io);                                                \
+        tile(R, ld, 1, cols, depth, a, b, io);                                                     \
     }                                                                                              \
-    static void by_panel_##R(int64_t cols, int64_t depth, const mt_real *a, const mt_real *b,      \
-                             const gemm_tile_io *io)                                               \
+    static void by_panel_##R(int64_t ld, int64_t cols, int64_t depth, const mt_real *a,            \
+                             const mt_real *b, const gemm_tile_io *io)                             \
     {                                                                                              \
+        (void)ld;                                                                                  \
         tile(R, 1, GEMM_MR, cols, depth, a, b, io);                                                \
     }
 TILES(TILE)
 
-typedef void tile_function(int64_t cols, int64_t depth, const mt_real *a, const mt_real *b,
-                           const gemm_tile_io *io);
+typedef void tile_function(int64_t ld, int64_t cols, int64_t depth, const mt_real *a,
+                           const mt_real *b, const gemm_tile_io *io);
 static tile_function *const tiles[2][GEMM_MR + 1] = {
 #define BY_ROW(R)   [R] = by_row_##R,
 #define BY_PANEL(R) [R] = by_panel_##R,
@@ -121,9 +130,9 @@ static tile_function *const tiles[2][GEMM_MR + 1] = {
     { TILES(BY_PANEL) },
 };
 
-void MT_CPU(gemm_tile)(bool paneled, int64_t rows, int64_t cols, int64_t depth, const mt_real *a,
+void MT_CPU(gemm_tile)(int64_t ld, int64_t rows, int64_t cols, int64_t depth, const mt_real *a,
                        const mt_real *b, const gemm_tile_io *io)
 {
-    tiles[paneled][rows](cols, depth, a, b, io);
+    tiles[ld == 1][rows](ld, cols, depth, a, b, io);
 }
 #endif
