@@ -124,9 +124,24 @@ static mt_status check_weights(const mt_model_config *c)
     return MT_OK;
 }
 
+/* Architectures that call the width of an expert intermediate_size have both names for it. */
+static mt_status settle_expert_width(mt_model_config *c)
+{
+    if (strcmp(c->architecture->expert_width_key, "intermediate_size") != 0) return MT_OK;
+    if (!c->moe_intermediate_size) c->moe_intermediate_size = c->intermediate_size;
+    if (!c->intermediate_size) c->intermediate_size = c->moe_intermediate_size;
+    MT_REQUIRE(c->moe_intermediate_size == c->intermediate_size, MT_ECONFIG,
+               "moe_intermediate_size is %lld and intermediate_size %lld: in %s both are the "
+               "width of an expert",
+               (long long)c->moe_intermediate_size, (long long)c->intermediate_size,
+               c->architecture->model_type);
+    return MT_OK;
+}
+
 mt_status mt_model_config_check(mt_model_config *c)
 {
     MT_REQUIRE(c->architecture, MT_ECONFIG, "model_type is not set");
+    MT_TRY(settle_expert_width(c));
     if (!c->num_key_value_heads) c->num_key_value_heads = c->num_attention_heads;
     if (!c->head_dim && c->num_attention_heads > 0) {
         MT_REQUIRE(c->hidden_size % c->num_attention_heads == 0, MT_ECONFIG,

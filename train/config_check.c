@@ -85,25 +85,9 @@ static mt_status check_available(const mt_config_reader *r)
     return MT_OK;
 }
 
-/* Architectures whose expert width goes by the name intermediate_size. */
-static mt_status settle_expert_width(const mt_config_reader *r)
-{
-    mt_model_config *m = &r->config->trainer.model;
-    if (strcmp(m->architecture->expert_width_key, "intermediate_size") == 0) {
-        if (!m->moe_intermediate_size) m->moe_intermediate_size = m->intermediate_size;
-        if (!m->intermediate_size) m->intermediate_size = m->moe_intermediate_size;
-        RULE(m->moe_intermediate_size == m->intermediate_size, "model.moe_intermediate_size",
-             "is %lld and intermediate_size %lld: in a %s both are the width of an expert",
-             (long long)m->moe_intermediate_size, (long long)m->intermediate_size,
-             m->architecture->model_type);
-    }
-    return MT_OK;
-}
-
 static mt_status check_model(const mt_config_reader *r)
 {
     mt_trainer_config *t = &r->config->trainer;
-    MT_TRY(settle_expert_width(r));
     if (!t->model.max_position_embeddings) t->model.max_position_embeddings = t->sequence_length;
     mt_status status = mt_model_config_check(&t->model);
     if (status != MT_OK) return fail_where_named(r, "model", status);

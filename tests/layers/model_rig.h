@@ -29,8 +29,8 @@ static inline mt_model_config config_of(const char *model_type)
     mt_model_config_defaults(&c, architecture);
     c.vocab_size = V, c.hidden_size = D, c.num_hidden_layers = LAYERS;
     c.num_attention_heads = 4, c.num_key_value_heads = 2, c.head_dim = 4;
-    c.moe_intermediate_size = 6, c.intermediate_size = 7, c.num_experts = E,
-    c.num_experts_per_tok = K;
+    c.moe_intermediate_size = 6, c.num_experts = E, c.num_experts_per_tok = K;
+    if (architecture->dense_layers) c.intermediate_size = 7;
     return c;
 }
 

@@ -98,7 +98,7 @@ static void model_type_sets_defaults_wherever_it_stands(void **state)
     assert_int_equal(c.trainer.model.moe_intermediate_size, 48);
     const char *set = "model.moe_intermediate_size=32";
     assert_fails(mt_config_parse(&c, "t", mixtral, sizeof mixtral - 1, &set, 1), MT_ECONFIG,
-                 "--set model.moe_intermediate_size=32: model.moe_intermediate_size is 32 and "
+                 "--set model.moe_intermediate_size=32: moe_intermediate_size is 32 and "
                  "intermediate_size 48");
     assert_fails(parse(&c, "", "model.model_type=qwen2"), MT_ECONFIG, "qwen3_moe");
 }
