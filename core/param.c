@@ -110,12 +110,9 @@ mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_
     return MT_OK;
 }
 
-void mt_param_set_compute(mt_param *param, mt_dir dir, const mt_format *format, mt_layout layout,
-                          size_t bytes)
+void mt_param_reserve_compute(mt_param *param, size_t bytes)
 {
-    param->weight.dir[dir].format = format;
-    param->weight.dir[dir].layout = layout;
-    param->compute_bytes[dir] = bytes;
+    if (bytes > param->compute_bytes) param->compute_bytes = bytes;
 }
 
 /* Points every param into the flat buffers. */
@@ -126,11 +123,9 @@ static void place(mt_param_store *s)
         mt_param *p = s->params[i];
         p->master = (char *)s->master + (size_t)p->offset * size;
         p->grad = s->grad ? (char *)s->grad + (size_t)p->offset * size : NULL;
-        for (int d = 0; d < MT_DIR_COUNT; d++) {
-            if (!p->compute_bytes[d]) continue;
-            p->weight.dir[d].codes = (char *)s->codes + at;
-            at += (size_t)round_up((int64_t)p->compute_bytes[d], ALIGN_BYTES);
-        }
+        if (!p->compute_bytes) continue;
+        p->compute_memory = (char *)s->codes + at;
+        at += (size_t)round_up((int64_t)p->compute_bytes, ALIGN_BYTES);
     }
 }
 
@@ -139,9 +134,8 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param store allocated twice");
     store->allocated = true;
     for (int64_t i = 0; i < store->count; i++)
-        for (int d = 0; d < MT_DIR_COUNT; d++)
-            store->compute_bytes +=
-                (size_t)round_up((int64_t)store->params[i]->compute_bytes[d], ALIGN_BYTES);
+        store->compute_bytes +=
+            (size_t)round_up((int64_t)store->params[i]->compute_bytes, ALIGN_BYTES);
     store->flat_bytes = (size_t)store->elements * mt_dtype_size(store->dtype);
     store->grad_bytes = grads ? store->flat_bytes : 0;
     MT_TRY(mt_device_alloc(store->device, &store->master, store->flat_bytes, MT_MEMORY_MASTER));

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/device.h"
-#include "core/qtensor.h"
+#include "core/recipe.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,6 +20,22 @@ typedef struct mt_param_part {
     int ndim; /* 1 for vectors (then rows x cols = 1 x n), 2 for matrices */
 } mt_param_part;
 
+/* What the GEMMs of a linear layer compute in at present, and what its formats carry from step to
+ * step. Without one they compute in the activations' dtype. */
+typedef struct mt_linear_state {
+    mt_recipe recipe;
+    bool save_original_input; /* wgrad quantizes the saved input again; its column codes are not
+                                 kept */
+    /* Stochastic rounding: a direction draws from (seed, stream + its number), and *pass, the
+     * micro-batch's number in the run. */
+    uint32_t seed, stream;
+    const uint32_t *pass;
+    /* fp8_delayed: device f32 [N] scales and [length, N] amaxes, slot 0 gathering; else NULL. */
+    struct mt_delayed {
+        float *scale, *history;
+    } delayed[MT_OPERAND_COUNT][MT_DIR_COUNT];
+} mt_linear_state;
+
 typedef struct mt_param {
     char *name;       /* our name: "layers.0.mlp.experts.gate_up_proj" */
     mt_group group;   /* uniform: N members of [m, k] */
@@ -32,8 +48,10 @@ typedef struct mt_param {
     double init_std;
     int64_t offset; /* first element in each of the store's flat buffers */
     void *master, *grad;
-    mt_qtensor weight; /* compute copy; directions borrow the store's compute buffer */
-    size_t compute_bytes[MT_DIR_COUNT];
+    mt_qtensor weight; /* compute copy; directions borrow `compute_memory` */
+    void *compute_memory;
+    size_t compute_bytes;
+    const mt_linear_state *linear; /* of the linear layer it is the weight of; may be NULL */
     mt_param_part *parts;
     int64_t part_count;
 
@@ -63,9 +81,8 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
 /* Names a piece of it as an exported tensor, printf-like. */
 mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_t rows, int ndim,
                             const char *format, ...) MT_PRINTF(6, 7);
-/* Asks for `bytes` of compute copy in one direction (before allocation). */
-void mt_param_set_compute(mt_param *param, mt_dir dir, const mt_format *format, mt_layout layout,
-                          size_t bytes);
+/* Asks for at least `bytes` of memory for its compute copy (before allocation). */
+void mt_param_reserve_compute(mt_param *param, size_t bytes);
 /* Allocates master (zeroed), compute copies and, if asked, gradient buffers, and sets every param's
  * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);

@@ -61,6 +61,11 @@ const mt_arena *mt_tape_host_pool(const mt_tape *tape)
     return tape->host_pool;
 }
 
+bool mt_tape_recording(const mt_tape *tape)
+{
+    return tape->training && !tape->suspended;
+}
+
 bool mt_tape_recomputing(const mt_tape *tape)
 {
     return tape->recomputing;
@@ -352,12 +357,12 @@ static storage *hold(storage *s)
 }
 
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
-                        const int extra_saved[2])
+                        const mt_value *dy, const int extra_saved[2])
 {
     if (job->param->frozen) return mt_param_grad_end(tape, job->param);
     struct mt_wgrad filled = *job;
     if (x_saved >= 0) MT_TRY(mt_node_saved(tape, node, x_saved, &filled.x));
-    filled.dy = mt_node_grad_out(node, 0);
+    filled.dy = dy ? dy->data : mt_node_grad_out(node, 0);
     for (int i = 0; i < 2; i++)
         if (extra_saved[i] >= 0)
             MT_TRY(mt_node_saved(tape, node, extra_saved[i], &filled.extra[i]));
@@ -367,7 +372,7 @@ mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job
     MT_REQUIRE(d, MT_ENOMEM, "tape: out of memory for a deferred weight gradient");
     d->job = filled;
     if (x_saved >= 0) d->held[0] = hold(node->saved[x_saved]->data);
-    d->held[1] = hold(node->outputs[0]->grad);
+    d->held[1] = hold(dy ? ((const value *)dy)->data : node->outputs[0]->grad);
     for (int i = 0; i < 2; i++)
         if (extra_saved[i] >= 0) d->held[2 + i] = hold(node->saved[extra_saved[i]]->data);
     tape->job_count++;

@@ -63,6 +63,10 @@ void mt_tape_abort(mt_tape *tape);
 /* True while a segment runs its forward again: ops with lasting side effects leave them out. */
 bool mt_tape_recomputing(const mt_tape *tape);
 
+/* True while nodes are recorded: what only backward reads need not be made otherwise (forward only,
+ * or a segment that will run again). */
+bool mt_tape_recording(const mt_tape *tape);
+
 /* A new value in the arena; the caller holds one reference. Contents are undefined. */
 mt_status mt_tape_value(mt_tape *tape, mt_value **value, mt_dtype dtype, int ndim,
                         const int64_t *shape);
@@ -121,12 +125,13 @@ struct mt_wgrad {
     mt_tensor extra[2]; /* further inputs, such as counts and offsets */
     unsigned char attrs[64];
 };
-/* Fills in job->x from saved value `x_saved` (-1: absent), job->dy from the gradient of output 0,
- * job->extra[j] from saved value `extra_saved[j]` (-1: absent), and runs the job now, or queues it
- * (options.defer_wgrad, or the param already has queued ones). A frozen param's job does not run.
+/* Fills in job->x from saved value `x_saved` (-1: absent), job->dy from `dy`, a value made for it,
+ * or from the gradient of output 0 where that is NULL, job->extra[j] from saved value
+ * `extra_saved[j]` (-1: absent), and runs the job now, or queues it (options.defer_wgrad, or the
+ * param already has queued ones). A frozen param's job does not run.
  */
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
-                        const int extra_saved[2]);
+                        const mt_value *dy, const int extra_saved[2]);
 /* Runs the queue in order. */
 mt_status mt_tape_run_deferred(mt_tape *tape);
 /* For small param gradients written directly in backward: begin says whether to accumulate, end

@@ -52,7 +52,7 @@ static mt_status embedding_backward(mt_tape *tape, mt_node *node)
     _Static_assert(sizeof(struct embedding_attrs) <= sizeof job.attrs,
                    "the job carries the node's attributes");
     memcpy(job.attrs, mt_node_attrs(node), sizeof(struct embedding_attrs));
-    return mt_tape_wgrad(tape, node, &job, -1, (int[]){ -1, -1 });
+    return mt_tape_wgrad(tape, node, &job, -1, NULL, (int[]){ -1, -1 });
 }
 
 const mt_op mt_op_embedding = { "embedding", embedding_backward, NULL };

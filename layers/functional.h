@@ -41,18 +41,21 @@ typedef struct mt_ragged {
     int64_t widths[MT_ROUTE_WIDTHS];
 } mt_ragged;
 
-/* A linear layer of N members: y = x W^T + b for each member's rows. */
+/* A linear layer of N members: y = x W^T + b for each member's rows. Its GEMMs compute in the
+ * formats of weight->linear. */
 typedef struct mt_grouped_linear_layer {
-    mt_param *weight;         /* [N; out, in], packed */
-    mt_param *bias;           /* [N; 1, out] or NULL */
-    bool save_original_input; /* wgrad quantizes x again from the saved original instead of keeping
-                                 column codes; the same thing where the wgrad operand is a plain
-                                 format */
+    mt_param *weight; /* [N; out, in], packed */
+    mt_param *bias;   /* [N; 1, out] or NULL */
 } mt_grouped_linear_layer;
 
-/* Reserves the compute copy of a GEMM weight, in the order `device` reads it; before the store is
- * allocated. And writes it from the master: after every change of the master. */
-mt_status mt_linear_reserve(mt_param *weight, const mt_device *device);
+/* Reserves memory for the compute copy of a GEMM weight under `recipe` (NULL: the compute dtype),
+ * in the order `device` reads it; before the store is allocated. Several recipes share what the
+ * largest needs. */
+mt_status mt_linear_reserve(mt_param *weight, const mt_device *device, const mt_recipe *recipe);
+/* Lays the compute copy out for the recipe of weight->linear: after allocation, and whenever that
+ * recipe has changed. Its contents are undefined until the next refresh. */
+mt_status mt_linear_place(mt_param *weight, const mt_device *device);
+/* Writes it from the master: after every change of the master. */
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream);
 
 /* y [rows, out] from x [rows, in]; rows NULL when N = 1 (every row belongs to member 0). */

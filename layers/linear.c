@@ -1,30 +1,13 @@
 /* GroupedLinear: N linear layers as one, the rows of each member contiguous. */
-#include "layers/functional.h"
-
-mt_status mt_linear_reserve(mt_param *weight, const mt_device *device)
-{
-    const struct mt_kernels *kernels;
-    MT_TRY(mt_device_kernels(device, weight->compute, &kernels));
-    for (int d = 0; d < MT_DIR_COUNT; d++)
-        mt_param_set_compute(weight, (mt_dir)d, mt_format_plain(weight->compute), MT_LAYOUT_PACKED,
-                             kernels->packed_bytes(weight->compute, (mt_dir)d,
-                                                   weight->group.members, weight->group.m,
-                                                   weight->group.k));
-    return MT_OK;
-}
-
-mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
-{
-    return mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
-                                                                 .master = weight->master,
-                                                                 .out = &weight->weight });
-}
+#include "layers/linear_priv.h"
 
 struct linear_attrs {
-    int64_t members;       /* N */
-    int64_t in, out;       /* K and N of the GEMM */
-    int64_t in_at, out_at; /* where these widths stand among the element offsets; -1: dense */
+    int64_t members;         /* N */
+    int64_t in, out, rows;   /* K, N and M of the GEMM */
+    int64_t in_at, out_at;   /* where these widths stand among the element offsets; -1: dense */
+    int counts, elements, x; /* saved values; -1: none */
     bool bias;
+    bool x_coded, dy_coded; /* what wgrad reads are column codes */
 };
 
 static int64_t width_index(const mt_ragged *rows, int64_t width)
@@ -34,13 +17,13 @@ static int64_t width_index(const mt_ragged *rows, int64_t width)
     return -1;
 }
 
-/* The group that a matrix of `rows` rows and `width` columns is. */
-static mt_group group_of(const struct linear_attrs *a, int64_t rows, int64_t width, int64_t at,
+/* The group that a matrix of `width` columns is. */
+static mt_group group_of(const struct linear_attrs *a, int64_t width, int64_t at,
                          const mt_tensor *counts, const mt_tensor *elements)
 {
-    if (at < 0) return mt_group_uniform(1, rows, width);
+    if (at < 0) return mt_group_uniform(1, a->rows, width);
     const int64_t *offsets = (const int64_t *)elements->data + at * (a->members + 1);
-    return mt_group_ragged_rows(a->members, rows, width, counts->data, offsets);
+    return mt_group_ragged_rows(a->members, a->rows, width, counts->data, offsets);
 }
 
 static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
@@ -62,70 +45,121 @@ static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
     return MT_OK;
 }
 
+/* What backward reads: which rows are whose, and, for wgrad, x or its column codes. */
+static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_value *codes,
+                 const mt_ragged *rows)
+{
+    int n = 0;
+    a->counts = a->elements = a->x = -1;
+    if (rows) {
+        spec->saved[a->counts = n++] = rows->counts;
+        spec->saved[a->elements = n++] = rows->elements;
+    }
+    if (spec->params[0]->frozen) return;
+    a->x_coded = codes != NULL;
+    spec->saved[a->x = n] = codes ? codes : x;
+}
+
 mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                             const mt_grouped_linear_layer *layer, const mt_ragged *rows)
 {
     mt_param *w = layer->weight;
-    struct linear_attrs a = {
-        w->group.members, w->group.k, w->group.m, -1, -1, layer->bias != NULL
-    };
+    struct linear_attrs a = { .members = w->group.members,
+                              .in = w->group.k,
+                              .out = w->group.m,
+                              .rows = mt_tensor_rows(&x->data),
+                              .in_at = -1,
+                              .out_at = -1,
+                              .bias = layer->bias != NULL };
     if (rows) a.in_at = width_index(rows, a.in), a.out_at = width_index(rows, a.out);
     MT_TRY(check(x, layer, rows, &a));
-    int64_t count = mt_tensor_rows(&x->data);
     mt_dtype dtype = x->data.dtype;
-    MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ count, a.out }));
-    mt_qtensor qx =
-        mt_qtensor_plain(group_of(&a, count, a.in, a.in_at, rows ? &rows->counts->data : NULL,
-                                  rows ? &rows->elements->data : NULL),
-                         dtype, x->data.data);
+    MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ a.rows, a.out }));
+    bool saves_input = w->linear && w->linear->save_original_input;
+    struct mt_linear_operand qx = {
+        .q = mt_qtensor_plain(group_of(&a, a.in, a.in_at, rows ? &rows->counts->data : NULL,
+                                       rows ? &rows->elements->data : NULL),
+                              dtype, x->data.data),
+        .wanted = { true, mt_tape_recording(tape) && !w->frozen && !saves_input },
+    };
+    MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_X, &qx));
     MT_TRY(mt_gemm(mt_tape_stream(tape),
                    &(struct mt_gemm_args){ .dtype = dtype,
                                            .layout = MT_GEMM_TN,
                                            .a = &w->weight,
-                                           .b = &qx,
+                                           .b = &qx.q,
                                            .d = (*y)->data.data,
                                            .d_dtype = dtype,
                                            .bias = layer->bias ? layer->bias->master : NULL }));
-    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_grouped_linear,
-                                                 .attrs = &a,
-                                                 .attrs_bytes = sizeof a,
-                                                 .inputs = { x },
-                                                 .outputs = { *y },
-                                                 .saved = { x, rows ? rows->counts : NULL,
-                                                            rows ? rows->elements : NULL },
-                                                 .params = { w, layer->bias } });
+    mt_node_spec spec = { .op = &mt_op_grouped_linear,
+                          .attrs = &a,
+                          .attrs_bytes = sizeof a,
+                          .inputs = { x },
+                          .outputs = { *y },
+                          .params = { w, layer->bias } };
+    save(&spec, &a, x, qx.memory[MT_COL], rows);
+    MT_TRY(mt_tape_record(tape, &spec));
+    mt_linear_operand_release(tape, &qx);
+    return MT_OK;
 }
 
-static mt_status bias_backward(mt_tape *tape, mt_param *bias, const mt_qtensor *dy, mt_dtype dtype)
+/* The operand of wgrad in `from`: column codes, or a plain tensor to quantize now. */
+static mt_status wgrad_operand(mt_tape *tape, struct mt_linear_operand *o, const mt_param *w,
+                               mt_operand operand, mt_group group, const mt_tensor *from,
+                               bool coded)
 {
-    bool accumulate, skip;
-    MT_TRY(mt_param_grad_begin(tape, bias, &accumulate, &skip));
-    if (!skip)
-        MT_TRY(mt_bias_grad(
-            mt_tape_stream(tape),
-            &(struct mt_bias_grad_args){
-                .dtype = dtype, .dy = dy, .accumulate = accumulate, .db = bias->grad }));
-    return mt_param_grad_end(tape, bias);
+    *o = (struct mt_linear_operand){ .wanted = { false, true } };
+    if (coded) {
+        o->q = mt_linear_codes(w, operand, MT_COL, group, from->data);
+        return MT_OK;
+    }
+    o->q = mt_qtensor_plain(group, from->dtype, from->data);
+    return mt_linear_quantize(tape, w, operand, o);
 }
 
 static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accumulate)
 {
     const struct linear_attrs *a = (const void *)job->attrs;
-    int64_t rows = mt_tensor_rows(&job->x);
-    mt_qtensor x =
-        mt_qtensor_plain(group_of(a, rows, a->in, a->in_at, &job->extra[0], &job->extra[1]),
-                         job->x.dtype, job->x.data);
-    mt_qtensor dy =
-        mt_qtensor_plain(group_of(a, rows, a->out, a->out_at, &job->extra[0], &job->extra[1]),
-                         job->dy.dtype, job->dy.data);
-    return mt_gemm(mt_tape_stream(tape),
-                   &(struct mt_gemm_args){ .dtype = job->x.dtype,
-                                           .layout = MT_GEMM_NT,
-                                           .a = &x,
-                                           .b = &dy,
-                                           .d = job->param->grad,
-                                           .d_dtype = job->param->dtype,
-                                           .c = accumulate ? job->param->grad : NULL });
+    const mt_tensor *counts = &job->extra[0], *elements = &job->extra[1];
+    mt_param *w = job->param;
+    struct mt_linear_operand x, dy;
+    MT_TRY(wgrad_operand(tape, &x, w, MT_OPERAND_X, group_of(a, a->in, a->in_at, counts, elements),
+                         &job->x, a->x_coded));
+    MT_TRY(wgrad_operand(tape, &dy, w, MT_OPERAND_DY,
+                         group_of(a, a->out, a->out_at, counts, elements), &job->dy, a->dy_coded));
+    MT_TRY(
+        mt_gemm(mt_tape_stream(tape), &(struct mt_gemm_args){ .dtype = w->compute,
+                                                              .layout = MT_GEMM_NT,
+                                                              .a = &x.q,
+                                                              .b = &dy.q,
+                                                              .d = w->grad,
+                                                              .d_dtype = w->dtype,
+                                                              .c = accumulate ? w->grad : NULL }));
+    mt_linear_operand_release(tape, &x);
+    mt_linear_operand_release(tape, &dy);
+    return MT_OK;
+}
+
+/* Quantizes dy for the GEMMs that follow, and sums the gradient of the bias: in the same pass where
+ * there is one and both are f32. */
+static mt_status prepare_dy(mt_tape *tape, mt_node *node, struct mt_linear_operand *dy)
+{
+    const mt_param *w = mt_node_param(node, 0);
+    const struct linear_attrs *a = mt_node_attrs(node);
+    mt_param *bias = a->bias ? mt_node_param(node, 1) : NULL;
+    bool accumulate = false, skip = true, passes = false;
+    if (bias) MT_TRY(mt_param_grad_begin(tape, bias, &accumulate, &skip));
+    for (int d = 0; d < MT_DIR_COUNT; d++)
+        passes |= dy->wanted[d] && !mt_linear_is_native(w, MT_OPERAND_DY, (mt_dir)d);
+    bool fused = !skip && passes && bias->dtype == MT_F32;
+    if (fused) dy->bias_grad = bias->grad, dy->accumulate = accumulate;
+    if (!skip && !fused)
+        MT_TRY(mt_bias_grad(
+            mt_tape_stream(tape),
+            &(struct mt_bias_grad_args){
+                .dtype = w->compute, .dy = &dy->q, .accumulate = accumulate, .db = bias->grad }));
+    MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_DY, dy));
+    return bias ? mt_param_grad_end(tape, bias) : MT_OK;
 }
 
 static mt_status linear_backward(mt_tape *tape, mt_node *node)
@@ -133,27 +167,34 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     const struct linear_attrs *a = mt_node_attrs(node);
     mt_param *w = mt_node_param(node, 0);
     mt_tensor dy = mt_node_grad_out(node, 0), counts = { 0 }, elements = { 0 }, dx, add;
-    bool ragged = a->in_at >= 0;
-    if (ragged) {
-        MT_TRY(mt_node_saved(tape, node, 1, &counts));
-        MT_TRY(mt_node_saved(tape, node, 2, &elements));
+    if (a->counts >= 0) {
+        MT_TRY(mt_node_saved(tape, node, a->counts, &counts));
+        MT_TRY(mt_node_saved(tape, node, a->elements, &elements));
     }
-    mt_qtensor qdy = mt_qtensor_plain(
-        group_of(a, mt_tensor_rows(&dy), a->out, a->out_at, &counts, &elements), dy.dtype, dy.data);
-    if (a->bias) MT_TRY(bias_backward(tape, mt_node_param(node, 1), &qdy, dy.dtype));
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    struct mt_linear_operand qdy = {
+        .q =
+            mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
+        .wanted = { dx.data != NULL, !w->frozen && w->grad },
+    };
+    MT_TRY(prepare_dy(tape, node, &qdy));
     if (dx.data)
         MT_TRY(mt_gemm(mt_tape_stream(tape), &(struct mt_gemm_args){ .dtype = dy.dtype,
                                                                      .layout = MT_GEMM_NN,
                                                                      .a = &w->weight,
-                                                                     .b = &qdy,
+                                                                     .b = &qdy.q,
                                                                      .d = dx.data,
                                                                      .d_dtype = dy.dtype,
                                                                      .c = add.data }));
     struct mt_wgrad job = { .run = run_wgrad, .param = w };
-    _Static_assert(sizeof *a <= sizeof job.attrs, "the job carries the node's attributes");
-    for (size_t i = 0; i < sizeof *a; i++) job.attrs[i] = ((const unsigned char *)a)[i];
-    return mt_tape_wgrad(tape, node, &job, 0, (int[]){ ragged ? 1 : -1, ragged ? 2 : -1 });
+    struct linear_attrs attrs = *a;
+    attrs.dy_coded = qdy.memory[MT_COL] != NULL;
+    _Static_assert(sizeof attrs <= sizeof job.attrs, "the job carries the node's attributes");
+    memcpy(job.attrs, &attrs, sizeof attrs);
+    MT_TRY(mt_tape_wgrad(tape, node, &job, a->x, qdy.memory[MT_COL],
+                         (int[]){ a->counts, a->elements }));
+    mt_linear_operand_release(tape, &qdy);
+    return MT_OK;
 }
 
 const mt_op mt_op_grouped_linear = { "grouped_linear", linear_backward, NULL };

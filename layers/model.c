@@ -79,9 +79,13 @@ static mt_status build(mt_model *m, bool training)
     MT_TRY(mt_model_add_params(m));
     for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
         mt_param *p = mt_param_store_get(m->params, i);
-        if (p->packed) MT_TRY(mt_linear_reserve(p, m->device));
+        if (p->packed) MT_TRY(mt_linear_reserve(p, m->device, NULL));
     }
     MT_TRY(mt_param_store_allocate(m->params, training));
+    for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
+        mt_param *p = mt_param_store_get(m->params, i);
+        if (p->packed) MT_TRY(mt_linear_place(p, m->device));
+    }
     MT_TRY(make_tables(m));
     MT_TRY(make_state(m));
     wire_routers(m);

@@ -76,7 +76,7 @@ mt_status mt_check_param(check *c, mt_param **p, const char *name, int64_t membe
                                                 .frozen = frozen,
                                                 .init = MT_INIT_NORMAL,
                                                 .init_std = 1 }));
-    return packed ? mt_linear_reserve(*p, c->device) : MT_OK;
+    return packed ? mt_linear_reserve(*p, c->device, NULL) : MT_OK;
 }
 
 mt_status mt_check_draw(check *c, double shift)
@@ -85,6 +85,7 @@ mt_status mt_check_draw(check *c, double shift)
     for (int64_t i = 0; i < mt_param_store_count(c->store); i++) {
         mt_param *p = mt_param_store_get(c->store, i);
         double *w = p->master;
+        if (p->packed) MT_TRY(mt_linear_place(p, c->device));
         for (int64_t j = 0; j < mt_param_count(p); j++)
             w[j] = shift + mt_rng_normal(c->seed, STREAM_PARAM + 1000 * (uint32_t)i, (uint64_t)j);
     }

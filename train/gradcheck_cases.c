@@ -291,8 +291,9 @@ static mt_status linear_setup(check *c, int variant)
         mt_check_param(c, &c->linear.weight, "weight", members, OUT, IN, true, options & FROZEN));
     if (options & BIAS)
         MT_TRY(mt_check_param(c, &c->linear.bias, "bias", members, 1, OUT, false, false));
-    c->linear.save_original_input = options & SAVED_INPUT;
-    return MT_OK;
+    c->linear.weight->linear = &c->state;
+    c->state.save_original_input = options & SAVED_INPUT;
+    return mt_recipe_parse(&c->state.recipe, "fprop=f64 dgrad=f64 wgrad=f64");
 }
 
 static mt_status linear_cases(const struct session *s)

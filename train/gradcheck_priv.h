@@ -43,6 +43,7 @@ struct check {
 
     /* Constants of a case. */
     struct mt_grouped_linear_layer linear;
+    mt_linear_state state; /* of linear.weight */
     mt_param *params[3];
     mt_attention_shape attention;
     mt_router_shape router;

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "core/param.h"
 #include "core/rng.h"
+#include "layers/functional.h"
 
 mt_status mt_selfcheck_philox(void)
 {
@@ -78,21 +78,16 @@ static mt_status fill(struct problem *p, double *host, int64_t count, void *devi
 
 static mt_status make_weight(struct problem *p)
 {
-    const struct mt_kernels *kernels;
-    MT_TRY(mt_device_kernels(p->device, p->dtype, &kernels));
     MT_TRY(mt_param_store_create(&p->store, p->device, p->real, p->dtype));
     MT_TRY(mt_param_store_add(
         p->store, &p->weight,
         &(mt_param_spec){
             .name = "selfcheck", .members = MEMBERS, .m = OUT, .k = IN, .packed = true }));
-    for (int d = 0; d < MT_DIR_COUNT; d++)
-        mt_param_set_compute(p->weight, (mt_dir)d, mt_format_plain(p->dtype), MT_LAYOUT_PACKED,
-                             kernels->packed_bytes(p->dtype, (mt_dir)d, MEMBERS, OUT, IN));
+    MT_TRY(mt_linear_reserve(p->weight, p->device, NULL));
     MT_TRY(mt_param_store_allocate(p->store, true));
+    MT_TRY(mt_linear_place(p->weight, p->device));
     MT_TRY(fill(p, p->w, W, p->weight->master, p->real, 0));
-    return mt_pack_weight(&p->stream, &(struct mt_pack_weight_args){ .dtype = p->dtype,
-                                                                     .master = p->weight->master,
-                                                                     .out = &p->weight->weight });
+    return mt_linear_refresh(p->weight, &p->stream);
 }
 
 static mt_status make(struct problem *p)

@@ -125,7 +125,7 @@ static mt_status fill_store(mt_param_store *store)
         };
         MT_TRY(mt_param_store_add(store, &p, &spec));
         for (int j = 0; j < 2; j++) MT_TRY(mt_param_add_part(p, j, 0, 3, 2, "%s.%d", name, j));
-        mt_param_set_compute(p, MT_ROW, mt_format_plain(MT_F32), MT_LAYOUT_PACKED, 100);
+        mt_param_reserve_compute(p, 100);
     }
     MT_TRY(mt_param_store_allocate(store, true));
     return mt_param_store_init(store, 1);

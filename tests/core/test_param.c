@@ -31,9 +31,9 @@ static void test_placement(void **state)
         assert_ok(mt_param_store_create(&store, device, dtype, dtype));
         mt_param *p[] = { add(store, "a", 1, 1, 1), add(store, "b", 3, 7, 33),
                           add(store, "empty", 0, 4, 4), add(store, "c", 1, 128, 1) };
-        mt_param_set_compute(p[1], MT_ROW, mt_format_plain(dtype), MT_LAYOUT_COMPACT, 1000);
-        mt_param_set_compute(p[1], MT_COL, mt_format_plain(dtype), MT_LAYOUT_PACKED, 1);
-        mt_param_set_compute(p[3], MT_COL, mt_format_plain(dtype), MT_LAYOUT_PACKED, 300);
+        mt_param_reserve_compute(p[1], 1000);
+        mt_param_reserve_compute(p[1], 1);
+        mt_param_reserve_compute(p[3], 300);
         assert_ok(mt_param_store_allocate(store, true));
         char *master = mt_param_store_master(store), *grad = mt_param_store_grad(store),
              *end = NULL;
@@ -50,12 +50,10 @@ static void test_placement(void **state)
         assert_true(end <= master + (size_t)elements * size);
         for (size_t i = 0; i < (size_t)elements * size; i++)
             assert_int_equal(master[i] | grad[i], 0);
-        char *row = p[1]->weight.dir[MT_ROW].codes, *col = p[1]->weight.dir[MT_COL].codes,
-             *other = p[3]->weight.dir[MT_COL].codes;
-        assert_true(col >= row + 1000 && other >= col + 1);
-        assert_int_equal(((uintptr_t)row | (uintptr_t)col | (uintptr_t)other) % 64, 0);
-        assert_null(p[3]->weight.dir[MT_ROW].codes);
-        assert_null(p[0]->weight.dir[MT_ROW].codes);
+        char *copy = p[1]->compute_memory, *other = p[3]->compute_memory;
+        assert_true(other >= copy + 1000);
+        assert_int_equal(((uintptr_t)copy | (uintptr_t)other) % 64, 0);
+        assert_null(p[0]->compute_memory);
         assert_null(mt_param_store_find(store, "d"));
         assert_int_equal(device->bytes[MT_MEMORY_MASTER], elements * (int64_t)size);
         assert_int_equal(device->bytes[MT_MEMORY_GRAD], elements * (int64_t)size);

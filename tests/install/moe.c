@@ -20,9 +20,10 @@ static mt_status make_params(mt_param_store **store)
     MT_TRY(mt_param_store_create(store, stream.device, MT_F64, MT_F64));
     for (int i = 0; i < 3; i++) {
         MT_TRY(mt_param_store_add(*store, &p[i], &specs[i]));
-        if (specs[i].packed) MT_TRY(mt_linear_reserve(p[i], stream.device));
+        if (specs[i].packed) MT_TRY(mt_linear_reserve(p[i], stream.device, NULL));
     }
     MT_TRY(mt_param_store_allocate(*store, true));
+    for (int i = 1; i < 3; i++) MT_TRY(mt_linear_place(p[i], stream.device));
     return mt_param_store_init(*store, 1);
 }
 

@@ -31,14 +31,10 @@ struct rig {
 static mt_param *add(struct rig *r, const char *name, int64_t members, int64_t m, int64_t k,
                      bool packed)
 {
-    const struct mt_kernels *kernels;
     mt_param *p;
     mt_param_spec spec = { .name = name, .members = members, .m = m, .k = k, .packed = packed };
     assert_ok(mt_param_store_add(r->store, &p, &spec));
-    assert_ok(mt_device_kernels(r->stream.device, r->dtype, &kernels));
-    for (int d = 0; packed && d < MT_DIR_COUNT; d++)
-        mt_param_set_compute(p, (mt_dir)d, mt_format_plain(r->dtype), MT_LAYOUT_PACKED,
-                             kernels->packed_bytes(r->dtype, (mt_dir)d, members, m, k));
+    if (packed) assert_ok(mt_linear_reserve(p, r->stream.device, NULL));
     return p;
 }
 
@@ -74,11 +70,10 @@ static void rig_open(struct rig *r, mt_dtype dtype, const mt_tape_options *optio
     set_master(r->gate_up, m->gate_up[0][0]);
     set_master(r->down, m->down[0][0]);
     mt_param *packed[] = { r->gate_up, r->down };
-    for (int i = 0; i < 2; i++)
-        assert_ok(
-            mt_pack_weight(&r->stream, &(struct mt_pack_weight_args){ .dtype = dtype,
-                                                                      .master = packed[i]->master,
-                                                                      .out = &packed[i]->weight }));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(mt_linear_place(packed[i], r->stream.device));
+        assert_ok(mt_linear_refresh(packed[i], &r->stream));
+    }
     r->x = upload(m->x[0], T * D, dtype), r->dy = upload(m->dy[0], T * D, dtype);
     r->dprob_sum = upload(m->dprob_sum, E, mt_dtype_wide(dtype));
     r->dz_sum = upload(&m->dz_sum, 1, mt_dtype_wide(dtype));

@@ -1,0 +1,155 @@
+/* The formats of a linear layer: its compute copy of the weight, and its operands. */
+#include "layers/linear_priv.h"
+
+enum { ALIGN = 256 };
+
+static mt_format_spec spec_of(const mt_recipe *recipe, mt_dtype compute, mt_operand operand,
+                              mt_dir dir)
+{
+    if (recipe) return *mt_recipe_direction(recipe, operand, dir);
+    return mt_format_spec_default(mt_format_plain(compute)->id);
+}
+
+static const mt_recipe *recipe_of(const mt_param *w)
+{
+    return w->linear ? &w->linear->recipe : NULL;
+}
+
+bool mt_linear_is_native(const mt_param *w, mt_operand operand, mt_dir dir)
+{
+    return spec_of(recipe_of(w), w->compute, operand, dir).format == mt_format_plain(w->compute);
+}
+
+/* ---- the weight --------------------------------------------------------------------------------
+ * Native directions are packed for the backend; the others lie in front of them as one qtensor. */
+
+/* The directions of `weight` that are packed, or those that are not. */
+static mt_qtensor part_of(const mt_qtensor *weight, bool packed)
+{
+    mt_qtensor part = *weight;
+    for (int d = 0; d < MT_DIR_COUNT; d++)
+        if ((part.dir[d].layout == MT_LAYOUT_PACKED) != packed) part.dir[d] = (mt_direction){ 0 };
+    return part;
+}
+
+/* Lays the compute copy out in `memory` (NULL: only counts) and returns its bytes. */
+static size_t lay_out(mt_qtensor *out, const mt_param *w, const struct mt_kernels *kernels,
+                      const mt_recipe *recipe, char *memory)
+{
+    const mt_group *g = &w->group;
+    *out = (mt_qtensor){ .group = *g };
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        mt_format_spec spec = spec_of(recipe, w->compute, MT_OPERAND_W, (mt_dir)d);
+        out->dir[d] = mt_direction_of(spec);
+        if (spec.format == mt_format_plain(w->compute)) out->dir[d].layout = MT_LAYOUT_PACKED;
+    }
+    mt_qtensor codes = part_of(out, false);
+    size_t at = mt_qtensor_bytes(&codes);
+    if (memory) mt_qtensor_place(&codes, memory);
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (out->dir[d].layout != MT_LAYOUT_PACKED) {
+            out->dir[d] = codes.dir[d];
+            continue;
+        }
+        at = (at + ALIGN - 1) / ALIGN * ALIGN;
+        if (memory) out->dir[d].codes = memory + at;
+        at += kernels->packed_bytes(w->compute, (mt_dir)d, g->members, g->m, g->k);
+    }
+    return at;
+}
+
+mt_status mt_linear_reserve(mt_param *weight, const mt_device *device, const mt_recipe *recipe)
+{
+    const struct mt_kernels *kernels;
+    mt_qtensor unused;
+    MT_TRY(mt_device_kernels(device, weight->compute, &kernels));
+    mt_param_reserve_compute(weight, lay_out(&unused, weight, kernels, recipe, NULL));
+    return MT_OK;
+}
+
+mt_status mt_linear_place(mt_param *weight, const mt_device *device)
+{
+    const struct mt_kernels *kernels;
+    mt_qtensor placed;
+    MT_TRY(mt_device_kernels(device, weight->compute, &kernels));
+    size_t bytes = lay_out(&placed, weight, kernels, recipe_of(weight), NULL);
+    MT_REQUIRE(weight->compute_memory && bytes <= weight->compute_bytes, MT_EINTERNAL,
+               "%s: a compute copy of %zu bytes, %zu are reserved", weight->name, bytes,
+               weight->compute_bytes);
+    lay_out(&weight->weight, weight, kernels, recipe_of(weight), weight->compute_memory);
+    return MT_OK;
+}
+
+/* What quantizing an operand takes from the layer's state. */
+static struct mt_quantize_args quantize_args(const mt_param *w, mt_operand operand)
+{
+    const mt_linear_state *state = w->linear;
+    struct mt_quantize_args args = { .dtype = w->compute };
+    if (!state) return args;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        args.scale[d] = state->delayed[operand][d].scale;
+        args.running_amax[d] = state->delayed[operand][d].history;
+    }
+    args.seed = state->seed;
+    args.stream = state->stream + (uint32_t)operand;
+    args.step = state->pass ? *state->pass : 0;
+    return args;
+}
+
+mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
+{
+    mt_qtensor packed = part_of(&weight->weight, true), codes = part_of(&weight->weight, false);
+    if (packed.dir[MT_ROW].codes || packed.dir[MT_COL].codes)
+        MT_TRY(mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
+                                                                     .master = weight->master,
+                                                                     .out = &packed }));
+    if (!codes.dir[MT_ROW].format && !codes.dir[MT_COL].format) return MT_OK;
+    mt_qtensor master = mt_qtensor_plain(weight->group, weight->dtype, weight->master);
+    struct mt_quantize_args args = quantize_args(weight, MT_OPERAND_W);
+    args.src = &master, args.out = &codes;
+    return mt_quantize(stream, &args);
+}
+
+/* ---- operands ----------------------------------------------------------------------------------
+ */
+
+static mt_qtensor one_direction(const mt_param *w, mt_operand operand, mt_dir dir, mt_group group)
+{
+    mt_qtensor q = { .group = group };
+    q.dir[dir] = mt_direction_of(spec_of(recipe_of(w), w->compute, operand, dir));
+    return q;
+}
+
+mt_qtensor mt_linear_codes(const mt_param *w, mt_operand operand, mt_dir dir, mt_group group,
+                           void *memory)
+{
+    mt_qtensor q = one_direction(w, operand, dir, group);
+    mt_qtensor_place(&q, memory);
+    return q;
+}
+
+mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operand,
+                             struct mt_linear_operand *o)
+{
+    mt_qtensor plain = o->q, made = { .group = o->q.group };
+    bool any = false;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (!o->wanted[d] || mt_linear_is_native(w, operand, (mt_dir)d)) continue;
+        mt_qtensor one = one_direction(w, operand, (mt_dir)d, o->q.group);
+        int64_t bytes = (int64_t)mt_qtensor_bytes(&one);
+        MT_TRY(mt_tape_value(tape, &o->memory[d], MT_U8, 1, &bytes));
+        mt_qtensor_place(&one, o->memory[d]->data.data);
+        made.dir[d] = o->q.dir[d] = one.dir[d];
+        any = true;
+    }
+    if (!any) return MT_OK;
+    struct mt_quantize_args args = quantize_args(w, operand);
+    args.src = &plain, args.out = &made;
+    args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
+    return mt_quantize(mt_tape_stream(tape), &args);
+}
+
+void mt_linear_operand_release(mt_tape *tape, struct mt_linear_operand *o)
+{
+    for (int d = 0; d < MT_DIR_COUNT; d++) mt_value_release(tape, &o->memory[d]);
+}
