@@ -180,10 +180,10 @@ test-all-installed: test-builds
 lint: lib ## the house rules that a machine can check
 	@sh tests/lint.sh $(LIB)
 
-# Development checks against transformers and PyTorch; nothing else here needs Python.
-oracle: $(BUILD)/mixtape ## compare models with Hugging Face transformers (Python: torch transformers h5py safetensors)
-	@python3 -c 'import torch, transformers, h5py, safetensors' || { echo "oracle: these Python packages are missing"; exit 1; }
-	@for check in hf_parity adamw_parity export_parity; do \
+# Development checks against transformers, PyTorch and numpy; nothing else here needs Python.
+oracle: $(BUILD)/mixtape ## compare models with Hugging Face transformers, formats with numpy (Python: torch transformers h5py safetensors ml_dtypes)
+	@python3 -c 'import torch, transformers, h5py, safetensors, ml_dtypes' || { echo "oracle: these Python packages are missing"; exit 1; }
+	@for check in hf_parity adamw_parity export_parity quantize_parity; do \
 	    echo "== $$check"; MIXTAPE=$(abspath $(BUILD)/mixtape) python3 tests/oracle/$$check.py || bad=1; done; test -z "$$bad"
 
 # ---- install ------------------------------------------------------------------------------------
