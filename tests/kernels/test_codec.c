@@ -74,21 +74,31 @@ static uint32_t pattern(int i)
     return (uint32_t)((uint64_t)i * STRIDE + 1);
 }
 
+static void check_scalar_cast(const struct values *v, mt_codec codec, uint32_t bits, int random)
+{
+    float x = mt_f32_from_bits(bits);
+    int code = mt_encode(codec, x), drawn = mt_encode_stochastic(codec, x, random);
+    if (code != nearest_code(v, x) || drawn != stochastic_code(v, x, random))
+        fail_msg("%s of %a: 0x%02x 0x%02x, must be 0x%02x 0x%02x", v->e->name, (double)x, code,
+                 drawn, nearest_code(v, x), stochastic_code(v, x, random));
+    if (!isnan(x)) assert_int_equal(mt_encode_number(codec, x), code);
+}
+
 static void test_scalar_casts(void **state)
 {
     (void)state;
+    /* zero, subnormals, the ends of the range, Inf, NaNs; both signs */
+    static const uint32_t odd[] = { 0,          1,          0x7fffff,   0x800000,   0x7f7fffff,
+                                    0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff, 0x3f800000 };
+    static const int draws[] = { 0, 1, 0x7fff, 0x8000, 0xffff };
     for (int element = MT_ELEMENT_E4M3; element < MT_ELEMENT_COUNT; element++) {
         const struct values v = values_of((mt_element)element);
         const mt_codec codec = mt_codec_of((mt_element)element);
-        for (int i = 0; i < PATTERNS; i++) {
-            float x = mt_f32_from_bits(pattern(i));
-            int random = (int)(case_mix((uint64_t)i) & 0xffff);
-            int code = mt_encode(codec, x), drawn = mt_encode_stochastic(codec, x, random);
-            if (code != nearest_code(&v, x) || drawn != stochastic_code(&v, x, random))
-                fail_msg("%s of %a: 0x%02x 0x%02x, must be 0x%02x 0x%02x", v.e->name, (double)x,
-                         code, drawn, nearest_code(&v, x), stochastic_code(&v, x, random));
-            if (!isnan(x)) assert_int_equal(mt_encode_number(codec, x), code);
-        }
+        for (int i = 0; i < PATTERNS; i++)
+            check_scalar_cast(&v, codec, pattern(i), (int)(case_mix((uint64_t)i) & 0xffff));
+        for (size_t i = 0; i < 2 * sizeof odd / sizeof odd[0]; i++)
+            for (size_t j = 0; j < sizeof draws / sizeof draws[0]; j++)
+                check_scalar_cast(&v, codec, odd[i / 2] | (uint32_t)(i % 2) << 31, draws[j]);
         for (int code = 0; code < v.count; code++) {
             assert_true((double)mt_decode(codec, (uint8_t)code) == v.value[code]);
             assert_true((double)mt_decode_number(codec, (uint8_t)code) == v.value[code]);

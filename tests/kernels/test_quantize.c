@@ -81,6 +81,34 @@ static void check_e8m0_decode(mt_device *device)
     result_free(&r);
 }
 
+/* Every E4M3 scale that nvfp4 can store, with every code: RN(code * RN(sf * S_dec)). */
+static void check_e4m3_decode(mt_device *device)
+{
+    enum { SCALES = 127, N = 16 };
+    static const float amaxes[] = { 0, 2688, 1.7f, 1e-30f, 3e38f, INFINITY };
+    const mt_format_options options = { 0 };
+    struct quantize_case c;
+    case_make(&c, MT_GROUP_UNIFORM, 1, &(int64_t){ SCALES }, &(int64_t){ N }, 0);
+    for (size_t a = 0; a < sizeof amaxes / sizeof amaxes[0]; a++) {
+        struct quantize_result r;
+        result_make(&r, &c, "nvfp4", NULL, false);
+        mt_direction *d = &r.q.dir[MT_ROW];
+        d->amax[0] = amaxes[a];
+        for (int i = 0; i < SCALES * N / 2; i++)
+            ((uint8_t *)d->codes)[i] = (uint8_t)(i * 2 % N | (i * 2 % N + 1) << 4);
+        for (int i = 0; i < SCALES; i++) ((uint8_t *)d->scales)[i] = (uint8_t)i;
+        float *got = case_values(device, &r.q, MT_ROW, MT_F32);
+        for (int i = 0; i < SCALES * N; i++) {
+            float sf = mt_f32_from_bits(golden_decode_e4m3[i / N]);
+            float dec = sf * mt_nvfp4_decode_scale(&options, amaxes[a]);
+            float want = mt_f32_from_bits(golden_decode_e2m1[i % N]) * dec;
+            assert_int_equal(mt_f32_bits(got[i]), mt_f32_bits(want));
+        }
+        test_free(got);
+        result_free(&r);
+    }
+}
+
 /* The values of golden_cast: around value v and around the tie above it. */
 static int cast_points(float points[6], const struct element_row *row, int code, int last)
 {
@@ -171,6 +199,7 @@ static void elements_on(mt_device *device)
         check_cast(device, &element_rows[i]);
     }
     check_e8m0_decode(device);
+    check_e4m3_decode(device);
     check_odd_values(device);
 }
 

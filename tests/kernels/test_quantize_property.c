@@ -69,7 +69,16 @@ static void test_row_is_column_of_transpose(void **state)
         }
 }
 
-/* Square blocks: both directions hold the same values, under sr and 4over6 too. */
+/* Code (r, c) of a member [m, k] that is all of its group. */
+static int code_at(const mt_direction *d, mt_dir dir, int64_t m, int64_t k, int64_t r, int64_t c)
+{
+    mt_direction_shape s = mt_direction_shape_of(d, dir, m, k);
+    int64_t line = s.transposed ? c : r, at = s.transposed ? r : c;
+    const uint8_t *codes = (const uint8_t *)d->codes + line * s.code_pitch;
+    return d->format->codes_per_byte == 1 ? codes[at] : codes[at / 2] >> (at % 2 * 4) & 15;
+}
+
+/* Square blocks: both directions hold the same codes and values, under sr and 4over6 too. */
 static void test_square_blocks(void **state)
 {
     (void)state;
@@ -85,6 +94,13 @@ static void test_square_blocks(void **state)
         void *a = case_values(test_device(), &r.q, MT_ROW, MT_F32);
         void *b = case_values(test_device(), &r.q, MT_COL, MT_F32);
         assert_memory_equal(a, b, (size_t)c.total * sizeof(float));
+        mt_qtensor views[3];
+        assert_ok(mt_qtensor_split(views, &r.q));
+        for (int i = 0; i < 3; i++)
+            for (int64_t e = 0; e < c.first[i] * 77; e++)
+                assert_int_equal(
+                    code_at(&views[i].dir[MT_ROW], MT_ROW, c.first[i], 77, e / 77, e % 77),
+                    code_at(&views[i].dir[MT_COL], MT_COL, c.first[i], 77, e / 77, e % 77));
         test_free(a), test_free(b), test_free(x);
         result_free(&r);
     }
@@ -146,10 +162,20 @@ static void test_grouped_is_member_by_member(void **state)
             check_members(&c, specs[f], mode % 2 ? MT_BF16 : MT_F32,
                           specs[f][0] == 'm' && mode == MT_GROUP_VARYING_BOTH);
         }
-    int64_t many[MAX_MEMBERS];
-    for (int i = 0; i < MAX_MEMBERS; i++) many[i] = rows[i % 5];
-    case_make(&c, MT_GROUP_VARYING_FIRST, MAX_MEMBERS, many, &(int64_t){ 24 }, 5);
-    check_members(&c, "nvfp4:sr", MT_F16, true);
+    for (int i = 0; i < 8; i++) {
+        case_make(&c, MT_GROUP_UNIFORM, 3, &rows[i], &cols[7 - i], 0);
+        for (size_t f = 0; f < sizeof specs / sizeof specs[0]; f++)
+            check_members(&c, specs[f], MT_BF16, false);
+    }
+    int64_t many[MAX_MEMBERS], wide[MAX_MEMBERS];
+    for (int i = 0; i < MAX_MEMBERS; i++) many[i] = rows[i % 5], wide[i] = rows[(i + 2) % 5];
+    many[0] = 7, wide[0] = 24; /* what a uniform mode takes */
+    for (int mode = 0; mode < 4; mode++) {
+        case_make(&c, (mt_group_mode)mode, MAX_MEMBERS, many, wide, 5);
+        check_members(&c, "nvfp4:sr", MT_F16, true);
+        check_members(&c, "fp8_tensor", MT_BF16, false);
+        check_members(&c, "mxfp8:rht", MT_F32, false);
+    }
     case_make(&c, MT_GROUP_UNIFORM, 0, NULL, NULL, 0);
     check_members(&c, "mxfp8", MT_F32, false);
 }
@@ -363,41 +389,74 @@ static void test_4over6_chooses_the_better(void **state)
 
 /* ---- requantize ---- */
 
-/* From a quantized source: as if its dequantized values had been given. Codes of a grid stay
- * themselves. */
+/* `src`'s direction `dir` requantized equals its dequantized `values` quantized, in both
+ * directions.
+ */
+static void check_requantize(const struct quantize_case *c, const mt_qtensor *src, mt_dir dir,
+                             float *values, const char *to)
+{
+    struct quantize_result direct, indirect;
+    mt_stream stream = stream_of(test_device());
+    result_make(&indirect, c, to, to, false);
+    assert_ok(case_quantize(test_device(), c, values, MT_F32, &indirect, 0));
+    result_make(&direct, c, to, to, false);
+    assert_ok(mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
+                                                               .src = src,
+                                                               .src_dir = dir,
+                                                               .out = &direct.q,
+                                                               .stream = 2,
+                                                               .step = 3 }));
+    assert_same_direction(&direct, &indirect, MT_ROW);
+    assert_same_direction(&direct, &indirect, MT_COL);
+    result_free(&direct), result_free(&indirect);
+}
+
+/* From a quantized source, either direction of it: as if its dequantized values had been given. */
 static void test_requantize(void **state)
 {
     (void)state;
     static const char *const sources[] = { "mxfp8",        "nvfp4",      "fp8_tensor",
                                            "fp8_block:2d", "mxfp6_e3m2", "mxfp4" };
-    static const char *const results[] = { "nvfp4", "mxfp8:sr", "fp8_block", "mxfp4:rht",
-                                           "fp8_tensor" };
+    static const char *const results[] = { "nvfp4",      "mxfp8:sr",     "fp8_block", "mxfp4:rht",
+                                           "fp8_tensor", "nvfp4:sr+rht", "bf16" };
     struct quantize_case c;
     case_make(&c, MT_GROUP_VARYING_FIRST, 3, (int64_t[]){ 33, 0, 140 }, &(int64_t){ 70 }, 0);
-    mt_stream stream = stream_of(test_device());
     void *x = case_source(&c, MT_BF16, 3, false);
     for (size_t s = 0; s < sizeof sources / sizeof sources[0]; s++)
         for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
-            struct quantize_result first, direct, indirect;
-            const char *to = results[s % 5];
-            bool swizzled = s < 2;
-            result_make(&first, &c, dir ? NULL : sources[s], dir ? sources[s] : NULL, swizzled);
+            struct quantize_result first;
+            result_make(&first, &c, dir ? NULL : sources[s], dir ? sources[s] : NULL, s < 2);
             assert_ok(case_quantize(test_device(), &c, x, MT_BF16, &first, 0));
             float *values = case_values(test_device(), &first.q, (mt_dir)dir, MT_F32);
-            result_make(&indirect, &c, to, to, false);
-            assert_ok(case_quantize(test_device(), &c, values, MT_F32, &indirect, 0));
-            result_make(&direct, &c, to, to, false);
-            assert_ok(mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
-                                                                       .src = &first.q,
-                                                                       .src_dir = (mt_dir)dir,
-                                                                       .out = &direct.q,
-                                                                       .stream = 2,
-                                                                       .step = 3 }));
-            assert_same_direction(&direct, &indirect, MT_ROW);
-            assert_same_direction(&direct, &indirect, MT_COL);
-            result_free(&direct), result_free(&indirect), result_free(&first);
+            for (size_t t = 0; t < sizeof results / sizeof results[0]; t++)
+                check_requantize(&c, &first.q, (mt_dir)dir, values, results[t]);
+            result_free(&first);
             test_free(values);
         }
+    test_free(x);
+}
+
+/* Values of a grid stay themselves where scales are powers of two or given. */
+static void test_requantize_is_idempotent(void **state)
+{
+    (void)state;
+    static const char *const specs[] = { "fp8_delayed", "fp8_block",  "fp8_block:2d", "mxfp8",
+                                         "mxfp8:e5m2",  "mxfp6_e3m2", "mxfp6_e2m3",   "mxfp4:2d" };
+    struct quantize_case c;
+    case_make(&c, MT_GROUP_VARYING_LAST, 3, &(int64_t){ 70 }, (int64_t[]){ 33, 0, 140 }, 0);
+    void *x = case_source(&c, MT_F32, 8, false);
+    for (size_t f = 0; f < sizeof specs / sizeof specs[0]; f++) {
+        struct quantize_result once, again;
+        result_make(&once, &c, specs[f], NULL, false);
+        result_make(&again, &c, specs[f], NULL, false);
+        assert_ok(case_quantize(test_device(), &c, x, MT_F32, &once, 0));
+        float *a = case_values(test_device(), &once.q, MT_ROW, MT_F32);
+        assert_ok(case_quantize(test_device(), &c, a, MT_F32, &again, 0));
+        float *b = case_values(test_device(), &again.q, MT_ROW, MT_F32);
+        assert_memory_equal(a, b, (size_t)c.total * sizeof(float));
+        result_free(&once), result_free(&again);
+        test_free(a), test_free(b);
+    }
     test_free(x);
 }
 
@@ -412,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_rht_is_orthogonal),
         cmocka_unit_test(test_4over6_chooses_the_better),
         cmocka_unit_test(test_requantize),
+        cmocka_unit_test(test_requantize_is_idempotent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
