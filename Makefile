@@ -227,8 +227,10 @@ demo: ## train the demo model on the King James Bible: runs/demo
 .PHONY: FORCE demo
 
 BENCH := GOMP_SPINCOUNT=4000 OMP_PROC_BIND=true OPENBLAS_THREAD_TIMEOUT=10
-bench: bench-gemm $(BUILD)/tests/bench/bench_step ## the benchmarks of tests/bench: GEMM rates, training steps by op
+bench: bench-gemm bench-quantize $(BUILD)/tests/bench/bench_step ## the benchmarks of tests/bench: GEMM and quantize rates, training steps by op
 	for size in tiny larger; do for dtype in f32 bf16; do $(BENCH) $(BUILD)/tests/bench/bench_step $$size $$dtype || exit 1; done; done
 bench-gemm: $(BUILD)/tests/bench/bench_gemm ## GFLOP/s of the grouped GEMM (DTYPE=f64|f32|bf16)
 	$(BENCH) $< $(or $(DTYPE),f32)
-.PHONY: bench bench-gemm
+bench-quantize: $(BUILD)/tests/bench/bench_quantize ## GB/s of quantize and dequantize against memcpy
+	$(BENCH) $<
+.PHONY: bench bench-gemm bench-quantize
