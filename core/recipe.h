@@ -71,6 +71,13 @@ mt_status mt_recipe_rules_add(mt_recipe_rules *rules, const char *layers, int64_
 const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char *layer,
                                         int64_t step);
 
+mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *rules);
+
+/* The recipes that may ever apply to a layer, one after the other: *i begins at 0. False: no more.
+ */
+bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
+                          const mt_recipe **recipe);
+
 /* The next step after `step` at which some layer's recipe may change; -1: none. */
 int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step);
 

@@ -114,6 +114,32 @@ const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char
     return NULL;
 }
 
+mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *rules)
+{
+    mt_status status = MT_OK;
+    mt_recipe_rules *made = calloc(1, sizeof *made);
+    MT_REQUIRE(made, MT_ENOMEM, "recipe rules: no memory");
+    for (size_t i = 0; i < rules->count && status == MT_OK; i++) {
+        const rule *r = &rules->rules[i];
+        status = mt_recipe_rules_add(made, r->layers, r->first, r->end, &r->recipe);
+    }
+    if (status != MT_OK) mt_recipe_rules_destroy(&made);
+    *copy = made;
+    return status;
+}
+
+bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
+                          const mt_recipe **recipe)
+{
+    while (*i < rules->count) {
+        const rule *r = &rules->rules[(*i)++];
+        if (r->layers && fnmatch(r->layers, layer, 0) != 0) continue;
+        *recipe = &r->recipe;
+        return true;
+    }
+    return false;
+}
+
 int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step)
 {
     int64_t next = -1;

@@ -67,7 +67,7 @@ static void wire_routers(mt_model *m)
     }
 }
 
-static mt_status build(mt_model *m, bool training)
+static mt_status build(mt_model *m, bool training, const mt_precision_options *precision)
 {
     int64_t layers = m->config.num_hidden_layers;
     m->blocks = calloc((size_t)layers, sizeof *m->blocks);
@@ -77,15 +77,9 @@ static mt_status build(mt_model *m, bool training)
     for (int64_t i = 0; i < layers; i++) m->moe_layers += mt_model_layer_is_moe(&m->config, i);
     MT_TRY(mt_param_store_create(&m->params, m->device, m->real, m->compute));
     MT_TRY(mt_model_add_params(m));
-    for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
-        mt_param *p = mt_param_store_get(m->params, i);
-        if (p->packed) MT_TRY(mt_linear_reserve(p, m->device, NULL));
-    }
+    MT_TRY(mt_precision_create(&m->precision, m->params, precision));
     MT_TRY(mt_param_store_allocate(m->params, training));
-    for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
-        mt_param *p = mt_param_store_get(m->params, i);
-        if (p->packed) MT_TRY(mt_linear_place(p, m->device));
-    }
+    MT_TRY(mt_precision_start(m->precision));
     MT_TRY(make_tables(m));
     MT_TRY(make_state(m));
     wire_routers(m);
@@ -93,7 +87,8 @@ static mt_status build(mt_model *m, bool training)
 }
 
 mt_status mt_model_create(mt_model **model, mt_device *device, const mt_model_config *config,
-                          mt_dtype compute, int64_t max_sequence, bool training)
+                          mt_dtype compute, int64_t max_sequence, bool training,
+                          const mt_precision_options *precision)
 {
     *model = NULL;
     MT_REQUIRE(compute == MT_F64 || compute == MT_F32 || compute == MT_BF16, MT_ECONFIG,
@@ -104,7 +99,7 @@ mt_status mt_model_create(mt_model **model, mt_device *device, const mt_model_co
     m->compute = compute, m->real = mt_dtype_wide(compute);
     m->max_sequence = max_sequence;
     mt_status status = mt_model_config_check(&m->config);
-    if (status == MT_OK) status = build(m, training);
+    if (status == MT_OK) status = build(m, training, precision);
     if (status != MT_OK) {
         mt_model_destroy(&m);
         return mt_error_pass(status, __FILE__, __LINE__);
@@ -117,6 +112,7 @@ void mt_model_destroy(mt_model **model)
 {
     mt_model *m = *model;
     if (!m) return;
+    mt_precision_destroy(&m->precision);
     mt_param_store_destroy(&m->params);
     mt_device_free(m->device, &m->tables, m->tables_bytes, MT_MEMORY_STATE);
     mt_device_free(m->device, &m->state, m->state_bytes, MT_MEMORY_STATE);
@@ -141,13 +137,14 @@ mt_status mt_model_init(mt_model *m, uint64_t seed)
     return mt_param_store_init(m->params, seed);
 }
 
+mt_precision *mt_model_precision(const mt_model *m)
+{
+    return m->precision;
+}
+
 mt_status mt_model_refresh(mt_model *m, mt_stream *stream)
 {
-    for (int64_t i = 0; i < mt_param_store_count(m->params); i++) {
-        mt_param *p = mt_param_store_get(m->params, i);
-        if (p->packed) MT_TRY(mt_linear_refresh(p, stream));
-    }
-    return MT_OK;
+    return mt_precision_refresh(m->precision, stream);
 }
 
 /* Runs block i on *h, which is replaced by its output; keeps what its router reported. */

@@ -5,6 +5,7 @@
 #include "core/param.h"
 #include "core/tape.h"
 #include "kernels/ops.h"
+#include "layers/precision.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,13 +66,16 @@ typedef struct mt_model mt_model;
 
 /* Builds the model's params (masters zero until initialised or loaded) and constant tables for
  * sequences of up to `max_sequence`. compute: f32, bf16 or f64 (then masters are f64). `training`
- * also allocates gradients. Ownership: device borrowed. */
+ * also allocates gradients. precision: recipes of its linear layers, or NULL. Ownership: device
+ * borrowed. */
 mt_status mt_model_create(mt_model **model, mt_device *device, const mt_model_config *config,
-                          mt_dtype compute, int64_t max_sequence, bool training);
+                          mt_dtype compute, int64_t max_sequence, bool training,
+                          const mt_precision_options *precision);
 void mt_model_destroy(mt_model **model);
 
 const mt_model_config *mt_model_get_config(const mt_model *model);
 mt_param_store *mt_model_params(const mt_model *model);
+mt_precision *mt_model_precision(const mt_model *model);
 /* Draws every param by its rule. */
 mt_status mt_model_init(mt_model *model, uint64_t seed);
 /* Writes every compute copy from its master: after init, load, and each optimizer step. */

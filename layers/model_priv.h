@@ -10,6 +10,7 @@ struct mt_model {
     mt_dtype compute, real;
     int64_t max_sequence, moe_layers;
     mt_param_store *params;
+    mt_precision *precision;
     mt_param *embed, *norm;
     mt_grouped_linear_layer lm_head; /* its weight is `embed` when tied */
     mt_block *blocks;

@@ -87,15 +87,13 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     mt_checkpoint *checkpoint;
     mt_checkpoint_state state;
     mt_status status = MT_OK;
-    mt_stream stream = { .device = mt_trainer_device(trainer) };
     describe_trainer(&state, trainer);
     MT_TRY(mt_checkpoint_open(&checkpoint, path));
     if (!force)
         MT_TRY_CLEANUP(check_same_run(mt_checkpoint_get_meta(checkpoint),
                                       mt_trainer_get_config(trainer), corpus, path));
     MT_TRY_CLEANUP(mt_checkpoint_restore(&state, checkpoint));
-    mt_trainer_set_steps(trainer, state.step);
-    MT_TRY_CLEANUP(mt_model_refresh(mt_trainer_model(trainer), &stream));
+    MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
 cleanup:
     mt_checkpoint_close(&checkpoint);
     return status;

@@ -143,6 +143,62 @@ static bool is_null(const yaml_node_t *node)
     return !*text || strcmp(text, "~") == 0 || strcmp(text, "null") == 0;
 }
 
+/* "A-B" as the rules of core/recipe.h write it. */
+static void put_steps(char *to, size_t room, const char *steps)
+{
+    const char *dash = strchr(steps, '-');
+    if (dash && !strstr(steps, ".."))
+        snprintf(to, room, "steps=%.*s..%s ", (int)(dash - steps), steps, dash + 1);
+    else
+        snprintf(to, room, "steps=%s ", steps);
+}
+
+/* One rule {layers, steps, use} as a clause behind those in `text`. */
+static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_node_t *rule,
+                          char text[MT_CONFIG_TEXT])
+{
+    char layers[MT_CONFIG_TEXT] = "", steps[MT_CONFIG_TEXT] = "";
+    const char *use = NULL;
+    int line = line_of(rule);
+    if (rule->type != YAML_MAPPING_NODE)
+        return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule is a mapping of layers, steps and use");
+    yaml_node_pair_t *pair = rule->data.mapping.pairs.start;
+    for (; pair < rule->data.mapping.pairs.top; pair++) {
+        yaml_node_t *key = yaml_document_get_node(document, pair->key);
+        yaml_node_t *node = yaml_document_get_node(document, pair->value);
+        const char *name = key->type == YAML_SCALAR_NODE ? scalar_of(key) : NULL;
+        const char *value = node->type == YAML_SCALAR_NODE ? scalar_of(node) : NULL;
+        if (!name || !value)
+            return FAIL_AT(r, line_of(key), MT_ECONFIG, "recipe: a rule's values are texts");
+        if (strcmp(name, "layers") == 0)
+            snprintf(layers, sizeof layers, "layers=%s ", value);
+        else if (strcmp(name, "steps") == 0)
+            put_steps(steps, sizeof steps, value);
+        else if (strcmp(name, "use") == 0)
+            use = value;
+        else
+            return FAIL_AT(r, line_of(key), MT_ECONFIG,
+                           "recipe: a rule has layers, steps and use, not '%.40s'", name);
+    }
+    if (!use) return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule without 'use'");
+    size_t used = strlen(text), room = MT_CONFIG_TEXT - used;
+    int n = snprintf(text + used, room, "%s%s%s%s", used ? "; " : "", layers, steps, use);
+    if (n < 0 || (size_t)n >= room)
+        return FAIL_AT(r, line, MT_ECONFIG, "recipe: rules of more than %d bytes", MT_CONFIG_TEXT);
+    return MT_OK;
+}
+
+static mt_status read_rules(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
+                            int index)
+{
+    char text[MT_CONFIG_TEXT] = "";
+    yaml_node_item_t *item = node->data.sequence.items.start;
+    for (; item < node->data.sequence.items.top; item++)
+        MT_TRY(add_rule(r, document, yaml_document_get_node(document, *item), text));
+    const char *items[] = { text };
+    return set_key(r, line_of(node), index, &(mt_config_value){ .items = items, .count = 1 });
+}
+
 static mt_status read_leaf(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
                            int index)
 {
@@ -152,10 +208,7 @@ static mt_status read_leaf(mt_config_reader *r, yaml_document_t *document, yaml_
     if (is_null(node)) return MT_OK;
     if (node->type == YAML_MAPPING_NODE)
         return FAIL_AT(r, line, MT_ECONFIG, "%s: a value is expected, not a mapping", path);
-    if (v.is_list && mt_config_keys[index].kind == MT_KEY_TEXT && strcmp(path, "recipe.use") == 0)
-        return FAIL_AT(r, line, MT_EUNSUPPORTED,
-                       "recipe: a list of rules is not available, only %s",
-                       mt_config_keys[index].only);
+    if (v.is_list && strcmp(path, "recipe.use") == 0) return read_rules(r, document, node, index);
     if (!v.is_list) {
         items[v.count++] = scalar_of(node);
     } else {

@@ -30,10 +30,8 @@ typedef struct mt_config {
     char device[MT_CONFIG_TEXT];
     /* Read and checked; each has one value that is available so far (column `only`). */
     mt_dtype grad_dtype, reduce_dtype;
-    char recipe[MT_CONFIG_TEXT];
-    int64_t delayed_history, delayed_margin;
-    int delayed_algorithm, moments, master;
-    bool moments_sr, optim_offload, quantized_init, save_original_input, keep_gathered;
+    int moments, master;
+    bool moments_sr, optim_offload, keep_gathered;
     char statistics_layers[MT_CONFIG_TEXT], statistics_tensors[MT_CONFIG_TEXT];
     char statistics_what_if[MT_CONFIG_TEXT];
     int64_t statistics_every, expert_parallel;

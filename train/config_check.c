@@ -112,6 +112,17 @@ static mt_status check_steps(const mt_config_reader *r)
     return MT_OK;
 }
 
+static mt_status check_recipe(const mt_config_reader *r)
+{
+    const char *text = r->config->trainer.recipe;
+    mt_recipe_rules *rules;
+    if (strcmp(text, "none") == 0) return MT_OK;
+    mt_status status = mt_recipe_rules_create(&rules, text);
+    if (status != MT_OK) return fail_at(r, "recipe.use", status);
+    mt_recipe_rules_destroy(&rules);
+    return MT_OK;
+}
+
 mt_status mt_config_check(const mt_config_reader *r)
 {
     static const char *const devices[] = { "auto", "cpu", "cuda" };
@@ -122,6 +133,7 @@ mt_status mt_config_check(const mt_config_reader *r)
     mt_status status = mt_optim_config_check(&r->config->trainer.optim);
     if (status != MT_OK) return fail_where_named(r, "optim", status);
     MT_TRY(check_steps(r));
+    MT_TRY(check_recipe(r));
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
         known = known || strcmp(devices[i], r->config->device) == 0;
     RULE(known, "device", "'%s' is not one of auto, cpu, cuda", r->config->device);

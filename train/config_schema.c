@@ -130,19 +130,22 @@ const mt_config_key mt_config_keys[] = {
     { "optim.offload", MT_KEY_BOOL, AT(optim_offload), .value = "false", .only = "false",
       .help = "optimizer state in host memory" },
 
-    { "recipe.use", MT_KEY_TEXT, AT(recipe), .value = "none", .only = "none",
-      .help = "number formats of the three GEMMs; none: train.dtype (also written recipe: ...)" },
-    { "recipe.delayed.history", MT_KEY_INT, AT(delayed_history), COUNT_RANGE, .value = "1024",
-      .only = "1024", .help = "amax history of delayed scaling, in steps" },
-    { "recipe.delayed.margin", MT_KEY_INT, AT(delayed_margin), COUNT_RANGE, .value = "0",
-      .only = "0", .help = "powers of two kept free above the amax" },
-    { "recipe.delayed.algorithm", MT_KEY_ENUM, AT(delayed_algorithm),
-      .names = NAMES("max", "most_recent"), .value = "max", .only = "max",
-      .help = "which amax of the history" },
-    { "recipe.quantized_init", MT_KEY_BOOL, AT(quantized_init), .value = "false", .only = "false",
-      .help = "start from quantized weights" },
-    { "recipe.save_original_input", MT_KEY_BOOL, AT(save_original_input), .value = "false",
-      .only = "false", .help = "keep linear inputs unquantized for wgrad" },
+    { "recipe.use", MT_KEY_TEXT, AT(trainer.recipe), .value = "none", .fixed = true,
+      .help =
+          "number formats of the three GEMMs: a preset (bf16, fp8_current, fp8_delayed, "
+          "fp8_block, mxfp8, nvfp4), fprop=W/X dgrad=W/dY wgrad=X/dY, clauses "
+          "layers=GLOB steps=A..B RECIPE joined by ';', or a list of {layers, steps: A-B, use}; "
+          "none: train.dtype (also written recipe: ...)" },
+    { "recipe.delayed.history", MT_KEY_INT, AT(trainer.delayed_history), .min = 2, .max = 65536,
+      .value = "1024", .fixed = true, .help = "amax history of delayed scaling, in steps" },
+    { "recipe.delayed.margin", MT_KEY_INT, AT(trainer.delayed_margin), .min = 0, .max = 100,
+      .value = "0", .fixed = true, .help = "powers of two kept free above the amax" },
+    { "recipe.delayed.algorithm", MT_KEY_BOOL, AT(trainer.delayed_most_recent), .fixed = true,
+      .names = NAMES("max", "most_recent"), .value = "max", .help = "which amax of the history" },
+    { "recipe.quantized_init", MT_KEY_BOOL, AT(trainer.quantized_init), .value = "false",
+      .fixed = true, .help = "masters begin as the values that their quantized copies hold" },
+    { "recipe.save_original_input", MT_KEY_BOOL, AT(trainer.save_original_input), .value = "false",
+      .help = "keep linear inputs unquantized for wgrad" },
 
     { "statistics.layers", MT_KEY_TEXT, AT(statistics_layers), .only = "\"\"",
       .help = "layers to measure, a name pattern" },

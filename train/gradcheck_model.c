@@ -75,7 +75,7 @@ static mt_status setup(check *c, const struct model_case *m)
 {
     static const double scale[1] = { 0.125 };
     mt_param_store_destroy(&c->store);
-    MT_TRY(mt_model_create(&c->model, c->device, m->config, MT_F64, m->sequence, true));
+    MT_TRY(mt_model_create(&c->model, c->device, m->config, MT_F64, m->sequence, true, NULL));
     c->store = mt_model_params(c->model);
     MT_TRY(mt_model_init(c->model, c->seed));
     shake(c->store, c->seed);

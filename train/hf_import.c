@@ -207,7 +207,7 @@ mt_status mt_hf_import(const char *checkpoint, const char *dir)
     mt_status status;
     MT_TRY_CLEANUP(mt_hf_config_read(&config, &text, dir));
     MT_TRY_CLEANUP(mt_device_open(&plan, "plan", NULL, 1));
-    MT_TRY_CLEANUP(mt_model_create(&model, plan, &config, MT_F32, 1, false));
+    MT_TRY_CLEANUP(mt_model_create(&model, plan, &config, MT_F32, 1, false, NULL));
     MT_TRY_CLEANUP(mt_hf_import_params(checkpoint, dir, mt_model_get_config(model),
                                        mt_model_params(model), text));
 cleanup:

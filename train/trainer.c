@@ -22,6 +22,41 @@ struct mt_trainer {
     int64_t steps;
 };
 
+/* ---- recipes ------------------------------------------------------------------------------------
+ */
+
+static mt_status create_model(mt_trainer *t)
+{
+    const mt_trainer_config *c = &t->config;
+    mt_recipe_rules *rules = NULL;
+    if (*c->recipe && strcmp(c->recipe, "none") != 0)
+        MT_TRY(mt_recipe_rules_create(&rules, c->recipe));
+    mt_precision_options options = { .rules = rules,
+                                     .save_original_input = c->save_original_input,
+                                     .history = c->delayed_history,
+                                     .margin = c->delayed_margin,
+                                     .most_recent = c->delayed_most_recent,
+                                     .seed = c->seed };
+    mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
+                                       c->sequence_length, true, &options);
+    mt_recipe_rules_destroy(&rules);
+    return status;
+}
+
+/* Micro-batches before `step`. */
+static uint32_t passes_before(const mt_trainer *t, int64_t step)
+{
+    return (uint32_t)(step * (t->config.batch_size / t->config.micro_batch_size));
+}
+
+/* The recipes and draws of the step to come. *changed: compute copies must be written. */
+static mt_status settle(mt_trainer *t, bool *changed)
+{
+    mt_precision *p = mt_model_precision(t->model);
+    mt_precision_set_pass(p, passes_before(t, t->steps));
+    return mt_precision_set_step(p, t->steps, changed);
+}
+
 static mt_status build(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
@@ -31,7 +66,7 @@ static mt_status build(mt_trainer *t)
                                 .recompute_activation = c->recompute == MT_RECOMPUTE_ACTIVATION };
     size_t real = mt_dtype_size(t->real);
     t->batch_bytes = (size_t)(c->batch_size * c->sequence_length) * sizeof(int32_t);
-    MT_TRY(mt_model_create(&t->model, t->device, &c->model, c->dtype, c->sequence_length, true));
+    MT_TRY(create_model(t));
     t->config.model = *mt_model_get_config(t->model);
     MT_TRY(mt_optimizer_create(&t->optimizer, mt_model_params(t->model), &c->optim));
     MT_TRY(mt_tape_create(&t->tape, &t->stream, &options));
@@ -40,6 +75,8 @@ static mt_status build(mt_trainer *t)
     MT_TRY(mt_device_alloc(t->device, &t->scale, real, MT_MEMORY_STATE));
     MT_TRY(mt_device_alloc(t->device, &t->metrics, METRICS * real, MT_MEMORY_STATE));
     MT_TRY(mt_model_init(t->model, c->seed));
+    if (c->quantized_init)
+        MT_TRY(mt_precision_quantized_init(mt_model_precision(t->model), &t->stream));
     return mt_model_refresh(t->model, &t->stream);
 }
 
@@ -113,9 +150,12 @@ static mt_status upload(mt_trainer *t, const int32_t *tokens, const int32_t *tar
 
 enum pass_kind { PASS_TRAIN, PASS_EVAL, PASS_LOGITS };
 
-static uint64_t pass_key(enum pass_kind kind, int64_t batch, int64_t sequence)
+/* Names what is run at which shapes, in which formats. */
+static uint64_t pass_key(const mt_trainer *t, enum pass_kind kind, int64_t batch, int64_t sequence)
 {
-    return (uint64_t)kind << 56 | (uint64_t)batch << 28 | (uint64_t)sequence;
+    uint64_t epoch = mt_precision_epoch(mt_model_precision(t->model));
+    return epoch * 0x9e3779b97f4a7c15u ^
+           ((uint64_t)kind << 56 | (uint64_t)batch << 28 | (uint64_t)sequence);
 }
 
 static mt_status add_metric(mt_trainer *t, int which, const mt_value *x)
@@ -212,9 +252,12 @@ mt_status mt_trainer_gradients(mt_trainer *t, const int32_t *tokens, const int32
     MT_TRY(upload_scalar(t, t->scale, 1 / (double)counted));
     MT_TRY(mt_device_zero(t->device, t->metrics, METRICS * mt_dtype_size(t->real)));
     MT_TRY(mt_model_begin_step(t->model));
-    uint64_t key = pass_key(PASS_TRAIN, c->micro_batch_size, c->sequence_length);
-    for (int64_t first = 0; first < c->batch_size; first += c->micro_batch_size)
+    uint64_t key = pass_key(t, PASS_TRAIN, c->micro_batch_size, c->sequence_length);
+    for (int64_t first = 0; first < c->batch_size; first += c->micro_batch_size) {
+        uint32_t pass = passes_before(t, t->steps) + (uint32_t)(first / c->micro_batch_size);
+        mt_precision_set_pass(mt_model_precision(t->model), pass);
         MT_TRY(in_pass(t, key, true, train_pass, first));
+    }
     MT_TRY(mt_param_store_end_step(mt_model_params(t->model)));
     if (!t->device->computes) return MT_OK;
     MT_TRY(read_metrics(t, result));
@@ -223,7 +266,11 @@ mt_status mt_trainer_gradients(mt_trainer *t, const int32_t *tokens, const int32
 
 mt_status mt_trainer_update(mt_trainer *t, double lr, mt_step_result *result)
 {
+    bool changed;
     MT_TRY(mt_optimizer_step(t->optimizer, &t->stream, lr, t->metrics));
+    MT_TRY(mt_precision_end_step(mt_model_precision(t->model), &t->stream));
+    t->steps++;
+    MT_TRY(settle(t, &changed));
     MT_TRY(mt_model_refresh(t->model, &t->stream));
     struct mt_step_state state = { 0 };
     if (t->device->computes)
@@ -233,7 +280,6 @@ mt_status mt_trainer_update(mt_trainer *t, double lr, mt_step_result *result)
     result->skipped = state.skip;
     result->skipped_in_a_row = state.skipped_in_a_row;
     if (!state.skip) MT_TRY(mt_model_update_router_bias(t->model, &t->stream));
-    t->steps++;
     return MT_OK;
 }
 
@@ -288,7 +334,7 @@ static mt_status forward_pass(mt_trainer *t, enum pass_kind kind, int64_t batch,
                MT_EINVAL, "trainer: %lld sequences of %lld tokens, at most %lld of %lld",
                (long long)batch, (long long)sequence, (long long)c->batch_size,
                (long long)c->sequence_length);
-    MT_TRY(mt_tape_begin(t->tape, pass_key(kind, batch, sequence), false));
+    MT_TRY(mt_tape_begin(t->tape, pass_key(t, kind, batch, sequence), false));
     mt_status status = forward(t, batch, sequence, loss, logits);
     if (status == MT_OK) return mt_tape_end(t->tape);
     mt_tape_abort(t->tape);
@@ -413,7 +459,10 @@ int64_t mt_trainer_steps(const mt_trainer *t)
     return t->steps;
 }
 
-void mt_trainer_set_steps(mt_trainer *t, int64_t steps)
+mt_status mt_trainer_set_steps(mt_trainer *t, int64_t steps)
 {
+    bool changed;
     t->steps = steps;
+    MT_TRY(settle(t, &changed));
+    return mt_model_refresh(t->model, &t->stream);
 }

@@ -15,6 +15,8 @@ typedef enum mt_recompute {
     MT_RECOMPUTE_ACTIVATION
 } mt_recompute;
 
+enum { MT_RECIPE_RULES_TEXT = 1024 };
+
 typedef struct mt_trainer_config {
     mt_model_config model;
     mt_optim_config optim;
@@ -24,6 +26,11 @@ typedef struct mt_trainer_config {
     uint64_t seed;
     mt_recompute recompute;
     bool offload, defer_wgrad;
+    char recipe[MT_RECIPE_RULES_TEXT]; /* rules of core/recipe.h; "" or "none": the dtype everywhere
+                                        */
+    int64_t delayed_history, delayed_margin; /* as in mt_precision_options */
+    bool delayed_most_recent, save_original_input;
+    bool quantized_init; /* masters begin as the values that the codes hold */
 } mt_trainer_config;
 
 typedef struct mt_step_result {
@@ -71,9 +78,10 @@ mt_model *mt_trainer_model(const mt_trainer *trainer);
 mt_optimizer *mt_trainer_optimizer(const mt_trainer *trainer);
 mt_tape *mt_trainer_tape(const mt_trainer *trainer);
 mt_device *mt_trainer_device(const mt_trainer *trainer);
-/* Steps made so far: the next step's index; set when a checkpoint is loaded. */
+/* Steps made so far: the next step's index. Set when a checkpoint is loaded: then the recipes of
+ * that step hold, and every compute copy is written from its master. */
 int64_t mt_trainer_steps(const mt_trainer *trainer);
-void mt_trainer_set_steps(mt_trainer *trainer, int64_t steps);
+mt_status mt_trainer_set_steps(mt_trainer *trainer, int64_t steps);
 
 #ifdef __cplusplus
 }

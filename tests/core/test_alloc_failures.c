@@ -167,7 +167,7 @@ static mt_status make_model(void)
 {
     mt_model *model;
     mt_trainer_config c = config_of(MT_BF16);
-    mt_status status = mt_model_create(&model, device, &c.model, MT_BF16, 4, true);
+    mt_status status = mt_model_create(&model, device, &c.model, MT_BF16, 4, true, NULL);
     assert_int_equal(status == MT_OK, model != NULL);
     mt_model_destroy(&model);
     return status;

@@ -39,7 +39,7 @@ static inline void rig_open(struct rig *r, const mt_model_config *c, mt_dtype dt
 {
     memset(r, 0, sizeof *r);
     r->stream.device = test_device();
-    assert_ok(mt_model_create(&r->model, r->stream.device, c, dtype, S, true));
+    assert_ok(mt_model_create(&r->model, r->stream.device, c, dtype, S, true, NULL));
     assert_ok(mt_tape_create(&r->tape, &r->stream, options));
     assert_ok(mt_model_init(r->model, 7));
     for (int i = 0; i < T; i++) r->tokens[i] = (7 * i + 3) % V, r->targets[i] = (5 * i + 1) % V;

@@ -203,7 +203,7 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         c = config_of("qwen3_moe");
         *rules[i].field = rules[i].value;
-        assert_fails(mt_model_create(&model, test_device(), &c, MT_F32, S, true), MT_ECONFIG,
+        assert_fails(mt_model_create(&model, test_device(), &c, MT_F32, S, true, NULL), MT_ECONFIG,
                      rules[i].words);
         assert_null(model);
     }
@@ -227,7 +227,7 @@ static void test_refusals(void **state)
             assert_int_equal(mt_model_config_check(&c), MT_ECONFIG);
         }
     c = config_of("qwen3_moe");
-    assert_fails(mt_model_create(&model, test_device(), &c, MT_F16, S, true), MT_ECONFIG, "f16");
+    assert_fails(mt_model_create(&model, test_device(), &c, MT_F16, S, true, NULL), MT_ECONFIG, "f16");
     rig_open(&r, &c, MT_F32, NULL);
     mt_model_batch long_batch = { 1, S + 1, r.tokens, NULL, NULL },
                    no_targets = { B, S, r.tokens, NULL, NULL };

@@ -322,7 +322,7 @@ static void test_decay_by_kind(void **state)
             c.moe_intermediate_size = 4, c.num_experts = 3, c.num_experts_per_tok = 1;
             c.intermediate_size = 4, c.tie_word_embeddings = tied;
             if (mt_architectures[a].dense_layers) c.mlp_only_layer_count = 1;
-            assert_ok(mt_model_create(&model, test_device(), &c, MT_F32, 4, false));
+            assert_ok(mt_model_create(&model, test_device(), &c, MT_F32, 4, false, NULL));
             mt_param_store *store = mt_model_params(model);
             for (int64_t i = 0; i < mt_param_store_count(store); i++) {
                 const mt_param *p = mt_param_store_get(store, i);

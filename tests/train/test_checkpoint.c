@@ -193,9 +193,9 @@ static void test_names(void **state)
     char path[MT_CHECKPOINT_PATH], skipped[200];
     mt_trainer *trainer = make_trainer(MT_F32);
     assert_ok(mt_dir_create(in_dir("named")));
-    mt_trainer_set_steps(trainer, 123456789);
+    assert_ok(mt_trainer_set_steps(trainer, 123456789));
     assert_ok(mt_checkpoint_save(in_dir("named/ckpt"), trainer, &info, path));
-    mt_trainer_set_steps(trainer, 99);
+    assert_ok(mt_trainer_set_steps(trainer, 99));
     assert_ok(mt_checkpoint_save(in_dir("named/ckpt"), trainer, &info, path));
     assert_ok(mt_checkpoint_save(in_dir("named/ckpt"), trainer, &info, NULL)); /* again */
     size_t bytes;

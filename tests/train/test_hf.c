@@ -240,7 +240,7 @@ static void list_model(contents *c, const char *config_text, const mt_dtype *dty
     c->count = 0;
     assert_ok(parse(&config, config_text));
     assert_ok(mt_device_open(&plan, "plan", NULL, 1));
-    assert_ok(mt_model_create(&model, plan, &config, MT_F32, 1, false));
+    assert_ok(mt_model_create(&model, plan, &config, MT_F32, 1, false, NULL));
     const mt_param_store *store = mt_model_params(model);
     for (int64_t i = 0; i < mt_param_store_count(store); i++) {
         const mt_param *p = mt_param_store_get(store, i);

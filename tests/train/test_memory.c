@@ -55,7 +55,7 @@ static mt_status save_model(void)
     config.vocab_size = 20, config.hidden_size = 8, config.num_hidden_layers = 1;
     config.num_attention_heads = 2, config.num_experts = 2, config.num_experts_per_tok = 1;
     config.moe_intermediate_size = 4;
-    MT_TRY_CLEANUP(mt_model_create(&model, test_device(), &config, MT_F32, 4, false));
+    MT_TRY_CLEANUP(mt_model_create(&model, test_device(), &config, MT_F32, 4, false, NULL));
     MT_TRY_CLEANUP(mt_model_init(model, 1));
     const mt_checkpoint_state state = { .config = mt_model_get_config(model),
                                         .params = mt_model_params(model) };
@@ -80,7 +80,7 @@ static mt_status load_model(void)
     mt_model_config config;
     mt_model *model;
     MT_TRY(mt_checkpoint_read_model_config(in_dir("saved"), &config));
-    MT_TRY(mt_model_create(&model, test_device(), &config, MT_F64, 4, false));
+    MT_TRY(mt_model_create(&model, test_device(), &config, MT_F64, 4, false, NULL));
     mt_status status = mt_checkpoint_load_model(model, in_dir("saved"));
     mt_model_destroy(&model);
     return status;

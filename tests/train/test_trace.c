@@ -173,7 +173,7 @@ static void a_tied_gradient_is_one_sum(void **state)
     mt_trace_input in;
     assert_ok(mt_checkpoint_read_model_config(in_dir("ckpt"), &config));
     assert_ok(mt_trace_input_read(&in, in_dir("in.h5"), false, V));
-    assert_ok(mt_model_create(&model, device, &config, MT_F64, S, false));
+    assert_ok(mt_model_create(&model, device, &config, MT_F64, S, false, NULL));
     assert_ok(mt_checkpoint_load_model(model, in_dir("ckpt")));
     mt_stream stream = { .device = device };
     mt_param *embed = mt_param_store_find(mt_model_params(model), "model.embed_tokens");

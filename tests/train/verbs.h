@@ -69,7 +69,7 @@ static inline void make_checkpoint(const char *path, const mt_model_config *conf
     mt_device *device;
     mt_model *model;
     assert_ok(mt_device_open(&device, "cpu", NULL, 1));
-    assert_ok(mt_model_create(&model, device, config, MT_F32, 8, false));
+    assert_ok(mt_model_create(&model, device, config, MT_F32, 8, false, NULL));
     assert_ok(mt_model_init(model, 3));
     mt_checkpoint_state state = { .config = mt_model_get_config(model),
                                   .params = mt_model_params(model),

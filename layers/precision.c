@@ -1,0 +1,273 @@
+/* Recipes of linear layers, step by step. */
+#include "layers/precision.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "layers/functional.h"
+
+enum { SLOTS = MT_OPERAND_COUNT * MT_DIR_COUNT };
+static const char *const operand_names[MT_OPERAND_COUNT] = { "W", "X", "dY" };
+static const char *const dir_names[MT_DIR_COUNT] = { "row", "col" };
+
+typedef struct layer {
+    mt_param *weight;
+    mt_linear_state state;
+    bool delayed[SLOTS]; /* some rule makes this slot fp8_delayed */
+    mt_element element[SLOTS];
+} layer;
+
+struct mt_precision {
+    mt_param_store *store;
+    mt_recipe_rules *rules; /* NULL: none */
+    layer *layers;
+    int64_t count;
+    int64_t history;
+    int margin;
+    bool most_recent;
+    uint32_t pass;
+    uint64_t epoch;
+    void *memory; /* scales and histories, device f32 */
+    size_t bytes;
+};
+
+static mt_device *device_of(const mt_precision *p)
+{
+    return mt_param_store_device(p->store);
+}
+
+/* ---- what rules may ask for --------------------------------------------------------------------
+ */
+
+static mt_status note_delayed(layer *l, const mt_recipe *recipe)
+{
+    for (int s = 0; s < SLOTS; s++) {
+        const mt_format_spec *spec =
+            mt_recipe_direction(recipe, (mt_operand)(s / MT_DIR_COUNT), (mt_dir)(s % MT_DIR_COUNT));
+        if (!spec->format->delayed) continue;
+        MT_REQUIRE(!l->delayed[s] || l->element[s] == spec->options.element, MT_ECONFIG,
+                   "recipe rules: fp8_delayed in %s %s of %s is e4m3 in one rule and e5m2 in "
+                   "another: its scale could not pass from one to the other",
+                   operand_names[s / MT_DIR_COUNT], dir_names[s % MT_DIR_COUNT], l->weight->name);
+        l->delayed[s] = true;
+        l->element[s] = spec->options.element;
+    }
+    return MT_OK;
+}
+
+/* Reserves the largest compute copy of all the recipes that may apply to a layer. */
+static mt_status reserve(mt_precision *p, layer *l)
+{
+    const mt_recipe *recipe;
+    if (!p->rules) return mt_linear_reserve(l->weight, device_of(p), NULL);
+    for (size_t i = 0; mt_recipe_rules_next(p->rules, l->weight->name, &i, &recipe);) {
+        MT_TRY(mt_linear_reserve(l->weight, device_of(p), recipe));
+        MT_TRY(note_delayed(l, recipe));
+    }
+    return MT_OK;
+}
+
+static mt_status check_options(const mt_precision_options *o)
+{
+    MT_REQUIRE(o->history >= 2, MT_ECONFIG,
+               "recipe.delayed.history is %" PRId64 ", must be 2 or "
+               "more",
+               o->history);
+    MT_REQUIRE(o->margin >= 0 && o->margin <= 100, MT_ECONFIG,
+               "recipe.delayed.margin is %" PRId64 ", must be in [0, 100]", o->margin);
+    return MT_OK;
+}
+
+static mt_status build(mt_precision *p, const mt_precision_options *o)
+{
+    int64_t params = mt_param_store_count(p->store);
+    p->layers = calloc((size_t)params + 1, sizeof *p->layers);
+    MT_REQUIRE(p->layers, MT_ENOMEM, "precision: out of memory for %" PRId64 " layers", params);
+    if (o && o->rules) {
+        MT_TRY(check_options(o));
+        MT_TRY(mt_recipe_rules_copy(&p->rules, o->rules));
+        p->history = o->history, p->margin = (int)o->margin, p->most_recent = o->most_recent;
+    }
+    for (int64_t i = 0; i < params; i++) {
+        mt_param *w = mt_param_store_get(p->store, i);
+        if (!w->packed) continue;
+        layer *l = &p->layers[p->count++];
+        l->weight = w;
+        if (p->rules) {
+            l->state.save_original_input = o->save_original_input;
+            l->state.seed = (uint32_t)o->seed ^ (uint32_t)(o->seed >> 32);
+            l->state.stream = (uint32_t)i * MT_OPERAND_COUNT;
+            l->state.pass = &p->pass;
+        }
+        MT_TRY(reserve(p, l));
+    }
+    return MT_OK;
+}
+
+mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
+                              const mt_precision_options *options)
+{
+    *precision = NULL;
+    mt_precision *p = calloc(1, sizeof *p);
+    MT_REQUIRE(p, MT_ENOMEM, "precision: out of memory");
+    p->store = store;
+    mt_status status = build(p, options);
+    if (status != MT_OK) {
+        mt_precision_destroy(&p);
+        return mt_error_pass(status, __FILE__, __LINE__);
+    }
+    *precision = p;
+    return MT_OK;
+}
+
+void mt_precision_destroy(mt_precision **precision)
+{
+    mt_precision *p = *precision;
+    if (!p) return;
+    mt_device_free(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE);
+    mt_recipe_rules_destroy(&p->rules);
+    free(p->layers);
+    free(p);
+    *precision = NULL;
+}
+
+/* ---- delayed scaling ---------------------------------------------------------------------------
+ */
+
+static struct mt_delayed *delayed_of(layer *l, int slot)
+{
+    return &l->state.delayed[slot / MT_DIR_COUNT][slot % MT_DIR_COUNT];
+}
+
+/* Scales [N] of 1 and histories [length, N] of 0 for every slot that is ever delayed. */
+static mt_status make_delayed(mt_precision *p)
+{
+    int64_t floats = 0;
+    for (int64_t i = 0; i < p->count; i++)
+        for (int s = 0; s < SLOTS; s++)
+            if (p->layers[i].delayed[s])
+                floats += (p->history + 1) * p->layers[i].weight->group.members;
+    p->bytes = (size_t)floats * sizeof(float);
+    MT_TRY(mt_device_alloc(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE));
+    MT_TRY(mt_device_zero(device_of(p), p->memory, p->bytes));
+    float *at = p->memory, one = 1;
+    for (int64_t i = 0; i < p->count; i++)
+        for (int s = 0; s < SLOTS; s++) {
+            int64_t n = p->layers[i].weight->group.members;
+            if (!p->layers[i].delayed[s]) continue;
+            *delayed_of(&p->layers[i], s) = (struct mt_delayed){ at, at + n };
+            for (int64_t e = 0; e < n; e++)
+                MT_TRY(mt_device_copy(device_of(p), at + e, &one, sizeof one));
+            at += (p->history + 1) * n;
+        }
+    return MT_OK;
+}
+
+mt_status mt_precision_end_step(mt_precision *p, mt_stream *stream)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        layer *l = &p->layers[i];
+        for (int s = 0; s < SLOTS; s++) {
+            const struct mt_delayed *d = delayed_of(l, s);
+            if (!l->delayed[s]) continue;
+            MT_TRY(mt_delayed_update(
+                stream, &(struct mt_delayed_update_args){ .dtype = l->weight->compute,
+                                                          .members = l->weight->group.members,
+                                                          .length = p->history,
+                                                          .margin = p->margin,
+                                                          .element = l->element[s],
+                                                          .most_recent = p->most_recent,
+                                                          .history = d->history,
+                                                          .scale = d->scale }));
+        }
+    }
+    return MT_OK;
+}
+
+int64_t mt_precision_state_count(const mt_precision *p)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < p->count; i++)
+        for (int s = 0; s < SLOTS; s++) count += 2 * p->layers[i].delayed[s];
+    return count;
+}
+
+mt_tensor mt_precision_state(const mt_precision *p, int64_t i, char name[256])
+{
+    for (int64_t l = 0; l < p->count; l++)
+        for (int s = 0; s < SLOTS; s++) {
+            layer *at = &p->layers[l];
+            if (!at->delayed[s] || (i -= 2) >= 0) continue;
+            const struct mt_delayed *d = delayed_of(at, s);
+            bool scale = i == -2;
+            snprintf(name, 256, "%s/%s_%s/%s", at->weight->name, operand_names[s / MT_DIR_COUNT],
+                     dir_names[s % MT_DIR_COUNT], scale ? "scale" : "history");
+            int64_t n = at->weight->group.members;
+            return scale ? mt_tensor_1d(d->scale, MT_F32, n)
+                         : mt_tensor_2d(d->history, MT_F32, p->history, n);
+        }
+    return (mt_tensor){ 0 };
+}
+
+/* ---- steps -------------------------------------------------------------------------------------
+ */
+
+mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
+{
+    *changed = false;
+    for (int64_t i = 0; p->rules && i < p->count; i++) {
+        layer *l = &p->layers[i];
+        const mt_recipe *recipe = mt_recipe_rules_select(p->rules, l->weight->name, step);
+        if (l->weight->linear && mt_recipe_equal(recipe, &l->state.recipe)) continue;
+        l->state.recipe = *recipe;
+        l->weight->linear = &l->state;
+        MT_TRY(mt_linear_place(l->weight, device_of(p)));
+        *changed = true;
+    }
+    p->epoch += *changed;
+    return MT_OK;
+}
+
+mt_status mt_precision_start(mt_precision *p)
+{
+    bool changed;
+    MT_TRY(make_delayed(p));
+    if (p->rules) return mt_precision_set_step(p, 0, &changed);
+    for (int64_t i = 0; i < p->count; i++)
+        MT_TRY(mt_linear_place(p->layers[i].weight, device_of(p)));
+    return MT_OK;
+}
+
+uint64_t mt_precision_epoch(const mt_precision *p)
+{
+    return p->epoch;
+}
+
+void mt_precision_set_pass(mt_precision *p, uint32_t pass)
+{
+    p->pass = pass;
+}
+
+mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
+{
+    for (int64_t i = 0; i < p->count; i++) MT_TRY(mt_linear_refresh(p->layers[i].weight, stream));
+    return MT_OK;
+}
+
+mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
+{
+    MT_TRY(mt_precision_refresh(p, stream));
+    for (int64_t i = 0; i < p->count; i++) {
+        mt_param *w = p->layers[i].weight;
+        int dir = 0;
+        while (dir < MT_DIR_COUNT && w->weight.dir[dir].layout == MT_LAYOUT_PACKED) dir++;
+        if (dir == MT_DIR_COUNT) continue;
+        MT_TRY(mt_dequantize(stream, &(struct mt_dequantize_args){ .dtype = w->compute,
+                                                                   .src = &w->weight,
+                                                                   .dir = (mt_dir)dir,
+                                                                   .y = w->master,
+                                                                   .y_dtype = w->dtype }));
+    }
+    return MT_OK;
+}

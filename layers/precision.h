@@ -1,0 +1,56 @@
+/* The recipes of a model's linear layers: what each computes in at a step, the compute copies that
+ * follow from it, and what delayed scaling carries from step to step. */
+#pragma once
+
+#include "core/param.h"
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mt_precision_options {
+    const mt_recipe_rules
+        *rules;               /* borrowed for the call; NULL: every layer in the compute dtype */
+    bool save_original_input; /* wgrad quantizes saved inputs again */
+    int64_t history;          /* fp8_delayed: length of the amax history, 2 and more */
+    int64_t margin;           /* powers of two kept free above the amax */
+    bool most_recent;         /* the last amax decides, not the largest of the history */
+    uint64_t seed;            /* of stochastic rounding */
+} mt_precision_options;
+
+typedef struct mt_precision mt_precision;
+
+/* Gives every packed param of the store its state and reserves its compute copy, large enough for
+ * every rule that may ever apply. Before the store is allocated, which must outlive it. options
+ * NULL: no rules. Errors: MT_ECONFIG names the option or the layer and the rule. */
+mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
+                              const mt_precision_options *options);
+void mt_precision_destroy(mt_precision **precision);
+
+/* After the store is allocated: memory of delayed scaling, compute copies laid out for step 0. */
+mt_status mt_precision_start(mt_precision *precision);
+
+/* Selects the recipes of `step`. *changed: some layer computes in other formats than before; its
+ * compute copy must be refreshed, and what was planned for its activations no longer holds. */
+mt_status mt_precision_set_step(mt_precision *precision, int64_t step, bool *changed);
+/* Changes so far: a part of the key of a tape's pass. */
+uint64_t mt_precision_epoch(const mt_precision *precision);
+/* Number of the micro-batch in the run that draws come next. */
+void mt_precision_set_pass(mt_precision *precision, uint32_t pass);
+
+/* Writes every compute copy from its master. */
+mt_status mt_precision_refresh(mt_precision *precision, mt_stream *stream);
+/* Masters of quantized weights become what their codes hold. */
+mt_status mt_precision_quantized_init(mt_precision *precision, mt_stream *stream);
+/* Rolls the amax histories: once per optimizer step, before the weights are refreshed. */
+mt_status mt_precision_end_step(mt_precision *precision, mt_stream *stream);
+
+/* What a checkpoint holds of delayed scaling: tensor i, device f32, under a name such as
+ * "layers.0.self_attn.qkv_proj/X_row/scale" [N] or ".../history" [length, N]. */
+int64_t mt_precision_state_count(const mt_precision *precision);
+mt_tensor mt_precision_state(const mt_precision *precision, int64_t i, char name[256]);
+
+#ifdef __cplusplus
+}
+#endif
