@@ -18,8 +18,9 @@ struct mt_param_store {
     int64_t elements;
     size_t compute_bytes;
     bool allocated;
-    void *master, *grad, *codes;
-    size_t flat_bytes, grad_bytes;
+    mt_master form;
+    void *master, *grad, *codes, *view;
+    size_t flat_bytes, grad_bytes, view_bytes;
 };
 
 static int64_t round_up(int64_t x, int64_t to)
@@ -55,6 +56,7 @@ void mt_param_store_destroy(mt_param_store **store)
     if (!s) return;
     for (int64_t i = 0; i < s->count; i++) param_destroy(s->params[i]);
     mt_device_free(s->device, &s->master, s->flat_bytes, MT_MEMORY_MASTER);
+    mt_device_free(s->device, &s->view, s->view_bytes, MT_MEMORY_MASTER);
     mt_device_free(s->device, &s->grad, s->grad_bytes, MT_MEMORY_GRAD);
     mt_device_free(s->device, &s->codes, s->compute_bytes, MT_MEMORY_COMPUTE);
     free(s->params);
@@ -83,6 +85,7 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
     p->group = mt_group_uniform(spec->members, spec->m, spec->k);
     p->dtype = store->dtype, p->compute = store->compute;
     p->decay = spec->decay, p->frozen = spec->frozen, p->packed = spec->packed;
+    p->direct = spec->direct;
     p->init = spec->init, p->init_std = spec->init_std;
     p->offset = store->elements;
     p->weight.group = p->group;
@@ -147,6 +150,90 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     return MT_OK;
 }
 
+/* ---- split masters -----------------------------------------------------------------------------
+ */
+
+static const char *const master_names[] = {
+    [MT_MASTER_REAL] = "f32", [MT_MASTER_SPLIT] = "bf16+i16"
+};
+_Static_assert(sizeof master_names / sizeof *master_names == MT_MASTER_COUNT, "a name for each");
+
+const char *mt_master_name(mt_master master)
+{
+    return master_names[master];
+}
+
+mt_status mt_param_store_set_master(mt_param_store *store, mt_master master)
+{
+    if (master == store->form) return MT_OK;
+    MT_REQUIRE(store->allocated && store->form == MT_MASTER_REAL, MT_EINVAL,
+               "param store: masters are split once, after allocation");
+    MT_REQUIRE(store->dtype == MT_F32, MT_ECONFIG, "masters are %s, only f32 ones are kept as %s",
+               mt_dtype_name(store->dtype), mt_master_name(master));
+    size_t bytes = 0;
+    for (int64_t i = 0; i < store->count; i++) {
+        const mt_param *p = store->params[i];
+        size_t need = (size_t)mt_param_count(p) * sizeof(float);
+        if (p->packed && !p->direct && need > bytes) bytes = need;
+    }
+    MT_TRY(mt_device_alloc(store->device, &store->view, bytes, MT_MEMORY_MASTER));
+    store->view_bytes = bytes, store->form = master;
+    for (int64_t i = 0; i < store->count; i++) {
+        mt_param *p = store->params[i];
+        if (!p->packed || p->direct) continue;
+        p->high = p->master;
+        p->low = (int16_t *)p->master + round_up(mt_param_count(p), ALIGN_ELEMENTS);
+        p->view = store->view;
+        p->master = NULL;
+    }
+    return MT_OK;
+}
+
+enum { HALVES = 2048 }; /* elements split or joined on the host at a time */
+
+mt_status mt_param_read_master(const mt_param_store *store, const mt_param *p, int64_t first,
+                               int64_t count, void *host)
+{
+    size_t size = mt_dtype_size(p->dtype);
+    if (p->master)
+        return mt_device_copy(store->device, host, (const char *)p->master + (size_t)first * size,
+                              (size_t)count * size);
+    uint16_t high[HALVES];
+    int16_t low[HALVES];
+    for (int64_t at = 0; at < count; at += HALVES) {
+        int64_t n = count - at < HALVES ? count - at : HALVES;
+        MT_TRY(mt_device_copy(store->device, high, p->high + first + at, (size_t)n * sizeof *high));
+        MT_TRY(mt_device_copy(store->device, low, p->low + first + at, (size_t)n * sizeof *low));
+        for (int64_t i = 0; i < n; i++)
+            ((float *)host)[at + i] = mt_f32_from_bits(mt_master_join(high[i], low[i]));
+    }
+    return MT_OK;
+}
+
+mt_status mt_param_write_master(mt_param_store *store, mt_param *p, int64_t first, int64_t count,
+                                const void *host)
+{
+    size_t size = mt_dtype_size(p->dtype);
+    if (p->master)
+        return mt_device_copy(store->device, (char *)p->master + (size_t)first * size, host,
+                              (size_t)count * size);
+    uint16_t high[HALVES];
+    int16_t low[HALVES];
+    for (int64_t at = 0; at < count; at += HALVES) {
+        int64_t n = count - at < HALVES ? count - at : HALVES;
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t bits = mt_f32_bits(((const float *)host)[at + i]);
+            high[i] = mt_master_high(bits), low[i] = mt_master_low(bits);
+        }
+        MT_TRY(mt_device_copy(store->device, p->high + first + at, high, (size_t)n * sizeof *high));
+        MT_TRY(mt_device_copy(store->device, p->low + first + at, low, (size_t)n * sizeof *low));
+    }
+    return MT_OK;
+}
+
+/* ---- reading the store -------------------------------------------------------------------------
+ */
+
 mt_device *mt_param_store_device(const mt_param_store *store)
 {
     return store->device;
@@ -189,16 +276,17 @@ static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uin
 {
     int64_t n = mt_param_count(p);
     size_t bytes = (size_t)n * mt_dtype_size(p->dtype);
-    if (p->init == MT_INIT_ZERO) return mt_device_zero(s->device, p->master, bytes);
-    void *host = malloc(bytes ? bytes : 1);
+    void *host = calloc(1, bytes ? bytes : 1);
     MT_REQUIRE(host, MT_ENOMEM, "param '%s': %zu bytes for its initial values", p->name, bytes);
 #pragma omp parallel for schedule(static) if (n > 4096)
     for (int64_t i = 0; i < n; i++) {
-        double x =
-            p->init == MT_INIT_ONE ? 1.0 : p->init_std * mt_rng_normal(seed, stream, (uint64_t)i);
+        double x = p->init == MT_INIT_ZERO ? 0
+                   : p->init == MT_INIT_ONE
+                       ? 1
+                       : p->init_std * mt_rng_normal(seed, stream, (uint64_t)i);
         mt_store_f64(host, p->dtype, i, (double)(float)x); /* f64 runs start from the f32 weights */
     }
-    mt_status status = mt_device_copy(s->device, p->master, host, bytes);
+    mt_status status = mt_param_write_master(s, p, 0, n, host);
     free(host);
     return status;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/device.h"
+#include "core/master.h"
 #include "core/recipe.h"
 
 #ifdef __cplusplus
@@ -44,10 +45,14 @@ typedef struct mt_param {
     bool decay;       /* weight decay applies */
     bool frozen;      /* no gradient, no update */
     bool packed;      /* a GEMM operand: has a compute copy in the backend's packed layout */
+    bool direct;      /* kernels read the master of this GEMM operand, too: a tied embedding */
     mt_init init;
     double init_std;
-    int64_t offset; /* first element in each of the store's flat buffers */
-    void *master, *grad;
+    int64_t offset;      /* first element in each of the store's flat buffers */
+    void *master, *grad; /* master: NULL where it is split */
+    uint16_t *high;      /* of a split master, with `low`; else NULL */
+    int16_t *low;
+    float *view;       /* room for the whole of a split master, shared by all params of the store */
     mt_qtensor weight; /* compute copy; directions borrow `compute_memory` */
     void *compute_memory;
     size_t compute_bytes;
@@ -64,7 +69,7 @@ typedef struct mt_param {
 typedef struct mt_param_spec {
     const char *name;
     int64_t members, m, k;
-    bool decay, frozen, packed;
+    bool decay, frozen, packed, direct;
     mt_init init;
     double init_std;
 } mt_param_spec;
@@ -87,13 +92,31 @@ void mt_param_reserve_compute(mt_param *param, size_t bytes);
  * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
 
+/* Splits the masters of GEMM weights, or keeps them as they are. Once, after allocation, while
+ * masters are still zero; f64 masters cannot be split (MT_ECONFIG).
+ *
+ * A split master has as many bytes as an f32 one, in the same place of the flat buffer: first every
+ * bf16, then every int16. The bf16 half is what a device multiplies in, or ranks exchange, without
+ * a copy; where compute copies are of another layout or format, as on the CPU, splitting saves
+ * nothing and costs: an f32 view as large as the largest split weight, and one more pass over a
+ * weight (4 bytes read, 4 written for each element) whenever its compute copy is written. Params
+ * that kernels read as they are (norms, biases, routers, embeddings) stay f32: they would need
+ * their view all the time. */
+mt_status mt_param_store_set_master(mt_param_store *store, mt_master master);
+/* Copies elements [first, first + count) of a param's master to or from host memory, in
+ * mt_param.dtype whatever the master is stored as; exact. */
+mt_status mt_param_read_master(const mt_param_store *store, const mt_param *param, int64_t first,
+                               int64_t count, void *host);
+mt_status mt_param_write_master(mt_param_store *store, mt_param *param, int64_t first,
+                                int64_t count, const void *host);
+
 mt_device *mt_param_store_device(const mt_param_store *store);
 int64_t mt_param_store_count(const mt_param_store *store);
 mt_param *mt_param_store_get(const mt_param_store *store, int64_t i);
 mt_param *mt_param_store_find(const mt_param_store *store, const char *name);
 /* Elements of a flat buffer, alignment gaps (always 0) included. */
 int64_t mt_param_store_elements(const mt_param_store *store);
-/* Flat master and gradient buffers, elements of mt_param.dtype. */
+/* Flat master and gradient buffers, elements of mt_param.dtype (split masters: as many bytes). */
 void *mt_param_store_master(const mt_param_store *store);
 void *mt_param_store_grad(const mt_param_store *store);
 

@@ -54,7 +54,8 @@ extern "C" {
     X(cross_entropy_fwd)                                                                           \
     X(cross_entropy_bwd)                                                                           \
     X(grad_norm)                                                                                   \
-    X(adamw)
+    X(adamw)                                                                                       \
+    X(join_master)
 
 /* Ops whose kernels do not depend on it: the same in the table of every dtype. */
 #define MT_FORMAT_OPS(X)                                                                           \

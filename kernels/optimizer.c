@@ -3,6 +3,28 @@
 
 #include "kernels/check.h"
 
+const mt_moments_form mt_moments_forms[MT_MOMENTS_COUNT] = {
+    [MT_MOMENTS_REAL] = { .name = "f32", .dtype = MT_F32 },
+    [MT_MOMENTS_BF16] = { .name = "bf16", .dtype = MT_BF16, .stochastic = true },
+    [MT_MOMENTS_FP8] = { .name = "fp8", .dtype = MT_U8, .block = 128 },
+};
+
+mt_dtype mt_moments_dtype(mt_moments moments, mt_dtype real)
+{
+    return moments == MT_MOMENTS_REAL ? real : mt_moments_forms[moments].dtype;
+}
+
+size_t mt_moments_size(mt_moments moments, mt_dtype real)
+{
+    return mt_dtype_size(mt_moments_dtype(moments, real));
+}
+
+int64_t mt_moments_blocks(mt_moments moments, int64_t count)
+{
+    int64_t block = mt_moments_forms[moments].block;
+    return block ? (count + block - 1) / block : 0;
+}
+
 static mt_status check_dtype(const char *op, mt_dtype dtype)
 {
     MT_REQUIRE(dtype == MT_F32 || dtype == MT_F64, MT_EINVAL, "%s: dtype is %s, must be f32 or f64",
@@ -27,6 +49,26 @@ mt_status mt_grad_norm_check(const struct mt_grad_norm_args *args)
     return check_betas(op, args->beta1, args->beta2);
 }
 
+/* What the storage forms need, and what they exclude. */
+static mt_status check_forms(const char *op, const struct mt_adamw_args *a)
+{
+    MT_REQUIRE((unsigned)a->moments < MT_MOMENTS_COUNT && (unsigned)a->master < MT_MASTER_COUNT,
+               MT_EINVAL, "%s: moments form %d, master form %d: no such forms", op, (int)a->moments,
+               (int)a->master);
+    const mt_moments_form *form = &mt_moments_forms[a->moments];
+    MT_REQUIRE(a->dtype == MT_F32 || (!a->moments && !a->master), MT_EINVAL,
+               "%s: f64 has no moments in %s and no master in %s", op, form->name,
+               mt_master_name(a->master));
+    MT_REQUIRE(!a->stochastic || form->stochastic, MT_EINVAL,
+               "%s: moments in %s are not rounded stochastically", op, form->name);
+    MT_REQUIRE(a->first >= 0 && a->first % 128 == 0, MT_EINVAL,
+               "%s: first is %lld, must be a multiple of 128", op, (long long)a->first);
+    MT_CHECK_POINTER(op, a, m_scales, form->block ? a->count : 0);
+    MT_CHECK_POINTER(op, a, v_scales, form->block ? a->count : 0);
+    MT_CHECK_POINTER(op, a, p_low, a->master == MT_MASTER_SPLIT ? a->count : 0);
+    return MT_OK;
+}
+
 mt_status mt_adamw_check(const struct mt_adamw_args *args)
 {
     const char *op = "adamw";
@@ -37,5 +79,18 @@ mt_status mt_adamw_check(const struct mt_adamw_args *args)
     MT_CHECK_POINTER(op, args, v, args->count);
     MT_CHECK_POINTER(op, args, grad, args->count);
     MT_CHECK_POINTER(op, args, state, 1);
+    MT_TRY(check_forms(op, args));
     return check_betas(op, args->beta1, args->beta2);
+}
+
+mt_status mt_join_master_check(const struct mt_join_master_args *args)
+{
+    const char *op = "join_master";
+    MT_REQUIRE(args->dtype == MT_F32, MT_EINVAL, "%s: dtype is %s, must be f32", op,
+               mt_dtype_name(args->dtype));
+    MT_CHECK_EXTENT(op, args, count);
+    MT_CHECK_POINTER(op, args, y, args->count);
+    MT_CHECK_POINTER(op, args, high, args->count);
+    MT_CHECK_POINTER(op, args, low, args->count);
+    return MT_OK;
 }

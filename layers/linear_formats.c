@@ -96,17 +96,31 @@ static struct mt_quantize_args quantize_args(const mt_param *w, mt_operand opera
     return args;
 }
 
+/* The whole master: a split one is joined into its view. */
+static mt_status whole_master(const mt_param *weight, mt_stream *stream, void **master)
+{
+    *master = weight->master ? weight->master : (void *)weight->view;
+    if (weight->master) return MT_OK;
+    return mt_join_master(stream, &(struct mt_join_master_args){ .dtype = weight->dtype,
+                                                                 .count = mt_param_count(weight),
+                                                                 .y = weight->view,
+                                                                 .high = weight->high,
+                                                                 .low = weight->low });
+}
+
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
 {
+    void *master;
+    MT_TRY(whole_master(weight, stream, &master));
     mt_qtensor packed = part_of(&weight->weight, true), codes = part_of(&weight->weight, false);
     if (packed.dir[MT_ROW].codes || packed.dir[MT_COL].codes)
         MT_TRY(mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
-                                                                     .master = weight->master,
+                                                                     .master = master,
                                                                      .out = &packed }));
     if (!codes.dir[MT_ROW].format && !codes.dir[MT_COL].format) return MT_OK;
-    mt_qtensor master = mt_qtensor_plain(weight->group, weight->dtype, weight->master);
+    mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
     struct mt_quantize_args args = quantize_args(weight, MT_OPERAND_W);
-    args.src = &master, args.out = &codes;
+    args.src = &source, args.out = &codes;
     return mt_quantize(stream, &args);
 }
 

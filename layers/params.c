@@ -44,6 +44,7 @@ static mt_status add_embedding(mt_model *m)
                            .m = c->vocab_size,
                            .k = c->hidden_size,
                            .packed = c->tie_word_embeddings,
+                           .direct = true,
                            .init = MT_INIT_NORMAL,
                            .init_std = std };
     MT_TRY(mt_param_store_add(m->params, &m->embed, &spec));

@@ -1,24 +1,21 @@
-/* AdamW over the store's flat buffers. */
+/* AdamW, param by param. */
 #include "optim/optimizer.h"
 
 #include <stdlib.h>
 
-/* Params next to each other with one decay, as one stretch of the flat buffers. */
-typedef struct run {
-    int64_t first, count;
-    double decay;
-} run;
+/* m or v, flat. */
+typedef struct moment {
+    void *codes, *scales;
+} moment;
 
 struct mt_optimizer {
     mt_param_store *store;
     mt_device *device;
     mt_optim_config config;
     mt_dtype dtype;
-    void *m, *v;
+    moment m, v;
+    size_t code_bytes, scale_bytes; /* of one moment */
     struct mt_step_state *state;
-    size_t moment_bytes;
-    run *runs;
-    int64_t run_count;
 };
 
 void mt_optim_config_defaults(mt_optim_config *config)
@@ -50,58 +47,68 @@ mt_status mt_optim_config_check(const mt_optim_config *c)
                c->eps);
     MT_REQUIRE(c->grad_clip >= 0, MT_ECONFIG, "optim.grad_clip is %g, must not be negative",
                c->grad_clip);
+    const mt_moments_form *form = &mt_moments_forms[c->moments];
+    MT_REQUIRE(!c->moments_sr || form->stochastic, MT_ECONFIG,
+               "optim.moments_sr is true, but optim.moments %s is not rounded stochastically: it "
+               "must be bf16",
+               form->name);
     return MT_OK;
 }
 
-/* Frozen params are in no run; alignment gaps stay 0 under any update. */
-static mt_status make_runs(mt_optimizer *o)
+mt_status mt_optim_config_check_real(const mt_optim_config *c, mt_dtype real)
 {
-    int64_t n = mt_param_store_count(o->store);
-    o->runs = calloc((size_t)(n ? n : 1), sizeof *o->runs);
-    MT_REQUIRE(o->runs, MT_ENOMEM, "optimizer: out of memory");
-    bool open = false;
-    for (int64_t i = 0; i < n; i++) {
-        const mt_param *p = mt_param_store_get(o->store, i);
-        double decay = p->decay ? o->config.weight_decay : 0;
-        if (p->frozen) {
-            open = false;
-            continue;
-        }
-        if (!open || o->runs[o->run_count - 1].decay != decay)
-            o->runs[o->run_count++] = (run){ p->offset, 0, decay };
-        run *r = &o->runs[o->run_count - 1];
-        r->count = p->offset + mt_param_count(p) - r->first;
-        open = true;
-    }
+    MT_REQUIRE(real == MT_F32 || c->moments == MT_MOMENTS_REAL, MT_ECONFIG,
+               "optim.moments is %s, must be f32 under train.dtype f64, which keeps f64",
+               mt_moments_forms[c->moments].name);
+    MT_REQUIRE(real == MT_F32 || c->master == MT_MASTER_REAL, MT_ECONFIG,
+               "optim.master is %s, must be f32 under train.dtype f64, which keeps f64",
+               mt_master_name(c->master));
     return MT_OK;
+}
+
+/* A moment's memory, zeroed. */
+static mt_status allocate_moment(mt_optimizer *o, moment *x)
+{
+    MT_TRY(mt_device_alloc(o->device, &x->codes, o->code_bytes, MT_MEMORY_MOMENTS));
+    MT_TRY(mt_device_alloc(o->device, &x->scales, o->scale_bytes, MT_MEMORY_MOMENTS));
+    MT_TRY(mt_device_zero(o->device, x->codes, o->code_bytes));
+    return mt_device_zero(o->device, x->scales, o->scale_bytes);
+}
+
+static void free_moment(mt_optimizer *o, moment *x)
+{
+    mt_device_free(o->device, &x->codes, o->code_bytes, MT_MEMORY_MOMENTS);
+    mt_device_free(o->device, &x->scales, o->scale_bytes, MT_MEMORY_MOMENTS);
 }
 
 static mt_status allocate(mt_optimizer *o)
 {
-    o->moment_bytes = (size_t)mt_param_store_elements(o->store) * mt_dtype_size(o->dtype);
+    int64_t elements = mt_param_store_elements(o->store);
+    o->code_bytes = (size_t)elements * mt_moments_size(o->config.moments, o->dtype);
+    o->scale_bytes = (size_t)mt_moments_blocks(o->config.moments, elements) * sizeof(float);
     void *state = NULL;
-    MT_TRY(mt_device_alloc(o->device, &o->m, o->moment_bytes, MT_MEMORY_MOMENTS));
-    MT_TRY(mt_device_alloc(o->device, &o->v, o->moment_bytes, MT_MEMORY_MOMENTS));
+    MT_TRY(allocate_moment(o, &o->m));
+    MT_TRY(allocate_moment(o, &o->v));
     MT_TRY(mt_device_alloc(o->device, &state, sizeof *o->state, MT_MEMORY_STATE));
     o->state = state;
-    MT_TRY(mt_device_zero(o->device, o->m, o->moment_bytes));
-    MT_TRY(mt_device_zero(o->device, o->v, o->moment_bytes));
     struct mt_step_state start = { .power1 = 1, .power2 = 1 };
-    return mt_device_copy(o->device, o->state, &start, sizeof start);
+    MT_TRY(mt_device_copy(o->device, o->state, &start, sizeof start));
+    return mt_param_store_set_master(o->store, o->config.master);
 }
 
 mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
                               const mt_optim_config *config)
 {
     *optimizer = NULL;
-    MT_TRY(mt_optim_config_check(config));
     MT_REQUIRE(mt_param_store_count(store) > 0, MT_EINVAL, "optimizer: no params");
+    mt_dtype dtype = mt_param_store_get(store, 0)->dtype;
+    MT_TRY(mt_optim_config_check(config));
+    MT_TRY(mt_optim_config_check_real(config, dtype));
     mt_optimizer *o = calloc(1, sizeof *o);
     MT_REQUIRE(o, MT_ENOMEM, "optimizer: out of memory");
     o->store = store, o->device = mt_param_store_device(store), o->config = *config;
-    o->dtype = mt_param_store_get(store, 0)->dtype;
-    mt_status status = make_runs(o);
-    if (status == MT_OK) status = allocate(o);
+    o->dtype = dtype;
+    mt_status status = allocate(o);
     if (status != MT_OK) {
         mt_optimizer_destroy(&o);
         return mt_error_pass(status, __FILE__, __LINE__);
@@ -115,18 +122,48 @@ void mt_optimizer_destroy(mt_optimizer **optimizer)
     mt_optimizer *o = *optimizer;
     if (!o) return;
     void *state = o->state;
-    mt_device_free(o->device, &o->m, o->moment_bytes, MT_MEMORY_MOMENTS);
-    mt_device_free(o->device, &o->v, o->moment_bytes, MT_MEMORY_MOMENTS);
+    free_moment(o, &o->m);
+    free_moment(o, &o->v);
     mt_device_free(o->device, &state, sizeof *o->state, MT_MEMORY_STATE);
-    free(o->runs);
     free(o);
     *optimizer = NULL;
+}
+
+/* The scales from a param's first block on. */
+static float *scales_at(const mt_optimizer *o, const moment *x, int64_t offset)
+{
+    return x->scales ? (float *)x->scales + mt_moments_blocks(o->config.moments, offset) : NULL;
+}
+
+static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, uint32_t index)
+{
+    const mt_optim_config *c = &o->config;
+    size_t at = (size_t)p->offset * mt_moments_size(c->moments, o->dtype);
+    return mt_adamw(stream,
+                    &(struct mt_adamw_args){ .dtype = o->dtype,
+                                             .count = mt_param_count(p),
+                                             .beta1 = c->beta1,
+                                             .beta2 = c->beta2,
+                                             .eps = c->eps,
+                                             .decay = p->decay ? c->weight_decay : 0,
+                                             .master = p->master ? MT_MASTER_REAL : MT_MASTER_SPLIT,
+                                             .moments = c->moments,
+                                             .stochastic = c->moments_sr,
+                                             .p = p->master ? p->master : p->high,
+                                             .p_low = p->low,
+                                             .m = (char *)o->m.codes + at,
+                                             .v = (char *)o->v.codes + at,
+                                             .m_scales = scales_at(o, &o->m, p->offset),
+                                             .v_scales = scales_at(o, &o->v, p->offset),
+                                             .grad = p->grad,
+                                             .seed = c->seed,
+                                             .param = index,
+                                             .state = o->state });
 }
 
 mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, double lr, const void *loss)
 {
     const mt_optim_config *c = &o->config;
-    size_t size = mt_dtype_size(o->dtype);
     MT_TRY(mt_device_copy(o->device, &o->state->lr, &lr, sizeof lr));
     MT_TRY(mt_grad_norm(stream,
                         &(struct mt_grad_norm_args){ .dtype = o->dtype,
@@ -137,21 +174,9 @@ mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, double lr, const
                                                      .grad = mt_param_store_grad(o->store),
                                                      .loss = loss,
                                                      .state = o->state }));
-    for (int64_t i = 0; i < o->run_count; i++) {
-        const run *r = &o->runs[i];
-        size_t at = (size_t)r->first * size;
-        MT_TRY(mt_adamw(stream, &(struct mt_adamw_args){
-                                    .dtype = o->dtype,
-                                    .count = r->count,
-                                    .beta1 = c->beta1,
-                                    .beta2 = c->beta2,
-                                    .eps = c->eps,
-                                    .decay = r->decay,
-                                    .p = (char *)mt_param_store_master(o->store) + at,
-                                    .m = (char *)o->m + at,
-                                    .v = (char *)o->v + at,
-                                    .grad = (const char *)mt_param_store_grad(o->store) + at,
-                                    .state = o->state }));
+    for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
+        const mt_param *p = mt_param_store_get(o->store, i);
+        if (!p->frozen) MT_TRY(update(o, stream, p, (uint32_t)i));
     }
     return MT_OK;
 }
@@ -161,12 +186,27 @@ struct mt_step_state *mt_optimizer_state(const mt_optimizer *o)
     return o->state;
 }
 
+mt_moments mt_optimizer_moments(const mt_optimizer *o)
+{
+    return o->config.moments;
+}
+
 void *mt_optimizer_m(const mt_optimizer *o)
 {
-    return o->m;
+    return o->m.codes;
 }
 
 void *mt_optimizer_v(const mt_optimizer *o)
 {
-    return o->v;
+    return o->v.codes;
+}
+
+float *mt_optimizer_m_scales(const mt_optimizer *o)
+{
+    return o->m.scales;
+}
+
+float *mt_optimizer_v_scales(const mt_optimizer *o)
+{
+    return o->v.scales;
 }

@@ -24,19 +24,27 @@ typedef struct mt_optim_config {
     mt_schedule schedule;
     int64_t warmup_steps; /* linear from lr / warmup_steps at step 0 */
     double weight_decay, beta1, beta2, eps;
-    double grad_clip; /* global L2 norm; 0: none */
+    double grad_clip;   /* global L2 norm; 0: none */
+    mt_moments moments; /* how m and v, and the masters, are stored; real under f64 compute */
+    bool moments_sr;    /* bf16 moments are rounded stochastically */
+    mt_master master;
+    uint64_t seed; /* with the index of a param in its store: of stochastic rounding */
 } mt_optim_config;
 
 void mt_optim_config_defaults(mt_optim_config *config);
 /* MT_ECONFIG names key, value and rule. */
 mt_status mt_optim_config_check(const mt_optim_config *config);
+/* The rules that depend on what is computed in: `real` is f32, or f64, which stores nothing else.
+ */
+mt_status mt_optim_config_check_real(const mt_optim_config *config, mt_dtype real);
 
 /* Learning rate of step 0 <= step < total. */
 double mt_schedule_lr(const mt_optim_config *config, int64_t step, int64_t total);
 
 typedef struct mt_optimizer mt_optimizer;
 
-/* Moments for every param of the store (zero). Ownership: store borrowed. */
+/* Moments for every param of the store (zero), and masters in the form that the configuration names
+ * (mt_param_store_set_master: before they are drawn or loaded). Ownership: store borrowed. */
 mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
                               const mt_optim_config *config);
 void mt_optimizer_destroy(mt_optimizer **optimizer);
@@ -47,10 +55,15 @@ void mt_optimizer_destroy(mt_optimizer **optimizer);
 mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, double lr,
                             const void *loss);
 
-/* Device step state (kernels/optimizer.h), and the flat moments: elements of the params' dtype. */
+/* Device step state (kernels/optimizer.h). */
 struct mt_step_state *mt_optimizer_state(const mt_optimizer *optimizer);
+/* The flat moments: elements of the form's dtype in the places of the store's flat buffers; and
+ * their scales, one for each block of the flat buffer, or NULL. Params begin at blocks' edges. */
+mt_moments mt_optimizer_moments(const mt_optimizer *optimizer);
 void *mt_optimizer_m(const mt_optimizer *optimizer);
 void *mt_optimizer_v(const mt_optimizer *optimizer);
+float *mt_optimizer_m_scales(const mt_optimizer *optimizer);
+float *mt_optimizer_v_scales(const mt_optimizer *optimizer);
 
 #ifdef __cplusplus
 }

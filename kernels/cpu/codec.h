@@ -2,6 +2,8 @@
  * is data. Loops over them vectorise; every step is one IEEE operation or an integer one. */
 #pragma once
 
+#include <float.h>
+
 #include "core/format.h"
 
 #define MT_CODEC_INLINE static inline __attribute__((always_inline))
@@ -113,6 +115,15 @@ MT_CODEC_INLINE int32_t mt_magnitude_bits(float x)
 {
     int32_t a = mt_bits(x) & 0x7fffffff;
     return a > 0x7f800000 ? 0 : a;
+}
+
+/* F(amax, max, 0, pow2, overflow): the scale before a cast to elements up to `max`. */
+MT_CODEC_INLINE float mt_encode_scale(float amax, float max, bool pow2, float overflow)
+{
+    if (!(amax > 0.0f && amax <= FLT_MAX)) return 1.0f;
+    float s = max / amax;
+    if (s > FLT_MAX) s = overflow;
+    return pow2 ? mt_f32_from_bits(mt_f32_bits(s) & 0xff800000u) : s;
 }
 
 /* 2^(e - 127) of an E8M0 scale below 255. */

@@ -1,8 +1,8 @@
 /* Gradient norm and AdamW. Here mt_real is the dtype of masters, gradients and moments. */
 #include "kernels/cpu/backend.h"
-#include "kernels/cpu/variant.h"
+#include "kernels/cpu/stored.h"
 
-enum { NORM_BLOCK = 4096, LANES = 16, ADAM_BLOCK = 4096 };
+enum { NORM_BLOCK = 4096, LANES = 16, SERIAL = 16384 };
 
 /* Sum of squares of a block: lane l adds elements l, l + LANES, ... in order; then the lanes in
  * pairs, l with l + 8, 4, 2, 1. Missing elements of the last block count as 0. The same bits in
@@ -75,6 +75,16 @@ static void adam_block(mt_real *restrict p, mt_real *restrict m, mt_real *restri
     }
 }
 
+/* Opens what a block of the update is about, updates it, stores it. */
+static void update_block(const struct stored arrays[3], const struct stored_form *const forms[3],
+                         const mt_real *grad, int64_t at, int64_t n, struct adam c)
+{
+    mt_real room[3][STORED_BLOCK], *x[3];
+    for (int i = 0; i < 3; i++) x[i] = forms[i]->open(&arrays[i], room[i], at, n);
+    adam_block(x[0], x[1], x[2], grad + at, n, c);
+    for (int i = 0; i < 3; i++) forms[i]->close(&arrays[i], x[i], at, n);
+}
+
 mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
 {
     const struct mt_step_state *s = a->state;
@@ -91,11 +101,29 @@ mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
         .lr = (mt_real)s->lr,
         .clip = (mt_real)s->clip,
     };
-    mt_real *p = a->p, *m = a->m, *v = a->v;
-    const mt_real *g = a->grad;
+    struct stored draws = { .seed = a->seed, .first = a->first, .step = (uint32_t)s->applied };
+    struct stored arrays[3] = { draws, draws, draws };
+    arrays[0].codes = a->p, arrays[0].beside = a->p_low;
+    arrays[1].codes = a->m, arrays[1].beside = a->m_scales, arrays[1].stream = 2 * a->param;
+    arrays[2].codes = a->v, arrays[2].beside = a->v_scales, arrays[2].stream = 2 * a->param + 1;
+    const struct stored_form *moments = moment_forms[a->moments][a->stochastic];
+    const struct stored_form *forms[3] = { &master_forms[a->master], &moments[0], &moments[1] };
 #pragma omp parallel for num_threads(stream->device->threads)                                      \
-    schedule(static) if (a->count > 4 * ADAM_BLOCK)
-    for (int64_t i = 0; i < a->count; i += ADAM_BLOCK)
-        adam_block(p + i, m + i, v + i, g + i, mt_min(ADAM_BLOCK, a->count - i), c);
+    schedule(static) if (a->count > SERIAL)
+    for (int64_t i = 0; i < a->count; i += STORED_BLOCK)
+        update_block(arrays, forms, a->grad, i, mt_min(STORED_BLOCK, a->count - i), c);
+    return MT_OK;
+}
+
+mt_status MT_CPU(join_master)(mt_stream *stream, const struct mt_join_master_args *a)
+{
+#if MT_ELEM_BITS == 32
+#pragma omp parallel for num_threads(stream->device->threads)                                      \
+    schedule(static) if (a->count > SERIAL)
+    for (int64_t i = 0; i < a->count; i += STORED_BLOCK)
+        join_halves(a->y + i, a->high + i, a->low + i, mt_min(STORED_BLOCK, a->count - i));
+#else
+    (void)stream, (void)a;
+#endif
     return MT_OK;
 }

@@ -8,22 +8,13 @@
 /* ---- scale rules -------------------------------------------------------------------------------
  */
 
-/* F(amax, max, 0, pow2, overflow). */
-static float f32_encode_scale(float amax, float max, bool pow2, float overflow)
-{
-    if (!(amax > 0.0f && amax <= FLT_MAX)) return 1.0f;
-    float s = max / amax;
-    if (s > FLT_MAX) s = overflow;
-    return pow2 ? mt_f32_from_bits(mt_f32_bits(s) & 0xff800000u) : s;
-}
-
 static void rule_f32(const side *s, const level *l, int n, const float *amax, float *enc,
                      float *dec, uint8_t *stored)
 {
     (void)l, (void)stored;
     float max = mt_elements[s->d.options.element].max;
     for (int i = 0; i < n; i++) {
-        enc[i] = f32_encode_scale(amax[i], max, s->d.options.pow2, s->overflow);
+        enc[i] = mt_encode_scale(amax[i], max, s->d.options.pow2, s->overflow);
         dec[i] = 1.0f / enc[i];
     }
 }
@@ -95,7 +86,7 @@ level member_level(const side *s, float amax, const float *given)
     if (s->whole) {
         float max = mt_elements[s->d.options.element].max;
         if (!s->d.format->delayed)
-            l.enc = f32_encode_scale(amax, max, s->d.options.pow2, FLT_MAX);
+            l.enc = mt_encode_scale(amax, max, s->d.options.pow2, FLT_MAX);
         else if (given)
             l.enc = *given;
     }
