@@ -180,7 +180,7 @@ static bool keep_subnormals(void)
 
 static mt_status set_up_threads(int threads)
 {
-    int flushing = 0;
+    int flushing = !keep_subnormals(); /* runtimes may hand this thread's state on to the others */
     omp_set_num_threads(threads);
 #pragma omp parallel num_threads(threads) reduction(+ : flushing)
     flushing += !keep_subnormals();

@@ -323,7 +323,7 @@ static int open_devices(void **state)
     for (int i = 0; i < 4; i++) {
         if (only && strcmp(only, sets[i]) != 0) continue;
         mt_status status = mt_device_open(&devices[i], "cpu", sets[i], 0);
-        if (status == MT_EDEVICE && !only)
+        if ((status == MT_EDEVICE || status == MT_ECONFIG) && !only) /* not here, or not built */
             print_message("%s\n", mt_error_message());
         else
             assert_ok(status);

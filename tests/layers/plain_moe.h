@@ -54,7 +54,7 @@ static inline void plain_choose(struct plain_moe *m, int t)
 
 static inline void plain_route(struct plain_moe *m, int t)
 {
-    double logits[PLAIN_E], most = -INFINITY, sum = 0;
+    double logits[PLAIN_E], most = -(double)INFINITY, sum = 0;
     for (int e = 0; e < PLAIN_E; e++) {
         logits[e] = plain_dot(m->x[t], m->wr[e], PLAIN_D);
         most = fmax(most, logits[e]);

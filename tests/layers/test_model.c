@@ -90,14 +90,15 @@ static void test_loss(void **state)
         rig_open(&r, &c, MT_F64, NULL);
         rig_pass(&r, false);
         assert_true(fabs(r.loss - plain_loss(&r, 0.125)) <= 4 * (V + T) * 0x1p-53 * r.loss);
-        double before = r.loss, first = r.logits[0];
+        double before = r.loss;
         r.tokens[T - 1] =
             (r.tokens[T - 1] + 1) % V; /* causal: no earlier logit of any sequence moves */
         double logits[T * V];
         memcpy(logits, r.logits, sizeof logits);
         rig_pass(&r, false);
-        assert_true(before != r.loss && first == r.logits[0]);
-        assert_memory_equal(logits, r.logits, (T - 1) * V * sizeof *logits);
+        assert_true(before != r.loss);
+        /* BLAS may sum in another order when an expert has another number of rows */
+        for (int j = 0; j < (T - 1) * V; j++) assert_true(fabs(logits[j] - r.logits[j]) <= 1e-13);
         for (int t = 0; t < T; t++)
             r.targets[t] = -100; /* nothing to predict: no loss, no gradient */
         c.aux_loss = MT_AUX_NONE;
