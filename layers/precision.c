@@ -201,7 +201,7 @@ mt_tensor mt_precision_state(const mt_precision *p, int64_t i, char name[256])
             if (!at->delayed[s] || (i -= 2) >= 0) continue;
             const struct mt_delayed *d = delayed_of(at, s);
             bool scale = i == -2;
-            snprintf(name, 256, "%s/%s_%s/%s", at->weight->name, operand_names[s / MT_DIR_COUNT],
+            snprintf(name, 256, "%s.%s_%s.%s", at->weight->name, operand_names[s / MT_DIR_COUNT],
                      dir_names[s % MT_DIR_COUNT], scale ? "scale" : "history");
             int64_t n = at->weight->group.members;
             return scale ? mt_tensor_1d(d->scale, MT_F32, n)
@@ -263,11 +263,13 @@ mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
         int dir = 0;
         while (dir < MT_DIR_COUNT && w->weight.dir[dir].layout == MT_LAYOUT_PACKED) dir++;
         if (dir == MT_DIR_COUNT) continue;
-        MT_TRY(mt_dequantize(stream, &(struct mt_dequantize_args){ .dtype = w->compute,
-                                                                   .src = &w->weight,
-                                                                   .dir = (mt_dir)dir,
-                                                                   .y = w->master,
-                                                                   .y_dtype = w->dtype }));
+        MT_TRY(mt_dequantize(
+            stream, &(struct mt_dequantize_args){ .dtype = w->compute,
+                                                  .src = &w->weight,
+                                                  .dir = (mt_dir)dir,
+                                                  .y = w->master ? w->master : (void *)w->view,
+                                                  .y_dtype = w->dtype }));
+        if (!w->master) MT_TRY(mt_param_split_view(p->store, w));
     }
     return MT_OK;
 }

@@ -47,7 +47,7 @@ mt_status mt_precision_quantized_init(mt_precision *precision, mt_stream *stream
 mt_status mt_precision_end_step(mt_precision *precision, mt_stream *stream);
 
 /* What a checkpoint holds of delayed scaling: tensor i, device f32, under a name such as
- * "layers.0.self_attn.qkv_proj/X_row/scale" [N] or ".../history" [length, N]. */
+ * "layers.0.self_attn.qkv_proj.X_row.scale" [N] or "....history" [length, N]. */
 int64_t mt_precision_state_count(const mt_precision *precision);
 mt_tensor mt_precision_state(const mt_precision *precision, int64_t i, char name[256]);
 

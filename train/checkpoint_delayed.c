@@ -1,0 +1,68 @@
+/* Delayed scaling in checkpoints: /state/delayed/<layer>.<slot>.{scale,history}. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "layers/precision.h"
+#include "train/checkpoint_priv.h"
+
+static const char *const group = "/state/delayed";
+
+/* Host memory for the largest of these tensors. */
+static mt_status make_buffer(void **buffer, const mt_precision *p)
+{
+    size_t most = 1;
+    char name[256];
+    for (int64_t i = 0; i < mt_precision_state_count(p); i++) {
+        mt_tensor t = mt_precision_state(p, i, name);
+        if (mt_tensor_bytes(&t) > most) most = mt_tensor_bytes(&t);
+    }
+    *buffer = malloc(most);
+    MT_REQUIRE(*buffer, MT_ENOMEM, "no memory for an amax history of %zu bytes", most);
+    return MT_OK;
+}
+
+mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *s)
+{
+    char name[256], path[300];
+    void *buffer;
+    mt_status status = MT_OK;
+    int64_t count = mt_precision_state_count(s->precision);
+    if (!count) return MT_OK;
+    MT_TRY(mt_h5_group(file, group));
+    MT_TRY(make_buffer(&buffer, s->precision));
+    for (int64_t i = 0; i < count; i++) {
+        mt_tensor t = mt_precision_state(s->precision, i, name);
+        snprintf(path, sizeof path, "%s/%s", group, name);
+        MT_TRY_CLEANUP(mt_device_copy(mt_param_store_device(s->params), buffer, t.data,
+                                      mt_tensor_bytes(&t)));
+        MT_TRY_CLEANUP(mt_h5_write(file, path, t.dtype, t.ndim, t.shape, buffer));
+    }
+cleanup:
+    free(buffer);
+    return status;
+}
+
+/* A model that was no run, or one in other formats, has no histories: scales begin at 1. */
+mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, bool read)
+{
+    char name[256];
+    void *buffer;
+    bool has;
+    mt_status status = MT_OK;
+    MT_TRY(mt_checkpoint_has(c, group, &has));
+    if (!has) return MT_OK;
+    MT_TRY(make_buffer(&buffer, s->precision));
+    for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
+        mt_tensor t = mt_precision_state(s->precision, i, name), got;
+        MT_TRY_CLEANUP(mt_checkpoint_tensor(c, group, name, &got));
+        got.data = buffer; /* where it will be read to */
+        MT_TRY_CLEANUP(mt_tensor_check(&got, name, MT_F32, t.ndim, t.shape));
+        if (!read) continue;
+        MT_TRY_CLEANUP(mt_checkpoint_read(c, group, name, &got));
+        MT_TRY_CLEANUP(mt_device_copy(mt_param_store_device(s->params), t.data, buffer,
+                                      mt_tensor_bytes(&t)));
+    }
+cleanup:
+    free(buffer);
+    return status;
+}
