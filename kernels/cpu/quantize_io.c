@@ -291,10 +291,30 @@ static void write_cell(const struct scale_place *p, const side *s, int64_t line,
     }
 }
 
+/* Where the scales of cell row i lie if they are single bytes at even distances, *step apart; else
+ * NULL. */
+static uint8_t *even_scales(const struct scale_place *p, const side *s, int i, int64_t *step)
+{
+    bool row = s->dir == MT_ROW;
+    int64_t line = p->line + (row ? i : 0), block = p->block + (row ? 0 : i);
+    if (s->whole || s->d.swizzled || p->shape.scale_size > 1) return NULL;
+    *step = row ? p->shape.block_stride : p->shape.line_stride;
+    return (uint8_t *)p->first + line * p->shape.line_stride + block * p->shape.block_stride;
+}
+
 void write_scales(const workspace *ws, const side *s, const tile *t)
 {
     struct scale_place p = scale_place_of(s, t);
     bool row = s->dir == MT_ROW;
+    int64_t step;
+    if (p.repeat == 1 && even_scales(&p, s, 0, &step)) {
+        for (int i = 0; i < p.rows; i++) {
+            uint8_t *restrict out = even_scales(&p, s, i, &step);
+            const uint8_t *restrict stored = ws->cells.stored + i * grid_pitch(s);
+            for (int j = 0; j < p.cols; j++) out[j * step] = stored[j];
+        }
+        return;
+    }
     for (int i = 0; i < p.rows; i++)
         for (int j = 0; j < p.cols; j++) {
             int64_t line = p.line + (row ? i : j) * p.repeat, block = p.block + (row ? j : i);
@@ -339,8 +359,12 @@ static void read_scales(workspace *ws, const side *s, const level *l, const tile
     grid *cells = &ws->cells;
     bool row = s->dir == MT_ROW;
     memset(cells->stored, 0, (size_t)cell_count(s, t)); /* also what no element belongs to */
-    for (int i = 0; i < p.rows; i++)
-        for (int j = 0; j < p.cols; j++) {
+    for (int i = 0; i < p.rows; i++) {
+        int64_t step;
+        const uint8_t *in = even_scales(&p, s, i, &step);
+        uint8_t *stored = cells->stored + i * grid_pitch(s);
+        for (int j = 0; in && j < p.cols; j++) stored[j] = in[j * step];
+        for (int j = 0; !in && j < p.cols; j++) {
             int64_t line = p.line + (row ? i : j), block = p.block + (row ? j : i);
             int64_t place = mt_scale_place(&s->d, &p.shape, line, block);
             int at = i * grid_pitch(s) + j;
@@ -349,6 +373,7 @@ static void read_scales(workspace *ws, const side *s, const level *l, const tile
             else
                 memcpy(&cells->dec[at], p.first + place * (int64_t)sizeof(float), sizeof(float));
         }
+    }
     decode_scales(cells, s, cell_count(s, t), l);
 }
 
