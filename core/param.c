@@ -210,8 +210,8 @@ mt_status mt_param_read_master(const mt_param_store *store, const mt_param *p, i
     return MT_OK;
 }
 
-mt_status mt_param_write_master(mt_param_store *store, mt_param *p, int64_t first, int64_t count,
-                                const void *host)
+mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_t first,
+                                int64_t count, const void *host)
 {
     size_t size = mt_dtype_size(p->dtype);
     if (p->master)
@@ -227,6 +227,18 @@ mt_status mt_param_write_master(mt_param_store *store, mt_param *p, int64_t firs
         }
         MT_TRY(mt_device_copy(store->device, p->high + first + at, high, (size_t)n * sizeof *high));
         MT_TRY(mt_device_copy(store->device, p->low + first + at, low, (size_t)n * sizeof *low));
+    }
+    return MT_OK;
+}
+
+mt_status mt_param_split_view(mt_param_store *store, const mt_param *p)
+{
+    float whole[HALVES];
+    int64_t count = mt_param_count(p);
+    for (int64_t at = 0; at < count; at += HALVES) {
+        int64_t n = count - at < HALVES ? count - at : HALVES;
+        MT_TRY(mt_device_copy(store->device, whole, p->view + at, (size_t)n * sizeof *whole));
+        MT_TRY(mt_param_write_master(store, p, at, n, whole));
     }
     return MT_OK;
 }

@@ -107,8 +107,10 @@ mt_status mt_param_store_set_master(mt_param_store *store, mt_master master);
  * mt_param.dtype whatever the master is stored as; exact. */
 mt_status mt_param_read_master(const mt_param_store *store, const mt_param *param, int64_t first,
                                int64_t count, void *host);
-mt_status mt_param_write_master(mt_param_store *store, mt_param *param, int64_t first,
+mt_status mt_param_write_master(mt_param_store *store, const mt_param *param, int64_t first,
                                 int64_t count, const void *host);
+/* Splits what a param's view holds into its master. */
+mt_status mt_param_split_view(mt_param_store *store, const mt_param *param);
 
 mt_device *mt_param_store_device(const mt_param_store *store);
 int64_t mt_param_store_count(const mt_param_store *store);

@@ -107,32 +107,45 @@ static void bias_name(char text[32], int64_t layer)
     snprintf(text, 32, "%lld", (long long)layer);
 }
 
+/* The type that a part is stored in: of its master, or of a moment. */
+static mt_dtype part_dtype(const mt_checkpoint_state *s, const mt_param *param, const void *moment)
+{
+    return moment ? mt_moments_dtype(s->moments, param->dtype) : param->dtype;
+}
+
 /* ---- writing -----------------------------------------------------------------------------------
  */
 
 typedef struct part_writer {
     mt_h5 *file;
-    mt_device *device;
+    const mt_checkpoint_state *state;
     const char *group;
-    const char *flat; /* device */
+    const char *moment; /* device, flat; NULL: masters */
 } part_writer;
 
 static mt_status write_part(void *user, const mt_param *param, const mt_param_part *part,
                             void *buffer)
 {
     const part_writer *w = user;
+    const mt_checkpoint_state *s = w->state;
     char name[MAX_DATASET_NAME];
-    mt_tensor t = mt_part_tensor(param, part, param->dtype);
-    size_t at = (size_t)mt_part_offset(param, part) * mt_dtype_size(param->dtype);
+    mt_tensor t = mt_part_tensor(param, part, part_dtype(s, param, w->moment));
+    int64_t at = mt_part_offset(param, part);
     MT_TRY(dataset_name(name, w->group, part->name));
-    MT_TRY(mt_device_copy(w->device, buffer, w->flat + at, mt_tensor_bytes(&t)));
+    if (w->moment)
+        MT_TRY(mt_device_copy(mt_param_store_device(s->params), buffer,
+                              w->moment + (size_t)at * mt_dtype_size(t.dtype),
+                              mt_tensor_bytes(&t)));
+    else
+        MT_TRY(mt_param_read_master(s->params, param, at - param->offset, mt_tensor_count(&t),
+                                    buffer));
     return mt_h5_write(w->file, name, t.dtype, t.ndim, t.shape, buffer);
 }
 
-static mt_status write_flat(mt_h5 *file, const mt_checkpoint_state *s, const char *group,
-                            const void *flat)
+static mt_status write_parts(mt_h5 *file, const mt_checkpoint_state *s, const char *group,
+                             const void *moment)
 {
-    part_writer w = { file, mt_param_store_device(s->params), group, flat };
+    part_writer w = { file, s, group, moment };
     MT_TRY(mt_h5_group(file, group));
     return for_each_part(s->params, write_part, &w);
 }
@@ -205,11 +218,13 @@ static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
                              const mt_checkpoint_info *info)
 {
     MT_TRY(mt_checkpoint_write_meta(file, s, info));
-    MT_TRY(write_flat(file, s, "/model", mt_param_store_master(s->params)));
+    MT_TRY(write_parts(file, s, "/model", NULL));
     MT_TRY(write_router_bias(file, s));
     if (!s->m) return MT_OK;
-    MT_TRY(write_flat(file, s, "/optim/m", s->m));
-    MT_TRY(write_flat(file, s, "/optim/v", s->v));
+    MT_TRY(mt_checkpoint_write_delayed(file, s));
+    MT_TRY(write_parts(file, s, "/optim/m", s->m));
+    MT_TRY(write_parts(file, s, "/optim/v", s->v));
+    MT_TRY(mt_checkpoint_write_moments(file, s));
     MT_TRY(write_step_state(file, s));
     MT_TRY(mt_h5_group(file, "/rng"));
     MT_TRY(mt_h5_set_u64(file, "/rng", "seed", s->seed));
@@ -347,9 +362,9 @@ mt_status mt_checkpoint_read_model_config(const char *path, mt_model_config *con
 
 typedef struct part_reader {
     mt_checkpoint *checkpoint;
-    mt_device *device;
+    const mt_checkpoint_state *state;
     const char *group;
-    char *flat;    /* device */
+    char *moment;  /* device, flat; NULL: masters */
     bool convert;  /* another float dtype is converted, else refused */
     int64_t found; /* parts */
 } part_reader;
@@ -365,7 +380,8 @@ static mt_status check_part(void *user, const mt_param *param, const mt_param_pa
 {
     part_reader *r = user;
     (void)buffer;
-    mt_tensor got, want = mt_part_tensor(param, part, param->dtype);
+    mt_dtype dtype = part_dtype(r->state, param, r->moment);
+    mt_tensor got, want = mt_part_tensor(param, part, dtype);
     MT_TRY(mt_checkpoint_tensor(r->checkpoint, r->group, part->name, &got));
     bool same =
         got.ndim == want.ndim && (got.dtype == want.dtype || (r->convert && is_float(got.dtype)));
@@ -379,26 +395,38 @@ static mt_status check_part(void *user, const mt_param *param, const mt_param_pa
                    r->group, part->name, has, must);
 }
 
+/* A part from host memory to where it belongs. */
+static mt_status place_part(const part_reader *r, const mt_param *param, const mt_param_part *part,
+                            const void *from)
+{
+    mt_param_store *params = r->state->params;
+    int64_t at = mt_part_offset(param, part), count = part->rows * param->group.k;
+    size_t size = mt_dtype_size(part_dtype(r->state, param, r->moment));
+    if (r->moment)
+        return mt_device_copy(mt_param_store_device(params), r->moment + (size_t)at * size, from,
+                              (size_t)count * size);
+    return mt_param_write_master(params, param, at - param->offset, count, from);
+}
+
 static mt_status read_part(void *user, const mt_param *param, const mt_param_part *part,
                            void *buffer)
 {
     part_reader *r = user;
     mt_tensor t;
     int64_t count = part->rows * param->group.k;
-    size_t bytes = (size_t)count * mt_dtype_size(param->dtype);
-    size_t at = (size_t)mt_part_offset(param, part) * mt_dtype_size(param->dtype);
+    mt_dtype dtype = part_dtype(r->state, param, r->moment);
     MT_TRY(mt_checkpoint_tensor(r->checkpoint, r->group, part->name, &t));
-    if (t.dtype == param->dtype) {
+    if (t.dtype == dtype) {
         t.data = buffer;
         MT_TRY(mt_checkpoint_read(r->checkpoint, r->group, part->name, &t));
-        return mt_device_copy(r->device, r->flat + at, buffer, bytes);
+        return place_part(r, param, part, buffer);
     }
     t.data = malloc(mt_tensor_bytes(&t));
     MT_REQUIRE(t.data, MT_ENOMEM, "no memory for a tensor of %zu bytes", mt_tensor_bytes(&t));
     mt_status status = mt_checkpoint_read(r->checkpoint, r->group, part->name, &t);
     for (int64_t i = 0; status == MT_OK && i < count; i++)
-        mt_store_f64(buffer, param->dtype, i, mt_load_f64(t.data, t.dtype, i));
-    if (status == MT_OK) status = mt_device_copy(r->device, r->flat + at, buffer, bytes);
+        mt_store_f64(buffer, dtype, i, mt_load_f64(t.data, t.dtype, i));
+    if (status == MT_OK) status = place_part(r, param, part, buffer);
     free(t.data);
     return status;
 }
@@ -406,17 +434,21 @@ static mt_status read_part(void *user, const mt_param *param, const mt_param_par
 /* Passes over /model, and over the moments where there are any. */
 static mt_status for_each_group(mt_checkpoint_state *s, mt_checkpoint *c, visit_part *visit)
 {
-    part_reader r = { .checkpoint = c, .device = mt_param_store_device(s->params) };
-    r.group = "/model", r.flat = mt_param_store_master(s->params), r.convert = !s->m;
+    part_reader r = { .checkpoint = c, .state = s, .group = "/model", .convert = !s->m };
     MT_TRY(for_each_part(s->params, visit, &r));
     MT_REQUIRE(visit != check_part || r.found == c->count, MT_EDAMAGED,
                "checkpoint '%s' has %lld tensors, the model %lld", c->path, (long long)c->count,
                (long long)r.found);
     if (!s->m) return MT_OK;
-    r.group = "/optim/m", r.flat = s->m;
+    r.group = "/optim/m", r.moment = s->m;
     MT_TRY(for_each_part(s->params, visit, &r));
-    r.group = "/optim/v", r.flat = s->v;
+    r.group = "/optim/v", r.moment = s->v;
     return for_each_part(s->params, visit, &r);
+}
+
+mt_status mt_checkpoint_has(mt_checkpoint *c, const char *group, bool *has)
+{
+    return mt_h5_exists(c->file, group, has);
 }
 
 /* Models without a run's state may have no biases: theirs are 0. `read` false: only checks. */
@@ -465,11 +497,15 @@ mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *check
     MT_REQUIRE(!state->m || checkpoint->meta.training, MT_ECONFIG,
                "checkpoint '%s' is a model without optimizer state: a run cannot go on from it",
                checkpoint->path);
+    if (state->m) MT_TRY(mt_checkpoint_check_moments(checkpoint->file, state, checkpoint->path));
     MT_TRY(for_each_group(state, checkpoint, check_part));
     MT_TRY(router_bias(state, checkpoint, false));
+    if (state->m) MT_TRY(mt_checkpoint_delayed(state, checkpoint, false));
     if (state->m) MT_TRY(read_step_state(&step_state, checkpoint));
     MT_TRY(for_each_group(state, checkpoint, read_part));
+    if (state->m) MT_TRY(mt_checkpoint_read_moments(checkpoint->file, state));
     MT_TRY(router_bias(state, checkpoint, true));
+    if (state->m) MT_TRY(mt_checkpoint_delayed(state, checkpoint, true));
     if (state->m)
         MT_TRY(mt_device_copy(mt_param_store_device(state->params), state->step_state, &step_state,
                               sizeof step_state));

@@ -1,15 +1,19 @@
-/* Checkpoints: a directory with model.h5 and DONE.
+/* Checkpoints: a directory with model.h5 and DONE. In model.h5:
  *
- * model.h5
- *   /meta   attributes: format_version, config (JSON, train/hf.h), run_config, source_config,
- * git_revision, seed, step, kernel_set, compute, corpus /model/<HF name>          one tensor each,
- * in the dtype it is stored in: masters (f32, f64) of a training run, or what an imported model
- * came with /optim                    only in training checkpoints; attribute master = "/model"
- * says that masters are there and are not stored twice; the step state, field by field, as
- * attributes /optim/{m,v}/<HF name>    moments, f32 or f64 /rng, /data               attributes:
- * seed and position of the next step's draws and batch /state/router_bias/<i>    f32 [E] of MoE
- * layer i DONE     one line for each file: size, XXH3-128, name; and a line that guards these
- * lines. A directory without it is not a checkpoint.
+ * - /meta: attributes format_version, config (JSON, train/hf.h), run_config, source_config,
+ *   git_revision, seed, step, kernel_set, compute, corpus
+ * - /model/<HF name>: one tensor each, in the dtype it is stored in: masters (f32, f64) of a
+ *   training run, or what an imported model came with
+ * - /optim, only in training checkpoints: the attribute master = "/model" says that masters are
+ *   there and are not stored twice; the step state, field by field, as attributes
+ * - /optim/{m,v}/<HF name>: moments, elements as they are stored (f32, f64, bf16, or u8 codes of
+ *   E4M3; attribute moments of /optim), and /optim/{m,v}_scales/<our name>: f32 [blocks] of fp8
+ * - /rng, /data: attributes: seed and position of the next step's draws and batch
+ * - /state/router_bias/<i>: f32 [E] of MoE layer i
+ * - /state/delayed/<layer>.<slot>.{scale,history}: f32 [N] and [length, N] of fp8_delayed
+ *
+ * DONE has one line for each file: size, XXH3-128, name; and a line that guards these lines. A
+ * directory without it is not a checkpoint.
  *
  * A checkpoint is written under a temporary name, fsynced and renamed; whatever interrupts a save,
  * the one before it loads. Everything is verified against DONE before it is opened. */
@@ -107,12 +111,15 @@ typedef struct mt_checkpoint_state {
     const mt_model_config *config;
     mt_param_store *params;
     void *m, *v; /* flat moments; NULL: a model without optimizer state */
+    mt_moments moments; /* how they are stored, with scales where the form has them */
+    float *m_scales, *v_scales;
     struct mt_step_state *step_state;
     int64_t step;
     uint64_t seed;
     mt_dtype compute;
     int64_t moe_layers;
     float *router_bias[MT_MAX_LAYERS]; /* f32 [num_experts] */
+    const mt_precision *precision;     /* delayed scaling */
 } mt_checkpoint_state;
 
 /* Writes the checkpoint directory `path`, replacing a checkpoint of that name at once. */

@@ -22,6 +22,15 @@ void mt_checkpoint_stage_abandon(mt_checkpoint_stage *stage);
 mt_status mt_checkpoint_write_meta(mt_h5 *file, const mt_checkpoint_state *state,
                                    const mt_checkpoint_info *info);
 
+/* What moments have beside their elements: the storage form, an attribute of /optim, and the scales
+ * of a form with blocks, f32 [blocks] in /optim/{m,v}_scales/<our name of the param>. A checkpoint
+ * without the attribute has moments as real. */
+mt_status mt_checkpoint_write_moments(mt_h5 *file, const mt_checkpoint_state *state);
+/* MT_ECONFIG when it is of another form; MT_EDAMAGED when scales are missing. */
+mt_status mt_checkpoint_check_moments(mt_h5 *file, const mt_checkpoint_state *state,
+                                      const char *path);
+mt_status mt_checkpoint_read_moments(mt_h5 *file, const mt_checkpoint_state *state);
+
 /* Verifies every file that DONE lists. */
 mt_status mt_checkpoint_verify(const char *path);
 
@@ -29,3 +38,11 @@ mt_status mt_checkpoint_verify(const char *path);
  * buffers. */
 mt_tensor mt_part_tensor(const mt_param *param, const mt_param_part *part, mt_dtype dtype);
 int64_t mt_part_offset(const mt_param *param, const mt_param_part *part);
+
+/* Whether model.h5 has this group. */
+mt_status mt_checkpoint_has(mt_checkpoint *checkpoint, const char *group, bool *has);
+
+/* Delayed scaling: writes it; checks that it fits, or reads it. */
+mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *state);
+mt_status mt_checkpoint_delayed(const mt_checkpoint_state *state, mt_checkpoint *checkpoint,
+                                bool read);

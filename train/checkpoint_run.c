@@ -10,6 +10,7 @@ static void describe_model(mt_checkpoint_state *s, const mt_model *model)
 {
     s->config = mt_model_get_config(model);
     s->params = mt_model_params(model);
+    s->precision = mt_model_precision(model);
     s->moe_layers = mt_model_moe_layers(model);
     for (int64_t i = 0; i < s->moe_layers; i++) s->router_bias[i] = mt_model_router_bias(model, i);
 }
@@ -20,6 +21,9 @@ static void describe_trainer(mt_checkpoint_state *s, const mt_trainer *trainer)
     const mt_optimizer *optimizer = mt_trainer_optimizer(trainer);
     *s = (mt_checkpoint_state){ .m = mt_optimizer_m(optimizer),
                                 .v = mt_optimizer_v(optimizer),
+                                .moments = mt_optimizer_moments(optimizer),
+                                .m_scales = mt_optimizer_m_scales(optimizer),
+                                .v_scales = mt_optimizer_v_scales(optimizer),
                                 .step_state = mt_optimizer_state(optimizer),
                                 .step = mt_trainer_steps(trainer),
                                 .seed = config->seed,

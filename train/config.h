@@ -30,8 +30,7 @@ typedef struct mt_config {
     char device[MT_CONFIG_TEXT];
     /* Read and checked; each has one value that is available so far (column `only`). */
     mt_dtype grad_dtype, reduce_dtype;
-    int moments, master;
-    bool moments_sr, optim_offload, keep_gathered;
+    bool optim_offload, keep_gathered;
     char statistics_layers[MT_CONFIG_TEXT], statistics_tensors[MT_CONFIG_TEXT];
     char statistics_what_if[MT_CONFIG_TEXT];
     int64_t statistics_every, expert_parallel;

@@ -130,7 +130,9 @@ mt_status mt_config_check(const mt_config_reader *r)
     MT_TRY(check_present(r));
     MT_TRY(check_available(r));
     MT_TRY(check_model(r));
-    mt_status status = mt_optim_config_check(&r->config->trainer.optim);
+    const mt_trainer_config *t = &r->config->trainer;
+    mt_status status = mt_optim_config_check(&t->optim);
+    if (status == MT_OK) status = mt_optim_config_check_real(&t->optim, mt_dtype_wide(t->dtype));
     if (status != MT_OK) return fail_where_named(r, "optim", status);
     MT_TRY(check_steps(r));
     MT_TRY(check_recipe(r));

@@ -25,6 +25,12 @@ static_assert(MT_SCHEDULE_CONSTANT == 0 && MT_SCHEDULE_LINEAR == 1 && MT_SCHEDUL
               "order of optim.schedule");
 static_assert(MT_RECOMPUTE_NONE == 0 && MT_RECOMPUTE_BLOCK == 1 && MT_RECOMPUTE_ACTIVATION == 2,
               "order of memory.recompute");
+static_assert(MT_MOMENTS_REAL == 0 && MT_MOMENTS_BF16 == 1 && MT_MOMENTS_FP8 == 2 &&
+                  MT_MOMENTS_COUNT == 3 && sizeof(mt_moments) == sizeof(int),
+              "order of optim.moments");
+static_assert(MT_MASTER_REAL == 0 && MT_MASTER_SPLIT == 1 && MT_MASTER_COUNT == 2 &&
+                  sizeof(mt_master) == sizeof(int),
+              "order of optim.master");
 static_assert(sizeof(mt_dtype) == sizeof(int) && sizeof(mt_schedule) == sizeof(int) &&
                   sizeof(mt_aux_kind) == sizeof(int) && sizeof(mt_recompute) == sizeof(int),
               "enums are read and written as int");
@@ -121,12 +127,13 @@ const mt_config_key mt_config_keys[] = {
     { "optim.eps", MT_KEY_REAL, AT(trainer.optim.eps), POSITIVE_RANGE, .help = "epsilon of Adam" },
     { "optim.grad_clip", MT_KEY_REAL, AT(trainer.optim.grad_clip), POSITIVE_RANGE,
       .help = "largest global gradient norm; 0: none" },
-    { "optim.moments", MT_KEY_ENUM, AT(moments), .names = NAMES("f32", "bf16", "fp8"),
-      .value = "f32", .only = "f32", .help = "storage of Adam's moments (f64 under dtype f64)" },
-    { "optim.moments_sr", MT_KEY_BOOL, AT(moments_sr), .value = "false", .only = "false",
+    { "optim.moments", MT_KEY_ENUM, AT(trainer.optim.moments), .names = NAMES("f32", "bf16", "fp8"),
+      .fixed = true, .help = "storage of Adam's moments: f32, bf16, fp8 (E4M3, a scale per 128)" },
+    { "optim.moments_sr", MT_KEY_BOOL, AT(trainer.optim.moments_sr), .fixed = true,
       .help = "stochastic rounding of bf16 moments" },
-    { "optim.master", MT_KEY_ENUM, AT(master), .names = NAMES("f32", "bf16+i16"), .value = "f32",
-      .only = "f32", .help = "storage of master weights (f64 under dtype f64)" },
+    { "optim.master", MT_KEY_ENUM, AT(trainer.optim.master), .names = NAMES("f32", "bf16+i16"),
+      .fixed = true,
+      .help = "storage of GEMM weights: f32, or a bf16 and an i16 that hold the same" },
     { "optim.offload", MT_KEY_BOOL, AT(optim_offload), .value = "false", .only = "false",
       .help = "optimizer state in host memory" },
 

@@ -95,6 +95,7 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
     MT_REQUIRE(t, MT_ENOMEM, "trainer: out of memory");
     t->config = *config, t->device = device, t->stream.device = device;
     t->real = mt_dtype_wide(c->dtype);
+    t->config.optim.seed = c->seed;
     mt_status status = build(t);
     if (status != MT_OK) {
         mt_trainer_destroy(&t);
@@ -377,6 +378,13 @@ static bool is_float(mt_dtype dtype)
     return dtype == MT_F64 || dtype == MT_F32 || dtype == MT_BF16 || dtype == MT_F16;
 }
 
+static bool has_nonfinite(const void *data, mt_dtype dtype, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(mt_load_f64(data, dtype, i))) return true;
+    return false;
+}
+
 static mt_status look(void *context, const char *name, const mt_tensor *data)
 {
     struct watch *w = context;
@@ -385,11 +393,19 @@ static mt_status look(void *context, const char *name, const mt_tensor *data)
     void *host = malloc(bytes ? bytes : 1);
     MT_REQUIRE(host, MT_ENOMEM, "trainer: %zu bytes to look at %s", bytes, name);
     mt_status status = mt_device_copy(w->trainer->device, host, data->data, bytes);
-    for (int64_t i = 0; status == MT_OK && i < mt_tensor_count(data); i++)
-        if (!isfinite(mt_load_f64(host, data->dtype, i))) {
-            snprintf(w->name, 128, "%s", name);
-            break;
-        }
+    if (status == MT_OK && has_nonfinite(host, data->dtype, mt_tensor_count(data)))
+        snprintf(w->name, 128, "%s", name);
+    free(host);
+    return status;
+}
+
+static mt_status look_at_master(struct watch *w, const mt_param_store *store, const mt_param *p)
+{
+    int64_t n = mt_param_count(p);
+    void *host = malloc((size_t)n * mt_dtype_size(p->dtype) + 1);
+    MT_REQUIRE(host, MT_ENOMEM, "trainer: no memory to look at %s", p->name);
+    mt_status status = mt_param_read_master(store, p, 0, n, host);
+    if (status == MT_OK && has_nonfinite(host, p->dtype, n)) snprintf(w->name, 128, "%s", p->name);
     free(host);
     return status;
 }
@@ -400,8 +416,7 @@ static mt_status look_at_params(struct watch *w)
     mt_param_store *store = mt_model_params(w->trainer->model);
     for (int64_t i = 0; i < mt_param_store_count(store) && !w->name[0]; i++) {
         const mt_param *p = mt_param_store_get(store, i);
-        mt_tensor t = mt_tensor_1d(p->master, p->dtype, mt_param_count(p));
-        MT_TRY(look(w, p->name, &t));
+        MT_TRY(look_at_master(w, store, p));
     }
     return MT_OK;
 }

@@ -1,6 +1,7 @@
 /* Tokens per second of a whole training step (forward, backward, AdamW, refresh of compute
  * weights), and the milliseconds that each op takes of it.
- * Usage: bench_step [tiny|larger|demo] [f32|bf16|f64] [seconds] [threads] */
+ * Usage: bench_step [tiny|larger|...] [f32|bf16|f64] [seconds] [threads]
+ *        [f32|bf16|bf16+sr|fp8 (moments)] [f32|bf16+i16 (masters)] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,22 @@ static double flops_per_token(const struct size *z)
     return 6 * ((double)z->layers * (qkv + o + experts) + (double)(z->v * z->d)) + attention;
 }
 
-static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int threads)
+/* Optimizer state: "bf16+sr" and the like for moments. */
+static mt_status set_forms(mt_optim_config *c, const char *moments, const char *master)
+{
+    size_t n = strcspn(moments, "+");
+    int m = 0;
+    while (m < MT_MOMENTS_COUNT && (strlen(mt_moments_forms[m].name) != n ||
+                                    strncmp(moments, mt_moments_forms[m].name, n) != 0))
+        m++;
+    MT_REQUIRE(m < MT_MOMENTS_COUNT, MT_ECONFIG, "moments '%s' are not f32, bf16 or fp8", moments);
+    c->moments = (mt_moments)m, c->moments_sr = strcmp(moments + n, "+sr") == 0;
+    c->master = strcmp(master, mt_master_name(MT_MASTER_SPLIT)) ? MT_MASTER_REAL : MT_MASTER_SPLIT;
+    return MT_OK;
+}
+
+static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int threads,
+                     const char *moments, const char *master)
 {
     mt_device *device;
     mt_trainer *trainer;
@@ -104,6 +120,7 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
     MT_TRY(mt_architecture_find(&architecture, "qwen3_moe"));
     mt_model_config_defaults(&c.model, architecture);
     mt_optim_config_defaults(&c.optim);
+    MT_TRY(set_forms(&c.optim, moments, master));
     c.optim.lr = 3e-4, c.optim.schedule = MT_SCHEDULE_CONSTANT;
     c.model.vocab_size = z->v, c.model.hidden_size = z->d, c.model.num_hidden_layers = z->layers;
     c.model.num_attention_heads = z->heads, c.model.num_key_value_heads = z->kv_heads;
@@ -133,13 +150,16 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
     }
     qsort(times, (size_t)n, sizeof *times, compare);
     double median = times[n / 2], gflop = flops_per_token(z) * (double)tokens * 1e-9;
-    printf("{\"size\": \"%s\", \"dtype\": \"%s\", \"kernels\": \"%s\", \"steps\": %d, \"step_ms\": "
+    printf("{\"size\": \"%s\", \"dtype\": \"%s\", \"moments\": \"%s\", \"master\": \"%s\", "
+           "\"master_bytes\": %lld, \"moment_bytes\": %lld, \"kernels\": \"%s\", \"steps\": %d, "
+           "\"step_ms\": "
            "%.2f, "
            "\"best_ms\": %.2f, \"tok_s\": %.0f, \"tok_s_best\": %.0f, \"gflops\": %.1f, \"loss\": "
            "%.4f, \"max_vio\": %.2f}\n",
-           z->name, mt_dtype_name(dtype), device->kernel_set, n, median * 1e3, times[0] * 1e3,
-           (double)tokens / median, (double)tokens / times[0], gflop / median, result.loss,
-           result.max_vio);
+           z->name, mt_dtype_name(dtype), moments, master,
+           (long long)device->peak[MT_MEMORY_MASTER], (long long)device->peak[MT_MEMORY_MOMENTS],
+           device->kernel_set, n, median * 1e3, times[0] * 1e3, (double)tokens / median,
+           (double)tokens / times[0], gflop / median, result.loss, result.max_vio);
     print_ops(n, total / n);
     free(x);
     mt_trainer_destroy(&trainer);
@@ -154,8 +174,10 @@ int main(int argc, char **argv)
     mt_status status = argc > 2 ? mt_dtype_parse(&dtype, argv[2]) : MT_OK;
     double seconds = argc > 3 ? atof(argv[3]) : 10;
     int threads = argc > 4 ? atoi(argv[4]) : 0;
+    const char *moments = argc > 5 ? argv[5] : "f32", *master = argc > 6 ? argv[6] : "f32";
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status == MT_OK; i++)
-        if (!strcmp(sizes[i].name, name)) status = run(&sizes[i], dtype, seconds, threads);
+        if (!strcmp(sizes[i].name, name))
+            status = run(&sizes[i], dtype, seconds, threads, moments, master);
     if (status != MT_OK) fprintf(stderr, "%s: %s\n", mt_status_name(status), mt_error_message());
     return status != MT_OK;
 }

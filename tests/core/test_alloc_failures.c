@@ -187,6 +187,7 @@ static mt_status make_trainer(void)
 {
     mt_trainer *trainer;
     mt_trainer_config c = config_of(MT_F32);
+    c.optim.moments = MT_MOMENTS_FP8, c.optim.master = MT_MASTER_SPLIT; /* what has most parts */
     mt_status status = mt_trainer_create(&trainer, device, &c);
     assert_int_equal(status == MT_OK, trainer != NULL);
     mt_trainer_destroy(&trainer);
@@ -208,6 +209,7 @@ static mt_status make_optimizer(void)
     mt_optimizer *optimizer;
     mt_optim_config c;
     mt_optim_config_defaults(&c);
+    c.moments = MT_MOMENTS_FP8;
     mt_status status = mt_optimizer_create(&optimizer, shared_store, &c);
     assert_int_equal(status == MT_OK, optimizer != NULL);
     mt_optimizer_destroy(&optimizer);
@@ -221,7 +223,7 @@ static void test_optimizer(void **state)
     assert_ok(mt_device_open(&own, "cpu", NULL, 1));
     assert_ok(mt_param_store_create(&shared_store, own, MT_F32, MT_F32));
     assert_ok(fill_store(shared_store));
-    sweep("optimizer", make_optimizer, 5);
+    sweep("optimizer", make_optimizer, 6);
     mt_param_store_destroy(&shared_store);
     device = own;
     assert_nothing_kept("optimizer", 0);

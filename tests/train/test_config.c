@@ -184,7 +184,18 @@ static const struct bad {
     { "recipe: {delayed: {history: 1}}\n", NULL, MT_ECONFIG, "recipe.delayed.history" },
     { "recipe: {delayed: {histroy: 16}}\n", NULL, MT_ECONFIG,
       "did you mean recipe.delayed.history" },
-    { "", "optim.master=bf16+i16", MT_EUNSUPPORTED, "bf16+i16 is not available, only f32" },
+    { "", "optim.offload=true", MT_EUNSUPPORTED, "true is not available, only false" },
+    /* storage forms */
+    { "", "optim.moments=fp4", MT_ECONFIG, "optim.moments" },
+    { "", "optim.master=bf16", MT_ECONFIG, "optim.master" },
+    { "", "optim.moments_sr=true", MT_ECONFIG,
+      "--set optim.moments_sr=true: optim.moments_sr is true, but optim.moments f32 is not" },
+    { "optim: {moments: fp8, moments_sr: true}\n", NULL, MT_ECONFIG, "it must be bf16" },
+    { "optim: {moments: bf16}\n", "train.dtype=f64", MT_ECONFIG,
+      "optim.moments is bf16, must be f32 under train.dtype f64" },
+    { "", "optim.moments=fp8 train.dtype=f64", MT_ECONFIG, "optim.moments" },
+    { "train: {dtype: f64}\n", "optim.master=bf16+i16", MT_ECONFIG,
+      "--set optim.master=bf16+i16: optim.master is bf16+i16, must be f32 under train.dtype f64" },
 };
 
 static void refuses_bad_input_and_says_where(void **state)
