@@ -61,6 +61,30 @@ bool rows_suffice(const side *s)
     return s->present && !s->plain && s->dir == MT_ROW && (s->whole || s->block_rows == 1);
 }
 
+/* The largest magnitude of n bf16 numbers as they are stored; false where there is a NaN. */
+static bool bf16_largest(float *largest, const uint16_t *x, int n)
+{
+    int16_t most = 0;
+    for (int i = 0; i < n; i++) {
+        int16_t a = (int16_t)(x[i] & 0x7fff);
+        most = a > most ? a : most;
+    }
+    *largest = mt_bf16_to_f32((uint16_t)most);
+    return most <= 0x7f80;
+}
+
+/* Whether columns [c, c + n) of row r could be measured without being loaded as f32. */
+static bool measure_stored(const struct rows_task *k, const tile *t, int64_t r, int64_t c, int n)
+{
+    const mt_direction *d = &k->source->d;
+    float most;
+    if (k->codes || d->format->dtype != MT_BF16) return false;
+    const uint16_t *x = (const uint16_t *)d->codes + t->m->offset + r * t->m->cols + c;
+    if (!bf16_largest(&most, x, n)) return false;
+    if (k->amax && most > *k->amax) *k->amax = most;
+    return true;
+}
+
 /* Columns [c, c + n) of row r: amax into *most, then codes and scales. */
 static void quantize_part(workspace *ws, const struct rows_task *k, const struct row_scales *scales,
                           const tile *t, int64_t r, int64_t c, int n)
@@ -69,6 +93,7 @@ static void quantize_part(workspace *ws, const struct rows_task *k, const struct
     grid *cells = &ws->cells;
     int width = (n + CHUNK - 1) / CHUNK * CHUNK, block = s->whole ? PART : s->block_cols;
     int blocks = (n + block - 1) / block;
+    if (measure_stored(k, t, r, c, n)) return;
     load_plain(ws->x, k->source, t->m->offset + r * t->m->cols + c, n);
     for (int i = n; i < width; i++) ws->x[i] = 0;
     bool nan = *k->nans > 0;
