@@ -21,6 +21,8 @@ typedef struct mt_param_part {
     int ndim; /* 1 for vectors (then rows x cols = 1 x n), 2 for matrices */
 } mt_param_part;
 
+typedef struct mt_param mt_param;
+
 /* What the GEMMs of a linear layer compute in at present, and what its formats carry from step to
  * step. Without one they compute in the activations' dtype. */
 typedef struct mt_linear_state {
@@ -35,9 +37,13 @@ typedef struct mt_linear_state {
     struct mt_delayed {
         float *scale, *history;
     } delayed[MT_OPERAND_COUNT][MT_DIR_COUNT];
+    /* Sees X in forward and dY in backward, before they are quantized; or NULL. */
+    mt_status (*observe)(void *observer, const mt_param *weight, mt_operand operand,
+                         const mt_qtensor *plain);
+    void *observer;
 } mt_linear_state;
 
-typedef struct mt_param {
+struct mt_param {
     char *name;       /* our name: "layers.0.mlp.experts.gate_up_proj" */
     mt_group group;   /* uniform: N members of [m, k] */
     mt_dtype dtype;   /* of master and gradient: f32, or f64 under f64 compute */
@@ -64,7 +70,7 @@ typedef struct mt_param {
     int64_t uses;      /* recorded contributions still to come in this backward */
     int64_t deferred;  /* contributions waiting in the deferred queue */
     bool grad_started; /* grad holds this step's sum (else its contents are stale) */
-} mt_param;
+};
 
 typedef struct mt_param_spec {
     const char *name;

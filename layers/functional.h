@@ -58,6 +58,9 @@ mt_status mt_linear_place(mt_param *weight, const mt_device *device);
 /* Writes it from the master: after every change of the master. */
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream);
 
+/* What quantizing an operand takes from the layer's state: scales, draws, where amaxes gather. */
+struct mt_quantize_args mt_linear_quantize_args(const mt_param *weight, mt_operand operand);
+
 /* y [rows, out] from x [rows, in]; rows NULL when N = 1 (every row belongs to member 0). */
 mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                             const mt_grouped_linear_layer *layer, const mt_ragged *rows);

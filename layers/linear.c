@@ -82,6 +82,7 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                               dtype, x->data.data),
         .wanted = { true, mt_tape_recording(tape) && !w->frozen && !saves_input },
     };
+    MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_X, &qx.q));
     MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_X, &qx));
     MT_TRY(mt_gemm(mt_tape_stream(tape),
                    &(struct mt_gemm_args){ .dtype = dtype,
@@ -177,6 +178,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
             mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
         .wanted = { dx.data != NULL, !w->frozen && w->grad },
     };
+    if (dy.data) MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
     MT_TRY(prepare_dy(tape, node, &qdy));
     if (dx.data)
         MT_TRY(mt_gemm(mt_tape_stream(tape), &(struct mt_gemm_args){ .dtype = dy.dtype,

@@ -80,8 +80,7 @@ mt_status mt_linear_place(mt_param *weight, const mt_device *device)
     return MT_OK;
 }
 
-/* What quantizing an operand takes from the layer's state. */
-static struct mt_quantize_args quantize_args(const mt_param *w, mt_operand operand)
+struct mt_quantize_args mt_linear_quantize_args(const mt_param *w, mt_operand operand)
 {
     const mt_linear_state *state = w->linear;
     struct mt_quantize_args args = { .dtype = w->compute };
@@ -119,7 +118,7 @@ mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
                                                                      .out = &packed }));
     if (!codes.dir[MT_ROW].format && !codes.dir[MT_COL].format) return MT_OK;
     mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
-    struct mt_quantize_args args = quantize_args(weight, MT_OPERAND_W);
+    struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
     args.src = &source, args.out = &codes;
     return mt_quantize(stream, &args);
 }
@@ -157,10 +156,17 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
         any = true;
     }
     if (!any) return MT_OK;
-    struct mt_quantize_args args = quantize_args(w, operand);
+    struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     args.src = &plain, args.out = &made;
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
     return mt_quantize(mt_tape_stream(tape), &args);
+}
+
+mt_status mt_linear_observe(mt_tape *tape, const mt_param *w, mt_operand operand,
+                            const mt_qtensor *plain)
+{
+    if (!w->linear || !w->linear->observe || mt_tape_recomputing(tape)) return MT_OK;
+    return w->linear->observe(w->linear->observer, w, operand, plain);
 }
 
 void mt_linear_operand_release(mt_tape *tape, struct mt_linear_operand *o)

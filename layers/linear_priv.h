@@ -25,6 +25,10 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *weight, mt_operand o
                              struct mt_linear_operand *o);
 void mt_linear_operand_release(mt_tape *tape, struct mt_linear_operand *o);
 
+/* Shows an operand to whoever watches the layer. */
+mt_status mt_linear_observe(mt_tape *tape, const mt_param *weight, mt_operand operand,
+                            const mt_qtensor *plain);
+
 /* A direction that mt_linear_quantize made, found again in its memory. */
 mt_qtensor mt_linear_codes(const mt_param *weight, mt_operand operand, mt_dir dir, mt_group group,
                            void *memory);

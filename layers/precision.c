@@ -1,6 +1,7 @@
 /* Recipes of linear layers, step by step. */
 #include "layers/precision.h"
 
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +95,7 @@ static mt_status build(mt_precision *p, const mt_precision_options *o)
         if (!w->packed) continue;
         layer *l = &p->layers[p->count++];
         l->weight = w;
-        if (p->rules) {
+        if (o) {
             l->state.save_original_input = o->save_original_input;
             l->state.seed = (uint32_t)o->seed ^ (uint32_t)(o->seed >> 32);
             l->state.stream = (uint32_t)i * MT_OPERAND_COUNT;
@@ -229,14 +230,39 @@ mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
     return MT_OK;
 }
 
+/* Every slot in the compute dtype. */
+static mt_status native_recipe(mt_recipe *recipe, mt_dtype compute)
+{
+    char text[64];
+    const char *name = mt_dtype_name(compute);
+    snprintf(text, sizeof text, "fprop=%s dgrad=%s wgrad=%s", name, name, name);
+    return mt_recipe_parse(recipe, text);
+}
+
 mt_status mt_precision_start(mt_precision *p)
 {
     bool changed;
     MT_TRY(make_delayed(p));
     if (p->rules) return mt_precision_set_step(p, 0, &changed);
-    for (int64_t i = 0; i < p->count; i++)
-        MT_TRY(mt_linear_place(p->layers[i].weight, device_of(p)));
+    for (int64_t i = 0; i < p->count; i++) {
+        layer *l = &p->layers[i];
+        MT_TRY(native_recipe(&l->state.recipe, l->weight->compute));
+        l->weight->linear = &l->state;
+        MT_TRY(mt_linear_place(l->weight, device_of(p)));
+    }
     return MT_OK;
+}
+
+void mt_precision_observe(mt_precision *p, const char *layers,
+                          mt_status (*observe)(void *observer, const mt_param *weight,
+                                               mt_operand operand, const mt_qtensor *plain),
+                          void *observer)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        bool chosen = fnmatch(layers, p->layers[i].weight->name, 0) == 0;
+        p->layers[i].state.observe = chosen ? observe : NULL;
+        p->layers[i].state.observer = observer;
+    }
 }
 
 uint64_t mt_precision_epoch(const mt_precision *p)

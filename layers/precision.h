@@ -46,6 +46,13 @@ mt_status mt_precision_quantized_init(mt_precision *precision, mt_stream *stream
 /* Rolls the amax histories: once per optimizer step, before the weights are refreshed. */
 mt_status mt_precision_end_step(mt_precision *precision, mt_stream *stream);
 
+/* Sets mt_linear_state.observe of the layers whose name matches `layers`, a glob, and clears that
+ * of the others. */
+void mt_precision_observe(mt_precision *precision, const char *layers,
+                          mt_status (*observe)(void *observer, const mt_param *weight,
+                                               mt_operand operand, const mt_qtensor *plain),
+                          void *observer);
+
 /* What a checkpoint holds of delayed scaling: tensor i, device f32, under a name such as
  * "layers.0.self_attn.qkv_proj.X_row.scale" [N] or "....history" [length, N]. */
 int64_t mt_precision_state_count(const mt_precision *precision);

@@ -1,0 +1,277 @@
+/* Statistics of quantized tensors, on the host. */
+#include "train/measure.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- fields -------------------------------------------------------------------------------------
+ */
+
+static double part(int64_t some, int64_t all)
+{
+    return all ? (double)some / (double)all : (double)NAN;
+}
+
+static double ratio(double a, double b)
+{
+    return b != 0 ? a / b : (double)NAN;
+}
+
+#define FIELD(name, value)                                                                         \
+    static double field_##name(const mt_measure *m)                                                \
+    {                                                                                              \
+        return value;                                                                              \
+    }
+FIELD(count, (double)m->count)
+FIELD(nonfinite, (double)m->nonfinite)
+FIELD(min, m->count ? m->min : (double)NAN)
+FIELD(max, m->count ? m->max : (double)NAN)
+FIELD(mean, ratio(m->sum, (double)m->count))
+FIELD(std,
+      sqrt(fmax(0, ratio(m->squares, (double)m->count) - pow(ratio(m->sum, (double)m->count), 2))))
+FIELD(l2, sqrt(m->squares))
+FIELD(amax, m->amax)
+FIELD(underflow, part(m->vanished, m->nonzero))
+FIELD(saturated, part(m->saturated, m->count))
+FIELD(mse, ratio(m->error_squares, (double)m->count))
+FIELD(snr, m->squares > 0 ? 10 * log10(ratio(m->squares, m->error_squares)) : (double)NAN)
+FIELD(cosine, ratio(m->product, sqrt(m->squares) * sqrt(m->decoded_squares)))
+FIELD(scale_min, m->scale_max > 0 ? m->scale_min : (double)NAN)
+FIELD(scale_max, m->scale_max > 0 ? m->scale_max : (double)NAN)
+
+#define ENTRY(name) { #name, field_##name },
+const mt_measure_field mt_measure_fields[] = { ENTRY(count) ENTRY(nonfinite) ENTRY(min) ENTRY(max)
+                                                   ENTRY(mean) ENTRY(std) ENTRY(l2) ENTRY(amax)
+                                                       ENTRY(underflow) ENTRY(saturated) ENTRY(mse)
+                                                           ENTRY(snr) ENTRY(cosine) ENTRY(scale_min)
+                                                               ENTRY(scale_max) };
+const int mt_measure_field_count = sizeof mt_measure_fields / sizeof *mt_measure_fields;
+
+static void add_scale(mt_measure *m, double scale)
+{
+    if (m->scale_max == 0 || scale < m->scale_min) m->scale_min = scale;
+    if (scale > m->scale_max) m->scale_max = scale;
+}
+
+void mt_measure_merge(mt_measure *to, const mt_measure *from)
+{
+    if (from->count && (!to->count || from->min < to->min)) to->min = from->min;
+    if (from->count && (!to->count || from->max > to->max)) to->max = from->max;
+    to->count += from->count, to->nonfinite += from->nonfinite, to->nonzero += from->nonzero;
+    to->vanished += from->vanished, to->saturated += from->saturated;
+    to->amax = fmax(to->amax, from->amax);
+    to->sum += from->sum, to->squares += from->squares;
+    to->error_squares += from->error_squares, to->product += from->product;
+    to->decoded_squares += from->decoded_squares;
+    if (from->scale_max > 0) add_scale(to, from->scale_min), add_scale(to, from->scale_max);
+    for (int i = 0; i < 256; i++) to->codes[i] += from->codes[i];
+}
+
+/* ---- one member ---------------------------------------------------------------------------------
+ */
+
+/* A direction of one member: its source, what its codes hold, and what they were made with. */
+struct view {
+    const mt_direction *d;
+    mt_dir dir;
+    int64_t m, k, cell_rows, cell_cols;
+    float *x;       /* rotated under rht */
+    const float *q; /* decoded */
+    const uint8_t *codes;
+    const void *scales;
+    float s_dec, given; /* of nvfp4; of fp8_delayed */
+    float ovf;
+};
+
+static float element_value(mt_element element, int code)
+{
+    const mt_element_info *e = &mt_elements[element];
+    int magnitude = code & ((1 << e->sign) - 1), exponent = magnitude >> e->mantissa;
+    int mantissa = magnitude & ((1 << e->mantissa) - 1);
+    if (exponent == 0) return ldexpf((float)mantissa, 1 - e->bias - e->mantissa);
+    return ldexpf((float)(mantissa + (1 << e->mantissa)), exponent - e->bias - e->mantissa);
+}
+
+/* NUMERICS section 2: 16 tokens of a column times diag(s) H16 / 4, rounded to bf16; the tail is
+ * only rounded. */
+static void rotate(struct view *v, uint16_t mask)
+{
+    for (int64_t c = 0; c < v->k; c++)
+        for (int64_t r = 0; r < v->m; r += 16) {
+            float in[16], *x = v->x + r * v->k + c;
+            int rows = v->m - r < 16 ? (int)(v->m - r) : 16;
+            for (int i = 0; i < rows; i++) in[i] = x[i * v->k];
+            for (int j = 0; j < rows; j++) {
+                float acc = in[j];
+                if (rows == 16) {
+                    acc = 0;
+                    for (int i = 0; i < 16; i++) {
+                        bool minus = (__builtin_popcount((unsigned)(i & j)) & 1) ^ (mask >> i & 1);
+                        acc += in[i] * (minus ? -0.25f : 0.25f);
+                    }
+                }
+                x[j * v->k] = mt_bf16_to_f32(mt_f32_to_bf16(acc));
+            }
+        }
+}
+
+/* F of NUMERICS section 2, eps 0. */
+static float fp8_scale(float amax, float max, bool pow2, float ovf)
+{
+    if (!(amax > 0 && amax <= FLT_MAX)) return 1;
+    float s = max / amax;
+    if (s > FLT_MAX) s = ovf;
+    return pow2 ? mt_f32_from_bits(mt_f32_bits(s) & 0x7f800000u) : s;
+}
+
+/* What a cell's elements were multiplied by before the cast, and what its codes decode with. */
+static float encoding_scale(const struct view *v, int64_t cell_row, int64_t cell_col, float amax,
+                            double *decode)
+{
+    const mt_format *f = v->d->format;
+    mt_direction_shape shape = mt_direction_shape_of(v->d, v->dir, v->m, v->k);
+    int64_t line = v->dir == MT_ROW ? cell_row * v->cell_rows : cell_col * v->cell_cols;
+    int64_t block = v->dir == MT_ROW ? cell_col : cell_row;
+    *decode = 0;
+    if (f->scale == MT_SCALE_NONE) return 1;
+    if (f->scale == MT_SCALE_F32) {
+        float s = f->delayed ? v->given
+                             : fp8_scale(amax, mt_elements[v->d->options.element].max,
+                                         v->d->options.pow2, f->block ? v->ovf : FLT_MAX);
+        *decode = (double)(1 / s);
+        return s;
+    }
+    int stored = ((const uint8_t *)v->scales)[mt_scale_place(v->d, &shape, line, block)];
+    if (f->scale == MT_SCALE_E8M0) {
+        *decode = ldexp(1, stored - 127);
+        return ldexpf(1, 127 - stored);
+    }
+    float scale = element_value(MT_ELEMENT_E4M3, stored) * v->s_dec, enc = 1 / scale;
+    *decode = (double)scale;
+    return enc > FLT_MAX ? FLT_MAX : enc;
+}
+
+static void add_element(mt_measure *m, float x, float q, float enc, float most)
+{
+    double a = (double)x, b = (double)q;
+    if (!isfinite(a)) {
+        m->nonfinite++;
+        return;
+    }
+    if (!m->count || a < m->min) m->min = a;
+    if (!m->count || a > m->max) m->max = a;
+    m->count++;
+    m->amax = fmax(m->amax, fabs(a));
+    m->sum += a, m->squares += a * a;
+    m->nonzero += a != 0, m->vanished += a != 0 && b == 0;
+    m->saturated += fabsf(x * enc) > most;
+    m->error_squares += (a - b) * (a - b), m->product += a * b, m->decoded_squares += b * b;
+}
+
+static void add_cell(mt_measure *m, const struct view *v, int64_t i, int64_t j)
+{
+    int64_t r1 = (i + 1) * v->cell_rows < v->m ? (i + 1) * v->cell_rows : v->m;
+    int64_t c1 = (j + 1) * v->cell_cols < v->k ? (j + 1) * v->cell_cols : v->k;
+    bool coded = v->d->format->element != MT_ELEMENT_PLAIN;
+    float amax = 0, most = coded ? mt_elements[v->d->options.element].max : (float)INFINITY;
+    for (int64_t r = i * v->cell_rows; r < r1; r++)
+        for (int64_t c = j * v->cell_cols; c < c1; c++) {
+            float a = fabsf(v->x[r * v->k + c]);
+            if (a > amax) amax = a;
+        }
+    double decode;
+    float enc = encoding_scale(v, i, j, amax, &decode);
+    if (coded && amax > 0) add_scale(m, decode);
+    for (int64_t r = i * v->cell_rows; r < r1; r++)
+        for (int64_t c = j * v->cell_cols; c < c1; c++)
+            add_element(m, v->x[r * v->k + c], v->q[r * v->k + c], enc, most);
+}
+
+static void add_codes(mt_measure *m, const struct view *v)
+{
+    mt_direction_shape s = mt_direction_shape_of(v->d, v->dir, v->m, v->k);
+    int per_byte = v->d->format->codes_per_byte;
+    int64_t width = s.transposed ? v->m : v->k;
+    for (int64_t l = 0; l < s.code_lines; l++)
+        for (int64_t c = 0; c < width; c++) {
+            int byte = v->codes[l * s.code_pitch + c / per_byte];
+            m->codes[per_byte == 1 ? byte : byte >> (c % 2 * 4) & 15]++;
+        }
+}
+
+static void measure_member(mt_measure *m, struct view *v)
+{
+    const mt_format *f = v->d->format;
+    bool square = v->d->options.two_d;
+    int64_t block = f->block;
+    v->cell_rows = v->dir == MT_COL || square ? block : 1;
+    v->cell_cols = v->dir == MT_ROW || square ? block : 1;
+    if (!block) v->cell_rows = v->m, v->cell_cols = v->k;
+    *m = (mt_measure){ 0 };
+    if (!v->m || !v->k) return;
+    if (v->d->options.rht) rotate(v, v->d->options.rht_mask);
+    for (int64_t i = 0; i * v->cell_rows < v->m; i++)
+        for (int64_t j = 0; j * v->cell_cols < v->k; j++) add_cell(m, v, i, j);
+    if (f->element != MT_ELEMENT_PLAIN) add_codes(m, v);
+}
+
+/* ---- a direction --------------------------------------------------------------------------------
+ */
+
+static mt_status decode(mt_stream *stream, float *to, const mt_qtensor *q, mt_dir dir,
+                        mt_dtype dtype)
+{
+    return mt_dequantize(stream,
+                         &(struct mt_dequantize_args){
+                             .dtype = dtype, .src = q, .dir = dir, .y = to, .y_dtype = MT_F32 });
+}
+
+mt_status mt_measure_direction(mt_measure *m, mt_stream *stream, const mt_qtensor *plain,
+                               const mt_qtensor *out, mt_dir dir,
+                               const struct mt_quantize_args *args)
+{
+    mt_status status = MT_OK;
+    mt_qtensor q = *out;
+    struct mt_quantize_args now = *args;
+    const mt_group *g = &plain->group;
+    size_t count = (size_t)mt_group_capacity(g) + 1;
+    float *x = malloc(count * sizeof *x), *values = malloc(count * sizeof *values);
+    void *memory = calloc(1, mt_qtensor_bytes(&q) + 1);
+    if (!x || !values || !memory) {
+        status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %zu elements", count);
+        goto cleanup;
+    }
+    mt_qtensor_place(&q, memory);
+    now.src = plain, now.src_dir = MT_ROW, now.out = &q;
+    MT_TRY_CLEANUP(mt_quantize(stream, &now));
+    MT_TRY_CLEANUP(decode(stream, x, plain, MT_ROW, args->dtype));
+    MT_TRY_CLEANUP(decode(stream, values, &q, dir, args->dtype));
+    mt_dtype source = plain->dir[MT_ROW].format->dtype;
+    const char *codes = q.dir[dir].codes, *scales = q.dir[dir].scales;
+    for (int64_t i = 0; i < g->members; i++) {
+        int64_t rows = mt_group_rows(g, i), cols = mt_group_cols(g, i), at = mt_group_offset(g, i);
+        mt_direction_shape shape = mt_direction_shape_of(&q.dir[dir], dir, rows, cols);
+        struct view v = { .d = &q.dir[dir],
+                          .dir = dir,
+                          .m = rows,
+                          .k = cols,
+                          .x = x + at,
+                          .q = values + at,
+                          .codes = (const uint8_t *)codes,
+                          .scales = scales,
+                          .given = args->scale[dir] ? args->scale[dir][i] : 1,
+                          .ovf = source == MT_BF16  ? mt_bf16_to_f32(0x7f7f)
+                                 : source == MT_F16 ? 65504.0f
+                                                    : FLT_MAX };
+        if (q.dir[dir].format->second_level)
+            v.s_dec = mt_nvfp4_decode_scale(&q.dir[dir].options, q.dir[dir].amax[i]);
+        measure_member(&m[i], &v);
+        codes += shape.code_bytes;
+        scales += (size_t)shape.scale_count * shape.scale_size;
+    }
+cleanup:
+    free(x), free(values), free(memory);
+    return status;
+}
