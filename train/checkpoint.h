@@ -110,7 +110,7 @@ mt_status mt_checkpoint_read_model_config(const char *path, mt_model_config *con
 typedef struct mt_checkpoint_state {
     const mt_model_config *config;
     mt_param_store *params;
-    void *m, *v; /* flat moments; NULL: a model without optimizer state */
+    void *m, *v;        /* flat moments; NULL: a model without optimizer state */
     mt_moments moments; /* how they are stored, with scales where the form has them */
     float *m_scales, *v_scales;
     struct mt_step_state *step_state;

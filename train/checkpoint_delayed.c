@@ -26,7 +26,7 @@ mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *s)
     char name[256], path[300];
     void *buffer;
     mt_status status = MT_OK;
-    int64_t count = mt_precision_state_count(s->precision);
+    int64_t count = s->precision ? mt_precision_state_count(s->precision) : 0;
     if (!count) return MT_OK;
     MT_TRY(mt_h5_group(file, group));
     MT_TRY(make_buffer(&buffer, s->precision));
@@ -50,7 +50,7 @@ mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, 
     bool has;
     mt_status status = MT_OK;
     MT_TRY(mt_checkpoint_has(c, group, &has));
-    if (!has) return MT_OK;
+    if (!has || !s->precision) return MT_OK;
     MT_TRY(make_buffer(&buffer, s->precision));
     for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
         mt_tensor t = mt_precision_state(s->precision, i, name), got;

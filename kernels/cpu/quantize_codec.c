@@ -2,7 +2,7 @@
  * operation is one of NUMERICS section 2, in its order; loops run over independent elements. */
 #include <float.h>
 
-#include "core/rng.h"
+#include "kernels/cpu/draw.h"
 #include "kernels/cpu/quantize_priv.h"
 
 /* ---- scale rules -------------------------------------------------------------------------------
@@ -297,44 +297,13 @@ void rotate_tile(float *out, const float *x, const tile *t, uint16_t mask)
             out[r * TILE + c] = mt_bf16_to_f32(mt_f32_to_bf16(x[r * TILE + c]));
 }
 
-enum { DRAW = 8, DRAWS = TILE / DRAW }; /* elements that share a draw; draws at once */
-
-static uint32_t high_product(uint32_t a, uint32_t b)
-{
-    return (uint32_t)((uint64_t)a * b >> 32);
-}
-
-/* The bits of a row of TILE elements: mt_philox of DRAWS counters, of which `first` is the first.
- */
-static void draw_row(uint16_t *restrict random, const uint32_t key[2], const uint32_t first[4])
-{
-    uint32_t a[DRAWS], b[DRAWS], c[DRAWS], d[DRAWS], words[4 * DRAWS];
-    for (int i = 0; i < DRAWS; i++)
-        a[i] = first[0] + (uint32_t)i, b[i] = first[1], c[i] = first[2], d[i] = first[3];
-    for (uint32_t round = 0; round < 10; round++) {
-        uint32_t k0 = key[0] + round * 0x9E3779B9u, k1 = key[1] + round * 0xBB67AE85u;
-#pragma omp simd
-        for (int i = 0; i < DRAWS; i++) {
-            uint32_t high0 = high_product(0xD2511F53u, a[i]), low0 = 0xD2511F53u * a[i];
-            uint32_t high1 = high_product(0xCD9E8D57u, c[i]), low1 = 0xCD9E8D57u * c[i];
-            a[i] = high1 ^ b[i] ^ k0, b[i] = low1;
-            c[i] = high0 ^ d[i] ^ k1, d[i] = low0;
-        }
-    }
-    for (int i = 0; i < DRAWS; i++)
-        words[4 * i] = a[i], words[4 * i + 1] = b[i], words[4 * i + 2] = c[i],
-                  words[4 * i + 3] = d[i];
-    for (int i = 0; i < 4 * DRAWS; i++)
-        random[2 * i] = (uint16_t)words[i], random[2 * i + 1] = (uint16_t)(words[i] >> 16);
-}
-
 void draw_tile(workspace *ws, const tile *t, const uint32_t key[2], uint32_t first_row,
                uint32_t member_index, uint32_t step)
 {
     for (int r = 0; r < t->rows; r++) {
-        const uint32_t first[4] = { (uint32_t)(t->c0 / DRAW), first_row + (uint32_t)(t->r0 + r),
+        const uint32_t first[4] = { (uint32_t)(t->c0 / MT_DRAW), first_row + (uint32_t)(t->r0 + r),
                                     member_index, step };
-        draw_row(ws->random + r * TILE, key, first);
+        mt_draw_row(ws->random + r * TILE, key, first);
     }
 }
 

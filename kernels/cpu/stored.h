@@ -2,12 +2,12 @@
  * and closed again. Real storage opens where it lies. The other forms are of f32 only. */
 #pragma once
 
-#include "core/rng.h"
 #include "kernels/cpu/codec.h"
+#include "kernels/cpu/draw.h"
 #include "kernels/cpu/variant.h"
 
-/* Elements opened at a time: a multiple of an FP8 block, and of what one draw serves. */
-enum { STORED_BLOCK = 1024, STORED_SCALED = 128, STORED_DRAW = 8 };
+/* Elements opened at a time, a multiple of an FP8 block and of a row of draws; the FP8 block. */
+enum { STORED_BLOCK = 1024, STORED_SCALED = 128 };
 
 /* One array of a call. */
 struct stored {
@@ -81,26 +81,16 @@ static void close_bf16(const struct stored *s, const mt_real *restrict x, int64_
     for (int64_t i = 0; i < n; i++) to[i] = mt_f32_to_bf16(x[i]);
 }
 
-/* The 16 random bits of elements [at, at + n); writes whole draws. */
-static void draw_bits(uint16_t *restrict random, const struct stored *s, int64_t at, int64_t n)
+/* The 16 random bits of elements [at, at + n); writes whole rows of draws. A row begins at a
+ * multiple of its draws, which therefore differ in their lower 32 bits alone. */
+static void draw_bits(uint16_t *random, const struct stored *s, int64_t at, int64_t n)
 {
     const uint32_t key[2] = { (uint32_t)s->seed, (uint32_t)(s->seed >> 32) };
-    uint32_t words[4][STORED_BLOCK / STORED_DRAW];
-    uint64_t place = (uint64_t)(s->first + at) / STORED_DRAW;
-    int64_t draws = mt_ceil_div(n, STORED_DRAW);
-#pragma omp simd
-    for (int64_t i = 0; i < draws; i++) {
-        uint64_t e = place + (uint64_t)i;
-        const uint32_t counter[4] = { (uint32_t)e, (uint32_t)(e >> 32), s->stream, s->step };
-        uint32_t out[4];
-        mt_philox(out, counter, key);
-        words[0][i] = out[0], words[1][i] = out[1], words[2][i] = out[2], words[3][i] = out[3];
+    for (int64_t i = 0; i < n; i += MT_DRAW * MT_DRAWS) {
+        uint64_t draw = (uint64_t)(s->first + at + i) / MT_DRAW;
+        const uint32_t first[4] = { (uint32_t)draw, (uint32_t)(draw >> 32), s->stream, s->step };
+        mt_draw_row(random + i, key, first);
     }
-    for (int64_t i = 0; i < draws; i++)
-        for (int w = 0; w < 4; w++) {
-            random[STORED_DRAW * i + 2 * w] = (uint16_t)words[w][i];
-            random[STORED_DRAW * i + 2 * w + 1] = (uint16_t)(words[w][i] >> 16);
-        }
 }
 
 /* A carry out of the mantissa of what is not finite would change what it is. */

@@ -30,7 +30,7 @@ static double now(void)
 
 /* ---- time by op: kernels that measure themselves ---- */
 
-static const struct mt_kernels *measured;
+static const struct mt_kernels *measured[MT_DTYPE_COUNT];
 static struct {
     const char *name;
     double seconds;
@@ -44,19 +44,24 @@ static int op_count;
         static int at = -1;                                                                        \
         if (at < 0) ops[at = op_count++].name = #op;                                               \
         double start = now();                                                                      \
-        mt_status status = measured->op(stream, args);                                             \
+        mt_status status = measured[args->dtype]->op(stream, args);                                \
         ops[at].seconds += now() - start, ops[at].calls++;                                         \
         return status;                                                                             \
     }
 MT_OPS(MEASURE)
 
-static void measure(mt_device *device, mt_dtype dtype, struct mt_kernels *kernels)
+/* Of every dtype: the optimizer's ops run in f32 beside bf16. */
+static void measure(mt_device *device)
 {
-    measured = device->kernels[dtype];
-    *kernels = *measured;
-#define REPLACE(op) kernels->op = measure_##op;
-    MT_OPS(REPLACE)
-    device->kernels[dtype] = kernels;
+    static struct mt_kernels kernels[MT_DTYPE_COUNT];
+    for (int d = 0; d < MT_DTYPE_COUNT; d++) {
+        if (!device->kernels[d]) continue;
+        measured[d] = device->kernels[d];
+        kernels[d] = *measured[d];
+#define REPLACE(op) kernels[d].op = measure_##op;
+        MT_OPS(REPLACE)
+        device->kernels[d] = &kernels[d];
+    }
 }
 
 static void print_ops(int steps, double step)
@@ -126,9 +131,8 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
     c.model.num_attention_heads = z->heads, c.model.num_key_value_heads = z->kv_heads;
     c.model.head_dim = z->head_dim, c.model.moe_intermediate_size = z->f;
     c.model.num_experts = z->experts, c.model.num_experts_per_tok = z->top_k;
-    struct mt_kernels kernels;
     MT_TRY(mt_device_open(&device, "cpu", NULL, threads));
-    measure(device, dtype, &kernels);
+    measure(device);
     MT_TRY(mt_trainer_create(&trainer, device, &c));
 
     int64_t tokens = z->b * z->s;

@@ -373,7 +373,9 @@ static void bad_input_has_the_code_of_its_class(void **state)
         { "--set data.valid=short.h5", 2, "not one window of data.sequence_length" },
         { "--set data.train=none.h5", 5, "none.h5" },
         { "--set data.train=train.txt", 5, "train.txt" },
-        { "--set recipe=nvfp4", 2, "not available" },
+        { "--set recipe=nvfp5", 2, "nvfp5" },
+        { "--set optim.offload=true", 2, "not available" },
+        { "--set optim.moments_sr=true", 2, "it must be bf16" },
         { "--device cuda", 2, "cuda" },
         { "--device tpu", 2, "tpu" },
     };
