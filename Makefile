@@ -103,6 +103,9 @@ $(BUILD)/%.$(1).o: %.c
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
 
+# The codecs of moments, as those of quantize.
+$(foreach i,$(ISAS),$(DTYPES:%=$(BUILD)/kernels/cpu/optimizer.$(i).%.o)): CFLAGS += -fno-trapping-math
+
 $(CPU_AMX:%.c=$(BUILD)/%.o): CFLAGS += -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16
 
 mixtape: $(BUILD)/mixtape

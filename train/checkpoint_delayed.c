@@ -33,8 +33,8 @@ mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *s)
     for (int64_t i = 0; i < count; i++) {
         mt_tensor t = mt_precision_state(s->precision, i, name);
         snprintf(path, sizeof path, "%s/%s", group, name);
-        MT_TRY_CLEANUP(mt_device_copy(mt_param_store_device(s->params), buffer, t.data,
-                                      mt_tensor_bytes(&t)));
+        MT_TRY_CLEANUP(
+            mt_device_copy(mt_param_store_device(s->params), buffer, t.data, mt_tensor_bytes(&t)));
         MT_TRY_CLEANUP(mt_h5_write(file, path, t.dtype, t.ndim, t.shape, buffer));
     }
 cleanup:
@@ -59,8 +59,8 @@ mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, 
         MT_TRY_CLEANUP(mt_tensor_check(&got, name, MT_F32, t.ndim, t.shape));
         if (!read) continue;
         MT_TRY_CLEANUP(mt_checkpoint_read(c, group, name, &got));
-        MT_TRY_CLEANUP(mt_device_copy(mt_param_store_device(s->params), t.data, buffer,
-                                      mt_tensor_bytes(&t)));
+        MT_TRY_CLEANUP(
+            mt_device_copy(mt_param_store_device(s->params), t.data, buffer, mt_tensor_bytes(&t)));
     }
 cleanup:
     free(buffer);
