@@ -58,6 +58,9 @@ mt_status mt_linear_place(mt_param *weight, const mt_device *device);
 /* Writes it from the master: after every change of the master. */
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream);
 
+/* The whole master, device real [N, out, in]: a split one is joined into its view first. */
+mt_status mt_linear_master(const mt_param *weight, mt_stream *stream, void **master);
+
 /* What quantizing an operand takes from the layer's state: scales, draws, where amaxes gather. */
 struct mt_quantize_args mt_linear_quantize_args(const mt_param *weight, mt_operand operand);
 

@@ -95,8 +95,7 @@ struct mt_quantize_args mt_linear_quantize_args(const mt_param *w, mt_operand op
     return args;
 }
 
-/* The whole master: a split one is joined into its view. */
-static mt_status whole_master(const mt_param *weight, mt_stream *stream, void **master)
+mt_status mt_linear_master(const mt_param *weight, mt_stream *stream, void **master)
 {
     *master = weight->master ? weight->master : (void *)weight->view;
     if (weight->master) return MT_OK;
@@ -110,7 +109,7 @@ static mt_status whole_master(const mt_param *weight, mt_stream *stream, void **
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
 {
     void *master;
-    MT_TRY(whole_master(weight, stream, &master));
+    MT_TRY(mt_linear_master(weight, stream, &master));
     mt_qtensor packed = part_of(&weight->weight, true), codes = part_of(&weight->weight, false);
     if (packed.dir[MT_ROW].codes || packed.dir[MT_COL].codes)
         MT_TRY(mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,

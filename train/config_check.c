@@ -1,6 +1,7 @@
 /* What follows from other keys, and conflicts between keys: everything that can be known before a
  * corpus is opened or memory is allocated. */
 #include "train/config_priv.h"
+#include "train/statistics.h"
 
 #include <ctype.h>
 
@@ -136,6 +137,8 @@ mt_status mt_config_check(const mt_config_reader *r)
     if (status != MT_OK) return fail_where_named(r, "optim", status);
     MT_TRY(check_steps(r));
     MT_TRY(check_recipe(r));
+    status = mt_statistics_check(r->config);
+    if (status != MT_OK) return fail_at(r, "statistics.every", status);
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
         known = known || strcmp(devices[i], r->config->device) == 0;
     RULE(known, "device", "'%s' is not one of auto, cpu, cuda", r->config->device);

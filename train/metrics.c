@@ -14,7 +14,7 @@
 
 #include "train/fileio.h"
 
-enum { LINE_BYTES = 1024, PATH_SHOWN = 300 };
+enum { LINE_BYTES = 2048, PATH_SHOWN = 300 };
 
 struct mt_metrics {
     int fd;
@@ -163,6 +163,20 @@ mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, bool f
     add_real(&out, "valid_loss", loss);
     add_real(&out, "valid_bits_per_byte", loss / log(2));
     add(&out, ",\"full\":%s", full ? "true" : "false");
+    return write_line(metrics, &out);
+}
+
+mt_status mt_metrics_statistics(mt_metrics *metrics, const mt_metrics_subject *s,
+                                const mt_measure *measure)
+{
+    line_out out = { .used = 0 };
+    add_int(&out, "step", s->step);
+    add(&out, ",\"statistics\":\"%s\",\"tensor\":\"%s\",\"direction\":\"%s\"", s->layer, s->tensor,
+        s->direction);
+    add(&out, ",\"format\":\"%s\",\"what_if\":%s", s->format, s->what_if ? "true" : "false");
+    add_int(&out, "member", s->member);
+    for (int i = 0; i < mt_measure_field_count; i++)
+        add_real(&out, mt_measure_fields[i].name, mt_measure_fields[i].value(measure));
     return write_line(metrics, &out);
 }
 

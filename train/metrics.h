@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/status.h"
+#include "train/measure.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +33,17 @@ mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const cha
 mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line);
 /* `loss` in nats a token. */
 mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, bool full);
+/* What a line of statistics is about. */
+typedef struct mt_metrics_subject {
+    int64_t step;
+    const char *layer, *tensor, *direction, *format;
+    bool what_if;   /* the format is not the one in use */
+    int64_t member; /* -1: all members together */
+} mt_metrics_subject;
+
+/* A line of statistics; a field without a value is null. */
+mt_status mt_metrics_statistics(mt_metrics *metrics, const mt_metrics_subject *subject,
+                                const mt_measure *measure);
 /* What was written reaches the disk. */
 mt_status mt_metrics_sync(mt_metrics *metrics);
 /* NULL-safe; sets *metrics to NULL. */

@@ -13,6 +13,7 @@
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/signals.h"
+#include "train/statistics.h"
 
 enum { SKIPS_END_A_RUN = 10, REASONS = 2048, IDENTITY = 256 };
 
@@ -26,6 +27,7 @@ typedef struct run {
     const char *gemm_path;
     mt_trainer *trainer;
     mt_metrics *metrics;
+    mt_statistics *statistics;
     mt_metrics_past past;
     mt_progress progress;
     int32_t *tokens, *targets; /* [batch_size, sequence_length] */
@@ -152,6 +154,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     if (options->resume) MT_TRY(resume(r, options->force));
     MT_TRY(mt_rundir_write(&r->dir, c, r->device, r->gemm_path));
     MT_TRY(mt_metrics_open(&r->metrics, &r->past, r->dir.metrics, mt_trainer_steps(r->trainer)));
+    MT_TRY(mt_statistics_create(&r->statistics, r->trainer, c, r->metrics, r->dir.path));
     mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), c->trainer.steps);
     return MT_OK;
 }
@@ -281,7 +284,9 @@ static mt_status one_step(run *r, int64_t step)
     double began = mt_progress_clock();
     MT_TRY(mt_corpus_batch(r->train, t->seed, step, t->batch_size, t->sequence_length, r->tokens,
                            r->targets));
+    MT_TRY(mt_statistics_begin(r->statistics, step + 1));
     MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
+    MT_TRY(mt_statistics_end(r->statistics));
     double took = mt_progress_clock() - began;
     r->seconds += took;
     r->pace_seconds += took;
@@ -318,6 +323,7 @@ static mt_status loop(run *r)
 static void finish(run *r)
 {
     mt_progress_end(&r->progress);
+    mt_statistics_destroy(&r->statistics);
     mt_metrics_close(&r->metrics);
     mt_trainer_destroy(&r->trainer);
     mt_device_destroy(&r->device);

@@ -175,7 +175,8 @@ static const struct bad {
     { "", "model.max_position_embeddings=128", MT_ECONFIG, "data.sequence_length is 256" },
     { "device: tpu\n", NULL, MT_ECONFIG, "t.yaml:11: device 'tpu' is not one of" },
     /* known, not available */
-    { "", "statistics.every=3", MT_EUNSUPPORTED, "statistics.every: 3 is not available" },
+    { "statistics: {tensors: [Y]}\n", NULL, MT_ECONFIG, "'Y' is not one of W X dY" },
+    { "statistics: {what_if: [nvfp5]}\n", NULL, MT_ECONFIG, "nvfp5" },
     { "recipe: nvfp5\n", NULL, MT_ECONFIG, "t.yaml:11: recipe: 'nvfp5'" },
     { "recipe: fprop=mxfp8:rht dgrad=bf16 wgrad=bf16\n", NULL, MT_ECONFIG, "fprop W row" },
     { "recipe:\n- {layers: '*', use: nvfp4}\n", NULL, MT_ECONFIG, "first clause" },
