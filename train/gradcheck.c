@@ -59,6 +59,7 @@ void mt_check_destroy(check **out)
     mt_param_store_destroy(&c->store);
     for (int i = 0; i < CHECK_INPUTS; i++) free(c->inputs[i].data), free(c->input_grads[i]);
     for (int i = 0; i < CHECK_OUTPUTS; i++) free(c->weights[i]);
+    mt_surrogate_destroy(&c->surrogate);
     free(c->table.data);
     free(c);
     *out = NULL;

@@ -37,6 +37,10 @@ mt_status mt_gradcheck_model(mt_device *device, const mt_model_config *config, i
 mt_status mt_gradcheck_models(mt_device *device, mt_gradcheck_report report, void *context,
                               int64_t *failed);
 
+/* The recipes that quantized layers are checked in: the presets, then pairings drawn slot by slot.
+ * *found false: there is no recipe i. */
+mt_status mt_gradcheck_recipe(mt_recipe *recipe, char name[MT_RECIPE_TEXT], int i, bool *found);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,7 +24,7 @@ static const struct routing_case routings[] = {
     { "all in one", { 0, 0, 9, 0 }, 9 },
     { "capacity tail", { 2, 3, 0, 1 }, 9 },
 };
-enum { ROUTINGS = sizeof routings / sizeof *routings, EXPERTS = 4 };
+enum { ROUTINGS = sizeof routings / sizeof *routings, EXPERTS = CHECK_MEMBERS };
 
 static mt_status copy_in(mt_tape *tape, mt_value **v, const int64_t *from, int ndim,
                          const int64_t *shape)
@@ -251,7 +251,7 @@ enum linear_option {
     FROZEN = 8,
     SAVED_INPUT = 16,
     RECOMPUTED = 32,
-    LINEAR_OPTIONS = 64
+    LINEAR_OPTIONS = CHECK_LINEAR_OPTIONS
 };
 static const char *const linear_names[] = { "bias",   "deferred",    "accumulated",
                                             "frozen", "saved input", "recomputed" };
@@ -271,7 +271,12 @@ static mt_status linear_forward(mt_tape *tape, check *c, mt_value *const *in, mt
     return MT_OK;
 }
 
-static mt_status linear_setup(check *c, int variant)
+const int64_t *mt_check_linear_counts(const check *c)
+{
+    return c->experts == DENSE ? NULL : routings[c->experts].counts;
+}
+
+mt_status mt_check_linear_setup(check *c, int variant)
 {
     int options = variant % LINEAR_OPTIONS, routing = variant / LINEAR_OPTIONS, used = 0;
     bool dense = routing == DENSE;
@@ -303,8 +308,30 @@ static mt_status linear_cases(const struct session *s)
         MT_TRY(run_case(s, "grouped_linear",
                         &(mt_tape_options){ .defer_wgrad = options & DEFERRED,
                                             .recompute = options & RECOMPUTED },
-                        linear_setup, i, 0));
+                        mt_check_linear_setup, i, 0));
     }
+    return MT_OK;
+}
+
+/* Every recipe over every option; the routings take turns. */
+static mt_status quantized_cases(const struct session *s)
+{
+    bool found = true;
+    for (int i = 0; found; i++)
+        for (int options = 0; found && options < LINEAR_OPTIONS; options++) {
+            check *c;
+            int routing = (i + options) % LINEAR_ROUTINGS;
+            mt_tape_options tape = { .defer_wgrad = options & DEFERRED,
+                                     .recompute = options & RECOMPUTED };
+            MT_TRY(mt_check_create(&c, s->device, "grouped_linear", &tape, 1));
+            mt_status status =
+                mt_check_quantized_setup(c, i, routing * LINEAR_OPTIONS + options, &found);
+            if (status == MT_OK && found) status = mt_check_draw(c, 0);
+            if (status == MT_OK && found)
+                status = mt_check_run(c, s->report, s->context, false, s->failed);
+            mt_check_destroy(&c);
+            MT_TRY(status);
+        }
     return MT_OK;
 }
 
@@ -489,11 +516,17 @@ static const struct {
     const mt_op *op;
     mt_status (*run)(const struct session *s);
 } cases[] = {
-    { &mt_op_embedding, embedding_cases }, { &mt_op_residual_add, add_cases },
-    { &mt_op_rmsnorm, rmsnorm_cases },     { &mt_op_qk_norm_rope, rope_cases },
-    { &mt_op_attention, attention_cases }, { &mt_op_grouped_linear, linear_cases },
-    { &mt_op_swiglu, swiglu_cases },       { &mt_op_router, router_cases },
-    { &mt_op_gather, gather_cases },       { &mt_op_combine, combine_cases },
+    { &mt_op_embedding, embedding_cases },
+    { &mt_op_residual_add, add_cases },
+    { &mt_op_rmsnorm, rmsnorm_cases },
+    { &mt_op_qk_norm_rope, rope_cases },
+    { &mt_op_attention, attention_cases },
+    { &mt_op_grouped_linear, linear_cases },
+    { &mt_op_grouped_linear, quantized_cases },
+    { &mt_op_swiglu, swiglu_cases },
+    { &mt_op_router, router_cases },
+    { &mt_op_gather, gather_cases },
+    { &mt_op_combine, combine_cases },
     { &mt_op_cross_entropy, loss_cases },
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -5,7 +5,7 @@
 #include "layers/functional.h"
 #include "train/gradcheck.h"
 
-enum { CHECK_INPUTS = 3, CHECK_OUTPUTS = 5 };
+enum { CHECK_INPUTS = 3, CHECK_OUTPUTS = 5, CHECK_MEMBERS = 4 };
 
 typedef struct check check;
 /* Makes outputs (up to CHECK_OUTPUTS, NULL where absent) from inputs; must be pure. */
@@ -35,6 +35,9 @@ struct check {
 
     mt_status (*evaluate)(check *c, double *value); /* the default runs `forward` */
     mt_status (*gradient)(check *c);
+    mt_status (*evaluate_first)(
+        check *c, double *value);   /* of quantized layers: before the surrogate is known */
+    struct mt_surrogate *surrogate; /* NULL: `evaluate` runs the tape */
 
     double step;     /* of the differences */
     int64_t samples; /* elements per tensor, 0: all */
@@ -68,3 +71,11 @@ mt_status mt_check_input(check *c, int64_t rows, int64_t cols);
  * caller takes another seed. */
 mt_status mt_check_run(check *c, mt_gradcheck_report report, void *context, bool per_tensor,
                        int64_t *failed);
+
+/* GroupedLinear over the cross product of its options and routings; the rows of each member, NULL
+ * for a dense case; and the same layers quantized, in recipe number `recipe`. */
+enum { CHECK_LINEAR_OPTIONS = 64 };
+mt_status mt_check_linear_setup(check *c, int variant);
+const int64_t *mt_check_linear_counts(const check *c);
+mt_status mt_check_quantized_setup(check *c, int recipe, int variant, bool *found);
+void mt_surrogate_destroy(struct mt_surrogate **surrogate);

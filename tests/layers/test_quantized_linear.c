@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/rng.h"
 #include "layers/functional.h"
+#include "train/gradcheck.h"
 
-enum { E = 3, IN = 48, OUT = 40, ROWS = 58, USED = 51, DENSE_ROWS = 37, PASS = 5, RANDOM = 24 };
+enum { E = 3, IN = 48, OUT = 40, ROWS = 58, USED = 51, DENSE_ROWS = 37, PASS = 5 };
 static const int64_t counts[E] = { 17, 0, 34 }; /* the last ROWS - USED rows belong to nobody */
 
 enum option { BIAS = 1, ACCUMULATED = 2, FROZEN = 4, DEFERRED = 8, SAVED = 16, RECOMPUTED = 32 };
@@ -266,49 +266,6 @@ static void check_db(const struct rig *r, const struct result *got)
 /* ---- recipes
  * ------------------------------------------------------------------------------------- */
 
-static const char *const formats[] = { "bf16",
-                                       "f16",
-                                       "f32",
-                                       "fp8_tensor",
-                                       "fp8_tensor:e5m2+pow2",
-                                       "fp8_delayed",
-                                       "fp8_block",
-                                       "mxfp8",
-                                       "mxfp8:e5m2",
-                                       "mxfp8:sr",
-                                       "mxfp6_e3m2",
-                                       "mxfp6_e2m3:sr",
-                                       "mxfp4",
-                                       "nvfp4",
-                                       "mxfp8:scale=floor",
-                                       "nvfp4:sr",
-                                       "nvfp4:4over6",
-                                       "fp8_block:pow2=off" };
-enum { FORMATS = sizeof formats / sizeof *formats, MOST_RECIPES = RANDOM + 16 };
-
-static const char *pick(uint64_t i)
-{
-    return formats[mt_rng_below(11, 0, i, FORMATS)];
-}
-
-/* The presets, and pairings drawn slot by slot; now and then a rotation, on both operands. */
-static int make_recipes(mt_recipe recipes[MOST_RECIPES], char names[MOST_RECIPES][MT_RECIPE_TEXT])
-{
-    int count = 0;
-    for (const char *preset; (preset = mt_recipe_preset(count)) != NULL; count++) {
-        assert_ok(mt_recipe_parse(&recipes[count], preset));
-        snprintf(names[count], MT_RECIPE_TEXT, "%s", preset);
-    }
-    for (uint64_t i = 0; i < RANDOM; i++, count++) {
-        bool rotated = i % 4 == 0;
-        snprintf(names[count], MT_RECIPE_TEXT, "fprop=%s/%s dgrad=%s/%s wgrad=%s/%s", pick(6 * i),
-                 pick(6 * i + 1), pick(6 * i + 2), pick(6 * i + 3),
-                 rotated ? "mxfp8:rht" : pick(6 * i + 4), rotated ? "nvfp4:rht" : pick(6 * i + 5));
-        assert_ok(mt_recipe_parse(&recipes[count], names[count]));
-    }
-    return count;
-}
-
 /* `all` options, or one set of them. */
 static void check_recipe(const mt_recipe *recipe, mt_dtype dtype, bool dense, bool all)
 {
@@ -337,15 +294,18 @@ static void check_recipe(const mt_recipe *recipe, mt_dtype dtype, bool dense, bo
 static void every_recipe(void **state)
 {
     (void)state;
-    static mt_recipe recipes[MOST_RECIPES];
-    static char names[MOST_RECIPES][MT_RECIPE_TEXT];
     static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
-    int count = make_recipes(recipes, names);
-    for (int i = 0; i < count; i++)
-        for (int way = 0; way < 6; way++) {
-            running = names[i];
-            check_recipe(&recipes[i], dtypes[way % 3], way / 3, way == i % 6);
-        }
+    char name[MT_RECIPE_TEXT];
+    mt_recipe recipe;
+    bool found;
+    for (int i = 0;; i++) {
+        assert_ok(mt_gradcheck_recipe(&recipe, name, i, &found));
+        if (!found) break;
+        running = name;
+        for (int way = 0; way < 6; way++)
+            check_recipe(&recipe, dtypes[way % 3], way / 3, way == i % 6);
+    }
+    running = "";
 }
 
 /* Six slots that are a preset's give the preset's bits. */
