@@ -23,6 +23,7 @@ extern "C" {
     X(data, "pack|info", "make and describe corpora")                                              \
     X(export, "CKPT|RUN DIR", "write a Hugging Face directory")                                    \
     X(import, "DIR -o CKPT", "read a Hugging Face directory")                                      \
+    X(compare, "RUN...", "loss differences between runs, with their errors")                       \
     X(quantize, "IN.h5 -o OUT.h5", "a tensor in any number format, to compare bit for bit")        \
     X(gradcheck, "[--op GLOB]", "the tape's gradients against central differences")                \
     X(trace, "CKPT --tokens IN.h5", "what a model computes, written out for comparison")           \

@@ -1,0 +1,365 @@
+/* compare: groups, pairs, means and errors of made-up runs whose answers are known by hand; what is
+ * no finished run is refused. */
+#include <jansson.h>
+#include <math.h>
+
+#include "tests/support/fault.h"
+#include "tests/train/verbs.h"
+
+#include "train/compare.h"
+
+enum { STEPS = 30, EVERY = 10 };
+
+static char line[4096];
+
+/* ---- made-up runs ------------------------------------------------------------------------------
+ */
+
+static void put_in(const char *run, const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", in_dir(run), name);
+    put_text(path, text);
+}
+
+static void put_config(const char *run, const char *recipe, int seed, const char *valid)
+{
+    char text[1024];
+    assert_ok(mt_dir_create(in_dir(run)));
+    snprintf(text, sizeof text,
+             "model: {vocab_size: 256, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: "
+             "4, moe_intermediate_size: 32, num_experts: 4, num_experts_per_tok: 2}\n"
+             "data: {train: a.h5, valid: %s}\n"
+             "train: {steps: %d, seed: %d}\nrecipe: {use: \"%s\"}\n",
+             valid, STEPS, seed, recipe);
+    put_in(run, "config.resolved.yaml", text);
+}
+
+/* Training losses begin at `bits` + 3 and fall by 1 a line; a statistics line stands between. */
+static void put_run(const char *run, const char *recipe, int seed, double bits)
+{
+    char text[2048];
+    int used = 0;
+    put_config(run, recipe, seed, "b.h5");
+    for (int i = 1; i <= STEPS / EVERY; i++)
+        used += snprintf(text + used, sizeof text - (size_t)used,
+                         "{\"step\":%d,\"loss\":%.17g,\"lr\":1}\n"
+                         "{\"step\":%d,\"statistics\":\"x\",\"tensor\":\"W\",\"loss_of\":null}\n",
+                         EVERY * i, bits + 4 - i, EVERY * i);
+    snprintf(text + used, sizeof text - (size_t)used,
+             "{\"step\":10,\"valid_loss\":9,\"valid_bits_per_byte\":9,\"full\":false}\n"
+             "{\"step\":%d,\"valid_loss\":8,\"valid_bits_per_byte\":8,\"full\":false}\n"
+             "{\"step\":%d,\"valid_loss\":1,\"valid_bits_per_byte\":%.17g,\"full\":true}\n",
+             STEPS, STEPS, bits);
+    put_in(run, "metrics.jsonl", text);
+}
+
+/* Three seeds in bf16; higher by 0.25 +- 0.125; by 0.125 +- 0.25; the same; one pair. All values
+ * are binary fractions, so the means and errors are exact. */
+static void put_runs(void)
+{
+    static const struct {
+        const char *recipe;
+        double difference[3];
+    } groups[] = { { "bf16", { 0, 0, 0 } },
+                   { "mxfp8", { 0.25, 0.25 + 0.125 * 1.5, 0.25 - 0.125 * 1.5 } },
+                   { "nvfp4", { 0.125, 0.125 + 0.25 * 1.5, 0.125 - 0.25 * 1.5 } },
+                   { "fp8_current", { 0, 0, 0 } },
+                   { "fp8_block", { -0.5, 0, 0 } } };
+    for (int g = 0; g < 5; g++)
+        for (int seed = 0; seed < 3; seed++) {
+            char name[32];
+            snprintf(name, sizeof name, "%s-%d", groups[g].recipe, seed);
+            /* the one pair's other runs have seeds that nobody else has */
+            put_run(name, groups[g].recipe, g == 4 && seed ? 70 + seed : seed,
+                    2 + seed + groups[g].difference[seed]);
+        }
+}
+
+/* "compare" with the runs of a list of names, and options. */
+static const char *compare(const char *names, const char *options)
+{
+    char words[1024];
+    int used = snprintf(line, sizeof line, "compare");
+    snprintf(words, sizeof words, "%s", names);
+    char *rest = words;
+    for (char *name; (name = strsep(&rest, " "));)
+        used += snprintf(line + used, sizeof line - (size_t)used, " %s", in_dir(name));
+    snprintf(line + used, sizeof line - (size_t)used, "%s", options);
+    return line;
+}
+
+#define ALL                                                                                        \
+    "bf16-0 mxfp8-0 nvfp4-0 fp8_current-0 fp8_block-0 fp8_block-1 bf16-1 mxfp8-1 nvfp4-1 "         \
+    "fp8_current-1 fp8_block-2 nvfp4-2 bf16-2 fp8_current-2 mxfp8-2"
+
+static mt_status open_all(mt_comparison **c, const char *baseline)
+{
+    static char paths[32][64];
+    static char *list[32];
+    char words[1024];
+    int count = 0;
+    snprintf(words, sizeof words, "%s", ALL);
+    char *rest = words;
+    for (char *name; (name = strsep(&rest, " ")); count++) {
+        snprintf(paths[count], sizeof paths[count], "%s", in_dir(name));
+        list[count] = paths[count];
+    }
+    return mt_compare_open(c, list, count, baseline);
+}
+
+/* ---- means and errors --------------------------------------------------------------------------
+ */
+
+static void assert_mean(const mt_compare_mean *d, int64_t pairs, double mean, double error)
+{
+    assert_int_equal(d->pairs, pairs);
+    assert_true(d->mean == mean);
+    if (pairs < 2)
+        assert_true(isnan(d->error));
+    else /* of three values at 0 and +-1.5 a: variance 2.25 a^2, over 3: sqrt(0.75) a */
+        assert_true(fabs(d->error - sqrt(0.75) * error) < 1e-15);
+}
+
+static void differences_are_over_pairs(void **state)
+{
+    (void)state;
+    mt_comparison *c;
+    put_runs();
+    assert_ok(open_all(&c, NULL));
+    assert_int_equal(c->run_count, 15);
+    assert_int_equal(c->group_count, 5);
+    assert_int_equal(c->baseline, 0);
+    for (int64_t g = 0; g < 5; g++) assert_int_equal(c->groups[g].count, 3);
+    assert_true(c->groups[0].bits == 3 && c->groups[1].bits == 3.25);
+    assert_mean(&c->groups[1].difference, 3, 0.25, 0.125);
+    assert_mean(&c->groups[2].difference, 3, 0.125, 0.25);
+    assert_mean(&c->groups[3].difference, 3, 0, 0);
+    assert_mean(&c->groups[4].difference, 1, -0.5, 0);
+    static const mt_compare_verdict verdicts[] = { MT_COMPARE_BASELINE, MT_COMPARE_HIGHER,
+                                                   MT_COMPARE_NOISE, MT_COMPARE_EQUAL,
+                                                   MT_COMPARE_UNKNOWN };
+    for (int64_t g = 0; g < 5; g++) assert_int_equal(mt_compare_judge(c, g), verdicts[g]);
+    mt_compare_mean d = mt_compare_difference_at(c, 1, 20);
+    assert_mean(&d, 3, 0.25, 0.125);
+    d = mt_compare_difference_at(c, 1, 25); /* no line of that step */
+    assert_mean(&d, 0, 0, 0);
+    assert_true(mt_compare_loss_at(c, 0, 20) == 3 + 2);
+    assert_true(isnan(mt_compare_loss_at(c, 0, 40)));
+    mt_compare_close(&c);
+    assert_null(c);
+}
+
+static void any_group_can_be_the_baseline(void **state)
+{
+    (void)state;
+    mt_comparison *c;
+    put_runs();
+    char chosen[64];
+    snprintf(chosen, sizeof chosen, "%s", in_dir("mxfp8-2"));
+    assert_ok(open_all(&c, chosen));
+    assert_int_equal(c->baseline, 1);
+    assert_mean(&c->groups[0].difference, 3, -0.25, 0.125);
+    assert_int_equal(mt_compare_judge(c, 0), MT_COMPARE_LOWER);
+    mt_compare_close(&c);
+    char options[256];
+    snprintf(options, sizeof options, " --baseline %s", in_dir("mxfp8-0"));
+    assert_verb(compare("bf16-0 mxfp8-0 bf16-1 mxfp8-1 bf16-2 mxfp8-2", options), 0, "-0.2500");
+    assert_verb(compare("bf16-0 bf16-1", options), MT_EXIT_USAGE, "is not one of the runs given");
+}
+
+/* ---- what is printed and written ---------------------------------------------------------------
+ */
+
+static void the_table_says_what_is_noise(void **state)
+{
+    (void)state;
+    put_runs();
+    assert_verb(compare(ALL, ""), 0, "group");
+    static const char *const rows[] = {
+        "    1     3     3.0000                               baseline        recipe.use: bf16\n",
+        "    2     3     3.2500     +0.2500     0.1083     3  higher          recipe.use: mxfp8\n",
+        "    3     3     3.1250     +0.1250     0.2165     3  within noise    recipe.use: nvfp4\n",
+        "    4     3     3.0000     +0.0000     0.0000     3  equal           recipe.use: "
+        "fp8_current\n",
+        "          ?     1  no error known  recipe.use: fp8_block\n",
+        "1 of the differences are within noise.",
+        "1 of the differences rest on one pair: no error is known",
+        "2 runs have no run of the same seed in the baseline",
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!strstr(verb_output, rows[i])) fail_msg("no '%s' in:\n%s", rows[i], verb_output);
+    assert_null(strstr(verb_output, "build"));
+    assert_verb(compare("bf16-0 bf16-1", ""), 0, "there is nothing to compare");
+    put_in("bf16-1", "env.json", "{\"git_revision\": \"abc\", \"kernel_set\": \"avx2\"}");
+    assert_verb(compare("bf16-0 bf16-1", ""), 0, "bf16-1 of revision abc, kernel set avx2");
+}
+
+static void other_programs_read_the_files(void **state)
+{
+    (void)state;
+    size_t bytes;
+    char options[256];
+    put_runs();
+    snprintf(options, sizeof options, " -o %s", in_dir("out.json"));
+    assert_verb(compare(ALL, options), 0, "group");
+    json_t *all = json_load_file(in_dir("out.json"), 0, NULL);
+    assert_non_null(all);
+    assert_int_equal(json_integer_value(json_object_get(all, "baseline")), 1);
+    json_t *groups = json_object_get(all, "groups"), *second = json_array_get(groups, 1);
+    assert_int_equal(json_array_size(groups), 5);
+    assert_string_equal(json_string_value(json_object_get(second, "verdict")), "higher");
+    assert_true(json_real_value(json_object_get(second, "difference")) == 0.25);
+    json_t *run = json_array_get(json_object_get(second, "runs"), 2);
+    assert_int_equal(json_integer_value(json_object_get(run, "seed")), 2);
+    assert_true(json_real_value(json_object_get(run, "valid_bits_per_byte")) == 4.0625);
+    assert_true(json_is_null(json_object_get(json_array_get(groups, 0), "difference")));
+    assert_true(json_is_null(json_object_get(json_array_get(groups, 4), "standard_error")));
+    json_decref(all);
+    snprintf(options, sizeof options, " -o %s", in_dir("out.csv"));
+    assert_verb(compare(ALL, options), 0, "group");
+    char *text = get_file(in_dir("out.csv"), &bytes);
+    assert_non_null(strstr(text, "bf16-0\",3,0 1 2,3,0,,,baseline,\"recipe.use: bf16\"\n"));
+    assert_non_null(strstr(text, "0 1 2,3.25,3,0.25,0.108"));
+    assert_non_null(strstr(text, "0 71 72,"));
+    free(text);
+    assert_verb(compare(ALL, " -o out.txt"), MT_EXIT_USAGE, "must end in .json or .csv");
+    snprintf(options, sizeof options, " -o %s", in_dir("nowhere/out.csv"));
+    assert_verb(compare(ALL, options), MT_EXIT_FILES, "nowhere");
+}
+
+static void a_picture_is_drawn(void **state)
+{
+    (void)state;
+    size_t bytes;
+    char options[256];
+    put_runs();
+    snprintf(options, sizeof options, " --plot %s", in_dir("it's.png"));
+    assert_verb(compare(ALL, " --plot a.pdf"), MT_EXIT_USAGE, "must end in .png");
+    const char *before = getenv("PATH");
+    char *path = strdup(before ? before : "");
+    setenv("PATH", "/nonexistent", 1);
+    assert_verb(compare(ALL, options), MT_EXIT_USAGE, "gnuplot does not start");
+    setenv("PATH", path, 1);
+    free(path);
+    assert_false(mt_path_exists(in_dir("it's.png.gnuplot")));
+    if (system("gnuplot --version >/dev/null 2>&1") != 0) skip();
+    static const char *const cases[] = { ALL, "bf16-0", "bf16-0 mxfp8-0" };
+    for (int i = 0; i < 3; i++) {
+        unlink(in_dir("it's.png"));
+        assert_verb(compare(cases[i], options), 0, "group");
+        assert_null(strstr(verb_output, "warning"));
+        char *data = get_file(in_dir("it's.png"), &bytes);
+        assert_true(bytes > 1000 && memcmp(data, "\x89PNG", 4) == 0);
+        free(data);
+        assert_false(mt_path_exists(in_dir("it's.png.gnuplot")));
+    }
+}
+
+/* ---- mistakes ----------------------------------------------------------------------------------
+ */
+
+static void what_is_no_finished_run_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *metrics, *words;
+        int code;
+    } cases[] = {
+        { "", "is not finished: no validation loss of step 30, its last line is of step 0", 2 },
+        { "{\"step\":10,\"loss\":1}\n{\"step\":20,\"loss\":null}\n{\"step\":30,\"lo",
+          "its last line is of step 20", 2 },
+        { "{\"step\":30,\"valid_bits_per_byte\":2,\"full\":false}\n", "is not finished", 2 },
+        { "{\"step\":20,\"valid_bits_per_byte\":2,\"full\":true}\n", "is not finished", 2 },
+        { "{\"step\":30,\"valid_bits_per_byte\":null,\"full\":true}\n", "no finite value", 2 },
+        { "{\"step\":10,\"loss\":1}\n{\"step\":20,\n", "metrics.jsonl line 2", 5 },
+        { "{\"loss\":1}\n", "metrics.jsonl line 1: no step", 5 },
+        { "[]\n", "metrics.jsonl line 1: no step", 5 },
+    };
+    put_runs();
+    put_config("bad", "bf16", 7, "b.h5");
+    assert_verb(compare("bad bf16-0", ""), MT_EXIT_USAGE, "bad' is not finished");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put_in("bad", "metrics.jsonl", cases[i].metrics);
+        assert_verb(compare("bf16-0 bad", ""), cases[i].code, cases[i].words);
+    }
+    put_config("bad", "bf16", 7, "\"\"");
+    put_in("bad", "metrics.jsonl", "{\"step\":30,\"loss\":1}\n");
+    assert_verb(compare("bad", ""), MT_EXIT_USAGE, "its data.valid is empty");
+    put_in("bad", "config.resolved.yaml", "modle: {}\n");
+    assert_verb(compare("bad", ""), MT_EXIT_USAGE, "modle");
+    assert_ok(mt_dir_create(in_dir("empty")));
+    assert_verb(compare("bf16-0 empty", ""), MT_EXIT_USAGE, "empty' is no run directory");
+    assert_verb(compare("nothing", ""), MT_EXIT_USAGE, "nothing' is no run directory");
+    assert_verb("compare", MT_EXIT_USAGE, "0 arguments given");
+}
+
+static void runs_must_pair(void **state)
+{
+    (void)state;
+    put_runs();
+    assert_verb(compare("bf16-0 mxfp8-1 mxfp8-2", ""), MT_EXIT_USAGE, "share no seed");
+    assert_verb(compare("bf16-0 mxfp8-0 bf16-0", ""), MT_EXIT_USAGE, "the same seed 0");
+    put_run("copy", "mxfp8", 1, 3);
+    assert_verb(compare("bf16-1 mxfp8-1 copy", ""), MT_EXIT_USAGE, "mxfp8-1' and");
+    /* without the seed only: another key is another group, and both keys are named */
+    put_run("wide", "mxfp8", 1, 3);
+    put_config("wide", "mxfp8\"}\nmemory: {recompute: \"block", 1, "b.h5");
+    assert_verb(compare("bf16-1 wide", ""), 0, "memory.recompute: block");
+    assert_non_null(strstr(verb_output, "recipe.use: mxfp8"));
+    assert_non_null(strstr(verb_output, "memory.recompute: none"));
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    mt_comparison *c;
+    char out[64], *text;
+    put_runs();
+    assert_ok(open_all(&c, NULL)); /* what stays allocated after the first call is allocated now */
+    mt_compare_close(&c);
+    int64_t live = fault_live();
+    bool failed = true;
+    for (int64_t n = 1; failed; n++) {
+        fault_arm(n, FAULT_ONCE);
+        mt_status status = open_all(&c, NULL);
+        failed = fault_disarm();
+        assert_true((status == MT_OK) == !failed && (c != NULL) == !failed);
+        if (failed) assert_int_equal(status, MT_ENOMEM);
+        mt_compare_close(&c);
+        assert_int_equal(fault_live(), live);
+    }
+    assert_ok(open_all(&c, NULL));
+    live = fault_live();
+    static const char *const names[] = { "f.json", "f.csv" };
+    for (int i = 0; i < 2; i++) {
+        snprintf(out, sizeof out, "%s", in_dir(names[i]));
+        failed = true;
+        for (int64_t n = 1; failed; n++) {
+            fault_arm(n, FAULT_ONCE);
+            mt_status status = mt_compare_write(c, out);
+            failed = fault_disarm();
+            assert_int_equal(status, failed ? MT_ENOMEM : MT_OK);
+            assert_int_equal(fault_live(), live);
+        }
+    }
+    fault_arm(1, FAULT_ONCE);
+    assert_int_equal(mt_compare_configuration(&text, c, 0), MT_ENOMEM);
+    assert_true(fault_disarm() && !text);
+    mt_compare_close(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(differences_are_over_pairs),
+        cmocka_unit_test(any_group_can_be_the_baseline),
+        cmocka_unit_test(the_table_says_what_is_noise),
+        cmocka_unit_test(other_programs_read_the_files),
+        cmocka_unit_test(a_picture_is_drawn),
+        cmocka_unit_test(what_is_no_finished_run_is_refused),
+        cmocka_unit_test(runs_must_pair),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
+}

@@ -1,0 +1,382 @@
+/* Reading runs, grouping them, pairing them. */
+#include "train/compare.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/fileio.h"
+
+enum { PATH_SHOWN = 200, ENV_LIMIT = 1 << 20 };
+
+const char *const mt_compare_verdicts[MT_COMPARE_VERDICTS] = {
+    [MT_COMPARE_BASELINE] = "baseline", [MT_COMPARE_UNKNOWN] = "no error known",
+    [MT_COMPARE_EQUAL] = "equal",       [MT_COMPARE_NOISE] = "within noise",
+    [MT_COMPARE_LOWER] = "lower",       [MT_COMPARE_HIGHER] = "higher",
+};
+
+/* ---- one run -----------------------------------------------------------------------------------
+ */
+
+static mt_status add_point(mt_compare_run *run, int64_t *room, int64_t step, double loss)
+{
+    if (run->point_count == *room) {
+        int64_t more = *room ? 2 * *room : 64;
+        mt_compare_point *grown = realloc(run->points, (size_t)more * sizeof *grown);
+        MT_REQUIRE(grown, MT_ENOMEM, "compare: no memory for %" PRId64 " losses", more);
+        run->points = grown, *room = more;
+    }
+    run->points[run->point_count++] = (mt_compare_point){ step, loss };
+    return MT_OK;
+}
+
+/* Takes a line of metrics.jsonl; *step becomes that of the last training line. */
+static mt_status take_line(mt_compare_run *run, int64_t *room, int64_t *step, const json_t *line)
+{
+    const json_t *loss = json_object_get(line, "loss");
+    const json_t *bits = json_object_get(line, "valid_bits_per_byte");
+    int64_t at = json_integer_value(json_object_get(line, "step"));
+    if (bits && at == run->config.trainer.steps && json_is_true(json_object_get(line, "full")))
+        run->bits = json_is_number(bits) ? json_number_value(bits) : (double)INFINITY;
+    if (!loss || at <= *step) return MT_OK;
+    *step = at;
+    return json_is_number(loss) ? add_point(run, room, at, json_number_value(loss)) : MT_OK;
+}
+
+static mt_status take_lines(mt_compare_run *run, int64_t *step, const char *path,
+                            const mt_file_map *map)
+{
+    const char *line = (const char *)map->data, *end = line + map->bytes;
+    int64_t room = 0;
+    for (int64_t number = 1; line < end; number++) {
+        const char *stop = memchr(line, '\n', (size_t)(end - line));
+        if (!stop) break; /* a writer was cut off here */
+        json_error_t error;
+        json_t *object = json_loadb(line, (size_t)(stop - line), 0, &error);
+        bool sound = json_is_integer(json_object_get(object, "step"));
+        mt_status status = sound ? take_line(run, &room, step, object)
+                                 : MT_FAIL(MT_EDAMAGED, "%.*s line %" PRId64 ": %s", PATH_SHOWN,
+                                           path, number, object ? "no step" : error.text);
+        json_decref(object);
+        MT_TRY(status);
+        line = stop + 1;
+    }
+    return MT_OK;
+}
+
+static mt_status read_metrics(mt_compare_run *run)
+{
+    char path[MT_PATH_BYTES];
+    mt_file_map map = { 0 };
+    int64_t step = 0, steps = run->config.trainer.steps;
+    run->bits = NAN;
+    MT_TRY(mt_path_format(path, "%s/metrics.jsonl", run->path));
+    if (mt_path_exists(path)) {
+        MT_TRY(mt_file_map_open(&map, path));
+        mt_status status = map.bytes ? take_lines(run, &step, path, &map) : MT_OK;
+        mt_file_map_close(&map);
+        MT_TRY(status);
+    }
+    if (!isnan(run->bits)) {
+        MT_REQUIRE(isfinite(run->bits), MT_ECONFIG,
+                   "'%.*s' ended with a validation loss of no "
+                   "finite value: it has no difference to others",
+                   PATH_SHOWN, run->path);
+        return MT_OK;
+    }
+    MT_REQUIRE(*run->config.valid_corpus, MT_ECONFIG,
+               "'%.*s' has no validation loss: its data.valid is empty", PATH_SHOWN, run->path);
+    return MT_FAIL(MT_ECONFIG,
+                   "'%.*s' is not finished: no validation loss of step %" PRId64
+                   ", its last line is of step %" PRId64,
+                   PATH_SHOWN, run->path, steps, step);
+}
+
+/* What computed the run, where it says so. */
+static mt_status read_origin(mt_compare_run *run)
+{
+    char path[MT_PATH_BYTES], *text;
+    size_t bytes;
+    MT_TRY(mt_path_format(path, "%s/env.json", run->path));
+    if (!mt_path_exists(path)) return MT_OK;
+    MT_TRY(mt_file_read_all(&text, &bytes, path, ENV_LIMIT));
+    json_t *env = json_loadb(text, bytes, 0, NULL);
+    const char *revision = json_string_value(json_object_get(env, "git_revision"));
+    const char *set = json_string_value(json_object_get(env, "kernel_set"));
+    if (revision && set)
+        snprintf(run->origin, sizeof run->origin, "revision %s, kernel set %s", revision, set);
+    json_decref(env);
+    free(text);
+    return MT_OK;
+}
+
+static mt_status read_run(mt_compare_run *run, const char *path)
+{
+    char config[MT_PATH_BYTES];
+    run->path = path;
+    MT_TRY(mt_path_format(config, "%s/config.resolved.yaml", path));
+    MT_REQUIRE(mt_path_exists(config), MT_ECONFIG,
+               "'%.*s' is no run directory: it has no config.resolved.yaml", PATH_SHOWN, path);
+    MT_TRY(mt_config_load(&run->config, config, NULL, 0));
+    MT_TRY(read_metrics(run));
+    return read_origin(run);
+}
+
+/* ---- groups ------------------------------------------------------------------------------------
+ */
+
+static bool is_seed(const mt_config_key *key)
+{
+    return strcmp(key->path, "train.seed") == 0;
+}
+
+static bool same_value(const mt_config_key *key, const mt_config *a, const mt_config *b)
+{
+    char first[MT_CONFIG_FORMATTED], second[MT_CONFIG_FORMATTED];
+    mt_config_format(first, a, key);
+    mt_config_format(second, b, key);
+    return strcmp(first, second) == 0;
+}
+
+static bool same_group(const mt_config *a, const mt_config *b)
+{
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        if (!key->alias_of && !is_seed(key) && !same_value(key, a, b)) return false;
+    }
+    return true;
+}
+
+static uint64_t seed_of(const mt_compare_run *run)
+{
+    return run->config.trainer.seed;
+}
+
+/* The group of a configuration, -1 when there is none yet. */
+static int64_t find_group(const mt_comparison *c, const mt_config *config)
+{
+    for (int64_t g = 0; g < c->group_count; g++)
+        if (same_group(&c->runs[c->groups[g].first].config, config)) return g;
+    return -1;
+}
+
+/* The run of a group that has this seed, -1 when there is none. */
+static int64_t find_seed(const mt_comparison *c, int64_t group, uint64_t seed)
+{
+    for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i))
+        if (seed_of(&c->runs[i]) == seed) return i;
+    return -1;
+}
+
+/* Puts a run into its group. */
+static mt_status place(mt_comparison *c, int64_t i)
+{
+    mt_compare_run *run = &c->runs[i];
+    int64_t g = find_group(c, &run->config);
+    if (g < 0) {
+        g = c->group_count++;
+        c->groups[g] = (mt_compare_group){ .first = i };
+    }
+    int64_t twin = find_seed(c, g, seed_of(run));
+    MT_REQUIRE(twin < 0, MT_ECONFIG,
+               "'%.*s' and '%.*s' have the same configuration and the same seed %" PRIu64,
+               PATH_SHOWN, c->runs[twin].path, PATH_SHOWN, run->path, seed_of(run));
+    run->group = g;
+    c->groups[g].count++;
+    c->groups[g].bits += run->bits;
+    return MT_OK;
+}
+
+static mt_status choose_baseline(mt_comparison *c, const char *path)
+{
+    if (!path) return MT_OK;
+    for (int64_t i = 0; i < c->run_count; i++) {
+        if (strcmp(c->runs[i].path, path) != 0) continue;
+        c->baseline = c->runs[i].group;
+        return MT_OK;
+    }
+    return MT_FAIL(MT_ECONFIG, "--baseline '%.*s' is not one of the runs given", PATH_SHOWN, path);
+}
+
+/* ---- differences -------------------------------------------------------------------------------
+ */
+
+/* Welford's update: exact where all values are equal. */
+typedef struct moments {
+    int64_t count;
+    double mean, squares;
+} moments;
+
+static void add_value(moments *m, double x)
+{
+    double delta = x - m->mean;
+    m->mean += delta / (double)++m->count;
+    m->squares += delta * (x - m->mean);
+}
+
+static mt_compare_mean mean_of(const moments *m)
+{
+    double n = (double)m->count;
+    return (mt_compare_mean){ .pairs = m->count,
+                              .mean = m->mean,
+                              .error =
+                                  m->count > 1 ? sqrt(m->squares / (n - 1) / n) : (double)NAN };
+}
+
+static double bits_of(const mt_compare_run *run, int64_t step)
+{
+    (void)step;
+    return run->bits;
+}
+
+static int order_points(const void *a, const void *b)
+{
+    int64_t x = ((const mt_compare_point *)a)->step, y = ((const mt_compare_point *)b)->step;
+    return (x > y) - (x < y);
+}
+
+/* NaN where the run has no such step. */
+static double loss_of(const mt_compare_run *run, int64_t step)
+{
+    const mt_compare_point key = { step, 0 }, *at = NULL;
+    if (run->point_count)
+        at = bsearch(&key, run->points, (size_t)run->point_count, sizeof key, order_points);
+    return at ? at->loss : (double)NAN;
+}
+
+/* Mean difference of a group to the baseline over the pairs that have a value. */
+static mt_compare_mean difference_of(const mt_comparison *c, int64_t group, int64_t step,
+                                     double (*value)(const mt_compare_run *run, int64_t step))
+{
+    moments m = { 0 };
+    if (group == c->baseline) return mean_of(&m);
+    for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i)) {
+        int64_t pair = find_seed(c, c->baseline, seed_of(&c->runs[i]));
+        if (pair < 0) continue;
+        double difference = value(&c->runs[i], step) - value(&c->runs[pair], step);
+        if (isfinite(difference)) add_value(&m, difference);
+    }
+    return mean_of(&m);
+}
+
+static mt_status take_differences(mt_comparison *c)
+{
+    for (int64_t g = 0; g < c->group_count; g++) {
+        mt_compare_group *group = &c->groups[g];
+        group->bits /= (double)group->count;
+        group->difference = difference_of(c, g, 0, bits_of);
+        MT_REQUIRE(g == c->baseline || group->difference.pairs, MT_ECONFIG,
+                   "'%.*s' and the runs of its configuration share no seed with the baseline, the "
+                   "configuration of '%.*s'",
+                   PATH_SHOWN, c->runs[group->first].path, PATH_SHOWN,
+                   c->runs[c->groups[c->baseline].first].path);
+    }
+    return MT_OK;
+}
+
+/* ---- public ------------------------------------------------------------------------------------
+ */
+
+mt_status mt_compare_open(mt_comparison **comparison, char *const *paths, int count,
+                          const char *baseline)
+{
+    mt_status status = MT_OK;
+    *comparison = NULL;
+    MT_REQUIRE(count > 0, MT_EINVAL, "compare: no runs");
+    mt_comparison *c = calloc(1, sizeof *c);
+    MT_REQUIRE(c, MT_ENOMEM, "compare: no memory");
+    c->runs = calloc((size_t)count, sizeof *c->runs);
+    c->groups = calloc((size_t)count, sizeof *c->groups);
+    if (!c->runs || !c->groups)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "compare: no memory for %d runs", count));
+    for (int i = 0; i < count; i++) {
+        c->runs[c->run_count++].group = -1;
+        MT_TRY_CLEANUP(read_run(&c->runs[i], paths[i]));
+        MT_TRY_CLEANUP(place(c, i));
+    }
+    MT_TRY_CLEANUP(choose_baseline(c, baseline));
+    MT_TRY_CLEANUP(take_differences(c));
+cleanup:
+    if (status != MT_OK) mt_compare_close(&c);
+    *comparison = c;
+    return status;
+}
+
+void mt_compare_close(mt_comparison **comparison)
+{
+    mt_comparison *c = *comparison;
+    if (!c) return;
+    for (int64_t i = 0; i < c->run_count; i++) free(c->runs[i].points);
+    free(c->runs);
+    free(c->groups);
+    free(c);
+    *comparison = NULL;
+}
+
+int64_t mt_compare_next(const mt_comparison *c, int64_t group, int64_t after)
+{
+    for (int64_t i = after + 1; i < c->run_count; i++)
+        if (c->runs[i].group == group) return i;
+    return -1;
+}
+
+mt_compare_verdict mt_compare_judge(const mt_comparison *c, int64_t group)
+{
+    const mt_compare_mean *d = &c->groups[group].difference;
+    if (group == c->baseline) return MT_COMPARE_BASELINE;
+    if (d->pairs < 2) return MT_COMPARE_UNKNOWN;
+    if (d->mean == 0 && d->error == 0) return MT_COMPARE_EQUAL;
+    if (fabs(d->mean) < 2 * d->error) return MT_COMPARE_NOISE;
+    return d->mean < 0 ? MT_COMPARE_LOWER : MT_COMPARE_HIGHER;
+}
+
+double mt_compare_loss_at(const mt_comparison *c, int64_t group, int64_t step)
+{
+    moments m = { 0 };
+    for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i)) {
+        double loss = loss_of(&c->runs[i], step);
+        if (isfinite(loss)) add_value(&m, loss);
+    }
+    return m.count ? m.mean : (double)NAN;
+}
+
+mt_compare_mean mt_compare_difference_at(const mt_comparison *c, int64_t group, int64_t step)
+{
+    return difference_of(c, group, step, loss_of);
+}
+
+/* Whether any group differs from the baseline in a key. */
+static bool varies(const mt_comparison *c, const mt_config_key *key)
+{
+    const mt_config *base = &c->runs[c->groups[c->baseline].first].config;
+    for (int64_t g = 0; g < c->group_count; g++)
+        if (!same_value(key, &c->runs[c->groups[g].first].config, base)) return true;
+    return false;
+}
+
+mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t group)
+{
+    const mt_config *config = &c->runs[c->groups[group].first].config;
+    const mt_config *base = &c->runs[c->groups[c->baseline].first].config;
+    size_t length = 0;
+    char value[MT_CONFIG_FORMATTED];
+    const char *between = "";
+    *text = NULL;
+    FILE *file = open_memstream(text, &length);
+    MT_REQUIRE(file, MT_ENOMEM, "compare: no memory for a configuration");
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        if (key->alias_of || is_seed(key)) continue;
+        if (group == c->baseline ? !varies(c, key) : same_value(key, config, base)) continue;
+        mt_config_format(value, config, key);
+        fprintf(file, "%s%s: %s", between, key->path, value);
+        between = ", ";
+    }
+    bool failed = ferror(file) != 0;
+    if (fclose(file) == 0 && !failed) return MT_OK;
+    free(*text);
+    *text = NULL;
+    return MT_FAIL(MT_ENOMEM, "compare: no memory for a configuration");
+}

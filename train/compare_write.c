@@ -1,0 +1,240 @@
+/* A comparison for other programs and as a picture. */
+#include "train/compare.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "train/fileio.h"
+
+enum { PATH_SHOWN = 300 };
+
+/* ---- JSON and CSV ------------------------------------------------------------------------------
+ */
+
+/* A number, or null: JSON has no NaN. */
+static json_t *real_or_null(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *json_of_runs(const mt_comparison *c, int64_t group)
+{
+    json_t *runs = json_array();
+    for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i)) {
+        const mt_compare_run *run = &c->runs[i];
+        json_array_append_new(runs, json_pack("{s:s, s:I, s:f}", "run", run->path, "seed",
+                                              (json_int_t)run->config.trainer.seed,
+                                              "valid_bits_per_byte", run->bits));
+    }
+    return runs;
+}
+
+static json_t *json_of_group(const mt_comparison *c, int64_t g, const char *configuration)
+{
+    const mt_compare_group *group = &c->groups[g];
+    const mt_compare_mean *d = &group->difference;
+    bool base = g == c->baseline;
+    return json_pack("{s:I, s:s, s:o, s:f, s:I, s:o, s:o, s:s}", "group", (json_int_t)(g + 1),
+                     "configuration", configuration, "runs", json_of_runs(c, g),
+                     "valid_bits_per_byte", group->bits, "pairs", (json_int_t)d->pairs,
+                     "difference", base ? json_null() : real_or_null(d->mean), "standard_error",
+                     real_or_null(d->error), "verdict",
+                     mt_compare_verdicts[mt_compare_judge(c, g)]);
+}
+
+static mt_status write_json(const mt_comparison *c, const char *path, FILE *file)
+{
+    json_t *groups = json_array();
+    mt_status status = MT_OK;
+    for (int64_t g = 0; g < c->group_count && status == MT_OK; g++) {
+        char *configuration;
+        status = mt_compare_configuration(&configuration, c, g);
+        if (status != MT_OK) break;
+        if (json_array_append_new(groups, json_of_group(c, g, configuration)) != 0)
+            status = MT_FAIL(MT_ENOMEM, "'%.*s': no memory for JSON, or a path is not UTF-8",
+                             PATH_SHOWN, path);
+        free(configuration);
+    }
+    json_t *all =
+        json_pack("{s:I, s:O}", "baseline", (json_int_t)(c->baseline + 1), "groups", groups);
+    if (status == MT_OK && (!all || json_dumpf(all, file, JSON_INDENT(2)) != 0))
+        status = MT_FAIL(MT_ENOMEM, "'%.*s': no memory for JSON", PATH_SHOWN, path);
+    fputc('\n', file);
+    json_decref(all);
+    json_decref(groups);
+    return status;
+}
+
+/* A text between quotation marks, those in it doubled. */
+static void put_quoted(FILE *file, const char *text, char mark)
+{
+    fputc(mark, file);
+    for (; *text; text++) {
+        if (*text == mark) fputc(mark, file);
+        fputc(*text, file);
+    }
+    fputc(mark, file);
+}
+
+static void put_real(FILE *file, double x)
+{
+    if (isfinite(x)) fprintf(file, "%.17g", x);
+    fputc(',', file);
+}
+
+static mt_status write_csv(const mt_comparison *c, const char *path, FILE *file)
+{
+    (void)path;
+    fputs("group,run,runs,seeds,valid_bits_per_byte,pairs,difference,standard_error,verdict,"
+          "configuration\n",
+          file);
+    for (int64_t g = 0; g < c->group_count; g++) {
+        const mt_compare_group *group = &c->groups[g];
+        char *configuration;
+        MT_TRY(mt_compare_configuration(&configuration, c, g));
+        fprintf(file, "%" PRId64 ",", g + 1);
+        put_quoted(file, c->runs[group->first].path, '"');
+        fprintf(file, ",%" PRId64 ",", group->count);
+        for (int64_t i = mt_compare_next(c, g, -1); i >= 0; i = mt_compare_next(c, g, i))
+            fprintf(file, "%s%" PRIu64, i == group->first ? "" : " ",
+                    c->runs[i].config.trainer.seed);
+        fputc(',', file);
+        put_real(file, group->bits);
+        fprintf(file, "%" PRId64 ",", group->difference.pairs);
+        put_real(file, g == c->baseline ? (double)NAN : group->difference.mean);
+        put_real(file, group->difference.error);
+        fprintf(file, "%s,", mt_compare_verdicts[mt_compare_judge(c, g)]);
+        put_quoted(file, configuration, '"');
+        fputc('\n', file);
+        free(configuration);
+    }
+    return MT_OK;
+}
+
+/* ---- gnuplot -----------------------------------------------------------------------------------
+ */
+
+/* Rows "step loss difference low high", in bits a token; what is missing is NaN. */
+static void put_points(const mt_comparison *c, int64_t g, FILE *file)
+{
+    const mt_compare_run *first = &c->runs[c->groups[g].first];
+    fprintf(file, "$group%" PRId64 " << END\n", g);
+    for (int64_t i = 0; i < first->point_count; i++) {
+        int64_t step = first->points[i].step;
+        mt_compare_mean d = mt_compare_difference_at(c, g, step);
+        double mean = d.pairs ? d.mean : (double)NAN, error = d.pairs > 1 ? d.error : 0;
+        fprintf(file, "%" PRId64 " %.9g %.9g %.9g %.9g\n", step,
+                mt_compare_loss_at(c, g, step) / log(2), mean / log(2), (mean - error) / log(2),
+                (mean + error) / log(2));
+    }
+    fputs("END\n", file);
+}
+
+/* The lines of a panel: losses, or differences within bands of a standard error. */
+static mt_status put_curves(const mt_comparison *c, bool differences, FILE *file)
+{
+    const char *between = "plot ";
+    for (int64_t g = 0; g < c->group_count; g++) {
+        char *title;
+        if (differences && g == c->baseline) continue;
+        MT_TRY(mt_compare_configuration(&title, c, g));
+        if (differences) {
+            fprintf(file,
+                    "%s$group%" PRId64 " using 1:4:5 with filledcurves lc %" PRId64
+                    " fs transparent solid 0.2 noborder notitle",
+                    between, g, g + 1);
+            between = ", ";
+        }
+        fprintf(file, "%s$group%" PRId64 " using 1:%d with lines lw 2 lc %" PRId64 " title ",
+                between, g, differences ? 3 : 2, g + 1);
+        put_quoted(file, *title ? title : "the runs given", '\'');
+        between = ", ";
+        free(title);
+    }
+    fputc('\n', file);
+    return MT_OK;
+}
+
+static mt_status write_script(const mt_comparison *c, const char *path, FILE *file)
+{
+    int panels = c->group_count > 1 ? 2 : 1;
+    for (int64_t g = 0; g < c->group_count; g++) put_points(c, g, file);
+    fprintf(file, "set terminal pngcairo noenhanced size 1000,%d font \"sans,10\"\nset output ",
+            panels * (420 + 16 * (int)c->group_count));
+    put_quoted(file, path, '\'');
+    fprintf(file,
+            "\nset multiplot layout %d,1\nset grid\nset xlabel \"step\"\n"
+            "set key outside center bottom vertical maxcols 1 Left reverse\n"
+            "set ylabel \"training loss, bits a token, mean over seeds\"\n",
+            panels);
+    MT_TRY(put_curves(c, false, file));
+    if (panels == 1) return MT_OK;
+    fputs("set ylabel \"difference over paired seeds, +- a standard error\"\n"
+          "set xzeroaxis lc rgb \"black\"\n",
+          file);
+    return put_curves(c, true, file);
+}
+
+static mt_status run_gnuplot(const char *script)
+{
+    enum { NOT_STARTED = 127 }; /* where posix_spawnp learns of it only through the child */
+    char *argv[] = { (char *)(uintptr_t) "gnuplot", (char *)(uintptr_t)script, NULL };
+    pid_t child;
+    int status, error = posix_spawnp(&child, "gnuplot", NULL, NULL, argv, environ);
+    while (error == 0 && waitpid(child, &status, 0) < 0)
+        MT_REQUIRE(errno == EINTR, MT_EIO, "--plot: %s", strerror(errno));
+    if (error == 0 && WIFEXITED(status) && WEXITSTATUS(status) == NOT_STARTED) error = ENOENT;
+    MT_REQUIRE(error == 0, MT_EUNSUPPORTED, "--plot: gnuplot does not start: %s", strerror(error));
+    MT_REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 0, MT_EIO,
+               "--plot: gnuplot failed on %.*s", PATH_SHOWN, script);
+    return MT_OK;
+}
+
+/* ---- files -------------------------------------------------------------------------------------
+ */
+
+/* Writes what `put` prints about `path` to the file `to`, whole or not at all. */
+static mt_status write_file(const mt_comparison *c, const char *to, const char *path,
+                            mt_status (*put)(const mt_comparison *c, const char *path, FILE *file))
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    MT_REQUIRE(file, MT_ENOMEM, "compare: no memory for '%.*s'", PATH_SHOWN, to);
+    mt_status status = put(c, path, file);
+    bool failed = ferror(file) != 0;
+    if ((fclose(file) != 0 || failed) && status == MT_OK)
+        status = MT_FAIL(MT_ENOMEM, "compare: no memory for '%.*s'", PATH_SHOWN, to);
+    if (status == MT_OK) status = mt_file_write_all(to, text, length);
+    free(text);
+    return status;
+}
+
+mt_status mt_compare_write(const mt_comparison *c, const char *path)
+{
+    const char *ending = strrchr(path, '.');
+    bool json = ending && strcmp(ending, ".json") == 0;
+    MT_REQUIRE(json || (ending && strcmp(ending, ".csv") == 0), MT_ECONFIG,
+               "-o '%.*s' must end in .json or .csv", PATH_SHOWN, path);
+    return write_file(c, path, path, json ? write_json : write_csv);
+}
+
+mt_status mt_compare_plot(const mt_comparison *c, const char *path)
+{
+    char script[MT_PATH_BYTES];
+    const char *ending = strrchr(path, '.');
+    MT_REQUIRE(ending && strcmp(ending, ".png") == 0, MT_ECONFIG, "--plot '%.*s' must end in .png",
+               PATH_SHOWN, path);
+    MT_TRY(mt_path_format(script, "%s.gnuplot", path));
+    MT_TRY(write_file(c, script, path, write_script));
+    mt_status status = run_gnuplot(script);
+    unlink(script);
+    return status;
+}

@@ -1,0 +1,113 @@
+/* mixtape compare: loss differences between runs with paired seeds. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/cli.h"
+#include "train/compare.h"
+
+static mt_status print_group(const mt_comparison *c, int64_t g)
+{
+    const mt_compare_group *group = &c->groups[g];
+    const mt_compare_mean *d = &group->difference;
+    mt_compare_verdict verdict = mt_compare_judge(c, g);
+    char *configuration, error[32] = "?";
+    MT_TRY(mt_compare_configuration(&configuration, c, g));
+    if (isfinite(d->error)) snprintf(error, sizeof error, "%.4f", d->error);
+    printf("%5" PRId64 " %5" PRId64 " %10.4f ", g + 1, group->count, group->bits);
+    if (verdict == MT_COMPARE_BASELINE)
+        printf("%11s %10s %5s", "", "", "");
+    else
+        printf("%+11.4f %10s %5" PRId64, d->mean, error, d->pairs);
+    printf("  %-14s  %s\n", mt_compare_verdicts[verdict], configuration);
+    free(configuration);
+    return MT_OK;
+}
+
+/* What a reader of the table must know beside it. */
+static void print_notes(const mt_comparison *c)
+{
+    for (int64_t i = 1; i < c->run_count; i++) {
+        if (strcmp(c->runs[i].origin, c->runs[0].origin) == 0) continue;
+        printf("Not all runs are of one build: %s is of %s, %s of %s.\n", c->runs[0].path,
+               *c->runs[0].origin ? c->runs[0].origin : "an unknown build", c->runs[i].path,
+               *c->runs[i].origin ? c->runs[i].origin : "an unknown build");
+        break;
+    }
+    if (c->group_count == 1) {
+        printf("All runs have one configuration: there is nothing to compare.\n");
+        return;
+    }
+    int64_t single = 0, noise = 0, alone = 0;
+    for (int64_t g = 0; g < c->group_count; g++) {
+        mt_compare_verdict verdict = mt_compare_judge(c, g);
+        single += verdict == MT_COMPARE_UNKNOWN;
+        noise += verdict == MT_COMPARE_NOISE;
+        if (g != c->baseline) alone += c->groups[g].count - c->groups[g].difference.pairs;
+    }
+    printf("bits/byte: whole validation set after the last step, mean over runs. difference: to "
+           "the\nbaseline, mean over pairs of one seed. within noise: below 2 standard errors.\n");
+    if (noise) printf("%" PRId64 " of the differences are within noise.\n", noise);
+    if (single)
+        printf("%" PRId64 " of the differences rest on one pair: no error is known, so they say "
+               "nothing yet.\n",
+               single);
+    if (alone)
+        printf("%" PRId64 " runs have no run of the same seed in the baseline: they are not in the "
+               "differences.\n",
+               alone);
+}
+
+static mt_status print_table(const mt_comparison *c)
+{
+    printf("%5s %5s %10s %11s %10s %5s  %-14s  %s\n", "group", "runs", "bits/byte", "difference",
+           "std error", "pairs", "verdict", "configuration");
+    MT_TRY(print_group(c, c->baseline));
+    for (int64_t g = 0; g < c->group_count; g++)
+        if (g != c->baseline) MT_TRY(print_group(c, g));
+    print_notes(c);
+    return MT_OK;
+}
+
+mt_status mt_verb_compare(int argc, char **argv)
+{
+    const char *baseline = NULL, *out = NULL, *plot = NULL;
+    const mt_option options[] = {
+        { "baseline", MT_OPTION_TEXT, &baseline, "RUN",
+          "one of the runs: the others are held against its group (default: the first)" },
+        { "o", MT_OPTION_TEXT, &out, "FILE", "the table for other programs: .json or .csv" },
+        { "plot", MT_OPTION_TEXT, &plot, "OUT.png",
+          "draw the training losses and their differences (gnuplot)" },
+    };
+    const mt_command command = {
+        .usage = "mixtape compare RUN... [options]",
+        .about =
+            "Groups finished runs by their configuration without the seed, pairs the runs of two\n"
+            "groups that have the same seed (weights and data begin alike, so the seed's own "
+            "effect\n"
+            "cancels), and prints each group's validation loss, its mean difference to the\n"
+            "baseline and the standard error of that mean. A difference below 2 standard errors "
+            "is\n"
+            "within noise. With few pairs that is a weak bound: of 3 pairs without any effect "
+            "about\n"
+            "one in five passes it by chance, of 10 pairs one in thirteen.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+        .min_arguments = 1,
+        .max_arguments = MT_COMPARE_RUNS,
+    };
+    int count;
+    bool help;
+    mt_comparison *c;
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    if (help) return MT_OK;
+    MT_TRY(mt_compare_open(&c, argv + 1, count, baseline));
+    mt_status status = print_table(c);
+    fflush(stdout);
+    if (status == MT_OK && out) status = mt_compare_write(c, out);
+    if (status == MT_OK && plot) status = mt_compare_plot(c, plot);
+    mt_compare_close(&c);
+    return status;
+}
