@@ -164,7 +164,8 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
 mt_status mt_linear_observe(mt_tape *tape, const mt_param *w, mt_operand operand,
                             const mt_qtensor *plain)
 {
-    if (!w->linear || !w->linear->observe || mt_tape_recomputing(tape)) return MT_OK;
+    if (!w->linear || !w->linear->observe) return MT_OK;
+    if (operand == MT_OPERAND_X && mt_tape_recomputing(tape)) return MT_OK; /* seen already */
     return w->linear->observe(w->linear->observer, w, operand, plain);
 }
 

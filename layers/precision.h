@@ -54,7 +54,7 @@ void mt_precision_observe(mt_precision *precision, const char *layers,
                           void *observer);
 
 /* What a checkpoint holds of delayed scaling: tensor i, device f32, under a name such as
- * "layers.0.self_attn.qkv_proj.X_row.scale" [N] or "....history" [length, N]. */
+ * "model.layers.0.self_attn.qkv_proj.X_row.scale" [N] or "....history" [length, N]. */
 int64_t mt_precision_state_count(const mt_precision *precision);
 mt_tensor mt_precision_state(const mt_precision *precision, int64_t i, char name[256]);
 

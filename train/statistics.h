@@ -1,5 +1,5 @@
 /* Statistics of the operands of chosen linear layers in a run (NUMERICS section 7): lines of
- * metrics.jsonl, and statistics/step_XXXXXXXX.h5 in the run's directory, which also has the
+ * metrics.jsonl, and statistics/step_<8 digits>.h5 in the run's directory, which also has the
  * distribution of codes. Other formats can be measured on the same tensors without being used. */
 #pragma once
 

@@ -84,7 +84,8 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
                              const mt_trace_options *options)
 {
     mt_model *model;
-    MT_TRY(mt_model_create(&model, device, &c->model, c->dtype, in->sequence, options->grads, NULL));
+    MT_TRY(
+        mt_model_create(&model, device, &c->model, c->dtype, in->sequence, options->grads, NULL));
     mt_status status = mt_checkpoint_load_model(model, path);
     if (status == MT_OK) status = mt_trace_batch(out, device, model, in, options);
     mt_model_destroy(&model);

@@ -228,7 +228,8 @@ static void test_refusals(void **state)
             assert_int_equal(mt_model_config_check(&c), MT_ECONFIG);
         }
     c = config_of("qwen3_moe");
-    assert_fails(mt_model_create(&model, test_device(), &c, MT_F16, S, true, NULL), MT_ECONFIG, "f16");
+    assert_fails(mt_model_create(&model, test_device(), &c, MT_F16, S, true, NULL), MT_ECONFIG,
+                 "f16");
     rig_open(&r, &c, MT_F32, NULL);
     mt_model_batch long_batch = { 1, S + 1, r.tokens, NULL, NULL },
                    no_targets = { B, S, r.tokens, NULL, NULL };

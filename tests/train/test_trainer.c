@@ -128,17 +128,23 @@ static const mt_dtype dtypes[] = { MT_F32, MT_BF16, MT_F64 };
 static void test_memory_options(void **state)
 {
     (void)state;
+    static const char *const recipes[] = {
+        "", "", "nvfp4", "fp8_delayed; steps=1.. fprop=mxfp8:sr dgrad=nvfp4 wgrad=mxfp6_e3m2"
+    };
     for (int d = 0; d < 3; d++)
-        for (int tied = 0; tied < 2; tied++) {
+        for (int way = 0; way < 4; way++) {
             mt_trainer_config c = config_of(dtypes[d]);
-            c.model.tie_word_embeddings = tied;
+            bool tied = c.model.tie_word_embeddings = way == 1;
+            c.delayed_history = 2;
+            snprintf(c.recipe, sizeof c.recipe, "%s", recipes[way]);
             struct outcome plain = run(&c, NULL, 1);
             for (int bits = 1; bits < 12; bits++) {
-                char what[96];
+                char what[1200];
                 c.recompute = (mt_recompute)(bits % 3), c.offload = bits / 3 & 1,
                 c.defer_wgrad = bits / 6;
-                snprintf(what, sizeof what, "%s%s, recompute %d, offload %d, deferred %d",
-                         mt_dtype_name(dtypes[d]), tied ? ", tied" : "", (int)c.recompute,
+                c.save_original_input = bits % 5 == 1;
+                snprintf(what, sizeof what, "%s%s %s, recompute %d, offload %d, deferred %d",
+                         mt_dtype_name(dtypes[d]), tied ? ", tied" : "", c.recipe, (int)c.recompute,
                          c.offload, c.defer_wgrad);
                 struct outcome other = run(&c, NULL, 1);
                 assert_same(&plain, &other, what);

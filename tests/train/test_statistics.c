@@ -1,0 +1,210 @@
+/* Statistics of quantized tensors: numbers known by hand, and that measuring changes no bit. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/support/test.h"
+
+#include "train/fileio.h"
+#include "train/h5.h"
+#include "train/statistics.h"
+
+enum { MEMBERS = 3, WIDTH = 32 };
+static mt_stream stream;
+
+static double field(const mt_measure *m, const char *name)
+{
+    for (int i = 0; i < mt_measure_field_count; i++)
+        if (strcmp(mt_measure_fields[i].name, name) == 0) return mt_measure_fields[i].value(m);
+    fail_msg("no field %s", name);
+    return 0;
+}
+
+static void measure(mt_measure *m, const mt_qtensor *plain, const char *format, mt_dir dir)
+{
+    mt_format_spec spec;
+    mt_qtensor out = { .group = plain->group };
+    assert_ok(mt_format_spec_parse(&spec, format));
+    out.dir[dir] = mt_direction_of(spec);
+    assert_ok(mt_measure_direction(m, &stream, plain, &out, dir,
+                                   &(struct mt_quantize_args){ .dtype = MT_F32, .seed = 1 }));
+}
+
+/* One row of 500, 31 of 1e-6 and a block of zeros: under "up" the scale is 2 and the small ones
+ * vanish; under "floor" it is 1 and 500 is beyond 448. */
+static void known_numbers(void **state)
+{
+    (void)state;
+    float x[2 * WIDTH] = { 500 };
+    for (int i = 1; i < WIDTH; i++) x[i] = 1e-6f;
+    mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 2, WIDTH), MT_F32, x);
+    mt_measure up, down;
+    measure(&up, &plain, "mxfp8", MT_ROW);
+    measure(&down, &plain, "mxfp8:scale=floor", MT_ROW);
+    assert_true(field(&up, "count") == 64 && field(&up, "nonfinite") == 0);
+    assert_true(field(&up, "min") == 0 && field(&up, "max") == 500 && field(&up, "amax") == 500);
+    assert_true(field(&up, "underflow") == 31.0 / 32 && field(&down, "underflow") == 31.0 / 32);
+    assert_true(field(&up, "saturated") == 0 && field(&down, "saturated") == 1.0 / 64);
+    assert_true(field(&up, "scale_min") == 2 && field(&up, "scale_max") == 2);
+    assert_true(field(&down, "scale_min") == 1 && field(&down, "scale_max") == 1);
+    /* 500 / 2 rounds to 256, or is cut to 448 */
+    assert_true(fabs(field(&up, "mse") - 12.0 * 12 / 64) < 1e-9);
+    assert_true(fabs(field(&down, "mse") - 52.0 * 52 / 64) < 1e-9);
+    assert_true(fabs(field(&up, "snr") - 20 * log10(500.0 / 12)) < 1e-9);
+    assert_true(fabs(field(&up, "l2") - 500) < 1e-9 && fabs(field(&up, "cosine") - 1) < 1e-9);
+    double mean = (500 + 31 * (double)1e-6f) / 64;
+    assert_true(fabs(field(&up, "mean") - mean) < 1e-12);
+    assert_true(fabs(field(&up, "std") - sqrt(250000.0 / 64 - mean * mean)) < 1e-9);
+    assert_true(up.codes[0x78] == 1 && up.codes[0] == 63 && down.codes[0x7e] == 1);
+}
+
+/* Values that are no numbers are counted and left out; an empty member has no statistics. */
+static void members_and_merging(void **state)
+{
+    (void)state;
+    static const int64_t rows[MEMBERS] = { 2, 0, 3 };
+    int64_t offsets[MEMBERS + 1] = { 0, 2 * WIDTH, 2 * WIDTH, 5 * WIDTH };
+    float x[5 * WIDTH];
+    test_random(x, 5 * WIDTH, MT_F32, 3, 1);
+    x[7] = NAN, x[100] = INFINITY;
+    mt_qtensor plain =
+        mt_qtensor_plain(mt_group_ragged_rows(MEMBERS, 5, WIDTH, rows, offsets), MT_F32, x);
+    mt_measure m[MEMBERS], all = { 0 };
+    measure(m, &plain, "nvfp4", MT_ROW);
+    for (int i = 0; i < MEMBERS; i++) mt_measure_merge(&all, &m[i]);
+    assert_true(field(&m[0], "count") == 63 && field(&m[0], "nonfinite") == 1);
+    assert_true(field(&m[1], "count") == 0 && isnan(field(&m[1], "mean")));
+    assert_true(field(&m[2], "count") == 95 && field(&all, "count") == 158);
+    assert_true(field(&all, "max") == fmax(field(&m[0], "max"), field(&m[2], "max")));
+    assert_true(field(&all, "l2") == sqrt(m[0].squares + m[2].squares));
+    int64_t codes = 0;
+    for (int i = 0; i < 16; i++) codes += all.codes[i];
+    assert_int_equal(codes, 5 * WIDTH);
+}
+
+/* A rotation keeps the length, and is measured in its own basis. */
+static void rotations_keep_the_length(void **state)
+{
+    (void)state;
+    float x[48 * WIDTH];
+    test_random(x, 48 * WIDTH, MT_F32, 1, 2);
+    mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 48, WIDTH), MT_F32, x);
+    mt_measure straight, rotated;
+    measure(&straight, &plain, "mxfp8", MT_COL);
+    measure(&rotated, &plain, "mxfp8:rht", MT_COL);
+    assert_true(fabs(field(&rotated, "l2") / field(&straight, "l2") - 1) < 0x1p-8);
+    assert_true(field(&rotated, "amax") != field(&straight, "amax"));
+    assert_true(field(&rotated, "snr") > 25 && field(&straight, "snr") > 25);
+}
+
+/* ---- in a run ----------------------------------------------------------------------------------
+ */
+
+static char folder[64];
+
+static void configure(mt_config *c)
+{
+    static const char text[] =
+        "model: {vocab_size: 32, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2,\n"
+        "  head_dim: 16, moe_intermediate_size: 16, num_experts: 4, num_experts_per_tok: 2}\n"
+        "data: {train: none.h5, sequence_length: 16}\n"
+        "train: {steps: 4, batch_size: 4, micro_batch_size: 2, dtype: bf16, eval_every: 0}\n"
+        "recipe: {use: nvfp4}\n"
+        "statistics: {layers: '*experts*', tensors: [X, dY_col], every: 2, what_if: [mxfp4]}\n"
+        "memory: {recompute: block}\n";
+    assert_ok(mt_config_parse(c, "statistics.yaml", text, sizeof text - 1, NULL, 0));
+}
+
+/* Masters after three steps. */
+static void *train(const mt_config *c, bool watched, size_t *bytes)
+{
+    mt_trainer *t;
+    mt_metrics *metrics = NULL;
+    mt_metrics_past past;
+    mt_statistics *s = NULL;
+    int32_t tokens[64], targets[64];
+    char path[128];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    assert_ok(mt_trainer_create(&t, test_device(), &c->trainer));
+    assert_ok(mt_metrics_open(&metrics, &past, path, 0));
+    if (watched) assert_ok(mt_statistics_create(&s, t, c, metrics, folder));
+    for (int step = 0; step < 3; step++) {
+        mt_step_result r;
+        for (int i = 0; i < 64; i++) tokens[i] = (7 * i + step) % 32, targets[i] = (5 * i + 1) % 32;
+        assert_ok(mt_statistics_begin(s, step + 1));
+        assert_ok(mt_trainer_step(t, tokens, targets, &r));
+        assert_ok(mt_statistics_end(s));
+    }
+    mt_param_store *params = mt_model_params(mt_trainer_model(t));
+    *bytes = (size_t)mt_param_store_elements(params) * sizeof(float);
+    void *masters = malloc(*bytes);
+    memcpy(masters, mt_param_store_master(params), *bytes);
+    mt_statistics_destroy(&s);
+    mt_metrics_close(&metrics);
+    mt_trainer_destroy(&t);
+    return masters;
+}
+
+static void measuring_changes_no_bit(void **state)
+{
+    (void)state;
+    mt_config c;
+    size_t bytes, count = 0, merged = 0, what_if = 0;
+    char path[128], *text = NULL;
+    configure(&c);
+    void *plain = train(&c, false, &bytes), *watched = train(&c, true, &bytes);
+    assert_memory_equal(plain, watched, bytes);
+    free(plain), free(watched);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    assert_ok(mt_file_read_all(&text, &bytes, path, 1 << 22));
+    for (char *line = text; *line; line = strchr(line, '\n') + 1, count++) {
+        json_error_t error;
+        json_t *o = json_loads(line, JSON_DISABLE_EOF_CHECK, &error);
+        assert_int_equal(json_integer_value(json_object_get(o, "step")), 2);
+        merged += json_integer_value(json_object_get(o, "member")) == -1;
+        what_if += json_is_true(json_object_get(o, "what_if"));
+        json_decref(o);
+    }
+    free(text);
+    /* 2 layers x (gate_up, down) x (X row, X column, dY column) x 2 formats x (4 experts, merged)
+     */
+    assert_int_equal(count, 2 * 2 * 3 * 2 * 5);
+    assert_int_equal(merged, count / 5);
+    assert_int_equal(what_if, count / 2);
+    mt_h5 *file;
+    snprintf(path, sizeof path, "%s/statistics/step_00000002.h5", folder);
+    assert_ok(mt_h5_open(&file, path));
+    bool has;
+    assert_ok(mt_h5_exists(file, "/model.layers.0.mlp.experts.down/X_col/nvfp4:rht/codes", &has));
+    assert_true(has);
+    mt_h5_close(&file);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    stream.device = test_device();
+    snprintf(folder, sizeof folder, "/tmp/mixtape-statistics-%d", (int)getpid());
+    return mt_dir_create(folder) == MT_OK ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/statistics", folder);
+    return mt_dir_remove(path) == MT_OK && mt_dir_remove(folder) == MT_OK ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_numbers),
+        cmocka_unit_test(members_and_merging),
+        cmocka_unit_test(rotations_keep_the_length),
+        cmocka_unit_test(measuring_changes_no_bit),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
