@@ -133,7 +133,7 @@ bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_
 {
     while (*i < rules->count) {
         const rule *r = &rules->rules[(*i)++];
-        if (r->layers && fnmatch(r->layers, layer, 0) != 0) continue;
+        if (layer && r->layers && fnmatch(r->layers, layer, 0) != 0) continue;
         *recipe = &r->recipe;
         return true;
     }

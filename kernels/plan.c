@@ -92,6 +92,7 @@ mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads)
             plan->kernels[i] = plan_kernels;
             plan->kernels[i].packed_bytes = cpu->kernels[i]->packed_bytes;
             plan->kernels[i].gemm_path = cpu->kernels[i]->gemm_path;
+            plan->kernels[i].gemm_operand = cpu->kernels[i]->gemm_operand;
             plan->device.kernels[i] = &plan->kernels[i];
         }
         *device = &plan->device;

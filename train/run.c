@@ -11,6 +11,7 @@
 #include "train/corpus.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
+#include "train/paths.h"
 #include "train/progress.h"
 #include "train/signals.h"
 #include "train/statistics.h"
@@ -88,7 +89,12 @@ static void count_params(const mt_trainer *trainer, int64_t *all, int64_t *activ
     }
 }
 
-static void announce(run *r)
+static void note_path(void *context, const char *text)
+{
+    mt_progress_note(context, "%s", text);
+}
+
+static mt_status announce(run *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
     int64_t all, active;
@@ -105,6 +111,7 @@ static void announce(run *r)
                      (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
                          (long long)t->sequence_length);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
+    return mt_gemm_paths(t, r->device, note_path, &r->progress);
 }
 
 /* Goes on from the newest complete checkpoint; from the beginning where there is none at all. */
@@ -150,7 +157,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     r->targets = malloc(count * sizeof *r->targets);
     MT_REQUIRE(r->tokens && r->targets, MT_ENOMEM, "no memory for a batch of %zu tokens", count);
     mt_progress_begin(&r->progress, 0, c->trainer.steps);
-    announce(r);
+    MT_TRY(announce(r));
     if (options->resume) MT_TRY(resume(r, options->force));
     MT_TRY(mt_rundir_write(&r->dir, c, r->device, r->gemm_path));
     MT_TRY(mt_metrics_open(&r->metrics, &r->past, r->dir.metrics, mt_trainer_steps(r->trainer)));

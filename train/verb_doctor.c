@@ -112,6 +112,22 @@ static void print_paths(const mt_device *device)
     }
 }
 
+/* What GEMMs of bf16 runs do with each format: "bf16 in place; f32 from f16, fp8_tensor, ...". */
+static void print_operands(const mt_device *device)
+{
+    const struct mt_kernels *kernels;
+    char text[2][LINE] = { "", "" };
+    if (mt_device_kernels(device, MT_BF16, &kernels) != MT_OK) return;
+    for (int i = 0; i < MT_FORMAT_COUNT; i++) {
+        mt_dtype dtype = kernels->gemm_operand(&mt_formats[i]);
+        char *to = text[dtype == MT_BF16];
+        if (&mt_formats[i] == mt_format_plain(dtype)) continue;
+        snprintf(to + strlen(to), LINE - strlen(to), "%s%s", *to ? " " : "", mt_formats[i].name);
+    }
+    if (*text[0]) row("decoded to f32", text[0]);
+    if (*text[1]) row("decoded to bf16", text[1]);
+}
+
 static void print_program(const mt_device *device)
 {
     char threads[96];
@@ -122,6 +138,7 @@ static void print_program(const mt_device *device)
     row("libraries", mt_build_libraries());
     print_kernel_sets(device->kernel_set);
     print_paths(device);
+    print_operands(device);
     snprintf(threads, sizeof threads, "%d (OMP_NUM_THREADS %s)", device->threads,
              omp ? omp : "not set: every core");
     row("threads", threads);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "train/cli.h"
+#include "train/paths.h"
 #include "train/plan.h"
 
 static void print_row(const char *name, int64_t bytes)
@@ -38,6 +39,21 @@ static void print_plan(const mt_config *config, const mt_plan *plan)
            "written\n");
 }
 
+static void print_path(void *context, const char *text)
+{
+    (void)context;
+    printf("%s\n", text);
+}
+
+static mt_status print_paths(const mt_config *config)
+{
+    mt_device *device;
+    MT_TRY(mt_device_open(&device, "plan", NULL, 0));
+    mt_status status = mt_gemm_paths(&config->trainer, device, print_path, NULL);
+    mt_device_destroy(&device);
+    return status;
+}
+
 mt_status mt_verb_plan(int argc, char **argv)
 {
     mt_option_list sets = { 0 };
@@ -62,5 +78,5 @@ mt_status mt_verb_plan(int argc, char **argv)
     MT_TRY(mt_config_load(&config, argv[1], sets.items, sets.count));
     MT_TRY(mt_plan_make(&plan, &config));
     print_plan(&config, &plan);
-    return MT_OK;
+    return print_paths(&config);
 }

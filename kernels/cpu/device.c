@@ -77,6 +77,7 @@ static void use_amx(struct mt_kernels *bf16)
     bf16->attention_fwd = mt_cpu_attention_fwd_amx_bf16;
     bf16->attention_bwd = mt_cpu_attention_bwd_amx_bf16;
     bf16->gemm = mt_cpu_gemm_amx_bf16;
+    bf16->gemm_operand = mt_cpu_gemm_operand_amx_bf16;
     bf16->pack_weight = mt_cpu_pack_weight_amx_bf16;
     bf16->packed_bytes = mt_cpu_packed_bytes_amx_bf16;
 }

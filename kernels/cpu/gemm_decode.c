@@ -2,22 +2,27 @@
  * multiplies any other. */
 #include "kernels/cpu/gemm_priv.h"
 
-static bool is_plain(const mt_direction *d, mt_dtype dtype)
+/* bf16 holds what E8M0 scales make of any code: at most 4 significant bits times a power of two
+ * (but for exponents at the ends of f32's own range, see NUMERICS section 5). */
+mt_dtype MT_CPU(decoded)(const mt_format *format, bool tiles)
 {
-    return d->format == mt_format_plain(dtype);
+    bool plain =
+        format == mt_format_plain(MT_ELEM_DTYPE) || format == mt_format_plain(MT_REAL_DTYPE);
+    if (plain || (tiles && format->scale == MT_SCALE_E8M0))
+        return plain ? format->dtype : MT_ELEM_DTYPE;
+    return MT_REAL_DTYPE;
 }
 
-/* bf16 holds what these decode to: at most 8 significant bits, and a power of two. */
-static bool fits_bf16(const mt_direction *d)
+mt_dtype MT_CPU(gemm_operand)(const mt_format *format)
 {
-    return d->format->scale == MT_SCALE_E8M0;
+    return MT_CPU(decoded)(format, false);
 }
 
 /* The dtype that a direction is decoded to; false: it is read in place. */
 static bool decodes(mt_dtype *dtype, const mt_direction *d, bool tiles)
 {
-    *dtype = tiles && fits_bf16(d) ? MT_ELEM_DTYPE : MT_REAL_DTYPE;
-    return !is_plain(d, MT_ELEM_DTYPE) && !is_plain(d, MT_REAL_DTYPE);
+    *dtype = MT_CPU(decoded)(d->format, tiles);
+    return d->format != mt_format_plain(*dtype);
 }
 
 static size_t bytes_of(const mt_qtensor *q, const mt_direction *d, bool tiles)

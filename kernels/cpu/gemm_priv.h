@@ -148,6 +148,9 @@ struct gemm_decoded {
 mt_status MT_CPU(gemm_decode)(mt_stream *stream, struct gemm_decoded *out,
                               const struct mt_gemm_args *args, bool tiles);
 
+/* The dtype that blocks read an operand of this format as. */
+mt_dtype MT_CPU(decoded)(const mt_format *format, bool tiles);
+
 /* What the gemm entry of a kernel table does with plain operands and the blocks of `kernel`. */
 mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
                            const gemm_kernel *kernel);

@@ -1,0 +1,45 @@
+/* GEMM paths in words. */
+#include "train/paths.h"
+
+#include <stdio.h>
+
+enum { LINE = 512 };
+
+/* "mxfp8", or "mxfp8 decoded to f32". */
+static void describe(char text[LINE / 4], const struct mt_kernels *kernels,
+                     const mt_format_spec *spec)
+{
+    char format[MT_FORMAT_SPEC_TEXT];
+    mt_dtype dtype = kernels->gemm_operand(spec->format);
+    bool in_place = spec->format == mt_format_plain(dtype);
+    mt_format_spec_print(format, spec, 0);
+    snprintf(text, LINE / 4, "%.60s%s%s", format, in_place ? "" : " decoded to ",
+             in_place ? "" : mt_dtype_name(dtype));
+}
+
+static void describe_recipe(const mt_recipe *recipe, const struct mt_kernels *kernels,
+                            mt_paths_line line, void *context)
+{
+    for (int pass = 0; pass < MT_PASS_COUNT; pass++) {
+        char text[LINE], operands[2][LINE / 4];
+        for (int i = 0; i < 2; i++) describe(operands[i], kernels, &recipe->slot[pass][i]);
+        snprintf(text, sizeof text, "%s: %s %s, %s %s", mt_pass_names[pass], mt_slots[pass][0].name,
+                 operands[0], mt_slots[pass][1].name, operands[1]);
+        line(context, text);
+    }
+}
+
+mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device,
+                        mt_paths_line line, void *context)
+{
+    const struct mt_kernels *kernels;
+    mt_recipe_rules *rules;
+    const mt_recipe *recipe;
+    if (!*config->recipe || strcmp(config->recipe, "none") == 0) return MT_OK;
+    MT_TRY(mt_device_kernels(device, config->dtype, &kernels));
+    MT_TRY(mt_recipe_rules_create(&rules, config->recipe));
+    for (size_t i = 0; mt_recipe_rules_next(rules, NULL, &i, &recipe);)
+        describe_recipe(recipe, kernels, line, context);
+    mt_recipe_rules_destroy(&rules);
+    return MT_OK;
+}
