@@ -170,7 +170,10 @@ static mt_status write_script(const mt_comparison *c, const char *path, FILE *fi
             panels * (420 + 16 * (int)c->group_count));
     put_quoted(file, path, '\'');
     fprintf(file,
-            "\nset multiplot layout %d,1\nset grid\nset xlabel \"step\"\n"
+            "\nset multiplot layout %d,1\nset grid\nset xlabel \"step\" offset 0,0.6\n"
+            "set linetype 9 lc rgb \"#8b5a2b\"\nset linetype 10 lc rgb \"#ff80c0\"\n"
+            "set linetype 11 lc rgb \"#808080\"\nset linetype 12 lc rgb \"#80c000\"\n"
+            "set linetype cycle 12\n"
             "set key outside center bottom vertical maxcols 1 Left reverse\n"
             "set ylabel \"training loss, bits a token, mean over seeds\"\n",
             panels);
