@@ -231,10 +231,11 @@ static void nothing_that_should_be_neutral_changes_a_bit(void **state)
 
 /* Runs and interrupts at moments drawn from `seed` within `longest` seconds, until a session comes
  * to its end. Returns how many were interrupted. */
-static int interrupt_run(const char *run, int signal_number, uint64_t seed, double longest)
+static int interrupt_run(const char *run, const char *file, int signal_number, uint64_t seed,
+                         double longest)
 {
     char line[256];
-    snprintf(line, sizeof line, "train t.yaml --run %s --resume", run);
+    snprintf(line, sizeof line, "train %s --run %s --resume", file, run);
     for (int session = 0; session < 200; session++) {
         pid_t child = program_start(line, "1", 0);
         nap(longest * mt_rng_uniform(seed, 1, (uint64_t)session));
@@ -252,29 +253,45 @@ static int interrupt_run(const char *run, int signal_number, uint64_t seed, doub
 
 /* Several runs, each the same as the straight one, the later ones with less time before a signal:
  * the time that a run takes was measured once, on a machine that may do other things. */
-static void run_with_interruptions(const char *name, int signal_number, uint64_t seed)
+static void run_with_interruptions(const char *name, const char *straight, const char *file,
+                                   int signal_number, uint64_t seed, int times)
 {
     int interrupted = 0;
-    for (int round = 1; interrupted < 3; round++) {
+    for (int round = 1; interrupted < times; round++) {
         char run[32];
         assert_true(round < 20);
         snprintf(run, sizeof run, "%s%d", name, round);
-        interrupted +=
-            interrupt_run(run, signal_number, seed + (uint64_t)round, straight_seconds / round);
-        assert_same_run("straight", run);
+        interrupted += interrupt_run(run, file, signal_number, seed + (uint64_t)round,
+                                     straight_seconds / round);
+        assert_same_run(straight, run);
     }
 }
 
 static void killed_runs_go_on_bit_for_bit(void **state)
 {
     (void)state;
-    run_with_interruptions("killed", SIGKILL, 1);
+    run_with_interruptions("killed", "straight", "t.yaml", SIGKILL, 1, 3);
 }
 
 static void stopped_runs_go_on_bit_for_bit(void **state)
 {
     (void)state;
-    run_with_interruptions("stopped", SIGTERM, 2);
+    run_with_interruptions("stopped", "straight", "t.yaml", SIGTERM, 2, 3);
+}
+
+/* Amax histories, scales, draws and the step at which recipes change come back as well. */
+static void quantized_runs_go_on_bit_for_bit(void **state)
+{
+    (void)state;
+    char text[2048];
+    snprintf(text, sizeof text,
+             "%srecipe:\n  delayed: {history: 4}\n  use:\n  - {use: fp8_delayed}\n"
+             "  - {steps: 10-16, use: nvfp4}\n  - {layers: '*experts*', steps: 20-, "
+             "use: fprop=mxfp8:sr dgrad=nvfp4 wgrad=mxfp4}\n",
+             config);
+    write_file("q.yaml", text);
+    assert_program("train q.yaml --run quantized", 0, "done: 24 steps");
+    run_with_interruptions("interrupted", "quantized", "q.yaml", SIGKILL, 3, 2);
 }
 
 /* Waits until the run's metrics hold `words`. */
@@ -486,6 +503,7 @@ int main(void)
         cmocka_unit_test(nothing_that_should_be_neutral_changes_a_bit),
         cmocka_unit_test(killed_runs_go_on_bit_for_bit),
         cmocka_unit_test(stopped_runs_go_on_bit_for_bit),
+        cmocka_unit_test(quantized_runs_go_on_bit_for_bit),
         cmocka_unit_test(a_signal_in_an_evaluation_stops_the_run_there),
         cmocka_unit_test(a_second_signal_quits_at_once),
         cmocka_unit_test(a_run_has_one_process),
