@@ -1,7 +1,7 @@
 /* Tokens per second of a whole training step (forward, backward, AdamW, refresh of compute
  * weights), and the milliseconds that each op takes of it.
  * Usage: bench_step [tiny|larger|...] [f32|bf16|f64] [seconds] [threads]
- *        [f32|bf16|bf16+sr|fp8 (moments)] [f32|bf16+i16 (masters)] */
+ *        [f32|bf16|bf16+sr|fp8 (moments)] [f32|bf16+i16 (masters)] [recipe] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +111,7 @@ static mt_status set_forms(mt_optim_config *c, const char *moments, const char *
 }
 
 static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int threads,
-                     const char *moments, const char *master)
+                     const char *moments, const char *master, const char *recipe)
 {
     mt_device *device;
     mt_trainer *trainer;
@@ -121,7 +121,9 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
                             .micro_batch_size = z->b,
                             .sequence_length = z->s,
                             .steps = 1000000,
+                            .delayed_history = 16,
                             .seed = 1 };
+    snprintf(c.recipe, sizeof c.recipe, "%s", recipe);
     MT_TRY(mt_architecture_find(&architecture, "qwen3_moe"));
     mt_model_config_defaults(&c.model, architecture);
     mt_optim_config_defaults(&c.optim);
@@ -179,9 +181,10 @@ int main(int argc, char **argv)
     double seconds = argc > 3 ? atof(argv[3]) : 10;
     int threads = argc > 4 ? atoi(argv[4]) : 0;
     const char *moments = argc > 5 ? argv[5] : "f32", *master = argc > 6 ? argv[6] : "f32";
+    const char *recipe = argc > 7 ? argv[7] : "none";
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status == MT_OK; i++)
         if (!strcmp(sizes[i].name, name))
-            status = run(&sizes[i], dtype, seconds, threads, moments, master);
+            status = run(&sizes[i], dtype, seconds, threads, moments, master, recipe);
     if (status != MT_OK) fprintf(stderr, "%s: %s\n", mt_status_name(status), mt_error_message());
     return status != MT_OK;
 }
