@@ -7,7 +7,6 @@
  * above the diagonal is left out by limits on each tile of rows; what is masked within a tile has
  * probability 0, so a value that is not finite also spoils up to ROWS - 1 queries before it. */
 #include "kernels/cpu/attention_rows.h"
-#include "kernels/cpu/backend.h"
 #if MT_ISA_LEVEL > 0
 #include <immintrin.h>
 #endif
@@ -200,24 +199,20 @@ static void forward_task(const struct mt_attention_fwd_args *args, int64_t batch
         }
 }
 
+static void forward_thread(const void *args, const void *shape, int64_t batch, int64_t g,
+                           mt_real *scratch)
+{
+    struct forward f;
+    forward_scratch(&f, scratch, shape);
+    forward_task(args, batch, g, &f, shape);
+}
+
 mt_status MT_CPU(attention_fwd)(mt_stream *stream, const struct mt_attention_fwd_args *args)
 {
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
-    int64_t tasks = args->sequence ? args->batch * s.nkv : 0;
-    if (tasks == 0) return MT_OK;
-    int64_t threads = mt_min(stream->device->threads, tasks);
     struct forward sizes;
-    int64_t each = forward_scratch(&sizes, NULL, &s);
-    void *scratch;
-    MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)(threads * each) * sizeof(mt_real)));
-#pragma omp parallel num_threads((int)threads)
-    {
-        struct forward f;
-        forward_scratch(&f, (mt_real *)scratch + omp_get_thread_num() * each, &s);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks; i++) forward_task(args, i / s.nkv, i % s.nkv, &f, &s);
-    }
-    return MT_OK;
+    return run_tasks(stream, forward_thread, args, &s, args->sequence ? args->batch : 0, s.nkv,
+                     forward_scratch(&sizes, NULL, &s));
 }
 
 /* ---- backward ---- */
@@ -299,22 +294,18 @@ static void backward_task(const struct mt_attention_bwd_args *args, int64_t batc
     }
 }
 
+static void backward_thread(const void *args, const void *shape, int64_t batch, int64_t g,
+                            mt_real *scratch)
+{
+    struct backward b;
+    backward_scratch(&b, scratch, shape);
+    backward_task(args, batch, g, &b, shape);
+}
+
 mt_status MT_CPU(attention_bwd)(mt_stream *stream, const struct mt_attention_bwd_args *args)
 {
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
-    int64_t tasks = args->sequence ? args->batch * s.nkv : 0;
-    if (tasks == 0) return MT_OK;
-    int64_t threads = mt_min(stream->device->threads, tasks);
     struct backward sizes;
-    int64_t each = backward_scratch(&sizes, NULL, &s);
-    void *scratch;
-    MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)(threads * each) * sizeof(mt_real)));
-#pragma omp parallel num_threads((int)threads)
-    {
-        struct backward b;
-        backward_scratch(&b, (mt_real *)scratch + omp_get_thread_num() * each, &s);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks; i++) backward_task(args, i / s.nkv, i % s.nkv, &b, &s);
-    }
-    return MT_OK;
+    return run_tasks(stream, backward_thread, args, &s, args->sequence ? args->batch : 0, s.nkv,
+                     backward_scratch(&sizes, NULL, &s));
 }

@@ -8,7 +8,6 @@
 #include "kernels/cpu/amx.h"
 
 #include "kernels/cpu/attention_rows.h"
-#include "kernels/cpu/backend.h"
 
 enum { QUERY_STEPS = BQ / STEP };
 _Static_assert((int)ROWS == STEP && (int)PANEL == STEP, "a tile of scores is a step");
@@ -246,26 +245,22 @@ static void forward_task(const struct mt_attention_fwd_args *args, int64_t batch
         }
 }
 
+static void forward_thread(const void *args, const void *shape, int64_t batch, int64_t g,
+                           mt_real *scratch)
+{
+    struct forward f;
+    forward_scratch(&f, scratch, shape);
+    shape_tiles(STEP);
+    forward_task(args, batch, g, &f, shape);
+    _tile_release();
+}
+
 mt_status mt_cpu_attention_fwd_amx_bf16(mt_stream *stream, const struct mt_attention_fwd_args *args)
 {
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
-    int64_t tasks = args->sequence ? args->batch * s.nkv : 0;
-    if (tasks == 0) return MT_OK;
-    int64_t threads = mt_min(stream->device->threads, tasks);
     struct forward sizes;
-    int64_t each = forward_scratch(&sizes, NULL, &s);
-    void *scratch;
-    MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)(threads * each) * sizeof(float)));
-#pragma omp parallel num_threads((int)threads)
-    {
-        struct forward f;
-        forward_scratch(&f, (float *)scratch + omp_get_thread_num() * each, &s);
-        shape_tiles(STEP);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks; i++) forward_task(args, i / s.nkv, i % s.nkv, &f, &s);
-        _tile_release();
-    }
-    return MT_OK;
+    return run_tasks(stream, forward_thread, args, &s, args->sequence ? args->batch : 0, s.nkv,
+                     forward_scratch(&sizes, NULL, &s));
 }
 
 /* ---- backward ---- */
@@ -357,24 +352,20 @@ static void backward_task(const struct mt_attention_bwd_args *args, int64_t batc
     }
 }
 
+static void backward_thread(const void *args, const void *shape, int64_t batch, int64_t g,
+                            mt_real *scratch)
+{
+    struct backward b;
+    backward_scratch(&b, scratch, shape);
+    shape_tiles(STEP);
+    backward_task(args, batch, g, &b, shape);
+    _tile_release();
+}
+
 mt_status mt_cpu_attention_bwd_amx_bf16(mt_stream *stream, const struct mt_attention_bwd_args *args)
 {
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
-    int64_t tasks = args->sequence ? args->batch * s.nkv : 0;
-    if (tasks == 0) return MT_OK;
-    int64_t threads = mt_min(stream->device->threads, tasks);
     struct backward sizes;
-    int64_t each = backward_scratch(&sizes, NULL, &s);
-    void *scratch;
-    MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)(threads * each) * sizeof(float)));
-#pragma omp parallel num_threads((int)threads)
-    {
-        struct backward b;
-        backward_scratch(&b, (float *)scratch + omp_get_thread_num() * each, &s);
-        shape_tiles(STEP);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks; i++) backward_task(args, i / s.nkv, i % s.nkv, &b, &s);
-        _tile_release();
-    }
-    return MT_OK;
+    return run_tasks(stream, backward_thread, args, &s, args->sequence ? args->batch : 0, s.nkv,
+                     backward_scratch(&sizes, NULL, &s));
 }

@@ -4,6 +4,8 @@
 
 #include "kernels/cpu/vecmath.h"
 
+#include "kernels/cpu/backend.h"
+
 /* VECTOR: bytes of one. ROWS: queries that see equally many key columns, which come in multiples of
  * PANEL. BQ x BK: queries and keys of a block. */
 #if defined(MT_AMX)
@@ -155,4 +157,22 @@ MT_INLINE mt_real *take(mt_real *scratch, int64_t *used, int64_t count)
     mt_real *p = scratch ? scratch + *used : NULL;
     *used += mt_ceil_div(count, 64) * 64;
     return p;
+}
+
+/* One (batch, key head) with the scratch of a thread. */
+typedef void attention_task(const void *args, const void *shape, int64_t batch, int64_t g,
+                            mt_real *scratch);
+
+/* Every task of a call, the threads taking them in turn; `each` reals of scratch for a thread. */
+static inline mt_status run_tasks(mt_stream *stream, attention_task *task, const void *args,
+                                  const void *shape, int64_t batch, int64_t nkv, int64_t each)
+{
+    int64_t tasks = batch * nkv, threads = mt_min(stream->device->threads, tasks);
+    void *scratch;
+    if (tasks == 0) return MT_OK;
+    MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)(threads * each) * sizeof(mt_real)));
+#pragma omp parallel for num_threads((int)threads) schedule(dynamic)
+    for (int64_t i = 0; i < tasks; i++)
+        task(args, shape, i / nkv, i % nkv, (mt_real *)scratch + omp_get_thread_num() * each);
+    return MT_OK;
 }
