@@ -5,11 +5,13 @@
 #include "layers/moe.h"
 
 enum { T = 6, D = 8, F = 5, E = 4 };
-static const mt_param_spec specs[3] = {
-    { "router", 1, E, D, false, false, false, MT_INIT_NORMAL, 1 },
-    { "gate_up", E, 2 * F, D, false, false, true, MT_INIT_NORMAL, 1 },
-    { "down", E, D, F, false, false, true, MT_INIT_NORMAL, 1 },
-};
+#define SPEC(name, n, rows, cols, gemm)                                                            \
+    {                                                                                              \
+        name, n, rows, cols, .packed = gemm, .init = MT_INIT_NORMAL, .init_std = 1                 \
+    }
+static const mt_param_spec specs[3] = { SPEC("router", 1, E, D, false),
+                                        SPEC("gate_up", E, 2 * F, D, true),
+                                        SPEC("down", E, D, F, true) };
 static double x[T * D];
 static mt_stream stream;
 static mt_param *p[3];
