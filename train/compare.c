@@ -71,7 +71,7 @@ static mt_status read_metrics(mt_compare_run *run)
     char path[MT_PATH_BYTES];
     mt_file_map map = { 0 };
     int64_t step = 0, steps = run->config.trainer.steps;
-    run->bits = NAN;
+    run->bits = (double)NAN;
     MT_TRY(mt_path_format(path, "%s/metrics.jsonl", run->path));
     if (mt_path_exists(path)) {
         MT_TRY(mt_file_map_open(&map, path));

@@ -180,8 +180,7 @@ static void the_table_says_what_is_noise(void **state)
         "    1     3     3.0000                               baseline        recipe.use: bf16\n",
         "    2     3     3.2500     +0.2500     0.1083     3  higher          recipe.use: mxfp8\n",
         "    3     3     3.1250     +0.1250     0.2165     3  within noise    recipe.use: nvfp4\n",
-        "    4     3     3.0000     +0.0000     0.0000     3  equal           recipe.use: "
-        "fp8_current\n",
+        "    4     3     3.0000     +0.0000     0.0000     3  equal           recipe.use: fp8_curr",
         "          ?     1  no error known  recipe.use: fp8_block\n",
         "1 of the differences are within noise.",
         "1 of the differences rest on one pair: no error is known",
