@@ -102,7 +102,7 @@ struct problem {
 static void *operand(void **wide, int64_t count, int64_t tail, const struct problem *p,
                      bool special, uint64_t seed)
 {
-    static const double specials[] = { (double)NAN, (double)INFINITY, -(double)INFINITY, 1e15 };
+    static const double specials[] = { (double)NAN, (double)INFINITY, -(double)INFINITY, 1e30 };
     void *e = test_alloc(count + tail, p->dtype);
     *wide = test_alloc(count + tail, p->real);
     test_random(e, count, p->dtype, 1, seed);
@@ -292,8 +292,7 @@ static void check_form(mt_device *device, struct problem *p, mt_gemm_layout layo
     size_t bytes = (size_t)result_count(p, layout) * mt_dtype_size(f->wide_d ? p->real : p->dtype);
     void *first = NULL;
     int threads = device->threads;
-    /* one and three threads for every form, two as well for the first */
-    for (int t = 1; t <= MOST_THREADS; t += f - forms < 3 ? 1 : 2) {
+    for (int t = 1; t <= MOST_THREADS; t++) {
         device->threads = t;
         void *d = run(device, p, layout, f);
         if (!first) {
@@ -318,12 +317,21 @@ static mt_device *devices[4];
 static int open_devices(void **state)
 {
     (void)state;
-    static const char *const sets[] = { "portable", "avx2", "avx512", "amx" };
+    static const char *const sets[] = {
+        "portable",
+#ifdef MT_HAVE_avx2
+        "avx2",
+#endif
+#ifdef MT_HAVE_avx512
+        "avx512",
+        "amx",
+#endif
+    };
     const char *only = getenv("MIXTAPE_KERNELS");
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         if (only && strcmp(only, sets[i]) != 0) continue;
         mt_status status = mt_device_open(&devices[i], "cpu", sets[i], 0);
-        if ((status == MT_EDEVICE || status == MT_ECONFIG) && !only) /* not here, or not built */
+        if (status == MT_EDEVICE && !only)
             print_message("%s\n", mt_error_message());
         else
             assert_ok(status);

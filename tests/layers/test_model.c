@@ -97,8 +97,10 @@ static void test_loss(void **state)
         memcpy(logits, r.logits, sizeof logits);
         rig_pass(&r, false);
         assert_true(before != r.loss);
-        /* BLAS may sum in another order when an expert has another number of rows */
-        for (int j = 0; j < (T - 1) * V; j++) assert_true(fabs(logits[j] - r.logits[j]) <= 1e-13);
+        /* BLAS alone may sum in another order when an expert has another number of rows */
+        bool blas = strcmp(r.stream.device->kernel_set, "portable") == 0;
+        for (int j = 0; j < (T - 1) * V; j++)
+            assert_true(fabs(logits[j] - r.logits[j]) <= (blas ? 1e-13 : 0));
         for (int t = 0; t < T; t++)
             r.targets[t] = -100; /* nothing to predict: no loss, no gradient */
         c.aux_loss = MT_AUX_NONE;

@@ -260,6 +260,11 @@ static void test_micro_batches(void **state)
 static void test_a_step_allocates_nothing(void **state)
 {
     (void)state;
+#ifdef __clang__
+    const size_t cached = 1024; /* by its OpenMP runtime, in all the steps together */
+#else
+    const size_t cached = 0;
+#endif
     int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
     for (int bits = 0; bits < 12; bits++) {
         mt_trainer_config c = wide_config(dtypes[bits % 3]);
@@ -279,12 +284,11 @@ static void test_a_step_allocates_nothing(void **state)
             if (step >= 2) {
                 assert_int_equal(fault_allocations(), ours);
                 assert_memory_equal(device->bytes, memory, sizeof memory);
-                /* nor do libraries keep more, but for what an OpenMP runtime caches */
-                assert_true(mallinfo2().uordblks <= heap + 1024);
+                assert_true(mallinfo2().uordblks <= heap + cached); /* nor does anybody keep more */
             }
             ours = fault_allocations();
             memcpy(memory, device->bytes, sizeof memory);
-            heap = mallinfo2().uordblks;
+            if (step < 2) heap = mallinfo2().uordblks;
         }
         close_trainer(&t);
     }
