@@ -2,6 +2,7 @@
 #
 #   CONFIG=release|debug|asan|fuzz   objects go to build/<config>
 #   CC=gcc|clang                     WERROR=1 turns warnings into errors; V=1 prints whole commands
+#   CUDA=auto|0|1                    the cuda backend; auto: where nvcc is found (NVCC=, CUDA_HOME=)
 
 CONFIG ?= release
 CC     ?= cc
@@ -33,9 +34,34 @@ $(error CONFIG=$(CONFIG) is not one of release debug asan fuzz)
 endif
 
 CFLAGS   := -std=c11 -D_GNU_SOURCE $(WARN) $(OPT) -fopenmp -ffp-contract=off -fno-math-errno -fPIC $(EXTRA_CFLAGS)
-CPPFLAGS := -I. $(PKG_CFLAGS)
-LDLIBS   := $(PKG_LIBS) -lm -lpthread
+CPPFLAGS = -I. $(PKG_CFLAGS)
+LDLIBS   = $(PKG_LIBS) $(CUDA_LIBS) -lm -lpthread
 LDFLAGS  := $(OPT) -fopenmp
+
+# ---- CUDA: native code for Hopper, PTX of 8.0 for every later card -------------------------------
+CUDA      ?= 0
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/local/cuda-13.0 /opt/cuda))
+NVCC      ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
+ifneq ($(filter asan fuzz,$(CONFIG)),)
+CUDA := 0
+endif
+ifeq ($(CUDA),auto)
+CUDA := $(if $(NVCC),1,0)
+endif
+ifeq ($(CUDA),1)
+ifeq ($(NVCC),)
+$(error CUDA=1, but no nvcc was found: set NVCC or CUDA_HOME)
+endif
+CUDA_ROOT := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+CUDA_INC  := -isystem $(CUDA_ROOT)/include
+CUDA_LIBS := -L$(CUDA_ROOT)/lib64 -lcudart_static -ldl -lrt
+CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
+CUDA_HOPPER := $(wildcard kernels/cuda/*_sm90.cu)
+GENCODE   := -gencode=arch=compute_90a,code=sm_90a
+GENERIC   := -gencode=arch=compute_80,code=compute_80
+NVCCFLAGS := -std=c++17 -O3 -lineinfo -fmad=false --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall,-Wextra,-fno-exceptions,-fno-rtti \
+             -Xcompiler -Wno-unused-function -Xptxas -v $(if $(filter 1,$(WERROR)),-Werror all-warnings)
+endif
 
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
@@ -63,6 +89,11 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) \
 ifneq ($(filter avx512,$(ISAS)),)
 LIB_OBJ += $(CPU_AMX:%.c=$(BUILD)/%.o)
 endif
+ifeq ($(CUDA),1)
+LIB_OBJ  += $(CUDA_SRC:%.cu=$(BUILD)/%.cu.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c))
+CPPFLAGS += -DMT_HAVE_cuda=1
+$(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)): CPPFLAGS += $(CUDA_INC)
+endif
 CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1)
 
 LIB := $(BUILD)/libmixtape.a
@@ -74,7 +105,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/' | sort
 
 config: ## print the configuration in force
-	@echo "mixtape: CONFIG=$(CONFIG) CC=$(CC) ISAS='$(ISAS)' packages=$(if $(HAVE_PKGS),found,MISSING)"
+	@echo "mixtape: CONFIG=$(CONFIG) CC=$(CC) ISAS='$(ISAS)' CUDA=$(if $(filter 1,$(CUDA)),$(CUDA_ROOT),0) packages=$(if $(HAVE_PKGS),found,MISSING)"
 	@test -n "$(HAVE_PKGS)" || { pkg-config --print-errors --exists $(PKGS); echo "missing libraries: run 'make deps'"; exit 1; }
 
 $(LIB): $(LIB_OBJ)
@@ -87,6 +118,18 @@ lib: $(LIB) ## the library of this configuration
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC)$(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP -c $< -o $@
+
+# The compiler's report of registers and spills stays beside each object: NAME.cu.ptxas.
+$(BUILD)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(call say,NVC)$(NVCC) $(NVCCFLAGS) $(GENCODE) $(if $(filter %_sm90.cu,$<),,$(GENERIC)) -I. -MMD -MP -MF $(@:.o=.d) -c $< -o $@ >$(@:.o=.ptxas) 2>&1 \
+	    || { grep -vE '^ptxas info' $(@:.o=.ptxas); exit 1; }
+	@grep -E 'warning' $(@:.o=.ptxas) || true
+
+# The list of backends is made anew when CUDA= changes.
+$(BUILD)/cuda: FORCE
+	@mkdir -p $(@D); echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
+$(BUILD)/kernels/device.o: $(BUILD)/cuda
 
 define variant_rule
 $(BUILD)/%.$(1).$(2).o: %.c
@@ -191,7 +234,7 @@ oracle: $(BUILD)/mixtape ## compare models with Hugging Face transformers, forma
 
 # ---- install ------------------------------------------------------------------------------------
 PREFIX  ?= /usr/local
-HEADERS := $(filter-out %_priv.h kernels/cpu/%,$(wildcard core/*.h kernels/*.h dist/*.h layers/*.h optim/*.h train/*.h))
+HEADERS := $(filter-out %_priv.h kernels/cpu/% kernels/cuda/%,$(wildcard core/*.h kernels/*.h dist/*.h layers/*.h optim/*.h train/*.h))
 install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/local)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	install -m 755 mixtape $(DESTDIR)$(PREFIX)/bin/
@@ -199,7 +242,7 @@ install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/loca
 	for h in $(HEADERS); do install -D -m 644 $$h $(DESTDIR)$(PREFIX)/include/mixtape/$$h || exit 1; done
 	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
 	    'Name: mixtape' 'Description: Mixture-of-Experts training with its own tape autograd' 'Version: 0.1' \
-	    'Requires: $(PKGS)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape -fopenmp -lpthread -lm' \
+	    'Requires: $(PKGS)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape $(CUDA_LIBS) -fopenmp -lpthread -lm' \
 	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/mixtape.pc
 .PHONY: oracle test test-installed test-builds test-all test-all-installed tests fuzzers lint install
 

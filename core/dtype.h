@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/inline.h"
 #include "core/status.h"
 
 #ifdef __cplusplus
@@ -35,27 +36,27 @@ mt_status mt_dtype_parse(mt_dtype *dtype, const char *name);
 /* The type that sums over `dtype` are kept in: f64 for f64, f32 for every other float. */
 mt_dtype mt_dtype_wide(mt_dtype dtype);
 
-static inline uint32_t mt_f32_bits(float x)
+MT_HOST_DEVICE uint32_t mt_f32_bits(float x)
 {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float mt_f32_from_bits(uint32_t u)
+MT_HOST_DEVICE float mt_f32_from_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
 }
 
-static inline float mt_bf16_to_f32(uint16_t h)
+MT_HOST_DEVICE float mt_bf16_to_f32(uint16_t h)
 {
     return mt_f32_from_bits((uint32_t)h << 16);
 }
 
 /* Nearest even, overflow to Inf, NaN to 0x7FFF. */
-static inline uint16_t mt_f32_to_bf16(float x)
+MT_HOST_DEVICE uint16_t mt_f32_to_bf16(float x)
 {
     uint32_t u = mt_f32_bits(x);
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

@@ -46,29 +46,29 @@ static inline mt_group mt_group_ragged_rows(int64_t members, int64_t rows, int64
     return g;
 }
 
-static inline mt_group_mode mt_group_mode_of(const mt_group *g)
+MT_HOST_DEVICE mt_group_mode mt_group_mode_of(const mt_group *g)
 {
     return g->first_dims ? (g->last_dims ? MT_GROUP_VARYING_BOTH : MT_GROUP_VARYING_FIRST)
                          : (g->last_dims ? MT_GROUP_VARYING_LAST : MT_GROUP_UNIFORM);
 }
 
 /* Elements of the whole buffer, capacity tail included. */
-static inline int64_t mt_group_capacity(const mt_group *g)
+MT_HOST_DEVICE int64_t mt_group_capacity(const mt_group *g)
 {
     return mt_group_mode_of(g) == MT_GROUP_UNIFORM ? g->members * g->m * g->k : g->m * g->k;
 }
 
 /* Rows, columns and first element of member i; reads device memory, for CPU devices and host
  * mirrors. */
-static inline int64_t mt_group_rows(const mt_group *g, int64_t i)
+MT_HOST_DEVICE int64_t mt_group_rows(const mt_group *g, int64_t i)
 {
     return g->first_dims ? g->first_dims[i] : g->m;
 }
-static inline int64_t mt_group_cols(const mt_group *g, int64_t i)
+MT_HOST_DEVICE int64_t mt_group_cols(const mt_group *g, int64_t i)
 {
     return g->last_dims ? g->last_dims[i] : g->k;
 }
-static inline int64_t mt_group_offset(const mt_group *g, int64_t i)
+MT_HOST_DEVICE int64_t mt_group_offset(const mt_group *g, int64_t i)
 {
     return g->offsets ? g->offsets[i] : i * g->m * g->k;
 }

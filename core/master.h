@@ -20,18 +20,18 @@ const char *mt_master_name(mt_master master);
 
 /* The nearest bf16, ties away from zero, and what is left: the lower 16 bits. An i16 is below 0
  * exactly where the bf16 was rounded up. */
-static inline uint16_t mt_master_high(uint32_t bits)
+MT_HOST_DEVICE uint16_t mt_master_high(uint32_t bits)
 {
     return (uint16_t)((bits + 0x8000u) >> 16);
 }
 
-static inline int16_t mt_master_low(uint32_t bits)
+MT_HOST_DEVICE int16_t mt_master_low(uint32_t bits)
 {
     return (int16_t)(uint16_t)bits;
 }
 
 /* ((high - (low < 0)) << 16) | (uint16_t)low */
-static inline uint32_t mt_master_join(uint16_t high, int16_t low)
+MT_HOST_DEVICE uint32_t mt_master_join(uint16_t high, int16_t low)
 {
     return ((uint32_t)high << 16) + (uint32_t)(int32_t)low;
 }

@@ -75,13 +75,13 @@ typedef struct mt_direction_shape {
 mt_direction_shape mt_direction_shape_of(const mt_direction *d, mt_dir dir, int64_t m, int64_t k);
 
 /* Place of line i's scale of block b among the member's. */
-static inline int64_t mt_swizzled_scale(int64_t i, int64_t b, int64_t scale_blocks)
+MT_HOST_DEVICE int64_t mt_swizzled_scale(int64_t i, int64_t b, int64_t scale_blocks)
 {
     int64_t tile = i / 128 * ((scale_blocks + 3) / 4) + b / 4;
     return tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + b % 4;
 }
-static inline int64_t mt_scale_place(const mt_direction *d, const mt_direction_shape *s, int64_t i,
-                                     int64_t b)
+MT_HOST_DEVICE int64_t mt_scale_place(const mt_direction *d, const mt_direction_shape *s, int64_t i,
+                                      int64_t b)
 {
     return d->swizzled ? mt_swizzled_scale(i, b, s->scale_blocks)
                        : i * s->line_stride + b * s->block_stride;

@@ -4,12 +4,14 @@
 
 #include <stdint.h>
 
+#include "core/inline.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* out = Philox4x32-10(counter, key). */
-static inline void mt_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2])
+MT_HOST_DEVICE void mt_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];

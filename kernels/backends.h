@@ -11,6 +11,11 @@ extern "C" {
 typedef mt_status (*mt_backend_open)(mt_device **device, const char *kernel_set, int threads);
 
 mt_status mt_cpu_open(mt_device **device, const char *kernel_set, int threads);
+#ifdef MT_HAVE_cuda
+mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads);
+#else
+#define mt_cuda_open NULL
+#endif
 mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads);
 
 #ifdef __cplusplus

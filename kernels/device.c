@@ -7,7 +7,7 @@ static const struct backend {
     mt_backend_open open;
     bool automatic; /* "auto" may choose it */
 } backends[] = {
-    { "cuda", NULL, true },
+    { "cuda", mt_cuda_open, true },
     { "cpu", mt_cpu_open, true },
     { "plan", mt_plan_open, false },
 };
@@ -22,7 +22,10 @@ mt_status mt_device_open(mt_device **device, const char *name, const char *kerne
         const struct backend *b = &backends[i];
         if (automatic ? !(b->automatic && b->open) : strcmp(b->name, name) != 0) continue;
         MT_REQUIRE(b->open, MT_EUNSUPPORTED, "device %s: this build has no %s backend", name, name);
-        return b->open(device, kernel_set, threads);
+        mt_status status = b->open(device, kernel_set, threads);
+        if (!automatic || status == MT_OK || i + 1 == BACKENDS || !backends[i + 1].automatic)
+            return status;
+        mt_error_clear(); /* no such device here: the next */
     }
     return MT_FAIL(MT_ECONFIG, "device '%s' is not one of auto cpu cuda plan", name);
 }

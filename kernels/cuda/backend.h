@@ -1,0 +1,63 @@
+/* Inside the cuda backend: errors, streams, scratch, and what every .cu file shares.
+ *
+ * A kernel file mirrors the one of kernels/cpu: `name.cu` holds the templates over the stored type
+ * T (double, float, bf16) and ends with MT_CUDA_OP(op) for each op, which makes the entries
+ * mt_cuda_<op>_{f64,f32,bf16} of table.c. Contraction is off (-fmad=false): a fused multiply-add
+ * appears only where fma() asks for one. Every output element has one writer and a fixed order of
+ * summation; there are no float atomics. Counts, offsets and scalars of a step are read on the
+ * device: nothing here waits for it. */
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What mt_stream.impl points at is the cudaStream_t itself; NULL is the device's own stream. */
+cudaStream_t mt_cuda_stream(const mt_stream *stream);
+int mt_cuda_multiprocessors(const mt_stream *stream);
+/* Whether the device runs the kernels written for compute capability 9.0a (wgmma, TMA). */
+bool mt_cuda_is_hopper(const mt_stream *stream);
+
+/* Scratch of the device, 256-byte aligned, kept between calls and grown when a call needs more. One
+ * user at a time: an op asks once and divides what it got; kernels in stream order share it.
+ * mt_cuda_operands: more of it, for operands that are made before the kernel runs which reads them.
+ * Growing waits for the device and is refused while a graph is captured. */
+mt_status mt_cuda_scratch(mt_stream *stream, void **p, size_t bytes);
+mt_status mt_cuda_operands(mt_stream *stream, void **p, size_t bytes);
+
+/* Every call of the runtime goes through MT_CUDA, every launch is followed by MT_LAUNCHED, which
+ * also waits for the device when MT_SYNC=1. */
+mt_status mt_cuda_error(cudaError_t error, const char *call, const char *file, int line);
+mt_status mt_cuda_launched(mt_stream *stream, const char *op, const char *file, int line);
+#define MT_CUDA(call)                                                                              \
+    do {                                                                                           \
+        cudaError_t mt_cuda_ = (call);                                                             \
+        if (mt_cuda_ != cudaSuccess) return mt_cuda_error(mt_cuda_, #call, __FILE__, __LINE__);    \
+    } while (0)
+#define MT_LAUNCHED(stream, op) MT_TRY(mt_cuda_launched((stream), (op), __FILE__, __LINE__))
+
+#define MT_CUDA_DTYPES(X, op) X(op, f64) X(op, f32) X(op, bf16)
+#define MT_CUDA_DECLARE(op, dtype)                                                                 \
+    mt_status mt_cuda_##op##_##dtype(mt_stream *stream, const struct mt_##op##_args *args);
+#define MT_CUDA_DECLARE_OP(op) MT_CUDA_DTYPES(MT_CUDA_DECLARE, op)
+MT_DTYPE_OPS(MT_CUDA_DECLARE_OP)
+#define MT_CUDA_DECLARE_FORMAT_OP(op)                                                              \
+    mt_status mt_cuda_##op(mt_stream *stream, const struct mt_##op##_args *args);
+MT_FORMAT_OPS(MT_CUDA_DECLARE_FORMAT_OP)
+
+/* gemm.cu: what its table entries need besides the op. */
+size_t mt_cuda_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
+mt_dtype mt_cuda_gemm_operand_f64(const mt_format *format);
+mt_dtype mt_cuda_gemm_operand_f32(const mt_format *format);
+mt_dtype mt_cuda_gemm_operand_bf16(const mt_format *format);
+
+/* table.c */
+extern const struct mt_kernels mt_cuda_kernels_f64, mt_cuda_kernels_f32, mt_cuda_kernels_bf16;
+
+#ifdef __cplusplus
+}
+#endif

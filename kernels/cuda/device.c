@@ -1,0 +1,245 @@
+/* The cuda device: memory, its stream, scratch, errors. */
+#include <stdlib.h>
+
+#include "kernels/backends.h"
+#include "kernels/cuda/backend.h"
+
+enum { COMPUTE_DTYPES = 3, SCRATCH_GRAIN = 1 << 20 };
+
+static const mt_dtype compute_dtypes[COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16 };
+
+struct cuda {
+    mt_device device;
+    struct mt_kernels kernels[COMPUTE_DTYPES];
+    cudaStream_t stream;
+    int multiprocessors;
+    bool hopper, synchronous; /* MT_SYNC=1 */
+    struct scratch {
+        void *p;
+        size_t bytes;
+    } scratch, operands;
+};
+
+static struct cuda *cuda_of(const mt_device *device)
+{
+    return device->impl;
+}
+
+/* ---- errors -----------------------------------------------------------------------------------
+ */
+
+mt_status mt_cuda_error(cudaError_t error, const char *call, const char *file, int line)
+{
+    (void)cudaGetLastError(); /* what can be cleared is; a broken context stays broken */
+    return mt_error_set(error == cudaErrorMemoryAllocation ? MT_ENOMEM : MT_EDEVICE, file, line,
+                        "cuda: %s: %s (%s)", call, cudaGetErrorString(error),
+                        cudaGetErrorName(error));
+}
+
+mt_status mt_cuda_launched(mt_stream *stream, const char *op, const char *file, int line)
+{
+    cudaError_t error = cudaPeekAtLastError();
+    if (error == cudaSuccess && cuda_of(stream->device)->synchronous)
+        error = cudaStreamSynchronize(mt_cuda_stream(stream));
+    return error == cudaSuccess ? MT_OK : mt_cuda_error(error, op, file, line);
+}
+
+/* ---- what kernels ask ---------------------------------------------------------------------------
+ */
+
+cudaStream_t mt_cuda_stream(const mt_stream *stream)
+{
+    return stream->impl ? (cudaStream_t)stream->impl : cuda_of(stream->device)->stream;
+}
+
+int mt_cuda_multiprocessors(const mt_stream *stream)
+{
+    return cuda_of(stream->device)->multiprocessors;
+}
+
+bool mt_cuda_is_hopper(const mt_stream *stream)
+{
+    return cuda_of(stream->device)->hopper;
+}
+
+static mt_status grow(mt_stream *stream, struct scratch *s, void **p, size_t bytes)
+{
+    mt_device *device = stream->device;
+    if (bytes > s->bytes) {
+        size_t padded = (bytes + SCRATCH_GRAIN - 1) / SCRATCH_GRAIN * SCRATCH_GRAIN;
+        enum cudaStreamCaptureStatus capture;
+        MT_CUDA(cudaStreamIsCapturing(mt_cuda_stream(stream), &capture));
+        MT_REQUIRE(capture == cudaStreamCaptureStatusNone, MT_EINTERNAL,
+                   "cuda: scratch of %zu bytes must grow to %zu while a graph is captured",
+                   s->bytes, bytes);
+        MT_CUDA(cudaDeviceSynchronize());
+        mt_device_free(device, &s->p, s->bytes, MT_MEMORY_WORKSPACE);
+        s->bytes = 0;
+        MT_TRY(mt_device_alloc(device, &s->p, padded, MT_MEMORY_WORKSPACE));
+        s->bytes = padded;
+    }
+    *p = s->p;
+    return MT_OK;
+}
+
+mt_status mt_cuda_scratch(mt_stream *stream, void **p, size_t bytes)
+{
+    return grow(stream, &cuda_of(stream->device)->scratch, p, bytes);
+}
+
+mt_status mt_cuda_operands(mt_stream *stream, void **p, size_t bytes)
+{
+    return grow(stream, &cuda_of(stream->device)->operands, p, bytes);
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+/* Out of memory is a status without a sentence of its own: mt_device_alloc knows the purpose. */
+static mt_status cuda_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
+{
+    (void)device;
+    cudaError_t error =
+        on_host ? cudaHostAlloc(p, bytes, cudaHostAllocDefault) : cudaMalloc(p, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return MT_ENOMEM;
+    }
+    MT_CUDA(error);
+    return MT_OK;
+}
+
+static void cuda_release(mt_device *device, void *p, size_t bytes, bool on_host)
+{
+    (void)device, (void)bytes;
+    (void)(on_host ? cudaFreeHost(p) : cudaFree(p));
+}
+
+static mt_status cuda_copy(mt_device *device, void *to, const void *from, size_t bytes)
+{
+    cudaStream_t stream = cuda_of(device)->stream;
+    MT_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+    MT_CUDA(cudaStreamSynchronize(stream));
+    return MT_OK;
+}
+
+static mt_status cuda_zero(mt_device *device, void *p, size_t bytes)
+{
+    MT_CUDA(cudaMemsetAsync(p, 0, bytes, cuda_of(device)->stream));
+    return MT_OK;
+}
+
+static mt_status cuda_synchronize(mt_device *device)
+{
+    (void)device;
+    MT_CUDA(cudaDeviceSynchronize());
+    return MT_OK;
+}
+
+static void cuda_destroy(mt_device *device)
+{
+    struct cuda *cuda = cuda_of(device);
+    mt_device_free(device, &cuda->scratch.p, cuda->scratch.bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(device, &cuda->operands.p, cuda->operands.bytes, MT_MEMORY_WORKSPACE);
+    if (cuda->stream) (void)cudaStreamDestroy(cuda->stream);
+    free(cuda);
+}
+
+static const struct mt_device_ops cuda_ops = {
+    .alloc = cuda_alloc,
+    .release = cuda_release,
+    .copy = cuda_copy,
+    .zero = cuda_zero,
+    .synchronize = cuda_synchronize,
+    .destroy = cuda_destroy,
+};
+
+/* ---- opening ----------------------------------------------------------------------------------
+ */
+
+/* The kernels that this card runs, best first, and the path that a GEMM takes on each dtype. */
+static const struct kernel_set {
+    const char *name;
+    int capability; /* major * 10 + minor, at least; 90: exactly the 9.0 of Hopper */
+    const char *gemm_path[COMPUTE_DTYPES];
+} sets[] = {
+    { "sm_90a", 90, { "tiled f64", "tiled f32", "native wgmma bf16, TMA" } },
+    { "generic", 80, { "tiled f64", "tiled f32", "tiled bf16" } },
+};
+enum { SETS = sizeof sets / sizeof sets[0] };
+
+static mt_status choose_set(const struct kernel_set **set, const struct cudaDeviceProp *card,
+                            const char *name)
+{
+    int capability = card->major * 10 + card->minor;
+    for (int i = 0; i < SETS; i++) {
+        if (name && *name && strcmp(name, sets[i].name) != 0) continue;
+        bool runs = sets[i].capability == 90 ? capability == 90 : capability >= sets[i].capability;
+        if (!runs && !(name && *name)) continue;
+        MT_REQUIRE(runs, MT_EDEVICE, "kernel set %s does not run on %s, compute capability %d.%d",
+                   name, card->name, card->major, card->minor);
+        *set = &sets[i];
+        return MT_OK;
+    }
+    MT_REQUIRE(!name || !*name, MT_ECONFIG, "kernel set '%s' is not one of sm_90a generic on cuda",
+               name);
+    return MT_FAIL(MT_EDEVICE, "cuda: %s has compute capability %d.%d, at least 8.0 is needed",
+                   card->name, card->major, card->minor);
+}
+
+static mt_status find_card(struct cudaDeviceProp *card)
+{
+    int count = 0, current = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorInsufficientDriver) {
+        int driver = 0, runtime = 0;
+        (void)cudaDriverGetVersion(&driver);
+        (void)cudaRuntimeGetVersion(&runtime);
+        return MT_FAIL(MT_EDEVICE,
+                       driver ? "cuda: the driver supports CUDA %d.%d, this build needs %d.%d"
+                              : "cuda: no driver of NVIDIA is installed",
+                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    MT_REQUIRE(error == cudaSuccess && count > 0, MT_EDEVICE, "cuda: no GPU was found (%s)",
+               cudaGetErrorString(error));
+    MT_CUDA(cudaGetDevice(&current));
+    MT_CUDA(cudaGetDeviceProperties(card, current));
+    return MT_OK;
+}
+
+mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
+{
+    static const struct mt_kernels *const tables[COMPUTE_DTYPES] = { &mt_cuda_kernels_f64,
+                                                                     &mt_cuda_kernels_f32,
+                                                                     &mt_cuda_kernels_bf16 };
+    struct cudaDeviceProp card;
+    const struct kernel_set *set = NULL;
+    MT_TRY(find_card(&card));
+    MT_TRY(choose_set(&set, &card, kernel_set));
+    struct cuda *cuda = calloc(1, sizeof *cuda);
+    MT_REQUIRE(cuda, MT_ENOMEM, "device cuda: no %zu bytes for itself", sizeof *cuda);
+    mt_status status = MT_OK;
+    const char *sync = getenv("MT_SYNC");
+    cuda->synchronous = sync && *sync == '1';
+    cuda->multiprocessors = card.multiProcessorCount;
+    cuda->hopper = set->capability == 90;
+    cuda->device = (mt_device){ .name = "cuda",
+                                .kernel_set = set->name,
+                                .computes = true,
+                                .threads = threads > 0 ? threads : 1,
+                                .ops = &cuda_ops,
+                                .impl = cuda };
+    for (int i = 0; i < COMPUTE_DTYPES; i++) {
+        cuda->kernels[i] = *tables[i];
+        cuda->kernels[i].gemm_path = set->gemm_path[i];
+        cuda->device.kernels[compute_dtypes[i]] = &cuda->kernels[i];
+    }
+    cudaError_t error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) {
+        status = mt_cuda_error(error, "cudaStreamCreateWithFlags", __FILE__, __LINE__);
+        free(cuda);
+        return status;
+    }
+    *device = &cuda->device;
+    return MT_OK;
+}
