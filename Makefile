@@ -92,7 +92,7 @@ endif
 ifeq ($(CUDA),1)
 LIB_OBJ  += $(CUDA_SRC:%.cu=$(BUILD)/%.cu.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c))
 CPPFLAGS += -DMT_HAVE_cuda=1
-$(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)): CPPFLAGS += $(CUDA_INC)
+$(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)) $(BUILD)/tests/support/pinned.o: CPPFLAGS += $(CUDA_INC)
 endif
 CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1)
 
@@ -129,7 +129,7 @@ $(BUILD)/%.cu.o: %.cu
 # The list of backends is made anew when CUDA= changes.
 $(BUILD)/cuda: FORCE
 	@mkdir -p $(@D); echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
-$(BUILD)/kernels/device.o: $(BUILD)/cuda
+$(BUILD)/kernels/device.o $(BUILD)/tests/support/pinned.o: $(BUILD)/cuda
 
 define variant_rule
 $(BUILD)/%.$(1).$(2).o: %.c

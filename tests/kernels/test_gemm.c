@@ -312,37 +312,22 @@ static void check_form(mt_device *device, struct problem *p, mt_gemm_layout layo
 }
 
 /* The devices under test. */
-static mt_device *devices[4];
+static mt_device *devices[TEST_SETS];
 
 static int open_devices(void **state)
 {
     (void)state;
-    static const char *const sets[] = {
-        "portable",
-#ifdef MT_HAVE_avx2
-        "avx2",
-#endif
-#ifdef MT_HAVE_avx512
-        "avx512",
-        "amx",
-#endif
-    };
-    const char *only = getenv("MIXTAPE_KERNELS");
-    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
-        if (only && strcmp(only, sets[i]) != 0) continue;
-        mt_status status = mt_device_open(&devices[i], "cpu", sets[i], 0);
-        if (status == MT_EDEVICE && !only)
-            print_message("%s\n", mt_error_message());
-        else
-            assert_ok(status);
-    }
+    const char *only = getenv("MIXTAPE_KERNELS"), *name;
+    for (int i = 0; i < TEST_SETS; i++)
+        if (test_open_set(&devices[i], &name, i, 0) && only && strcmp(only, name) != 0)
+            mt_device_destroy(&devices[i]);
     return 0;
 }
 
 static int close_devices(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) mt_device_destroy(&devices[i]);
+    for (int i = 0; i < TEST_SETS; i++) mt_device_destroy(&devices[i]);
     return 0;
 }
 
@@ -350,7 +335,7 @@ static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
 
 static void every_device(void (*check)(mt_device *device, mt_dtype dtype))
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < TEST_SETS; i++)
         for (int t = 0; devices[i] && t < 3; t++) check(devices[i], dtypes[t]);
 }
 
@@ -498,7 +483,7 @@ static void refusals(void **state)
         .dtype = MT_F32, .layout = MT_GEMM_TN, .a = &w, .b = &x, .d = data, .d_dtype = MT_F32
     };
     mt_device *device = NULL;
-    for (int i = 0; i < 4 && !device; i++) device = devices[i];
+    for (int i = 0; i < TEST_SETS && !device; i++) device = devices[i];
     mt_stream stream = { device, NULL };
     struct mt_gemm_args args = good;
     args.a = NULL;

@@ -333,11 +333,11 @@ static void test_bits(void **state)
 static void test_kernel_sets(void **state)
 {
     (void)state;
-    static const char *const sets[] = { "portable", "avx2", "avx512", "amx" };
     for (int f = 0; f < FORMS; f++)
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < TEST_SETS; i++) {
             mt_device *device;
-            if (mt_device_open(&device, "cpu", sets[i], 1) != MT_OK) continue;
+            const char *name;
+            if (!test_open_set(&device, &name, i, 1)) continue;
             mt_stream stream = { device, NULL };
             struct arrays a = make(forms[f], 3000), want = make(forms[f], 3000);
             for (uint64_t step = 1; step < 4; step++) {
@@ -347,7 +347,7 @@ static void test_kernel_sets(void **state)
                 assert_ok(mt_adamw(&stream, &args));
                 *want.state = *a.state;
                 plain_step(&want);
-                same(sets[i], &a, &want);
+                same(name, &a, &want);
             }
             release(&a), release(&want);
             mt_device_destroy(&device);

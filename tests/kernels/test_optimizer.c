@@ -263,22 +263,24 @@ static void test_arguments(void **state)
 static void test_kernel_sets_agree(void **state)
 {
     (void)state;
-    static const char *const sets[] = { "portable", "avx2", "avx512", "amx" };
     for (int d = 0; d < 2; d++) {
         struct adam want = adam_make(dtypes[d], 40000);
         mt_device *mine = devices[0];
-        for (int i = 0; i < 4; i++) {
-            if (mt_device_open(&devices[0], "cpu", sets[i], 1) != MT_OK) continue;
+        bool first = true;
+        for (int i = 0; i < TEST_SETS; i++) {
+            const char *name;
+            if (!test_open_set(&devices[0], &name, i, 1)) continue;
             struct adam a = adam_make(dtypes[d], 40000);
             set_grad(&a, 1);
             adam_step(&a, 1, 1);
-            if (i == 0) {
+            if (first) {
+                first = false;
                 set_grad(&want, 1);
                 *want.state = *a.state;
                 scalar_step(&want);
             }
             assert_memory_equal(a.state, want.state, sizeof *a.state);
-            equal_bits(sets[i], &a, &want);
+            equal_bits(name, &a, &want);
             adam_free(&a);
             mt_device_destroy(&devices[0]);
         }

@@ -18,13 +18,33 @@ void test_assert_fails(mt_status got, mt_status want, const char *words, const c
     _fail(file, line);
 }
 
+const char *test_device_name(void)
+{
+    const char *name = getenv("MIXTAPE_TEST_DEVICE");
+    return name && *name ? name : "cpu";
+}
+
+bool test_open_set(mt_device **device, const char **name, int i, int threads)
+{
+    static const struct {
+        const char *device, *name;
+    } sets[TEST_SETS] = { { "cpu", "avx512" }, { "cpu", "avx2" },    { "cpu", "portable" },
+                          { "cpu", "amx" },    { "cuda", "sm_90a" }, { "cuda", "generic" } };
+    *name = sets[i].name;
+    bool tested = !strcmp(sets[i].device, "cpu") || !strcmp(sets[i].device, test_device_name());
+    mt_status status =
+        tested ? mt_device_open(device, sets[i].device, sets[i].name, threads) : MT_EDEVICE;
+    if (status != MT_EDEVICE && status != MT_ECONFIG) assert_ok(status);
+    return status == MT_OK;
+}
+
 mt_device *test_device(void)
 {
     static mt_device *device;
     if (!device) {
         const char *threads = getenv("MIXTAPE_THREADS");
-        assert_ok(
-            mt_device_open(&device, "cpu", getenv("MIXTAPE_KERNELS"), threads ? atoi(threads) : 0));
+        assert_ok(mt_device_open(&device, test_device_name(), getenv("MIXTAPE_KERNELS"),
+                                 threads ? atoi(threads) : 0));
     }
     return device;
 }

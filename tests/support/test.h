@@ -25,9 +25,15 @@
 void test_assert_fails(mt_status got, mt_status want, const char *words, const char *file,
                        int line);
 
-/* The device under test: cpu, with the kernel set of MIXTAPE_KERNELS and threads of MIXTAPE_THREADS
- * if set. */
+/* The device under test: MIXTAPE_TEST_DEVICE (cpu unless set; "cuda" needs a GPU), with the kernel
+ * set of MIXTAPE_KERNELS and threads of MIXTAPE_THREADS if set. */
 mt_device *test_device(void);
+const char *test_device_name(void);
+
+/* Opens kernel set i of [0, TEST_SETS): those of the cpu, and those of cuda if it is under test.
+ * False: this machine or build does not run it. *name is what messages call it. */
+enum { TEST_SETS = 6 };
+bool test_open_set(mt_device **device, const char **name, int i, int threads);
 
 /* Device memory holding `count` elements of dtype; test_free releases. Poisoned with NaN bytes,
  * with canaries on both sides that test_free checks. */
