@@ -1,0 +1,66 @@
+/* With MIXTAPE_TEST_DEVICE=cuda, makes the whole memory of a test program (heap, stack, data)
+ * readable and writable by the GPU at its own addresses, before main runs. So the tests of kernels
+ * are the same on both devices: they hand plain pointers to an op and look at them afterwards. */
+#include "tests/support/test.h"
+
+#ifdef MT_HAVE_cuda
+
+#include <alloca.h>
+#include <cuda_runtime_api.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+enum { HEAP = 1 << 30, STACK = 6 << 20 };
+
+/* One heap that is never given back to the system, and never a mapping of its own. */
+static void grow_heap(void)
+{
+    mallopt(M_ARENA_MAX, 1);
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, HEAP);
+    mallopt(M_TOP_PAD, HEAP);
+    void *volatile p = malloc(1);
+    free(p);
+}
+
+__attribute__((noinline)) static void grow_stack(void)
+{
+    volatile char *p = alloca(STACK);
+    for (size_t i = 0; i < STACK; i += 4096) p[i] = 0;
+}
+
+/* Private mappings of the program's file, its heap and its stack. */
+static void pin(const char *line)
+{
+    unsigned long from, to;
+    char rights[8] = "", path[256] = "", self[256] = "";
+    if (sscanf(line, "%lx-%lx %7s %*s %*s %*s %255s", &from, &to, rights, path) < 3) return;
+    if (!realpath("/proc/self/exe", self)) return;
+    bool program = !strcmp(path, self) && rights[2] != 'x';
+    if (!program && strcmp(path, "[heap]") != 0 && strcmp(path, "[stack]") != 0) return;
+    void *p = (void *)from; /* constants too: a private copy that may be written can be pinned */
+    size_t bytes = to - from;
+    if (rights[1] != 'w' && mprotect(p, bytes, PROT_READ | PROT_WRITE)) perror("mprotect");
+    cudaError_t error = cudaHostRegister(p, bytes, cudaHostRegisterMapped);
+    if (error != cudaSuccess)
+        fprintf(stderr, "pinned: %s: %s", cudaGetErrorString(error), line),
+            (void)cudaGetLastError();
+}
+
+__attribute__((constructor)) static void pin_everything(void)
+{
+    static char maps[256][512];
+    if (strcmp(test_device_name(), "cuda") != 0) return;
+    setenv("MT_SYNC", "1", 1); /* tests look at results as soon as an op returns */
+    grow_heap();
+    grow_stack();
+    FILE *file = fopen("/proc/self/maps", "r");
+    int lines = 0;
+    while (file && lines < 256 && fgets(maps[lines], sizeof maps[0], file)) lines++;
+    if (file) fclose(file);
+    for (int i = 0; i < lines; i++) pin(maps[i]);
+}
+
+#endif
