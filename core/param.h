@@ -37,6 +37,8 @@ typedef struct mt_linear_state {
     struct mt_delayed {
         float *scale, *history;
     } delayed[MT_OPERAND_COUNT][MT_DIR_COUNT];
+    /* Device int64 [N] of each operand: NaNs met in quantizing it, += in training; or NULL. */
+    int64_t *nan[MT_OPERAND_COUNT];
     /* Sees X in forward and dY in backward, before they are quantized; or NULL. */
     mt_status (*observe)(void *observer, const mt_param *weight, mt_operand operand,
                          const mt_qtensor *plain);

@@ -61,6 +61,11 @@ const mt_arena *mt_tape_host_pool(const mt_tape *tape)
     return tape->host_pool;
 }
 
+bool mt_tape_training(const mt_tape *tape)
+{
+    return tape->training;
+}
+
 bool mt_tape_recording(const mt_tape *tape)
 {
     return tape->training && !tape->suspended;

@@ -60,6 +60,9 @@ mt_status mt_tape_end(mt_tape *tape);
 /* Ends a pass that failed: frees everything and leaves the error as it is. */
 void mt_tape_abort(mt_tape *tape);
 
+/* True in a pass that will go backward, whether nodes are recorded or a segment will run again. */
+bool mt_tape_training(const mt_tape *tape);
+
 /* True while a segment runs its forward again: ops with lasting side effects leave them out. */
 bool mt_tape_recomputing(const mt_tape *tape);
 

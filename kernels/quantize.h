@@ -35,9 +35,10 @@ typedef enum mt_quantize_pass {
  * amax of the source): slot 0 of the history. bias_grad f32, members' columns back to back ([N, k]
  * where k is uniform), or NULL: the sum over each member's rows of the source, in f32: rows in
  * order within each 128, these sums in order; then added to what is there if accumulate. Not under
- * AMAX. nan: int64[N] or NULL: NaNs in the source. Stochastic rounding draws from (seed, stream),
- * the element's place, and step (section 2). A call on part of a group says which: first_member is
- * the index of out's member 0, first_row the row in its whole member of member 0's first row. */
+ * AMAX. nan: int64[N] or NULL: NaNs in the source. running_nan: int64[N] or NULL: running += NaNs
+ * in the source; not under AMAX. Stochastic rounding draws from (seed, stream), the element's
+ * place, and step (section 2). A call on part of a group says which: first_member is the index of
+ * out's member 0, first_row the row in its whole member of member 0's first row. */
 struct mt_quantize_args {
     mt_dtype dtype;
     mt_quantize_pass pass;
@@ -48,7 +49,7 @@ struct mt_quantize_args {
     float *running_amax[MT_DIR_COUNT];
     float *bias_grad;
     bool accumulate;
-    int64_t *nan;
+    int64_t *nan, *running_nan;
     uint32_t seed, stream, step;
     uint32_t first_member, first_row;
 };

@@ -119,6 +119,7 @@ mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
     mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
     struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
     args.src = &source, args.out = &codes;
+    if (weight->linear) args.running_nan = weight->linear->nan[MT_OPERAND_W];
     return mt_quantize(stream, &args);
 }
 
@@ -140,6 +141,19 @@ mt_qtensor mt_linear_codes(const mt_param *w, mt_operand operand, mt_dir dir, mt
     return q;
 }
 
+/* Where the NaNs of an operand are counted, NULL: not in this call. Of a micro-batch each operand
+ * is counted once: dY is quantized once, X once more where its forward runs again or where wgrad
+ * quantizes it anew, and a column direction alone is all there is of X where its row is native. */
+static int64_t *nan_counts(mt_tape *tape, const mt_param *w, mt_operand operand,
+                           const mt_qtensor *made)
+{
+    if (!w->linear || !mt_tape_training(tape)) return NULL;
+    bool first = operand == MT_OPERAND_DY ||
+                 (made->dir[MT_ROW].format ? !mt_tape_recomputing(tape)
+                                           : mt_linear_is_native(w, operand, MT_ROW));
+    return first ? w->linear->nan[operand] : NULL;
+}
+
 mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operand,
                              struct mt_linear_operand *o)
 {
@@ -158,6 +172,7 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     args.src = &plain, args.out = &made;
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
+    args.running_nan = nan_counts(tape, w, operand, &made);
     return mt_quantize(mt_tape_stream(tape), &args);
 }
 

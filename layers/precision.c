@@ -31,6 +31,8 @@ struct mt_precision {
     uint64_t epoch;
     void *memory; /* scales and histories, device f32 */
     size_t bytes;
+    void *nans; /* counts of NaN, device int64: layer by layer, W X dY, members */
+    int64_t nan_count;
 };
 
 static mt_device *device_of(const mt_precision *p)
@@ -127,6 +129,7 @@ void mt_precision_destroy(mt_precision **precision)
     mt_precision *p = *precision;
     if (!p) return;
     mt_device_free(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE);
+    mt_device_free(device_of(p), &p->nans, (size_t)p->nan_count * sizeof(int64_t), MT_MEMORY_STATE);
     mt_recipe_rules_destroy(&p->rules);
     free(p->layers);
     free(p);
@@ -211,6 +214,49 @@ mt_tensor mt_precision_state(const mt_precision *p, int64_t i, char name[256])
     return (mt_tensor){ 0 };
 }
 
+/* ---- NaNs --------------------------------------------------------------------------------------
+ */
+
+/* Counts for every operand of every layer, 0; none where nothing is ever quantized. */
+static mt_status make_nans(mt_precision *p)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; p->rules && i < p->count; i++)
+        count += MT_OPERAND_COUNT * p->layers[i].weight->group.members;
+    size_t bytes = (size_t)count * sizeof(int64_t);
+    MT_TRY(mt_device_alloc(device_of(p), &p->nans, bytes, MT_MEMORY_STATE));
+    p->nan_count = count;
+    MT_TRY(mt_device_zero(device_of(p), p->nans, bytes));
+    int64_t *at = p->nans;
+    for (int64_t i = 0; count && i < p->count; i++)
+        for (int o = 0; o < MT_OPERAND_COUNT; o++) {
+            p->layers[i].state.nan[o] = at;
+            at += p->layers[i].weight->group.members;
+        }
+    return MT_OK;
+}
+
+mt_tensor mt_precision_nans(const mt_precision *p)
+{
+    return mt_tensor_1d(p->nans, MT_I64, p->nan_count);
+}
+
+const char *mt_precision_nans_of(const mt_precision *p, int64_t first, const char **operand,
+                                 int64_t *members)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        const mt_param *w = p->layers[i].weight;
+        int64_t n = w->group.members;
+        if (first < MT_OPERAND_COUNT * n) {
+            *operand = operand_names[first / n];
+            *members = n;
+            return w->name;
+        }
+        first -= MT_OPERAND_COUNT * n;
+    }
+    return NULL;
+}
+
 /* ---- steps -------------------------------------------------------------------------------------
  */
 
@@ -243,6 +289,7 @@ mt_status mt_precision_start(mt_precision *p)
 {
     bool changed;
     MT_TRY(make_delayed(p));
+    MT_TRY(make_nans(p));
     if (p->rules) return mt_precision_set_step(p, 0, &changed);
     for (int64_t i = 0; i < p->count; i++) {
         layer *l = &p->layers[i];

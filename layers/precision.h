@@ -58,6 +58,14 @@ void mt_precision_observe(mt_precision *precision, const char *layers,
 int64_t mt_precision_state_count(const mt_precision *precision);
 mt_tensor mt_precision_state(const mt_precision *precision, int64_t i, char name[256]);
 
+/* NaNs met so far in quantized operands: device int64 [sum over layers of 3 N], for each layer the
+ * N members of W, of X, of dY; empty without rules. X and dY count once per micro-batch of
+ * training, W whenever its compute copy is written. A checkpoint holds them. */
+mt_tensor mt_precision_nans(const mt_precision *precision);
+/* The layer and the operand ("X") whose `members` counts begin at `first`; NULL past the last. */
+const char *mt_precision_nans_of(const mt_precision *precision, int64_t first, const char **operand,
+                                 int64_t *members);
+
 #ifdef __cplusplus
 }
 #endif

@@ -222,6 +222,7 @@ static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
     MT_TRY(write_router_bias(file, s));
     if (!s->m) return MT_OK;
     MT_TRY(mt_checkpoint_write_delayed(file, s));
+    MT_TRY(mt_checkpoint_write_nans(file, s));
     MT_TRY(write_parts(file, s, "/optim/m", s->m));
     MT_TRY(write_parts(file, s, "/optim/v", s->v));
     MT_TRY(mt_checkpoint_write_moments(file, s));

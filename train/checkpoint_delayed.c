@@ -1,4 +1,5 @@
-/* Delayed scaling in checkpoints: /state/delayed/<layer>.<slot>.{scale,history}. */
+/* What recipes leave in checkpoints: delayed scaling,
+ * /state/delayed/<layer>.<slot>.{scale,history}; counts of NaN, /state/nan, i64. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -64,5 +65,42 @@ mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, 
     }
 cleanup:
     free(buffer);
+    return status;
+}
+
+/* ---- counts of NaN ------------------------------------------------------------------------------
+ */
+
+mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *s)
+{
+    mt_tensor t = s->precision ? mt_precision_nans(s->precision) : (mt_tensor){ 0 };
+    if (!t.data) return MT_OK;
+    int64_t *counts = malloc(mt_tensor_bytes(&t));
+    MT_REQUIRE(counts, MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
+    mt_status status =
+        mt_device_copy(mt_param_store_device(s->params), counts, t.data, mt_tensor_bytes(&t));
+    if (status == MT_OK) status = mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
+    free(counts);
+    return status;
+}
+
+/* A checkpoint of a run without recipes has none: they begin at 0. */
+mt_status mt_checkpoint_read_nans(const mt_checkpoint_state *s, mt_checkpoint *c)
+{
+    mt_tensor t = s->precision ? mt_precision_nans(s->precision) : (mt_tensor){ 0 }, got;
+    bool has;
+    mt_status status = MT_OK;
+    if (!t.data) return MT_OK;
+    MT_TRY(mt_checkpoint_has(c, "/state/nan", &has));
+    mt_device *device = mt_param_store_device(s->params);
+    if (!has) return mt_device_zero(device, t.data, mt_tensor_bytes(&t));
+    MT_TRY(mt_checkpoint_tensor(c, "/state", "nan", &got));
+    int64_t *counts = got.data = malloc(mt_tensor_bytes(&t));
+    MT_REQUIRE(counts, MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
+    MT_TRY_CLEANUP(mt_tensor_check(&got, "/state/nan", MT_I64, 1, t.shape));
+    MT_TRY_CLEANUP(mt_checkpoint_read(c, "/state", "nan", &got));
+    MT_TRY_CLEANUP(mt_device_copy(device, t.data, counts, mt_tensor_bytes(&t)));
+cleanup:
+    free(counts);
     return status;
 }

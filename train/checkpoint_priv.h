@@ -46,3 +46,6 @@ mt_status mt_checkpoint_has(mt_checkpoint *checkpoint, const char *group, bool *
 mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *state);
 mt_status mt_checkpoint_delayed(const mt_checkpoint_state *state, mt_checkpoint *checkpoint,
                                 bool read);
+/* Counts of NaN in quantized operands. Read last: writing compute copies counts, too. */
+mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *state);
+mt_status mt_checkpoint_read_nans(const mt_checkpoint_state *state, mt_checkpoint *checkpoint);

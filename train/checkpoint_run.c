@@ -98,6 +98,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
                                       mt_trainer_get_config(trainer), corpus, path));
     MT_TRY_CLEANUP(mt_checkpoint_restore(&state, checkpoint));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
+    MT_TRY_CLEANUP(mt_checkpoint_read_nans(&state, checkpoint));
 cleanup:
     mt_checkpoint_close(&checkpoint);
     return status;

@@ -152,6 +152,7 @@ mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line)
     add_real(&out, "max_vio", line->max_vio);
     add_int(&out, "dropped", line->dropped);
     add_int(&out, "skipped", line->skipped);
+    add_int(&out, "nan", line->nan);
     add_int(&out, "memory_bytes", line->memory_bytes);
     return write_line(metrics, &out);
 }

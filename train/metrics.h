@@ -16,6 +16,7 @@ typedef struct mt_metrics_step {
     double seconds;       /* of training, all sessions of the run together */
     double loss, aux_loss, grad_norm, lr, tokens_per_second, max_vio;
     int64_t dropped, skipped, memory_bytes; /* skipped: updates left out so far */
+    int64_t nan;                            /* in quantized operands so far */
 } mt_metrics_step;
 
 /* What the lines up to the resumed step say. */

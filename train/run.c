@@ -11,6 +11,7 @@
 #include "train/corpus.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
+#include "train/nan_watch.h"
 #include "train/paths.h"
 #include "train/progress.h"
 #include "train/signals.h"
@@ -29,6 +30,7 @@ typedef struct run {
     mt_trainer *trainer;
     mt_metrics *metrics;
     mt_statistics *statistics;
+    mt_nan_watch *nans;
     mt_metrics_past past;
     mt_progress progress;
     int32_t *tokens, *targets; /* [batch_size, sequence_length] */
@@ -89,7 +91,7 @@ static void count_params(const mt_trainer *trainer, int64_t *all, int64_t *activ
     }
 }
 
-static void note_path(void *context, const char *text)
+static void note(void *context, const char *text)
 {
     mt_progress_note(context, "%s", text);
 }
@@ -111,7 +113,7 @@ static mt_status announce(run *r)
                      (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
                          (long long)t->sequence_length);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
-    return mt_gemm_paths(t, r->device, note_path, &r->progress);
+    return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
 /* Goes on from the newest complete checkpoint; from the beginning where there is none at all. */
@@ -162,6 +164,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_TRY(mt_rundir_write(&r->dir, c, r->device, r->gemm_path));
     MT_TRY(mt_metrics_open(&r->metrics, &r->past, r->dir.metrics, mt_trainer_steps(r->trainer)));
     MT_TRY(mt_statistics_create(&r->statistics, r->trainer, c, r->metrics, r->dir.path));
+    MT_TRY(mt_nan_watch_create(&r->nans, r->trainer));
     mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), c->trainer.steps);
     return MT_OK;
 }
@@ -259,7 +262,8 @@ static mt_status skipped_so_far(const run *r, int64_t *skipped)
     return MT_OK;
 }
 
-/* Progress after every step, a line of metrics at intervals and after the last. */
+/* Progress after every step, a line of metrics at intervals and after the last. An update that was
+ * skipped may be the last: what is known of its NaNs is said at once. */
 static mt_status report(run *r, const mt_step_result *result)
 {
     const mt_trainer_config *t = &r->config->trainer;
@@ -277,6 +281,8 @@ static mt_status report(run *r, const mt_step_result *result)
                              .dropped = result->dropped,
                              .memory_bytes = memory_bytes(r->device) };
     mt_progress_step(&r->progress, &line, due);
+    if (due || result->skipped)
+        MT_TRY(mt_nan_watch_look(r->nans, step, &line.nan, note, &r->progress));
     if (!due) return MT_OK;
     MT_TRY(skipped_so_far(r, &line.skipped));
     r->pace_seconds = 0;
@@ -331,6 +337,7 @@ static void finish(run *r)
 {
     mt_progress_end(&r->progress);
     mt_statistics_destroy(&r->statistics);
+    mt_nan_watch_destroy(&r->nans);
     mt_metrics_close(&r->metrics);
     mt_trainer_destroy(&r->trainer);
     mt_device_destroy(&r->device);

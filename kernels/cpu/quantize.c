@@ -14,7 +14,8 @@ typedef struct job {
     bool write[MT_DIR_COUNT]; /* the direction is in `out` and not the source's own bytes */
     bool dequantized;         /* the column direction reads the row direction's values */
     bool rows_only;           /* quantize_rows does all */
-    int strip;                /* rows worked on at a time */
+    bool count_nans;
+    int strip; /* rows worked on at a time */
     unit_size unit;
     int threads;
     int64_t count, units;
@@ -71,7 +72,7 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
     bool columns = col->present && (w->codes || w->measure[MT_COL]);
     bool dequantize = columns && j->dequantized;
     load_tile(ws, &j->sides[SOURCE], &levels[SOURCE], t);
-    for (int r = 0; w->nans && a->nan && r < t->rows; r++)
+    for (int r = 0; w->nans && j->count_nans && r < t->rows; r++)
         j->unit_nans[unit] += (int32_t)count_nans(x + r * TILE, t->cols);
     if (w->codes && j->unit_sums) add_row_sums(ws->sums, x, t);
     bool draws = (row->present && row->d.options.sr) || (col->present && col->d.options.sr);
@@ -145,6 +146,17 @@ static int64_t units_end(const job *j, int64_t i)
     return i + 1 < j->count ? j->members[i + 1].unit : j->units;
 }
 
+static void write_nans(const job *j)
+{
+    const struct mt_quantize_args *a = j->args;
+    for (int64_t i = 0; i < j->count; i++) {
+        int64_t nans = 0;
+        for (int64_t u = j->members[i].unit; u < units_end(j, i); u++) nans += j->unit_nans[u];
+        if (a->nan) a->nan[i] = nans;
+        if (a->running_nan && a->pass != MT_QUANTIZE_AMAX) a->running_nan[i] += nans;
+    }
+}
+
 static void run_sweep(job *j, const sweep *w)
 {
 #pragma omp parallel for schedule(dynamic, 4) num_threads(j->threads) if (j->units > 1)
@@ -158,11 +170,7 @@ static void run_sweep(job *j, const sweep *w)
         }
         j->known[dir] = true;
     }
-    for (int64_t i = 0; w->nans && j->args->nan && i < j->count; i++) {
-        j->args->nan[i] = 0;
-        for (int64_t u = j->members[i].unit; u < units_end(j, i); u++)
-            j->args->nan[i] += j->unit_nans[u];
-    }
+    if (w->nans && j->count_nans) write_nans(j);
 }
 
 /* Whether codes need the member's amax before them. */
@@ -285,6 +293,7 @@ static void set_sides(job *j)
     bool tall = j->sides[MT_COL].present || (r->present && r->block_rows > 1 && !r->whole) ||
                 (a->src_dir == MT_COL && !j->sides[SOURCE].plain);
     j->strip = tall ? TILE : CHUNK;
+    j->count_nans = a->nan || a->running_nan;
     j->rows_only = rows_suffice(r) && !r->d.options.sr && !r->d.options.four_over_six &&
                    !j->sides[MT_COL].present && j->sides[SOURCE].plain && !a->bias_grad;
     j->unit = j->rows_only ? (unit_size){ LONG_ROWS, LONG_COLS } : (unit_size){ TILE, TILE };

@@ -27,20 +27,31 @@ static void test_bias_and_nan(void **state)
         for (int both = 0; both < 2; both++) {
             struct quantize_result r;
             float *x = case_source(&c, MT_F32, 8, special), *db = test_alloc(N * K, MT_F32);
-            int64_t *nan = test_alloc(N, MT_I64);
+            int64_t *nan = test_alloc(N, MT_I64), running[N] = { 1, 2, 3, 4 };
             result_make(&r, &c, "mxfp8", both ? "nvfp4" : NULL, false);
             mt_qtensor source = mt_qtensor_plain(c.group, MT_F32, x);
             for (int again = 0; again < 2; again++)
-                assert_ok(mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
-                                                                           .src = &source,
-                                                                           .out = &r.q,
-                                                                           .bias_grad = db,
-                                                                           .accumulate = again,
-                                                                           .nan = nan }));
+                assert_ok(
+                    mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
+                                                                     .src = &source,
+                                                                     .out = &r.q,
+                                                                     .bias_grad = db,
+                                                                     .accumulate = again,
+                                                                     .nan = nan,
+                                                                     .running_nan = running }));
+            for (int pass = MT_QUANTIZE_AMAX; pass <= MT_QUANTIZE_CODES;
+                 pass++) /* once of the two */
+                assert_ok(
+                    mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
+                                                                     .pass = (mt_quantize_pass)pass,
+                                                                     .src = &source,
+                                                                     .out = &r.q,
+                                                                     .running_nan = running }));
             for (int64_t i = 0; i < N; i++) {
                 int64_t nans = 0;
                 for (int64_t j = c.offsets[i]; j < c.offsets[i + 1]; j++) nans += isnan(x[j]);
                 assert_int_equal(nan[i], nans);
+                assert_int_equal(running[i], i + 1 + 3 * nans);
                 for (int64_t k = 0; k < K; k++) {
                     float sum = 0;
                     for (int64_t r0 = 0; r0 < rows[i]; r0 += 128) {

@@ -46,8 +46,8 @@ static void lines_hold_every_digit(void **state)
     (void)state;
     mt_metrics *m = NULL;
     mt_metrics_past past;
-    const mt_metrics_step step = { 3,      600, 1.0 / 3, 0.1, 2, (double)INFINITY,
-                                   1e-300, 12,  0.25,    4,   5, 6 };
+    const mt_metrics_step step = { 3,    600, 1.0 / 3, 0.1, 2, (double)INFINITY, 1e-300, 12,
+                                   0.25, 4,   5,       6,   7 };
     put("");
     assert_ok(mt_metrics_open(&m, &past, path, 0));
     assert_int_equal(past.last_eval, -1);
@@ -64,6 +64,7 @@ static void lines_hold_every_digit(void **state)
     assert_true(json_real_value(json_object_get(line, "lr")) == step.lr);
     assert_true(json_is_null(json_object_get(line, "grad_norm"))); /* JSON has no infinity */
     assert_int_equal(json_integer_value(json_object_get(line, "dropped")), 4);
+    assert_int_equal(json_integer_value(json_object_get(line, "nan")), 7);
     json_decref(line);
     line = json_loadf(file, JSON_DISABLE_EOF_CHECK, NULL);
     assert_true(json_number_value(json_object_get(line, "valid_bits_per_byte")) == 2);

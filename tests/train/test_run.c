@@ -3,9 +3,11 @@
 #include "tests/train/program.h"
 
 #include <jansson.h>
+#include <math.h>
 
 #include "core/rng.h"
 #include "train/checkpoint.h"
+#include "train/config.h"
 #include "train/progress.h"
 
 static const char config[] =
@@ -294,6 +296,65 @@ static void quantized_runs_go_on_bit_for_bit(void **state)
     run_with_interruptions("interrupted", "quantized", "q.yaml", SIGKILL, 3, 2);
 }
 
+/* Puts a NaN into a weight of the run's checkpoint after five steps. */
+static void poison_checkpoint(const char *run, const char *weight)
+{
+    const float nan = (float)NAN;
+    char path[256], *text = NULL;
+    size_t bytes = 0;
+    mt_config c;
+    mt_trainer *trainer;
+    snprintf(path, sizeof path, "%s/config.resolved.yaml", run);
+    assert_ok(mt_file_read_all(&text, &bytes, path, 1 << 20));
+    assert_ok(mt_config_parse(&c, path, text, bytes, NULL, 0));
+    assert_ok(mt_trainer_create(&trainer, test_device(), &c.trainer));
+    snprintf(path, sizeof path, "%s/ckpt/step_00000005", run);
+    assert_ok(mt_checkpoint_load(trainer, path, NULL, true));
+    mt_checkpoint *checkpoint;
+    assert_ok(mt_checkpoint_open(&checkpoint, path));
+    char *corpus = strdup(mt_checkpoint_get_meta(checkpoint)->corpus);
+    mt_checkpoint_close(&checkpoint);
+    mt_param_store *params = mt_model_params(mt_trainer_model(trainer));
+    mt_param *w = mt_param_store_find(params, weight);
+    assert_non_null(w);
+    assert_ok(mt_param_write_master(params, w, 0, 1, &nan));
+    const mt_checkpoint_info info = { .run_config = text, .git_revision = "", .corpus = corpus };
+    snprintf(path, sizeof path, "%s/ckpt", run);
+    assert_ok(mt_checkpoint_save(path, trainer, &info, NULL));
+    mt_trainer_destroy(&trainer);
+    free(corpus), free(text);
+}
+
+/* FP4 has no NaN: the loss stays finite, and the run says what it trains with. Counts go on over
+ * an interruption between two lines of the log. */
+static void nans_are_reported(void **state)
+{
+    (void)state;
+    char text[2048], line[256];
+    static const char *const runs[] = { "poisoned", "interrupted-poisoned" };
+    snprintf(text, sizeof text, "%srecipe: fprop=mxfp4 dgrad=mxfp4 wgrad=mxfp4\n", config);
+    write_file("n.yaml", text);
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof line, "train n.yaml --run %s --set train.steps=5", runs[i]);
+        assert_program(line, 0, "done: 5 steps");
+        assert_true(has_line(runs[i], "\"nan\":0,"));
+        poison_checkpoint(runs[i], "model.layers.1.mlp.experts.down");
+    }
+    assert_program("train n.yaml --run interrupted-poisoned --resume --set train.steps=11 --set "
+                   "train.log_every=8",
+                   0, "done: 11 steps");
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof line,
+                 "train n.yaml --run %s --resume --set train.steps=14 --set train.log_every=8",
+                 runs[i]);
+        assert_program(line, 0,
+                       "NaN met in quantizing W of model.layers.1.mlp.experts.down, "
+                       "members 0\n");
+        assert_true(has_line(runs[i], "{\"step\":14,"));
+        assert_true(has_line(runs[i], "\"nan\":9,"));
+    }
+}
+
 /* Waits until the run's metrics hold `words`. */
 static void await_line(const char *run, const char *words)
 {
@@ -359,6 +420,10 @@ static void another_model_or_corpus_is_refused(void **state)
                    "model.num_experts was 4 and is 8 now");
     assert_program("train t.yaml --run moved --resume --set train.batch_size=8", 2,
                    "train.batch_size");
+    assert_program("train t.yaml --run moved --resume --set recipe=mxfp8", 2,
+                   "recipe.use was none and is mxfp8 now; it belongs to the run");
+    assert_program("train t.yaml --run moved --resume --set recipe.delayed.history=16", 2,
+                   "recipe.delayed.history was 1024 and is 16 now");
     assert_program("train t.yaml --run moved --resume --set data.train=other.h5", 2, "corpus");
     assert_program("train t.yaml --run moved --resume --force --set model.hidden_size=64", 5, "");
     assert_program("train t.yaml --run moved --resume --set train.steps=2", 2, "has made 3 steps");
@@ -504,6 +569,7 @@ int main(void)
         cmocka_unit_test(killed_runs_go_on_bit_for_bit),
         cmocka_unit_test(stopped_runs_go_on_bit_for_bit),
         cmocka_unit_test(quantized_runs_go_on_bit_for_bit),
+        cmocka_unit_test(nans_are_reported),
         cmocka_unit_test(a_signal_in_an_evaluation_stops_the_run_there),
         cmocka_unit_test(a_second_signal_quits_at_once),
         cmocka_unit_test(a_run_has_one_process),

@@ -1,0 +1,98 @@
+/* The counts of the last look beside those of now. */
+#include "train/nan_watch.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_NOTES = 8, MOST_MEMBERS = 8, TEXT = 512 };
+
+struct mt_nan_watch {
+    mt_trainer *trainer;
+    mt_tensor counts;  /* on the device */
+    int64_t *now, *at; /* of this look, of the last; one block */
+};
+
+static mt_status read_counts(mt_nan_watch *w)
+{
+    if (!mt_tensor_bytes(&w->counts)) return MT_OK;
+    return mt_device_copy(mt_trainer_device(w->trainer), w->now, w->counts.data,
+                          mt_tensor_bytes(&w->counts));
+}
+
+mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_trainer *trainer)
+{
+    *watch = NULL;
+    mt_nan_watch *w = calloc(1, sizeof *w);
+    MT_REQUIRE(w, MT_ENOMEM, "counts of NaN: out of memory");
+    w->trainer = trainer;
+    w->counts = mt_precision_nans(mt_model_precision(mt_trainer_model(trainer)));
+    size_t bytes = mt_tensor_bytes(&w->counts);
+    w->now = malloc(2 * bytes + 1);
+    w->at = w->now ? w->now + w->counts.shape[0] : NULL;
+    mt_status status = w->now ? read_counts(w) : MT_FAIL(MT_ENOMEM, "counts of NaN: out of memory");
+    if (status == MT_OK) memcpy(w->at, w->now, bytes);
+    if (status != MT_OK) mt_nan_watch_destroy(&w);
+    *watch = w;
+    return status;
+}
+
+void mt_nan_watch_destroy(mt_nan_watch **watch)
+{
+    if (!*watch) return;
+    free((*watch)->now);
+    free(*watch);
+    *watch = NULL;
+}
+
+/* NaNs since the last look in the n counts from `first` on. */
+static int64_t since(const mt_nan_watch *w, int64_t first, int64_t n)
+{
+    int64_t sum = 0;
+    for (int64_t i = first; i < first + n; i++) sum += w->now[i] - w->at[i];
+    return sum;
+}
+
+static void tell(const mt_nan_watch *w, int64_t step, int64_t first, int64_t n, const char *layer,
+                 const char *operand, void (*note)(void *, const char *), void *context)
+{
+    char text[TEXT];
+    int told = 0,
+        used = snprintf(text, sizeof text,
+                        "step %" PRId64 ": %" PRId64 " NaN met in quantizing %s of %.200s", step,
+                        since(w, first, n), operand, layer);
+    for (int64_t i = 0; n > 1 && i < n; i++) {
+        if (!since(w, first + i, 1) || told++ >= MOST_MEMBERS) continue;
+        used += snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64,
+                         told == 1 ? ", members " : " ", i);
+    }
+    if (told > MOST_MEMBERS) snprintf(text + used, sizeof text - (size_t)used, " ...");
+    note(context, text);
+}
+
+mt_status mt_nan_watch_look(mt_nan_watch *w, int64_t step, int64_t *total,
+                            void (*note)(void *context, const char *text), void *context)
+{
+    const mt_precision *p = mt_model_precision(mt_trainer_model(w->trainer));
+    int64_t count = w->counts.shape[0], n, others = 0;
+    const char *layer, *operand;
+    MT_TRY(read_counts(w));
+    *total = 0;
+    for (int64_t i = 0; i < count; i++) *total += w->now[i];
+    for (int64_t at = 0, notes = 0; at < count; at += n) {
+        layer = mt_precision_nans_of(p, at, &operand, &n);
+        if (!since(w, at, n)) continue;
+        if (notes++ < MOST_NOTES)
+            tell(w, step, at, n, layer, operand, note, context);
+        else
+            others++;
+    }
+    if (others) {
+        char text[TEXT];
+        snprintf(text, sizeof text, "step %" PRId64 ": NaN in %" PRId64 " further operands", step,
+                 others);
+        note(context, text);
+    }
+    memcpy(w->at, w->now, mt_tensor_bytes(&w->counts));
+    return MT_OK;
+}
