@@ -22,6 +22,10 @@ static const char *const formats[] = { "fp8_tensor",
                                        "nvfp4",
                                        "nvfp4:2d",
                                        "nvfp4:4over6",
+                                       "mxfp6_e2m3:2d",
+                                       "nvfp4:2d+4over6=448+err=sq",
+                                       "f32",
+                                       "f16",
                                        "bf16" };
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 
@@ -149,11 +153,17 @@ static void test_grouped_is_member_by_member(void **state)
     (void)state;
     static const int64_t rows[] = { 0, 1, 7, 16, 33, 127, 128, 129 },
                          cols[] = { 40, 3, 0, 65, 16, 1, 129, 32 };
-    static const char *const specs[] = {
-        "fp8_tensor",  "fp8_block",           "mxfp8:sr",
-        "mxfp4:rht",   "nvfp4:sr+rht+4over6", "nvfp4:source=dequantized",
-        "fp8_block:2d"
-    };
+    static const char *const specs[] = { "fp8_tensor",
+                                         "fp8_block",
+                                         "mxfp8:sr",
+                                         "mxfp4:rht",
+                                         "nvfp4:sr+rht+4over6",
+                                         "nvfp4:source=dequantized",
+                                         "fp8_block:2d",
+                                         "fp8_delayed",
+                                         "mxfp6_e3m2:sr",
+                                         "mxfp6_e2m3:2d",
+                                         "f16" };
     struct quantize_case c;
     for (size_t f = 0; f < sizeof specs / sizeof specs[0]; f++)
         for (int mode = 0; mode < 4; mode++) {
@@ -178,6 +188,78 @@ static void test_grouped_is_member_by_member(void **state)
     }
     case_make(&c, MT_GROUP_UNIFORM, 0, NULL, NULL, 0);
     check_members(&c, "mxfp8", MT_F32, false);
+}
+
+/* ---- views ---- */
+
+/* A view reads, and requantizes, as its part of the group does. */
+static void check_view(const struct quantize_case *c, const mt_qtensor *view, int64_t i, mt_dir dir,
+                       const float *values, const mt_qtensor *again)
+{
+    mt_stream stream = stream_of(test_device());
+    size_t bytes = (size_t)(c->first[i] * c->last[i]) * sizeof(float);
+    void *y = case_values(test_device(), view, dir, MT_F32);
+    assert_memory_equal(y, values + c->offsets[i], bytes);
+    struct quantize_case single;
+    struct quantize_result r;
+    case_make(&single, MT_GROUP_UNIFORM, 1, &c->first[i], &c->last[i], 0);
+    result_make(&r, &single, "mxfp8", "nvfp4", false);
+    assert_ok(mt_quantize(
+        &stream,
+        &(struct mt_quantize_args){ .dtype = MT_F32, .src = view, .src_dir = dir, .out = &r.q }));
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        assert_memory_equal(r.q.dir[d].codes, again->dir[d].codes, r.code_bytes[d]);
+        assert_memory_equal(r.q.dir[d].scales, again->dir[d].scales, r.scale_bytes[d]);
+    }
+    result_free(&r);
+    test_free(y);
+}
+
+/* Every format, direction and shape mode, with swizzled scales where there are any: the direction
+ * selected from the group, and its members, by themselves and by splitting. */
+static void check_views(const struct quantize_case *c, const char *spec, bool swizzled)
+{
+    struct quantize_result all, to;
+    mt_stream stream = stream_of(test_device());
+    float *x = case_source(c, MT_F32, 5, false);
+    result_make(&all, c, spec, spec, swizzled);
+    assert_ok(case_quantize(test_device(), c, x, MT_F32, &all, 9));
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        mt_qtensor views[8], again[8], one, selected = mt_qtensor_select(&all.q, (mt_dir)dir);
+        assert_null(selected.dir[!dir].format);
+        float *values = case_values(test_device(), &selected, (mt_dir)dir, MT_F32);
+        result_make(&to, c, "mxfp8", "nvfp4", false);
+        assert_ok(mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
+                                                                   .src = &selected,
+                                                                   .src_dir = (mt_dir)dir,
+                                                                   .out = &to.q }));
+        assert_ok(mt_qtensor_split(views, &selected));
+        assert_ok(mt_qtensor_split(again, &to.q));
+        for (int64_t i = 0; i < c->group.members; i++) {
+            assert_ok(mt_qtensor_member(&one, &all.q, i));
+            assert_ptr_equal(one.dir[dir].codes, views[i].dir[dir].codes);
+            check_view(c, &one, i, (mt_dir)dir, values, &again[i]);
+        }
+        result_free(&to);
+        test_free(values);
+    }
+    result_free(&all);
+    test_free(x);
+}
+
+static void test_views(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = { 0, 1, 7, 33, 129 }, cols[] = { 40, 3, 0, 65, 17 };
+    struct quantize_case c;
+    for (int f = 0; f < FORMATS; f++)
+        for (int mode = 0; mode < 4; mode++) {
+            bool tiles = formats[f][0] == 'm' || formats[f][0] == 'n';
+            case_make(&c, (mt_group_mode)mode, 5,
+                      mode == MT_GROUP_UNIFORM ? &(int64_t){ 33 } : rows, cols, 2);
+            check_views(&c, formats[f], false);
+            if (tiles) check_views(&c, formats[f], true);
+        }
 }
 
 /* ---- stochastic rounding ---- */
@@ -460,18 +542,44 @@ static void test_requantize_is_idempotent(void **state)
     test_free(x);
 }
 
+/* Row codes become column codes through tiles: scratch does not grow with the tensor but for a few
+ * bytes a tile. */
+static void test_requantize_needs_no_tensor(void **state)
+{
+    (void)state;
+    enum { M = 2048, K = 2048 };
+    mt_device *device;
+    struct quantize_case c;
+    struct quantize_result row, col;
+    assert_ok(mt_device_open(&device, "cpu", NULL, 1));
+    mt_stream stream = stream_of(device);
+    case_make(&c, MT_GROUP_UNIFORM, 1, &(int64_t){ M }, &(int64_t){ K }, 0);
+    float *x = case_source(&c, MT_F32, 8, false);
+    result_make(&row, &c, "fp8_block", NULL, false);
+    result_make(&col, &c, NULL, "nvfp4:rht+sr", false);
+    assert_ok(case_quantize(device, &c, x, MT_F32, &row, 0));
+    assert_ok(mt_quantize(
+        &stream, &(struct mt_quantize_args){ .dtype = MT_F32, .src = &row.q, .out = &col.q }));
+    assert_in_range(device->peak[MT_MEMORY_WORKSPACE], 1, (int64_t)M * K / 4); /* bytes */
+    result_free(&row), result_free(&col);
+    test_free(x);
+    mt_device_destroy(&device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_row_is_column_of_transpose),
         cmocka_unit_test(test_square_blocks),
         cmocka_unit_test(test_grouped_is_member_by_member),
+        cmocka_unit_test(test_views),
         cmocka_unit_test(test_sr_unbiased),
         cmocka_unit_test(test_sr_is_a_function_of_place),
         cmocka_unit_test(test_rht_is_orthogonal),
         cmocka_unit_test(test_4over6_chooses_the_better),
         cmocka_unit_test(test_requantize),
         cmocka_unit_test(test_requantize_is_idempotent),
+        cmocka_unit_test(test_requantize_needs_no_tensor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
