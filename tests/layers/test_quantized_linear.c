@@ -313,6 +313,9 @@ static void slots_equal_presets(void **state)
 {
     (void)state;
     static const char *const texts[][2] = {
+        { "bf16", "fprop=bf16/bf16 dgrad=bf16/bf16 wgrad=bf16/bf16" },
+        { "fp8_delayed", "fprop=fp8_delayed/fp8_delayed dgrad=fp8_delayed/fp8_delayed:e5m2 "
+                         "wgrad=fp8_delayed/fp8_delayed:e5m2" },
         { "fp8_current", "fprop=fp8_tensor/fp8_tensor dgrad=fp8_tensor/fp8_tensor:e5m2 "
                          "wgrad=fp8_tensor/fp8_tensor:e5m2" },
         { "fp8_block", "fprop=fp8_block:2d/fp8_block dgrad=fp8_block:2d/fp8_block "
@@ -321,6 +324,12 @@ static void slots_equal_presets(void **state)
         { "nvfp4", "fprop=nvfp4:2d/nvfp4 dgrad=nvfp4:2d/nvfp4:sr wgrad=nvfp4:rht/nvfp4:rht+sr" },
     };
     static struct result got[2];
+    for (int i = 0; mt_recipe_preset(i); i++) { /* none is left out */
+        bool found = false;
+        for (size_t j = 0; j < sizeof texts / sizeof *texts; j++)
+            found |= strcmp(texts[j][0], mt_recipe_preset(i)) == 0;
+        assert_true(found);
+    }
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         for (int j = 0; j < 2; j++) {
             struct rig r;
