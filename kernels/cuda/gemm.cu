@@ -1,0 +1,169 @@
+/* The grouped GEMM of the cuda backend: operands of other formats made plain, and the choice of a
+ * path.
+ *
+ * A tile of the result has one block, which takes the products in order of the depth; rows and
+ * offsets are read on the device. */
+#include "kernels/cuda/gemm_mma.cuh"
+#include "kernels/cuda/gemm_simt.cuh"
+
+enum { LARGE_TILES_PER_PROCESSOR = 2 };
+
+/* ---- operands of other formats ------------------------------------------------------------------
+ */
+
+/* What an operand is read as. bf16 holds what E8M0 scales make of any code: at most 4 significant
+ * bits times a power of two (but for exponents at the ends of f32's own range, NUMERICS section 5).
+ */
+static mt_dtype decoded(const mt_format *format, mt_dtype dtype)
+{
+    mt_dtype real = mt_dtype_wide(dtype);
+    if (format == mt_format_plain(dtype) || format == mt_format_plain(real)) return format->dtype;
+    return dtype == MT_BF16 && format->scale == MT_SCALE_E8M0 ? MT_BF16 : real;
+}
+
+mt_dtype mt_cuda_gemm_operand_f64(const mt_format *format)
+{
+    return decoded(format, MT_F64);
+}
+mt_dtype mt_cuda_gemm_operand_f32(const mt_format *format)
+{
+    return decoded(format, MT_F32);
+}
+mt_dtype mt_cuda_gemm_operand_bf16(const mt_format *format)
+{
+    return decoded(format, MT_BF16);
+}
+
+static bool decodes(mt_dtype *as, const mt_direction *d, mt_dtype dtype)
+{
+    *as = decoded(d->format, dtype);
+    return d->format != mt_format_plain(*as);
+}
+
+static size_t decoded_bytes(const mt_qtensor *q, const mt_direction *d, mt_dtype dtype)
+{
+    mt_dtype as;
+    if (!decodes(&as, d, dtype)) return 0;
+    return ((size_t)mt_group_capacity(&q->group) * mt_dtype_size(as) + 255) / 256 * 256;
+}
+
+static mt_status decode(mt_stream *stream, mt_qtensor *out, const mt_qtensor *q,
+                        const mt_direction *d, mt_dtype dtype, void *to)
+{
+    mt_dtype as;
+    *out = *q;
+    if (!decodes(&as, d, dtype)) return MT_OK;
+    struct mt_dequantize_args args = {};
+    args.dtype = dtype, args.src = q, args.dir = (mt_dir)(d - q->dir);
+    args.y = to, args.y_dtype = as;
+    MT_TRY(mt_cuda_dequantize(stream, &args));
+    *out = mt_qtensor_plain(q->group, as, to);
+    return MT_OK;
+}
+
+/* The same product with operands of dtype or real, in the stream's operand memory where they were
+ * neither. */
+struct gemm_plain {
+    mt_qtensor a, b;
+    struct mt_gemm_args args;
+};
+
+static mt_status make_plain(mt_stream *stream, gemm_plain *out, const struct mt_gemm_args *args)
+{
+    const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
+    size_t first = decoded_bytes(args->a, a, args->dtype),
+           second = decoded_bytes(args->b, b, args->dtype);
+    char *p = NULL;
+    if (first + second) MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second));
+    MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
+    MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));
+    out->args = *args;
+    out->args.a = &out->a, out->args.b = &out->b;
+    return MT_OK;
+}
+
+/* ---- the product -------------------------------------------------------------------------------
+ */
+
+static mt_status check_operand(const mt_direction *dir, const char *name, mt_dtype dtype,
+                               bool weight)
+{
+    MT_REQUIRE(dir->layout == MT_LAYOUT_COMPACT ||
+                   (weight && dir->layout == MT_LAYOUT_PACKED && dir->format->dtype == dtype),
+               MT_EUNSUPPORTED, "gemm: %s has layout %d, which cuda does not read", name,
+               (int)dir->layout);
+    return MT_OK;
+}
+
+/* Packed weights are plain elements in the master's layout. */
+static gemm_operand operand(const mt_qtensor *q, const mt_direction *d, mt_dtype dtype, bool ragged)
+{
+    gemm_operand x = { d->codes, d->format->dtype != dtype, false, ragged, q->group.k };
+    return x;
+}
+
+static mt_status describe(gemm_problem *g, const struct mt_gemm_args *args)
+{
+    const mt_direction *a = mt_gemm_b(args), *b = mt_gemm_a(args);
+    const mt_group *rows = &args->b->group, *other = &args->a->group;
+    bool wgrad = args->layout == MT_GEMM_NT, along = args->layout == MT_GEMM_TN;
+    MT_TRY(check_operand(b, "a", args->dtype, !wgrad));
+    MT_TRY(check_operand(a, "b", args->dtype, false));
+    g->layout = args->layout;
+    g->rows = *rows;
+    g->height = wgrad ? rows->k : 0;
+    g->cols = along ? other->m : other->k;
+    g->depth = along ? other->k : other->m;
+    g->a = operand(args->b, a, args->dtype, true);
+    g->b = operand(args->a, b, args->dtype, wgrad);
+    g->c = args->c, g->d = args->d, g->bias = args->bias;
+    g->d_real = args->d_dtype != args->dtype || args->dtype == mt_dtype_wide(args->dtype);
+    return MT_OK;
+}
+
+static bool aligned(const void *p, int64_t width, size_t size, int run)
+{
+    return width % run == 0 && (uintptr_t)p % (size * run) == 0;
+}
+
+/* What may be moved in runs, as many elements of an operand as `run`. */
+template <typename T> static void align(gemm_problem *g, int run)
+{
+    for (gemm_operand *x : { &g->a, &g->b })
+        x->vectors = aligned(x->data, x->width, x->real ? sizeof(mt_real<T>) : sizeof(T), run);
+    size_t size = g->d_real ? sizeof(mt_real<T>) : sizeof(T);
+    g->d_vectors = aligned(g->d, g->cols, size, 4) && aligned(g->c, g->cols, size, 4);
+}
+
+/* Tiles of 64 where those of 128 would leave processors idle, and for f64. */
+template <typename T> static mt_status simt(mt_stream *stream, gemm_problem *g)
+{
+    align<T>(g, SIMT_RUN);
+    if constexpr (sizeof(T) < sizeof(double))
+        if (gemm_blocks(g, 128, 128) >= LARGE_TILES_PER_PROCESSOR * mt_cuda_multiprocessors(stream))
+            return simt_launch<T, 128>(stream, g);
+    return simt_launch<T, 64>(stream, g);
+}
+
+template <typename T> static mt_status multiply(mt_stream *stream, gemm_problem *g)
+{
+    return simt<T>(stream, g);
+}
+
+template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
+{
+    if (g->a.real || g->b.real) return simt<mt_bf16>(stream, g);
+    align<mt_bf16>(g, MMA_RUN);
+    return mma_launch(stream, g);
+}
+
+template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_gemm_args *args)
+{
+    gemm_plain plain;
+    gemm_problem g = {};
+    MT_TRY(make_plain(stream, &plain, args));
+    MT_TRY(describe(&g, &plain.args));
+    if (!g.cols || !g.rows.members) return MT_OK;
+    return multiply<T>(stream, &g);
+}
+MT_CUDA_OP(gemm)

@@ -1,0 +1,166 @@
+/* Inside the cuda grouped GEMM. Every layout is D(i, j) = sum_p A(i, p) B(j, p) + C(i, j) +
+ * bias[j], member by member; A is the b of mt_gemm_args, B its a (a weight, or X for NT).
+ *
+ *   gemm.cu         operands made plain, the choice of a path, the entries of the table
+ *   gemm_simt.cuh   fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
+ *   gemm_mma.cuh    bf16 on tensor cores, any card from 8.0 on, any size and alignment
+ *   gemm_pack.cu    compute copies of weights, gradients of biases */
+#pragma once
+
+#include "kernels/cuda/element.cuh"
+
+/* An operand in place: member e begins at element `first` of e, and its element (i, p) is at i *
+ * width + p, or, for one whose lines run across the depth, at p * width + i. */
+struct gemm_operand {
+    const void *data;
+    bool real;     /* mt_real<T>, else T */
+    bool vectors;  /* runs of elements, as many as the path moves at once, are aligned */
+    bool ragged;   /* its members are those of `rows`; else they have depth * cols elements */
+    int64_t width; /* elements of a line */
+};
+
+struct gemm_problem {
+    mt_gemm_layout layout;
+    mt_group rows;               /* members' rows: of A and D, or, for NT, the depth of A and B */
+    int64_t height, cols, depth; /* of D and the sums; height: NT only; depth: TN, NN only */
+    gemm_operand a, b;
+    const void *c;
+    void *d;
+    const void *bias;
+    bool d_real;
+    bool d_vectors;               /* four columns from a multiple of four on are aligned */
+    int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */
+};
+
+/* The member and place of a block's tile. */
+struct gemm_tile {
+    int64_t member;
+    int64_t start, rows; /* the member's first row and number of rows in `rows` */
+    int64_t i0, j0;      /* first row and column of D */
+    int64_t height;      /* rows of D */
+    int64_t depth;
+};
+
+/* Inclusive sums over a warp. */
+static __device__ __forceinline__ int64_t gemm_warp_scan(int64_t x, int lane)
+{
+    for (int step = 1; step < 32; step <<= 1) {
+        int64_t y = __shfl_up_sync(~0u, x, step);
+        if (lane >= step) x += y;
+    }
+    return x;
+}
+
+/* Finds the tile_rows high tile `at` among those of all members, as each warp by itself; false: it
+ * is past the last. */
+static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_group *rows,
+                                                      int64_t at, int tile_rows)
+{
+    int lane = threadIdx.x % 32;
+    int64_t seen = 0;
+    for (int64_t base = 0; base < rows->members; base += 32) {
+        int64_t e = base + lane, n = e < rows->members ? mt_group_rows(rows, e) : 0;
+        int64_t tiles = mt_ceil_div(n, tile_rows), end = seen + gemm_warp_scan(tiles, lane);
+        unsigned after = __ballot_sync(~0u, at < end);
+        if (after) {
+            int owner = __ffs((int)after) - 1;
+            t->member = base + owner;
+            t->rows = __shfl_sync(~0u, n, owner);
+            t->i0 = (at - __shfl_sync(~0u, end - tiles, owner)) * tile_rows;
+            return true;
+        }
+        seen = __shfl_sync(~0u, end, 31);
+    }
+    return false;
+}
+
+/* The first row of a member; offsets of no columns do not tell. */
+static __device__ __forceinline__ int64_t gemm_start(const mt_group *rows, int64_t member)
+{
+    if (!rows->first_dims) return member * rows->m;
+    if (rows->k) return mt_group_offset(rows, member) / rows->k;
+    int64_t start = 0;
+    for (int64_t e = 0; e < member; e++) start += rows->first_dims[e];
+    return start;
+}
+
+static __device__ __forceinline__ bool gemm_find_tile(gemm_tile *t, const gemm_problem *g,
+                                                      int tile_rows, int tile_cols)
+{
+    int64_t at = blockIdx.x / g->col_tiles;
+    t->j0 = (int64_t)blockIdx.x % g->col_tiles * tile_cols;
+    if (g->layout == MT_GEMM_NT) {
+        t->member = at / g->row_tiles;
+        t->i0 = at % g->row_tiles * tile_rows;
+        t->rows = mt_group_rows(&g->rows, t->member);
+    } else if (!gemm_find_rows(t, &g->rows, at, tile_rows)) {
+        return false;
+    }
+    t->start = gemm_start(&g->rows, t->member);
+    t->height = g->layout == MT_GEMM_NT ? g->height : t->rows;
+    t->depth = g->layout == MT_GEMM_NT ? t->rows : g->depth;
+    return true;
+}
+
+/* The first element of the tile's member. */
+static __device__ __forceinline__ int64_t gemm_member_at(const gemm_problem *g,
+                                                         const gemm_operand *x, const gemm_tile *t)
+{
+    return x->ragged ? t->start * x->width : t->member * g->cols * g->depth;
+}
+static __device__ __forceinline__ int64_t gemm_result_at(const gemm_problem *g, const gemm_tile *t)
+{
+    return (g->layout == MT_GEMM_NT ? t->member * g->height : t->start) * g->cols;
+}
+
+/* N neighbouring columns of row i of the result from column j on, of which those inside are
+ * written. */
+template <typename D, int N, typename R>
+static __device__ __forceinline__ void gemm_put(const gemm_problem *g, const gemm_tile *t,
+                                                int64_t i, int64_t j, const R (&sum)[N])
+{
+    if (i >= t->height) return;
+    int64_t at = gemm_result_at(g, t) + i * g->cols + j, count = g->cols - j;
+    const R *bias = g->bias ? (const R *)g->bias + t->member * g->cols + j : NULL;
+    const D *c = g->c ? (const D *)g->c + at : NULL;
+    D *d = (D *)g->d + at;
+    bool whole = g->d_vectors && count >= N;
+    R add[N];
+#pragma unroll
+    for (int x = 0; x < N; x++) add[x] = bias && x < count ? bias[x] : 0;
+    if (whole) {
+        mt_vec<D, N> out;
+        if (c) {
+            mt_vec<D, N> old = *(const mt_vec<D, N> *)c;
+#pragma unroll
+            for (int x = 0; x < N; x++) add[x] += mt_get(&old.at[x]);
+        }
+#pragma unroll
+        for (int x = 0; x < N; x++) mt_put(&out.at[x], sum[x] + add[x]);
+        *(mt_vec<D, N> *)d = out;
+    } else {
+#pragma unroll
+        for (int x = 0; x < N; x++) {
+            if (x >= count) continue;
+            if (c) add[x] += mt_get(c + x);
+            mt_put(d + x, sum[x] + add[x]);
+        }
+    }
+}
+
+/* Rows of D in the largest number of row tiles that members of these rows can have. */
+static inline int64_t gemm_most_row_tiles(const mt_group *rows, int tile_rows)
+{
+    if (!rows->first_dims) return rows->members * mt_ceil_div(rows->m, tile_rows);
+    return rows->m / tile_rows + rows->members;
+}
+
+/* Blocks of a grid whose tiles have this size; sets the problem's numbers of tiles. */
+static inline int64_t gemm_blocks(gemm_problem *g, int tile_rows, int tile_cols)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    g->col_tiles = mt_ceil_div(g->cols, tile_cols);
+    g->row_tiles =
+        wgrad ? mt_ceil_div(g->height, tile_rows) : gemm_most_row_tiles(&g->rows, tile_rows);
+    return g->row_tiles * g->col_tiles * (wgrad ? g->rows.members : 1);
+}
