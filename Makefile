@@ -3,6 +3,7 @@
 #   CONFIG=release|debug|asan|fuzz   objects go to build/<config>
 #   CC=gcc|clang                     WERROR=1 turns warnings into errors; V=1 prints whole commands
 #   CUDA=auto|0|1                    the cuda backend; auto: where nvcc is found (NVCC=, CUDA_HOME=)
+#   MPI=auto|0|1                     training over CPU processes; auto: where Open MPI is found
 
 CONFIG ?= release
 CC     ?= cc
@@ -35,7 +36,7 @@ endif
 
 CFLAGS   := -std=c11 -D_GNU_SOURCE $(WARN) $(OPT) -fopenmp -ffp-contract=off -fno-math-errno -fPIC $(EXTRA_CFLAGS)
 CPPFLAGS = -I. $(PKG_CFLAGS)
-LDLIBS   = $(PKG_LIBS) $(CUDA_LIBS) -lm -lpthread
+LDLIBS   = $(PKG_LIBS) $(CUDA_LIBS) $(MPI_LIBS) -lm -lpthread
 LDFLAGS  := $(OPT) -fopenmp
 
 # ---- CUDA: native code for Hopper, PTX of 8.0 for every later card -------------------------------
@@ -63,12 +64,26 @@ NVCCFLAGS := -std=c++17 -O3 -lineinfo -fmad=false --expt-relaxed-constexpr -Xcom
              -Xcompiler -Wno-unused-function -Xptxas -v $(if $(filter 1,$(WERROR)),-Werror all-warnings)
 endif
 
+# ---- MPI: not under the sanitizers, whose reports its own memory would fill -----------------------
+MPI ?= auto
+ifneq ($(filter asan fuzz,$(CONFIG)),)
+MPI := 0
+endif
+ifneq ($(MPI),0)
+HAVE_MPI := $(shell pkg-config --exists ompi-c 2>/dev/null && echo 1)
+ifeq ($(MPI)$(HAVE_MPI),1)
+$(error MPI=1, but there is no Open MPI (libopenmpi-dev): run 'make deps')
+endif
+endif
+MPI_LIBS := $(if $(HAVE_MPI),$(shell pkg-config --libs ompi-c))
+
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
 CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
 CPU_AMX     := $(wildcard kernels/cpu/*_amx.c)
 CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_AMX),$(wildcard kernels/cpu/*.c))
-LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c dist/*.c) $(CPU_ONCE) \
+LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c) $(CPU_ONCE) \
+               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c),$(wildcard dist/*.c)) \
                $(filter-out train/main.c,$(wildcard train/*.c))
 
 DTYPES := f64 f32 bf16
@@ -94,7 +109,8 @@ LIB_OBJ  += $(CUDA_SRC:%.cu=$(BUILD)/%.cu.o) $(patsubst %.c,$(BUILD)/%.o,$(wildc
 CPPFLAGS += -DMT_HAVE_cuda=1
 $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)) $(BUILD)/tests/support/pinned.o: CPPFLAGS += $(CUDA_INC)
 endif
-CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1)
+CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1) $(if $(HAVE_MPI),-DMT_HAVE_mpi=1)
+$(BUILD)/dist/comm_mpi.o: CPPFLAGS += $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
 
 LIB := $(BUILD)/libmixtape.a
 
@@ -105,7 +121,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/' | sort
 
 config: ## print the configuration in force
-	@echo "mixtape: CONFIG=$(CONFIG) CC=$(CC) ISAS='$(ISAS)' CUDA=$(if $(filter 1,$(CUDA)),$(CUDA_ROOT),0) packages=$(if $(HAVE_PKGS),found,MISSING)"
+	@echo "mixtape: CONFIG=$(CONFIG) CC=$(CC) ISAS='$(ISAS)' CUDA=$(if $(filter 1,$(CUDA)),$(CUDA_ROOT),0) MPI=$(or $(HAVE_MPI),0) packages=$(if $(HAVE_PKGS),found,MISSING)"
 	@test -n "$(HAVE_PKGS)" || { pkg-config --print-errors --exists $(PKGS); echo "missing libraries: run 'make deps'"; exit 1; }
 
 $(LIB): $(LIB_OBJ)
@@ -114,6 +130,11 @@ $(LIB): $(LIB_OBJ)
 build/libmixtape.a: $(LIB)
 	@ln -f $< $@
 lib: $(LIB) ## the library of this configuration
+
+# What depends on whether there is MPI.
+$(BUILD)/with: FORCE
+	@mkdir -p $(@D); echo 'mpi=$(HAVE_MPI)' | cmp -s - $@ || echo 'mpi=$(HAVE_MPI)' > $@
+$(patsubst %.c,$(BUILD)/%.o,$(wildcard dist/*.c tests/dist/*.c)): $(BUILD)/with
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -170,6 +191,9 @@ comma    := ,
 WRAP     := $(foreach f,malloc calloc realloc free aligned_alloc strdup strndup asprintf open_memstream,-Wl$(comma)--wrap=$(f))
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SUPPORT) $(LIB)
 	$(call say,LD)$(CC) $(LDFLAGS) $(WRAP) -o $@ $^ $(LDLIBS) -lcmocka
+# The program on a device whose memory the host cannot touch (tests/support/guard.h).
+$(BUILD)/tests/guarded/mixtape: $(BUILD)/train/main.o $(BUILD)/tests/guarded/open.o $(BUILD)/tests/support/guard.o $(LIB)
+	$(call say,LD)$(CC) $(LDFLAGS) -Wl,--wrap=mt_device_open -o $@ $^ $(LDLIBS)
 .PRECIOUS: $(BUILD)/%.o
 tests: $(TEST_BIN) ## build the tests of this configuration
 
@@ -182,7 +206,7 @@ fuzzers: $(FUZZ_BIN)
 
 # What `make test` runs: everything as released; what is not slow under ASan and UBSan; each fuzzer for a few seconds.
 # A program that does not build counts as failed, so the builds go on past errors.
-TEST_PACKAGES := clang libclang-rt-dev libomp-dev clang-format valgrind
+TEST_PACKAGES := libopenmpi-dev openmpi-bin clang libclang-rt-dev libomp-dev clang-format valgrind
 TEST_SLOW := $(addprefix tests/,train/test_gradcheck.c train/test_trainer.c kernels/test_gemm.c train/test_run.c)
 TEST_FAST := $(filter-out $(TEST_SLOW),$(TEST_SRC))
 SUB          = $(MAKE) --no-print-directory
@@ -242,7 +266,7 @@ install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/loca
 	for h in $(HEADERS); do install -D -m 644 $$h $(DESTDIR)$(PREFIX)/include/mixtape/$$h || exit 1; done
 	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
 	    'Name: mixtape' 'Description: Mixture-of-Experts training with its own tape autograd' 'Version: 0.1' \
-	    'Requires: $(PKGS)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape $(CUDA_LIBS) -fopenmp -lpthread -lm' \
+	    'Requires: $(PKGS)$(if $(HAVE_MPI), ompi-c)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape $(CUDA_LIBS) -fopenmp -lpthread -lm' \
 	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/mixtape.pc
 .PHONY: oracle test test-installed test-builds test-all test-all-installed tests fuzzers lint install
 

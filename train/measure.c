@@ -228,32 +228,50 @@ static mt_status decode(mt_stream *stream, float *to, const mt_qtensor *q, mt_di
                              .dtype = dtype, .src = q, .dir = dir, .y = to, .y_dtype = MT_F32 });
 }
 
-mt_status mt_measure_direction(mt_measure *m, mt_stream *stream, const mt_qtensor *plain,
-                               const mt_qtensor *out, mt_dir dir,
-                               const struct mt_quantize_args *args)
+/* What is measured, in the host's memory. */
+struct copy {
+    mt_device *from;
+    mt_qtensor plain;
+    const float *scale;
+    void *memory[5];
+    int used;
+};
+
+/* *p becomes a copy of the `bytes` there; NULL stays NULL. */
+static mt_status fetch(struct copy *c, const void **p, size_t bytes)
 {
-    mt_status status = MT_OK;
-    mt_qtensor q = *out;
-    struct mt_quantize_args now = *args;
-    const mt_group *g = &plain->group;
-    size_t count = (size_t)mt_group_capacity(g) + 1;
-    float *x = malloc(count * sizeof *x), *values = malloc(count * sizeof *values);
-    void *memory = calloc(1, mt_qtensor_bytes(&q) + 1);
-    if (!x || !values || !memory) {
-        status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %zu elements", count);
-        goto cleanup;
-    }
-    mt_qtensor_place(&q, memory);
-    now.src = plain, now.src_dir = MT_ROW, now.out = &q;
-    MT_TRY_CLEANUP(mt_quantize(stream, &now));
-    MT_TRY_CLEANUP(decode(stream, x, plain, MT_ROW, args->dtype));
-    MT_TRY_CLEANUP(decode(stream, values, &q, dir, args->dtype));
-    mt_dtype source = plain->dir[MT_ROW].format->dtype;
-    const char *codes = q.dir[dir].codes, *scales = q.dir[dir].scales;
+    if (!*p) return MT_OK;
+    void *host = c->memory[c->used++] = malloc(bytes + 1);
+    MT_REQUIRE(host, MT_ENOMEM, "statistics: no memory for %zu bytes", bytes);
+    MT_TRY(mt_device_copy(c->from, host, *p, bytes));
+    *p = host;
+    return MT_OK;
+}
+
+static mt_status fetch_tensor(struct copy *c)
+{
+    mt_group *g = &c->plain.group;
+    mt_direction *d = &c->plain.dir[MT_ROW];
+    size_t members = (size_t)g->members, word = sizeof(int64_t);
+    MT_TRY(fetch(c, (const void **)&g->first_dims, members * word));
+    MT_TRY(fetch(c, (const void **)&g->last_dims, members * word));
+    MT_TRY(fetch(c, (const void **)&g->offsets, (members + 1) * word));
+    MT_TRY(fetch(c, (const void **)&d->codes, mt_direction_code_bytes(d, MT_ROW, g)));
+    c->plain.dir[MT_COL] = *d;
+    return fetch(c, (const void **)&c->scale, members * sizeof(float));
+}
+
+static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtensor *q, mt_dir dir,
+                             float *x, const float *values)
+{
+    const mt_group *g = &c->plain.group;
+    const mt_direction *d = &q->dir[dir];
+    mt_dtype source = c->plain.dir[MT_ROW].format->dtype;
+    const char *codes = d->codes, *scales = d->scales;
     for (int64_t i = 0; i < g->members; i++) {
         int64_t rows = mt_group_rows(g, i), cols = mt_group_cols(g, i), at = mt_group_offset(g, i);
-        mt_direction_shape shape = mt_direction_shape_of(&q.dir[dir], dir, rows, cols);
-        struct view v = { .d = &q.dir[dir],
+        mt_direction_shape shape = mt_direction_shape_of(d, dir, rows, cols);
+        struct view v = { .d = d,
                           .dir = dir,
                           .m = rows,
                           .k = cols,
@@ -261,17 +279,43 @@ mt_status mt_measure_direction(mt_measure *m, mt_stream *stream, const mt_qtenso
                           .q = values + at,
                           .codes = (const uint8_t *)codes,
                           .scales = scales,
-                          .given = args->scale[dir] ? args->scale[dir][i] : 1,
+                          .given = c->scale ? c->scale[i] : 1,
                           .ovf = source == MT_BF16  ? mt_bf16_to_f32(0x7f7f)
                                  : source == MT_F16 ? 65504.0f
                                                     : FLT_MAX };
-        if (q.dir[dir].format->second_level)
-            v.s_dec = mt_nvfp4_decode_scale(&q.dir[dir].options, q.dir[dir].amax[i]);
+        if (d->format->second_level) v.s_dec = mt_nvfp4_decode_scale(&d->options, d->amax[i]);
         measure_member(&m[i], &v);
         codes += shape.code_bytes;
         scales += (size_t)shape.scale_count * shape.scale_size;
     }
+}
+
+mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host,
+                               const mt_qtensor *plain, const mt_qtensor *out, mt_dir dir,
+                               const struct mt_quantize_args *args)
+{
+    mt_status status = MT_OK;
+    mt_qtensor q = *out;
+    struct mt_quantize_args now = *args;
+    struct copy c = { .from = device, .plain = *plain, .scale = args->scale[dir] };
+    size_t count = (size_t)mt_group_capacity(&plain->group) + 1;
+    float *x = malloc(count * sizeof *x), *values = malloc(count * sizeof *values);
+    void *memory = calloc(1, mt_qtensor_bytes(&q) + 1);
+    if (!x || !values || !memory) {
+        status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %zu elements", count);
+        goto cleanup;
+    }
+    MT_TRY_CLEANUP(fetch_tensor(&c));
+    q.group = c.plain.group;
+    mt_qtensor_place(&q, memory);
+    now.src = &c.plain, now.src_dir = MT_ROW, now.out = &q;
+    now.scale[dir] = c.scale;
+    MT_TRY_CLEANUP(mt_quantize(host, &now));
+    MT_TRY_CLEANUP(decode(host, x, &c.plain, MT_ROW, args->dtype));
+    MT_TRY_CLEANUP(decode(host, values, &q, dir, args->dtype));
+    view_and_measure(m, &c, &q, dir, x, values);
 cleanup:
+    for (int i = 0; i < c.used; i++) free(c.memory[i]);
     free(x), free(values), free(memory);
     return status;
 }

@@ -33,9 +33,11 @@ void mt_measure_merge(mt_measure *to, const mt_measure *from);
 
 /* Quantizes `plain` by args (out, amax aside: scale, seed, stream, step) in direction `dir` of
  * `out`, a qtensor whose directions have formats and options but no memory, and measures each
- * member: m [members]. Under rht the rotated values are what is measured. Allocates and frees. */
-mt_status mt_measure_direction(mt_measure *m, mt_stream *stream, const mt_qtensor *plain,
-                               const mt_qtensor *out, mt_dir dir,
+ * member: m [members]. Under rht the rotated values are what is measured. `plain` and args->scale
+ * are in the memory of `device`; the work is done on copies by `host`, a stream of a cpu device, in
+ * the same bits. Allocates and frees. */
+mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host,
+                               const mt_qtensor *plain, const mt_qtensor *out, mt_dir dir,
                                const struct mt_quantize_args *args);
 
 #ifdef __cplusplus

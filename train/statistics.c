@@ -22,6 +22,7 @@ struct seen {
 
 struct mt_statistics {
     mt_trainer *trainer;
+    mt_stream host; /* of a cpu device: where measures are taken */
     mt_metrics *metrics;
     char folder[MT_PATH_BYTES];
     const char *layers;
@@ -98,7 +99,8 @@ mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
     mt_statistics *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "statistics: out of memory");
     s->trainer = trainer, s->metrics = metrics;
-    mt_status status = read_config(s, config);
+    mt_status status = mt_device_open(&s->host.device, "cpu", NULL, 0);
+    if (status == MT_OK) status = read_config(s, config);
     if (status == MT_OK) status = mt_path_format(s->folder, "%s/statistics", run_path);
     if (status != MT_OK) mt_statistics_destroy(&s);
     *statistics = s;
@@ -110,6 +112,7 @@ void mt_statistics_destroy(mt_statistics **statistics)
     mt_statistics *s = *statistics;
     if (!s) return;
     mt_h5_close(&s->file);
+    mt_device_destroy(&s->host.device);
     free(s->seen);
     free(s);
     *statistics = NULL;
@@ -184,14 +187,14 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
 {
     int64_t n = plain->group.members;
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
-    mt_stream stream = { .device = mt_trainer_device(s->trainer) };
     mt_format_spec spec = mt_direction_spec(&out->dir[dir]);
     struct subject what = { w->name, tensor_names[operand], dir_names[dir], "", what_if };
     mt_format_spec_print(what.format, &spec, 0);
     mt_measure *m = calloc((size_t)n + 1, sizeof *m);
     MT_REQUIRE(m, MT_ENOMEM, "statistics: no memory for %lld members", (long long)n);
     for (int d = 0; d < MT_DIR_COUNT; d++) args.running_amax[d] = NULL;
-    mt_status status = mt_measure_direction(m, &stream, plain, out, dir, &args);
+    mt_status status =
+        mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out, dir, &args);
     for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[n], &m[i]);
     if (status == MT_OK) status = write_subject(s, &what, m, n + 1);
     free(m);

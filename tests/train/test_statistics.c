@@ -28,7 +28,7 @@ static void measure(mt_measure *m, const mt_qtensor *plain, const char *format, 
     mt_qtensor out = { .group = plain->group };
     assert_ok(mt_format_spec_parse(&spec, format));
     out.dir[dir] = mt_direction_of(spec);
-    assert_ok(mt_measure_direction(m, &stream, plain, &out, dir,
+    assert_ok(mt_measure_direction(m, stream.device, &stream, plain, &out, dir,
                                    &(struct mt_quantize_args){ .dtype = MT_F32, .seed = 1 }));
 }
 
