@@ -109,7 +109,7 @@ static mt_status wgrad_operand(mt_tape *tape, struct mt_linear_operand *o, const
                                mt_operand operand, mt_group group, const mt_tensor *from,
                                bool coded)
 {
-    *o = (struct mt_linear_operand){ .wanted = { false, true } };
+    *o = (struct mt_linear_operand){ .wanted = { false, true }, .again = true };
     if (coded) {
         o->q = mt_linear_codes(w, operand, MT_COL, group, from->data);
         return MT_OK;

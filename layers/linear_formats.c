@@ -142,16 +142,22 @@ mt_qtensor mt_linear_codes(const mt_param *w, mt_operand operand, mt_dir dir, mt
 }
 
 /* Where the NaNs of an operand are counted, NULL: not in this call. Of a micro-batch each operand
- * is counted once: dY is quantized once, X once more where its forward runs again or where wgrad
- * quantizes it anew, and a column direction alone is all there is of X where its row is native. */
-static int64_t *nan_counts(mt_tape *tape, const mt_param *w, mt_operand operand,
-                           const mt_qtensor *made)
+ * is counted once: dY is quantized once; X a second time where its forward runs again or where
+ * wgrad quantizes it anew, but where its row is native, its column once. */
+static int64_t *nan_counts(mt_tape *tape, const mt_param *w, mt_operand operand, bool again)
 {
     if (!w->linear || !mt_tape_training(tape)) return NULL;
-    bool first = operand == MT_OPERAND_DY ||
-                 (made->dir[MT_ROW].format ? !mt_tape_recomputing(tape)
-                                           : mt_linear_is_native(w, operand, MT_ROW));
+    bool first = operand == MT_OPERAND_DY || mt_linear_is_native(w, operand, MT_ROW) ||
+                 (!again && !mt_tape_recomputing(tape));
     return first ? w->linear->nan[operand] : NULL;
+}
+
+/* Whether a direction is made: one that is wanted, or the row that a wanted column is made from. */
+static bool is_made(const mt_param *w, mt_operand operand, const struct mt_linear_operand *o, int d)
+{
+    if (mt_linear_is_native(w, operand, (mt_dir)d)) return false;
+    if (o->wanted[d] || d == MT_COL || !o->wanted[MT_COL]) return o->wanted[d];
+    return spec_of(recipe_of(w), w->compute, operand, MT_COL).options.from_dequantized;
 }
 
 mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operand,
@@ -160,7 +166,7 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     mt_qtensor plain = o->q, made = { .group = o->q.group };
     bool any = false;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
-        if (!o->wanted[d] || mt_linear_is_native(w, operand, (mt_dir)d)) continue;
+        if (!is_made(w, operand, o, d)) continue;
         mt_qtensor one = one_direction(w, operand, (mt_dir)d, o->q.group);
         int64_t bytes = (int64_t)mt_qtensor_bytes(&one);
         MT_TRY(mt_tape_value(tape, &o->memory[d], MT_U8, 1, &bytes));
@@ -172,7 +178,9 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     args.src = &plain, args.out = &made;
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
-    args.running_nan = nan_counts(tape, w, operand, &made);
+    args.running_nan = nan_counts(tape, w, operand, o->again);
+    for (int d = 0; d < MT_DIR_COUNT && !mt_tape_training(tape); d++)
+        args.running_amax[d] = NULL; /* an evaluation leaves no trace in training */
     return mt_quantize(mt_tape_stream(tape), &args);
 }
 

@@ -11,6 +11,7 @@ extern "C" {
 struct mt_linear_operand {
     mt_qtensor q;              /* plain on entry; quantized directions replace the plain ones */
     bool wanted[MT_DIR_COUNT]; /* directions that a GEMM will read */
+    bool again;                /* the same values were quantized before, other directions of them */
     mt_value *memory[MT_DIR_COUNT]; /* of the quantized ones; NULL: the plain tensor is read */
     float *bias_grad; /* NULL, or where the gradient of the bias goes, in the same pass */
     bool accumulate;
@@ -19,8 +20,9 @@ struct mt_linear_operand {
 /* Whether a GEMM reads this direction as it is, in the activations' dtype. */
 bool mt_linear_is_native(const mt_param *weight, mt_operand operand, mt_dir dir);
 
-/* The directions that are wanted and not native, in one pass over the plain tensor. Without any it
- * does nothing, and leaves bias_grad alone. */
+/* The directions that are wanted and not native, in one pass over the plain tensor, and the row
+ * that a column under source=dequantized is made from. Without any it does nothing, and leaves
+ * bias_grad alone. */
 mt_status mt_linear_quantize(mt_tape *tape, const mt_param *weight, mt_operand operand,
                              struct mt_linear_operand *o);
 void mt_linear_operand_release(mt_tape *tape, struct mt_linear_operand *o);

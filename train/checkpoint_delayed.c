@@ -43,6 +43,25 @@ cleanup:
     return status;
 }
 
+/* Fails where the checkpoint is of a run with another recipe. */
+static mt_status check_slot(mt_checkpoint *c, const char *name, const mt_tensor *want)
+{
+    char path[300];
+    bool has;
+    mt_tensor got;
+    snprintf(path, sizeof path, "%s/%s", group, name);
+    MT_TRY(mt_checkpoint_has(c, path, &has));
+    MT_REQUIRE(has, MT_ECONFIG,
+               "the checkpoint has no %s: its run's recipe was another, without fp8_delayed there",
+               path);
+    MT_TRY(mt_checkpoint_tensor(c, group, name, &got));
+    MT_REQUIRE(want->ndim != 2 || got.ndim != 2 || got.shape[0] == want->shape[0], MT_ECONFIG,
+               "recipe.delayed.history is %lld, the checkpoint's %s has %lld steps",
+               (long long)want->shape[0], path, (long long)got.shape[0]);
+    got.data = want->data; /* where it goes */
+    return mt_tensor_check(&got, path, MT_F32, want->ndim, want->shape);
+}
+
 /* A model that was no run, or one in other formats, has no histories: scales begin at 1. */
 mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, bool read)
 {
@@ -54,10 +73,9 @@ mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, 
     if (!has || !s->precision) return MT_OK;
     MT_TRY(make_buffer(&buffer, s->precision));
     for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
-        mt_tensor t = mt_precision_state(s->precision, i, name), got;
-        MT_TRY_CLEANUP(mt_checkpoint_tensor(c, group, name, &got));
-        got.data = buffer; /* where it will be read to */
-        MT_TRY_CLEANUP(mt_tensor_check(&got, name, MT_F32, t.ndim, t.shape));
+        mt_tensor t = mt_precision_state(s->precision, i, name), got = t;
+        got.data = buffer;
+        MT_TRY_CLEANUP(check_slot(c, name, &t));
         if (!read) continue;
         MT_TRY_CLEANUP(mt_checkpoint_read(c, group, name, &got));
         MT_TRY_CLEANUP(

@@ -1,0 +1,134 @@
+/* Recipes in the trainer: what must not change a bit under any of them, and checkpoints of runs
+ * with another one. */
+#include "tests/train/files.h"
+
+#include "train/checkpoint.h"
+
+enum { BATCH = 4, SEQUENCE = 20, TOKENS = BATCH * SEQUENCE, STEPS = 3 };
+
+static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
+{
+    mt_trainer_config c = { .dtype = dtype,
+                            .batch_size = BATCH,
+                            .micro_batch_size = 2,
+                            .sequence_length = SEQUENCE,
+                            .steps = 100,
+                            .seed = 5,
+                            .delayed_history = 3 };
+    const mt_architecture *architecture;
+    assert_ok(mt_architecture_find(&architecture, "qwen3_moe"));
+    mt_model_config_defaults(&c.model, architecture);
+    c.model.vocab_size = 23, c.model.hidden_size = 24, c.model.num_hidden_layers = 2;
+    c.model.num_attention_heads = 2, c.model.num_key_value_heads = 1, c.model.head_dim = 8;
+    c.model.moe_intermediate_size = 10, c.model.num_experts = 5, c.model.num_experts_per_tok = 2;
+    mt_optim_config_defaults(&c.optim);
+    c.optim.lr = 1e-2, c.optim.warmup_steps = 1;
+    snprintf(c.recipe, sizeof c.recipe, "%s", recipe);
+    return c;
+}
+
+/* The losses of three steps, then a hash of the masters. `evaluate`: other tokens between them. */
+static void train(double outcome[STEPS + 1], const mt_trainer_config *c, mt_device *device,
+                  bool evaluate)
+{
+    int32_t tokens[TOKENS], targets[TOKENS];
+    mt_trainer *t;
+    assert_ok(mt_trainer_create(&t, device, c));
+    for (int64_t step = 0; step < STEPS; step++) {
+        mt_step_result r;
+        for (int64_t i = 0; i < TOKENS; i++) {
+            tokens[i] = (int32_t)mt_rng_below(1, 1, (uint64_t)(step * TOKENS + i), 23);
+            targets[i] = (int32_t)mt_rng_below(1, 2, (uint64_t)(step * TOKENS + i), 23);
+        }
+        assert_ok(mt_trainer_step(t, tokens, targets, &r));
+        assert_true(r.loss_finite && !r.skipped);
+        outcome[step] = r.loss;
+        double loss;
+        int64_t count;
+        for (int64_t i = 0; i < TOKENS; i++) tokens[i] = 22 - tokens[i];
+        if (evaluate) assert_ok(mt_trainer_eval(t, tokens, targets, 2, &loss, &count));
+    }
+    mt_param_store *params = mt_model_params(mt_trainer_model(t));
+    size_t size = mt_dtype_size(mt_param_store_get(params, 0)->dtype);
+    const unsigned char *bytes = mt_param_store_master(params);
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < size * (size_t)mt_param_store_elements(params); i++)
+        hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    outcome[STEPS] = (double)(hash >> 12);
+    mt_trainer_destroy(&t);
+}
+
+/* Recompute, offload, deferral, saved inputs, threads, and evaluations, which leave no trace in
+ * amax histories; stochastic rounding or not. */
+static void neutral_under_every_recipe(void **state)
+{
+    (void)state;
+    static const char *const more[] = {
+        "fprop=mxfp8:sr dgrad=mxfp6_e2m3:sr wgrad=fp8_block:rht+sr",
+        "fprop=fp8_delayed:sr/mxfp4 dgrad=nvfp4:4over6/fp8_tensor wgrad=fp8_delayed/nvfp4:sr",
+        "nvfp4 wgrad=mxfp8:source=dequantized; layers=*down* mxfp8; steps=2.. fp8_block",
+    };
+    enum { MORE = sizeof more / sizeof *more };
+    static const mt_dtype dtypes[] = { MT_F32, MT_BF16 };
+    mt_device *two;
+    assert_ok(mt_device_open(&two, "cpu", NULL, 2));
+    int presets = 0;
+    while (mt_recipe_preset(presets)) presets++;
+    for (int i = 0; i < presets + MORE; i++)
+        for (int d = 0; d < 2; d++) {
+            const char *recipe = i < presets ? mt_recipe_preset(i) : more[i - presets];
+            mt_trainer_config c = config_of(dtypes[d], recipe);
+            double plain[STEPS + 1], other[STEPS + 1];
+            train(plain, &c, test_device(), false);
+            for (int bits = 1; bits < 24; bits++) {
+                c.recompute = (mt_recompute)(bits % 3), c.offload = bits / 3 & 1;
+                c.defer_wgrad = bits / 6 & 1, c.save_original_input = bits / 12;
+                train(other, &c, bits == 23 ? two : test_device(), bits % 5 == 4);
+                if (memcmp(plain, other, sizeof plain) != 0)
+                    fail_msg("%s, %s: recompute %d, offload %d, deferred %d, input saved %d differ",
+                             recipe, mt_dtype_name(c.dtype), (int)c.recompute, c.offload,
+                             c.defer_wgrad, c.save_original_input);
+            }
+        }
+    mt_device_destroy(&two);
+}
+
+/* What a delayed scale needs of the past must be there, and be of its length. */
+static void histories_of_another_recipe_are_refused(void **state)
+{
+    (void)state;
+    char path[MT_CHECKPOINT_PATH];
+    const mt_checkpoint_info info = { .run_config = "", .git_revision = "", .corpus = "" };
+    static const char some[] = "mxfp8; layers=*down* fp8_delayed";
+    mt_trainer_config c = config_of(MT_F32, some);
+    mt_trainer *t, *other;
+    assert_ok(mt_trainer_create(&t, test_device(), &c));
+    assert_ok(mt_checkpoint_save(in_dir("run"), t, &info, path));
+    c = config_of(MT_F32, "fp8_delayed");
+    assert_ok(mt_trainer_create(&other, test_device(), &c));
+    assert_fails(mt_checkpoint_load(other, path, NULL, true), MT_ECONFIG,
+                 "has no /state/delayed/model.layers.0.self_attn.qkv_proj.W_row.scale: its run's "
+                 "recipe was another");
+    mt_trainer_destroy(&other);
+    c = config_of(MT_F32, some);
+    c.delayed_history = 5;
+    assert_ok(mt_trainer_create(&other, test_device(), &c));
+    assert_fails(mt_checkpoint_load(other, path, NULL, true), MT_ECONFIG,
+                 "recipe.delayed.history is 5, the checkpoint's");
+    mt_trainer_destroy(&other);
+    /* formats that carry nothing may change where the caller has allowed it */
+    c = config_of(MT_F32, "nvfp4");
+    assert_ok(mt_trainer_create(&other, test_device(), &c));
+    assert_ok(mt_checkpoint_load(other, path, NULL, true));
+    mt_trainer_destroy(&other);
+    mt_trainer_destroy(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(neutral_under_every_recipe),
+        cmocka_unit_test(histories_of_another_recipe_are_refused),
+    };
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
+}
