@@ -1,7 +1,6 @@
 /* Geometry of quantized tensors: how many bytes, and where each member's lie. */
 #include "core/qtensor.h"
 
-#include <float.h>
 #include <inttypes.h>
 
 enum { PLACE_ALIGN = 256, SWIZZLE_LINES = 128, SWIZZLE_BLOCKS = 4, SWIZZLE_BYTES = 512 };
@@ -186,18 +185,4 @@ mt_status mt_qtensor_check(const mt_qtensor *q, const char *what)
             MT_EINVAL, "%s: scales of format %s have no swizzled layout", what, d->format->name);
     }
     return MT_OK;
-}
-
-float mt_nvfp4_encode_scale(const mt_format_options *options, float amax)
-{
-    float largest = 6.0f * (float)(options->four_over_six ? options->four_over_six : 448);
-    if (amax == 0.0f) return 1.0f;
-    float scale = largest / amax;
-    if (scale > FLT_MAX) scale = FLT_MAX;
-    return scale == 0.0f ? 1.0f : scale;
-}
-
-float mt_nvfp4_decode_scale(const mt_format_options *options, float amax)
-{
-    return 1.0f / mt_nvfp4_encode_scale(options, amax);
 }

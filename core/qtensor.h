@@ -3,6 +3,8 @@
  */
 #pragma once
 
+#include <float.h>
+
 #include "core/format_spec.h"
 #include "core/group.h"
 
@@ -113,8 +115,19 @@ mt_status mt_qtensor_check(const mt_qtensor *q, const char *what);
 
 /* NUMERICS section 2, nvfp4: S_enc = min(RN(6 bound / amax), FLT_MAX), 1 where amax or S_enc is 0;
  * and what the codes decode with, RN(1 / S_enc). bound is 448, or that of 4over6. */
-float mt_nvfp4_encode_scale(const mt_format_options *options, float amax);
-float mt_nvfp4_decode_scale(const mt_format_options *options, float amax);
+MT_HOST_DEVICE float mt_nvfp4_encode_scale(const mt_format_options *options, float amax)
+{
+    float largest = 6.0f * (float)(options->four_over_six ? options->four_over_six : 448);
+    if (amax == 0.0f) return 1.0f;
+    float scale = largest / amax;
+    if (scale > FLT_MAX) scale = FLT_MAX;
+    return scale == 0.0f ? 1.0f : scale;
+}
+
+MT_HOST_DEVICE float mt_nvfp4_decode_scale(const mt_format_options *options, float amax)
+{
+    return 1.0f / mt_nvfp4_encode_scale(options, amax);
+}
 
 #ifdef __cplusplus
 }

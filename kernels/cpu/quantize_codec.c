@@ -26,7 +26,6 @@ static void rule_member(const side *s, const level *l, int n, const float *amax,
     for (int i = 0; i < n; i++) enc[i] = l->enc, dec[i] = l->dec;
 }
 
-/* Exponent bytes rounded up from amax / max, or by the OCP rule; 0xFE for Inf. */
 static void rule_e8m0(const side *s, const level *l, int n, const float *amax, float *enc,
                       float *dec, uint8_t *stored)
 {
@@ -37,12 +36,7 @@ static void rule_e8m0(const side *s, const level *l, int n, const float *amax, f
     int32_t emax = e->emax, exponents[CELLS];
 #pragma omp simd
     for (int i = 0; i < n; i++) {
-        int32_t a = mt_bits(amax[i]), v = mt_bits(amax[i] * inverse);
-        /* one more for a mantissa above 0, of subnormals above one half */
-        int32_t up = (v + (v > 0x7fffff ? 0x7fffff : 0x3fffff)) >> 23;
-        int32_t down = (a >> 23) - emax, exponent = floor ? down : up;
-        exponent = exponent > 0 ? exponent : 0;
-        exponent = exponent < 0xfe && a < 0x7f800000 ? exponent : 0xfe;
+        int32_t exponent = mt_e8m0_exponent(amax[i], inverse, emax, floor);
         exponents[i] = exponent;
         enc[i] = mt_e8m0_scale(254 - exponent);
         dec[i] = mt_e8m0_scale(exponent);
@@ -59,8 +53,7 @@ static void nvfp4_cells(const level *l, int n, const float *wanted, float *enc, 
     for (int i = 0; i < n; i++) {
         stored[i] = (uint8_t)mt_encode_number(e4m3, wanted[i]);
         dec[i] = mt_decode(e4m3, stored[i]) * l->s_dec;
-        float inverse = 1.0f / dec[i];
-        enc[i] = inverse < FLT_MAX ? inverse : FLT_MAX;
+        enc[i] = mt_nvfp4_encode(dec[i]);
     }
 }
 

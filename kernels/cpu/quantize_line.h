@@ -1,7 +1,7 @@
 /* Casts and amaxes along a line of values; lengths are multiples of CHUNK. */
 #pragma once
 
-#include "kernels/cpu/codec.h"
+#include "kernels/codec.h"
 
 enum { CHUNK = 16, LANES = 8, LINE_PART = 256, LINE_MAX = 1024 };
 

@@ -2,7 +2,7 @@
  * and closed again. Real storage opens where it lies. The other forms are of f32 only. */
 #pragma once
 
-#include "kernels/cpu/codec.h"
+#include "kernels/codec.h"
 #include "kernels/cpu/draw.h"
 #include "kernels/cpu/variant.h"
 

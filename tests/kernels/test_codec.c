@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/codec.h"
+#include "kernels/codec.h"
 #include "tests/kernels/quantize_case.h"
 
 enum { STRIDE = 4099, PATTERNS = (int)(0x100000000 / STRIDE), LINE = 32 };

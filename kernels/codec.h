@@ -1,12 +1,17 @@
 /* Element casts of NUMERICS section 2, one branch-free function for all element types: what differs
- * is data. Loops over them vectorise; every step is one IEEE operation or an integer one. */
+ * is data. Loops over them vectorise; every step is one IEEE operation or an integer one. The same
+ * source is the CPU's and the GPU's; but for mt_codec_of, which reads the host's element table. */
 #pragma once
 
 #include <float.h>
 
 #include "core/format.h"
 
+#if defined(__CUDACC__)
+#define MT_CODEC_INLINE static __host__ __device__ __forceinline__
+#else
 #define MT_CODEC_INLINE static inline __attribute__((always_inline))
+#endif
 
 /* An element type as the casts want it. Codes are sign and magnitude. Bit patterns are signed here:
  * magnitudes are not negative, and signed comparisons are what vector units have. */
@@ -38,25 +43,25 @@ MT_CODEC_INLINE float mt_from_bits(int32_t bits)
     return mt_f32_from_bits((uint32_t)bits);
 }
 
-MT_CODEC_INLINE mt_codec mt_codec_of(mt_element element)
+static inline mt_codec mt_codec_of(mt_element element)
 {
     const mt_element_info *e = &mt_elements[element];
     int least = 1 - e->bias - e->mantissa; /* exponent of the subnormals' step */
     int32_t rebias = (127 - e->bias) << e->mantissa, first = rebias + (1 << e->mantissa);
-    return (mt_codec){
-        .shift = 23 - e->mantissa,
-        .sign = 31 - e->sign,
-        .max_bits = mt_bits(e->max),
-        .min_normal = (128 - e->bias) << 23,
-        .rebias = rebias,
-        .magic = ((23 - e->mantissa) << 23) + (-first & 0xff),
-        .magnitude = (1 << e->sign) - 1,
-        .nan_code = e->nan_code,
-        .max_code = e->max_code,
-        .inf_code = e->inf_code,
-        .steps = mt_pow2(16 - least),
-        .step = mt_pow2(least),
-    };
+    mt_codec c;
+    c.shift = 23 - e->mantissa;
+    c.sign = 31 - e->sign;
+    c.max_bits = mt_bits(e->max);
+    c.min_normal = (128 - e->bias) << 23;
+    c.rebias = rebias;
+    c.magic = ((23 - e->mantissa) << 23) + (-first & 0xff);
+    c.magnitude = (1 << e->sign) - 1;
+    c.nan_code = e->nan_code;
+    c.max_code = e->max_code;
+    c.inf_code = e->inf_code;
+    c.steps = mt_pow2(16 - least);
+    c.step = mt_pow2(least);
+    return c;
 }
 
 /* The code of y that is not NaN: nearest even, saturating. |y| is added to a number whose ulp is
@@ -130,6 +135,25 @@ MT_CODEC_INLINE float mt_encode_scale(float amax, float max, bool pow2, float ov
 MT_CODEC_INLINE float mt_e8m0_scale(int32_t e)
 {
     return mt_from_bits(e == 0 ? 0x00400000 : e << 23);
+}
+
+/* The exponent byte of an E8M0 scale: rounded up from amax / max (`inverse` is 1 / max), or by the
+ * OCP rule; 0xFE for Inf. */
+MT_CODEC_INLINE int32_t mt_e8m0_exponent(float amax, float inverse, int32_t emax, bool floor)
+{
+    int32_t a = mt_bits(amax), v = mt_bits(amax * inverse);
+    /* one more for a mantissa above 0, of subnormals above one half */
+    int32_t up = (v + (v > 0x7fffff ? 0x7fffff : 0x3fffff)) >> 23;
+    int32_t down = (a >> 23) - emax, exponent = floor ? down : up;
+    exponent = exponent > 0 ? exponent : 0;
+    return exponent < 0xfe && a < 0x7f800000 ? exponent : 0xfe;
+}
+
+/* What values are multiplied by under an E4M3 block scale of value dec in all. */
+MT_CODEC_INLINE float mt_nvfp4_encode(float dec)
+{
+    float inverse = 1.0f / dec;
+    return inverse < FLT_MAX ? inverse : FLT_MAX;
 }
 
 /* Conversions that the storage of plain formats needs in loops; those of core/dtype.h, branch-free.
