@@ -7,30 +7,6 @@
  * above the diagonal is left out by limits on each tile of rows; what is masked within a tile has
  * probability 0, so a value that is not finite also spoils up to ROWS - 1 queries before it. */
 #include "kernels/cpu/attention_rows.h"
-#if MT_ISA_LEVEL > 0
-#include <immintrin.h>
-#endif
-
-MT_INLINE vec broadcast(mt_real x)
-{
-    return x - (vec){ 0 };
-}
-
-/* a b + c, fused where there is an instruction for it. */
-MT_INLINE vec multiply_add(vec a, vec b, vec c)
-{
-#if MT_ISA_LEVEL == 512 && MT_ELEM_BITS == 64
-    return (vec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif MT_ISA_LEVEL == 512
-    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif MT_ISA_LEVEL == 2 && MT_ELEM_BITS == 64
-    return (vec)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#elif MT_ISA_LEVEL == 2
-    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    return a * b + c;
-#endif
-}
 
 /* ---- the one product ---- */
 
@@ -108,6 +84,15 @@ static struct shape shape_of(int64_t sequence, int64_t nq, int64_t nkv, int64_t 
     return s;
 }
 
+/* Heads lie in rows far apart, which no prefetcher follows: they are asked for, AHEAD rows ahead.
+ */
+enum { AHEAD = 8 };
+
+MT_INLINE void ask_for_row(const mt_elem *x, int64_t dim)
+{
+    for (int64_t c = 0; c < dim; c += 64 / (int64_t)sizeof *x) __builtin_prefetch(x + c);
+}
+
 /* rows [count, ld] = scale * source rows of `stride`; the rest up to `total` rows, and of each row,
  * zeros. */
 static void load_rows(mt_real *rows, const mt_elem *from, int64_t stride, int64_t count,
@@ -116,6 +101,7 @@ static void load_rows(mt_real *rows, const mt_elem *from, int64_t stride, int64_
     for (int64_t r = 0; r < count; r++) {
         const mt_elem *x = from + r * stride;
         mt_real *y = rows + r * s->ld;
+        ask_for_row(x + AHEAD * stride, s->dim);
 #pragma omp simd
         for (int64_t c = 0; c < s->dim; c++) y[c] = scale * mt_get(x + c);
         for (int64_t c = s->dim; c < s->padded; c++) y[c] = 0;
@@ -132,10 +118,10 @@ static void load_panels(mt_real *panels, const mt_elem *from, const struct shape
         mt_real *panel = panels + k * s->dim;
         int64_t count = mt_min(PANEL, s->sequence - k);
         if (count < PANEL) memset(panel, 0, (size_t)(s->dim * PANEL) * sizeof *panel);
-        for (int64_t i = 0; i < count; i++) {
-            const mt_elem *x = from + (k + i) * s->width;
-            for (int64_t c = 0; c < s->dim; c++) panel[c * PANEL + i] = mt_get(x + c);
-        }
+        const mt_elem *x = from + k * s->width;
+        for (int64_t i = 0; i < count; i++) ask_for_row(x + (i + PANEL) * s->width, s->dim);
+        for (int64_t c = 0; c < s->dim; c++)
+            for (int64_t i = 0; i < count; i++) panel[c * PANEL + i] = mt_get(x + i * s->width + c);
     }
 }
 
@@ -248,9 +234,7 @@ static void backward_block(const struct backward *b, const mt_real *lse, int64_t
         struct block at = { queries, mt_min(BK, s->sequence - k), from - k };
         scores(b->p, b->q, s->ld, b->key_panels + k * s->dim, s->dim, &at);
         scores(b->dp, b->dy, s->ld, b->value_panels + k * s->dim, s->dim, &at);
-        for (int64_t r = 0; r < queries; r++)
-            row_bwd(b->p + r * BK, b->dp + r * BK, lse[r], b->dot[r], row_keys(&at, r),
-                    row_columns(&at, r));
+        rows_bwd(b->p, b->dp, lse, b->dot, &at);
         add_by_key(b->dvalues + k * s->ld, b->p, b->dy, s->ld, s->padded, &at);
         add_by_key(b->dkeys + k * s->ld, b->dp, b->q, s->ld, s->padded, &at);
         add_by_query(b->dq, b->dp, b->keys + k * s->ld, s->ld, s->padded, &at);
@@ -281,8 +265,10 @@ static void backward_task(const struct mt_attention_bwd_args *args, int64_t batc
             const mt_elem *y = (const mt_elem *)args->y + at;
             load_rows(b->q, qkv + q, s->width, queries, BQ, scale, s);
             load_rows(b->dy, dy, pitch, queries, BQ, 1, s);
-            for (int64_t r = 0; r < queries; r++)
+            for (int64_t r = 0; r < queries; r++) {
+                ask_for_row(y + (r + AHEAD) * pitch, s->dim);
                 b->dot[r] = dot_rows(dy + r * pitch, y + r * pitch, s->dim);
+            }
             backward_block(b, (const mt_real *)args->lse + (batch * s->nq + h) * s->sequence + from,
                            from, queries, s);
             for (int64_t r = 0; r < queries; r++)

@@ -302,9 +302,7 @@ static void backward_block(const struct backward *b, const float *lse, int64_t f
         struct block at = { queries, mt_min(BK, s->sequence - k), from - k };
         scores(b->p, b->q, b->key_columns + k * s->padded, scale, &at, s);
         scores(b->dp, b->dy, b->value_columns + k * s->padded, 1, &at, s);
-        for (int64_t r = 0; r < queries; r++)
-            row_bwd(b->p + r * BK, b->dp + r * BK, lse[r], b->dot[r], row_keys(&at, r),
-                    row_columns(&at, r));
+        rows_bwd(b->p, b->dp, lse, b->dot, &at);
         round_rows(b->rounded, b->p, &at);
         transpose_rows(b->transposed, b->rounded, &at);
         add_by_key(b->dvalues + k * s->padded, b->transposed, b->dy_pairs, &at, s);

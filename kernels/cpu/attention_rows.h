@@ -2,25 +2,21 @@
  * limits of the triangle, softmax row by row, its gradient. */
 #pragma once
 
-#include "kernels/cpu/vecmath.h"
-
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/lanes.h"
 
-/* VECTOR: bytes of one. ROWS: queries that see equally many key columns, which come in multiples of
- * PANEL. BQ x BK: queries and keys of a block. */
+/* ROWS: queries that see equally many key columns, which come in multiples of PANEL. BQ x BK:
+ * queries and keys of a block. */
 #if defined(MT_AMX)
-enum { VECTOR = 64, ROWS = 32, BQ = 64, BK = 128 };
+enum { ROWS = 32, BQ = 64, BK = 128 };
 #elif MT_ISA_LEVEL == 512 /* ROWS x 2 sums, 2 vectors of B and 1 of A fill the registers */
-enum { VECTOR = 64, ROWS = 12, BQ = 48, BK = 192 };
-#elif MT_ISA_LEVEL == 2
-enum { VECTOR = 32, ROWS = 6, BQ = 48, BK = 192 };
+enum { ROWS = 12, BQ = 48, BK = 192 };
 #else
-enum { VECTOR = 16, ROWS = 6, BQ = 48, BK = 192 };
+enum { ROWS = 6, BQ = 48, BK = 192 };
 #endif
-enum { LANES = VECTOR / sizeof(mt_real), PANEL = 2 * LANES };
+enum { PANEL = 2 * LANES, PAIR = 2, STRIP = 2 * PAIR };
 _Static_assert(BQ % ROWS == 0 && BK % BQ == 0 && BK % PANEL == 0, "blocks are whole tiles");
-
-typedef mt_real vec __attribute__((vector_size(VECTOR), may_alias));
+_Static_assert(ROWS % PAIR == 0, "tiles are whole pairs of rows");
 
 /* A block of the lower triangle: query row r of `queries` sees key columns c <= r + diagonal of
  * `keys`. The diagonal is a multiple of ROWS, so that tiles of rows and of columns meet on it. */
@@ -45,41 +41,26 @@ MT_INLINE int64_t row_columns(const struct block *at, int64_t r)
     return mt_ceil_div(tile_keys(at, r - r % ROWS), PANEL) * PANEL;
 }
 
-/* Columns from `seen` on become `value`. By whole vectors: a vector load of what was just stored
- * piecemeal would stall. */
-MT_INLINE void mask_row(mt_real *p, int64_t seen, int64_t columns, mt_real value)
+/* Softmax takes a strip at a time: PANEL columns of PAIR rows, which is STRIP vectors, two of each
+ * row. It takes rows up to a whole tile; those past the last query are of no use. */
+MT_INLINE void load_strip(vec *x, const mt_real *p)
 {
-    for (int64_t from = seen / LANES * LANES; from < columns; from += LANES) {
-        vec x = *(vec *)(p + from);
-        for (int i = 0; i < LANES; i++) x[i] = from + i < seen ? x[i] : value;
-        *(vec *)(p + from) = x;
-    }
+    MT_UNROLL
+    for (int j = 0; j < STRIP; j++) x[j] = *(const vec *)(p + j / 2 * BK + j % 2 * LANES);
 }
 
-/* The largest of `most` and a row of scores. */
-MT_INLINE mt_real row_max(const mt_real *p, int64_t columns, mt_real most)
+MT_INLINE void store_strip(mt_real *p, const vec *x)
 {
-    mt_real_bits order = mt_to_order(most);
-    columns &= -PANEL; /* as it is; tells the compiler that no column is left over */
-#pragma omp simd reduction(max : order)
-    for (int64_t c = 0; c < columns; c++) {
-        mt_real_bits o = mt_to_order(p[c]);
-        order = o > order ? o : order;
-    }
-    return mt_from_order(order);
+    MT_UNROLL
+    for (int j = 0; j < STRIP; j++) *(vec *)(p + j / 2 * BK + j % 2 * LANES) = x[j];
 }
 
-/* p = exp(p - base) of a row, masked ones 0, and the sum. */
-MT_INLINE mt_real row_exp(mt_real *p, int64_t seen, int64_t columns, mt_real base)
+/* Of a strip from column c on, masked elements become those of `other`: `seen` of the first row. */
+MT_INLINE void mask_strip(vec *x, int64_t c, int64_t seen, const vec *other)
 {
-    mt_real sum = 0;
-    columns &= -PANEL;
-#pragma omp simd
-    for (int64_t c = 0; c < columns; c++) p[c] = mt_exp(p[c] - base);
-    mask_row(p, seen, columns, 0);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < columns; c++) sum += p[c];
-    return sum;
+    MT_UNROLL
+    for (int j = 0; j < STRIP; j++)
+        x[j] = choose(lanes_below(seen + j / 2 - c - j % 2 * LANES), x[j], other[j]);
 }
 
 /* Of one block of queries: scores [BQ, BK], then their exponentials; the largest score of each row
@@ -89,27 +70,66 @@ struct softmax {
     int64_t ld, padded;
 };
 
+/* A value of each row, in every lane of a strip. */
+MT_INLINE void spread_strip(vec *x, const mt_real *value)
+{
+    MT_UNROLL
+    for (int j = 0; j < STRIP; j++) x[j] = broadcast(value[j / 2]);
+}
+
+/* most[0 .. PAIR) = the largest scores of rows. NaN may be passed over: its exponential is not. */
+MT_INLINE void pair_max(mt_real *most, const mt_real *p, int64_t seen, int64_t columns)
+{
+    vec first[STRIP], top[STRIP], x[STRIP];
+    spread_strip(first, (const mt_real[PAIR]){ p[0], p[BK] });
+    memcpy(top, first, sizeof top);
+    for (int64_t c = 0; c < columns; c += PANEL) {
+        load_strip(x, p + c);
+        if (c + PANEL > seen) mask_strip(x, c, seen, first);
+        MT_UNROLL
+        for (int j = 0; j < STRIP; j++) top[j] = larger(top[j], x[j]);
+    }
+    for (int i = 0; i < PAIR; i++) most[i] = lanes_max(larger(top[2 * i], top[2 * i + 1]));
+}
+
+/* p = exp(p - base), masked ones 0, and the sums of rows. */
+MT_INLINE void pair_exp(mt_real *sum, mt_real *p, const mt_real *base, int64_t seen,
+                        int64_t columns)
+{
+    const vec zero[STRIP] = { { 0 } };
+    vec total[STRIP] = { { 0 } }, x[STRIP], off[STRIP];
+    spread_strip(off, base);
+    for (int64_t c = 0; c < columns; c += PANEL) {
+        load_strip(x, p + c);
+        /* As 0, since -Inf would be slow in exp. */
+        if (c + PANEL > seen) mask_strip(x, c, seen, off);
+        MT_UNROLL
+        for (int j = 0; j < STRIP; j++) x[j] -= off[j];
+        exp_vectors(x, STRIP);
+        if (c + PANEL > seen) mask_strip(x, c, seen, zero);
+        MT_UNROLL
+        for (int j = 0; j < STRIP; j++) total[j] += x[j];
+        store_strip(p + c, x);
+    }
+    for (int i = 0; i < PAIR; i++) sum[i] = lanes_sum(total[2 * i] + total[2 * i + 1]);
+}
+
 /* Scores become exp(score - new maximum), those masked 0, and what was summed so far shrinks to
  * that maximum. A pass at a time over all rows, since the steps of a row wait for each other. */
 static inline void soften(const struct softmax *f, const struct block *at)
 {
     mt_real base[BQ], sum[BQ], shrink[BQ];
+    for (int64_t r = 0; r < at->queries; r += PAIR)
+        pair_max(base + r, f->tile + r * BK, row_keys(at, r), row_columns(at, r));
     for (int64_t r = 0; r < at->queries; r++) {
-        /* Masked scores become the row's first, which is neither a new maximum nor, as -Inf, slow
-         * in exp. */
-        mt_real *p = f->tile + r * BK;
-        mask_row(p, row_keys(at, r), row_columns(at, r), p[0]);
-        base[r] = row_max(p, row_columns(at, r), f->most[r]);
-    }
-    for (int64_t r = 0; r < at->queries; r++) {
-        mt_real most = base[r];
+        mt_real most = base[r] > f->most[r] ? base[r] : f->most[r];
         /* All -Inf so far: any finite base gives sums of 0. */
         base[r] = most == -(mt_real)INFINITY ? 0 : most;
         shrink[r] = f->most[r] - base[r];
         f->most[r] = most;
     }
-    for (int64_t r = 0; r < at->queries; r++)
-        sum[r] = row_exp(f->tile + r * BK, row_keys(at, r), row_columns(at, r), base[r]);
+    for (int64_t r = 0; r < at->queries; r += PAIR)
+        pair_exp(sum + r, f->tile + r * BK, base + r, row_keys(at, r), row_columns(at, r));
 #pragma omp simd
     for (int64_t r = 0; r < at->queries; r++) {
         shrink[r] = mt_exp(shrink[r]);
@@ -122,18 +142,33 @@ static inline void soften(const struct softmax *f, const struct block *at)
     }
 }
 
-/* p becomes the probabilities, dp the gradient of the scores, dp = p (dp - dot); masked ones 0. */
-MT_INLINE void row_bwd(mt_real *p, mt_real *dp, mt_real lse, mt_real dot, int64_t seen,
-                       int64_t columns)
+/* Scores p become probabilities, dp the gradient of the scores, p (dp - dot); masked ones 0. */
+static inline void rows_bwd(mt_real *p, mt_real *dp, const mt_real *lse, const mt_real *dot,
+                            const struct block *at)
 {
-    columns &= -PANEL;
-#pragma omp simd
-    for (int64_t c = 0; c < columns; c++) {
-        p[c] = mt_exp(p[c] - lse);
-        dp[c] = p[c] * (dp[c] - dot);
+    const vec zero[STRIP] = { { 0 } };
+    for (int64_t r = 0; r < at->queries; r += PAIR) {
+        int64_t seen = row_keys(at, r), columns = row_columns(at, r),
+                next = mt_min(r + 1, at->queries - 1);
+        vec x[STRIP], d[STRIP], off[STRIP], mean[STRIP];
+        spread_strip(off, (const mt_real[PAIR]){ lse[r], lse[next] });
+        spread_strip(mean, (const mt_real[PAIR]){ dot[r], dot[next] });
+        for (int64_t c = 0; c < columns; c += PANEL) {
+            load_strip(x, p + r * BK + c);
+            MT_UNROLL
+            for (int j = 0; j < STRIP; j++) x[j] -= off[j];
+            exp_vectors(x, STRIP);
+            load_strip(d, dp + r * BK + c);
+            MT_UNROLL
+            for (int j = 0; j < STRIP; j++) d[j] = x[j] * (d[j] - mean[j]);
+            if (c + PANEL > seen) {
+                mask_strip(x, c, seen, zero);
+                mask_strip(d, c, seen, zero);
+            }
+            store_strip(p + r * BK + c, x);
+            store_strip(dp + r * BK + c, d);
+        }
     }
-    mask_row(p, seen, columns, 0);
-    mask_row(dp, seen, columns, 0);
 }
 
 MT_INLINE mt_real dot_rows(const mt_elem *a, const mt_elem *b, int64_t dim)

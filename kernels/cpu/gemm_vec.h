@@ -1,5 +1,5 @@
 /* The vector of the GEMM micro-kernel: VL reals of one register, and the few operations on it.
- * Fused multiply-adds of the cpu backend are asked for here, in attention.c and in vecmath.h. */
+ * Fused multiply-adds of the cpu backend are asked for here, in lanes.h and in vecmath.h. */
 #pragma once
 
 #include "kernels/cpu/variant.h"

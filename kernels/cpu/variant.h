@@ -7,7 +7,7 @@
  *   MT_CPU(x) the external name mt_cpu_x_<isa>_<dtype>
  *
  * A kernel is plain loops over mt_get and mt_put; the compiler vectorises them. Contraction is off,
- * so a fused multiply-add appears only where gemm_vec.h, attention.c or vecmath.h asks for one. */
+ * so a fused multiply-add appears only where gemm_vec.h, lanes.h or vecmath.h asks for one. */
 #pragma once
 
 #include <math.h>

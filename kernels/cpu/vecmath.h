@@ -60,6 +60,36 @@ MT_INLINE mt_real mt_multiply_add(mt_real a, mt_real b, mt_real c)
 #endif
 }
 
+/* Before a loop of constant length over registers: unrolled early enough for its array to live in
+ * registers, and for a loop around it to become vectors. */
+#ifdef __clang__
+#define MT_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MT_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#if MT_ELEM_BITS == 64
+#define MT_EXP_PER_LN2  0x1.71547652b82fep+0 /* 1 / ln 2 */
+#define MT_EXP_LN2_HIGH 0x1.62e42feep-1      /* ln 2 in two parts, n times this one exact */
+#define MT_EXP_LN2_LOW  0x1.a39ef35793c76p-33
+enum { MT_EXP_TERMS = 12 };
+/* (exp(r) - 1 - r) / r^2, highest power first: the rest of the series is below 2^-57. */
+static const double mt_exp_terms[MT_EXP_TERMS] = {
+    1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+    1.0 / 5040,       1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,
+};
+#else
+#define MT_EXP_PER_LN2  0x1.715476p+0f
+#define MT_EXP_LN2_HIGH 0x1.63p-1f
+#define MT_EXP_LN2_LOW  -0x1.bd0106p-13f
+enum { MT_EXP_TERMS = 6 };
+static const float mt_exp_terms[MT_EXP_TERMS] = {
+    /* minimax, Cephes expf */
+    1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f,
+};
+#endif
+
 /* exp(x) within 1.1 ulp over the whole range, gradual underflow included; exp(+Inf) = +Inf,
  * exp(-Inf) = 0, NaN stays NaN.
  *
@@ -68,46 +98,26 @@ MT_INLINE mt_real mt_multiply_add(mt_real a, mt_real b, mt_real c)
  * up) and moved to the exponent these are two powers of two with product 2^n: neither leaves the
  * range of normal numbers, and a subnormal result is rounded once. Clamping keeps n small; beyond
  * the clamps the result is 0 or Inf anyway. */
+MT_INLINE mt_real mt_exp(mt_real x)
+{
 #if MT_ELEM_BITS == 64
-MT_INLINE double mt_exp(double x)
-{
-    const double shift = 0x1.8p52 + 2 * 1023;
-    x = mt_clamp(x, 746);
-    double sum = mt_multiply_add(x, 0x1.71547652b82fep+0, shift), n = sum - shift; /* 1 / ln 2 */
-    double r = mt_multiply_add(n, -0x1.62e42feep-1, x); /* ln 2 in two parts, this product exact */
-    r = mt_multiply_add(n, -0x1.a39ef35793c76p-33, r);
-    double p = 1.0 / 6227020800; /* the rest of the series is below 2^-57 */
-    p = mt_multiply_add(p, r, 1.0 / 479001600);
-    p = mt_multiply_add(p, r, 1.0 / 39916800);
-    p = mt_multiply_add(p, r, 1.0 / 3628800);
-    p = mt_multiply_add(p, r, 1.0 / 362880);
-    p = mt_multiply_add(p, r, 1.0 / 40320);
-    p = mt_multiply_add(p, r, 1.0 / 5040);
-    p = mt_multiply_add(p, r, 1.0 / 720);
-    p = mt_multiply_add(p, r, 1.0 / 120);
-    p = mt_multiply_add(p, r, 1.0 / 24);
-    p = mt_multiply_add(p, r, 1.0 / 6);
-    p = mt_multiply_add(p, r, 0.5);
-    p = mt_multiply_add(p, r * r, r) + 1;
-    uint64_t bits = (uint64_t)mt_to_bits(sum), half = bits >> 1;
-    return p * mt_from_bits((int64_t)(half << 52)) * mt_from_bits((int64_t)((bits - half) << 52));
-}
+    enum { MANTISSA = 52 };
+    const mt_real shift = 0x1.8p52 + 2 * 1023, limit = 746;
+    typedef uint64_t unsigned_bits;
 #else
-MT_INLINE float mt_exp(float x)
-{
-    const float shift = 0x1.8p23f + 2 * 127;
-    x = mt_clamp(x, 104);
-    float sum = mt_multiply_add(x, 0x1.715476p+0f, shift), n = sum - shift; /* 1 / ln 2 */
-    float r = mt_multiply_add(n, -0x1.63p-1f, x); /* ln 2 in two parts, this product exact */
-    r = mt_multiply_add(n, 0x1.bd0106p-13f, r);
-    float p = 1.9875691500e-4f; /* minimax, Cephes expf */
-    p = mt_multiply_add(p, r, 1.3981999507e-3f);
-    p = mt_multiply_add(p, r, 8.3334519073e-3f);
-    p = mt_multiply_add(p, r, 4.1665795894e-2f);
-    p = mt_multiply_add(p, r, 1.6666665459e-1f);
-    p = mt_multiply_add(p, r, 5.0000001201e-1f);
-    p = mt_multiply_add(p, r * r, r) + 1;
-    uint32_t bits = (uint32_t)mt_to_bits(sum), half = bits >> 1;
-    return p * mt_f32_from_bits(half << 23) * mt_f32_from_bits((bits - half) << 23);
-}
+    enum { MANTISSA = 23 };
+    const mt_real shift = 0x1.8p23f + 2 * 127, limit = 104;
+    typedef uint32_t unsigned_bits;
 #endif
+    x = mt_clamp(x, limit);
+    mt_real sum = mt_multiply_add(x, MT_EXP_PER_LN2, shift), n = sum - shift;
+    mt_real r = mt_multiply_add(n, -MT_EXP_LN2_HIGH, x);
+    r = mt_multiply_add(n, -MT_EXP_LN2_LOW, r);
+    mt_real p = mt_exp_terms[0];
+    MT_UNROLL
+    for (int i = 1; i < MT_EXP_TERMS; i++) p = mt_multiply_add(p, r, mt_exp_terms[i]);
+    p = mt_multiply_add(p, r * r, r) + 1;
+    unsigned_bits bits = (unsigned_bits)mt_to_bits(sum), half = bits >> 1;
+    return p * mt_from_bits((mt_real_bits)(half << MANTISSA)) *
+           mt_from_bits((mt_real_bits)((bits - half) << MANTISSA));
+}

@@ -1,0 +1,139 @@
+/* Whole vectors of reals: `vec` holds LANES of them. Functions of a real that take long are here
+ * for several vectors in step: a chain of dependent operations keeps few units busy, and a core
+ * looks too few operations ahead to find the next chain by itself. */
+#pragma once
+
+#include "kernels/cpu/vecmath.h"
+#if MT_ISA_LEVEL > 0
+#include <immintrin.h>
+#endif
+
+#if MT_ISA_LEVEL == 512
+enum { VECTOR = 64 }; /* bytes */
+#elif MT_ISA_LEVEL == 2
+enum { VECTOR = 32 };
+#else
+enum { VECTOR = 16 };
+#endif
+enum { LANES = VECTOR / sizeof(mt_real) };
+
+typedef mt_real vec __attribute__((vector_size(VECTOR), may_alias));
+typedef mt_real_bits vec_bits __attribute__((vector_size(VECTOR), may_alias));
+/* The same in memory, at any element. */
+typedef mt_real vec_at __attribute__((vector_size(VECTOR), aligned(sizeof(mt_real)), may_alias));
+
+#if MT_ISA_LEVEL == 512 && MT_ELEM_BITS == 64
+#define MT_VEC_OP(op, ...) (vec) _mm512_##op##_pd(__VA_ARGS__)
+typedef __m512d mt_register;
+#elif MT_ISA_LEVEL == 512
+#define MT_VEC_OP(op, ...) (vec) _mm512_##op##_ps(__VA_ARGS__)
+typedef __m512 mt_register;
+#elif MT_ISA_LEVEL == 2 && MT_ELEM_BITS == 64
+#define MT_VEC_OP(op, ...) (vec) _mm256_##op##_pd(__VA_ARGS__)
+typedef __m256d mt_register;
+#elif MT_ISA_LEVEL == 2
+#define MT_VEC_OP(op, ...) (vec) _mm256_##op##_ps(__VA_ARGS__)
+typedef __m256 mt_register;
+#endif
+
+MT_INLINE vec broadcast(mt_real x)
+{
+    return x - (vec){ 0 };
+}
+
+/* a b + c, fused where there is an instruction for it. */
+MT_INLINE vec multiply_add(vec a, vec b, vec c)
+{
+#if MT_ISA_LEVEL > 0
+    return MT_VEC_OP(fmadd, (mt_register)a, (mt_register)b, (mt_register)c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* x where the mask is set, else y. */
+MT_INLINE vec choose(vec_bits mask, vec x, vec y)
+{
+    return (vec)((mask & (vec_bits)x) | (~mask & (vec_bits)y));
+}
+
+/* The larger and the smaller; x where either is NaN. */
+MT_INLINE vec larger(vec x, vec y)
+{
+#if MT_ISA_LEVEL > 0
+    return MT_VEC_OP(max, (mt_register)y, (mt_register)x);
+#else
+    return choose(y > x, y, x);
+#endif
+}
+
+MT_INLINE vec smaller(vec x, vec y)
+{
+#if MT_ISA_LEVEL > 0
+    return MT_VEC_OP(min, (mt_register)y, (mt_register)x);
+#else
+    return choose(y < x, y, x);
+#endif
+}
+
+/* Lanes that are less than `count`. */
+MT_INLINE vec_bits lanes_below(int64_t count)
+{
+    vec_bits lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return lane < (mt_real_bits)(count > LANES ? LANES : count < 0 ? 0 : count);
+}
+
+/* Sum and maximum over the lanes, halves onto each other. */
+MT_INLINE mt_real lanes_sum(vec x)
+{
+    mt_real lane[LANES];
+    memcpy(lane, &x, sizeof x);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+MT_INLINE mt_real lanes_max(vec x)
+{
+    mt_real lane[LANES];
+    memcpy(lane, &x, sizeof x);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
+    return lane[0];
+}
+
+/* exp of x[0 .. count): as mt_exp, but x above mt_exp_most counts as that. So 2^n needs one product
+ * more only below: it is 2^(n + lift) 2^-lift, and a subnormal result is rounded once. */
+MT_INLINE void exp_vectors(vec *x, int count)
+{
+#if MT_ELEM_BITS == 64
+    enum { LIFT = 600, MANTISSA = 52, BIAS = 1023 };
+    const mt_real shift = 0x1.8p52 + BIAS + LIFT, drop = 0x1p-600, least = -746, most = 290;
+#else
+    enum { LIFT = 64, MANTISSA = 23, BIAS = 127 };
+    const mt_real shift = 0x1.8p23f + BIAS + LIFT, drop = 0x1p-64f, least = -104, most = 43;
+#endif
+    vec sum[8], p[8], n[8];
+    MT_UNROLL
+    for (int j = 0; j < count; j++) {
+        x[j] = smaller(larger(x[j], broadcast(least)), broadcast(most));
+        sum[j] = multiply_add(x[j], broadcast(MT_EXP_PER_LN2), broadcast(shift));
+        n[j] = sum[j] - shift;
+    }
+    MT_UNROLL
+    for (int j = 0; j < count; j++) x[j] = multiply_add(n[j], broadcast(-MT_EXP_LN2_HIGH), x[j]);
+    MT_UNROLL
+    for (int j = 0; j < count; j++) {
+        x[j] = multiply_add(n[j], broadcast(-MT_EXP_LN2_LOW), x[j]);
+        p[j] = broadcast(mt_exp_terms[0]);
+    }
+    MT_UNROLL
+    for (int i = 1; i < MT_EXP_TERMS; i++) MT_UNROLL
+    for (int j = 0; j < count; j++) p[j] = multiply_add(p[j], x[j], broadcast(mt_exp_terms[i]));
+    MT_UNROLL
+    for (int j = 0; j < count; j++) p[j] = multiply_add(p[j], x[j] * x[j], x[j]) + 1;
+    MT_UNROLL
+    for (int j = 0; j < count; j++) x[j] = p[j] * (vec)((vec_bits)sum[j] << MANTISSA) * drop;
+}
