@@ -1,0 +1,93 @@
+/* How ranks talk: one contract, a backend behind it (self: one process; mpi: CPU processes).
+ *
+ * Every function below that takes a comm is collective: all its ranks call it, in the same order,
+ * with the same sizes. `what` says what is moved, for the watchdog: a literal, or text that lives
+ * through the call. Memory is the stream's device's, or host memory where the stream is NULL; a
+ * call is ordered after what the stream was given before. `to` and `from` do not overlap unless
+ * said. 0 bytes are legal.
+ *
+ * Sums are made in the order of the ranks, ((x0 + x1) + x2) + ..., each addition rounded to the
+ * type (bf16: in f32, rounded once at the end): the same bits on every rank, in every run.
+ *
+ * The ranks' collectives are numbered together, whatever comm they belong to. Errors: MT_EINVAL
+ * names the collective and the rule; MT_EDEVICE the backend's reason. A rank that does not come is
+ * no error here: the watchdog names it and on_fault ends the process. */
+#pragma once
+
+#include "core/device.h"
+#include "dist/launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mt_comm mt_comm;
+
+typedef enum mt_reduce { MT_REDUCE_SUM, MT_REDUCE_MAX, MT_REDUCE_COUNT } mt_reduce;
+
+typedef struct mt_comm_options {
+    double timeout_s; /* how long a rank may wait for the others; 0: 300 */
+    /* As in dist/watch.h: should print the sentence (on one rank) and end the process. */
+    void (*on_fault)(void *context, int by, const char *sentence);
+    void *context;
+} mt_comm_options;
+
+/* The world that `launch` describes. options may be NULL. Errors: MT_EUNSUPPORTED where this build
+ * has nothing that connects these processes. */
+mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_options *options);
+/* Closes a comm; the world last. Collective. NULL-safe. */
+void mt_comm_close(mt_comm **comm);
+/* Leaves without the others, after an error of this rank: everyone else is ended, and told this
+ * rank and the sentence. The world must not be used, nor closed, any more. NULL-safe. */
+void mt_comm_abort(mt_comm *comm, const char *sentence);
+
+int mt_comm_rank(const mt_comm *comm);
+int mt_comm_size(const mt_comm *comm);
+const char *mt_comm_backend(const mt_comm *comm); /* "self", "mpi" */
+/* Collectives this process has made, over all comms. */
+uint64_t mt_comm_sequence(const mt_comm *comm);
+
+/* The ranks of `comm` with this rank's color, in their order there. */
+mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color);
+
+/* to[r] = from of rank r, `bytes` each. `from` may be this rank's place in `to`. */
+mt_status mt_comm_all_gather(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                             size_t bytes, const char *what);
+/* to[i] = the reduction over ranks of their from[rank * count + i], i < count. */
+mt_status mt_comm_reduce_scatter(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                                 int64_t count, mt_dtype dtype, mt_reduce reduce, const char *what);
+/* data[i] = the reduction over ranks of their data[i]. MAX: NaN is larger than every number. */
+mt_status mt_comm_all_reduce(mt_comm *comm, mt_stream *stream, void *data, int64_t count,
+                             mt_dtype dtype, mt_reduce reduce, const char *what);
+/* Block r of `from` goes to rank r, whose block for this rank comes into block r of `to`. A block
+ * is `block_bytes` long, a multiple of 8, and begins with an int64: how many of the bytes that
+ * follow are in use. What is beyond them may not be sent: it is undefined in `to`. */
+mt_status mt_comm_all_to_all(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                             size_t block_bytes, const char *what);
+/* data of every rank = that of rank `root`. */
+mt_status mt_comm_broadcast(mt_comm *comm, mt_stream *stream, void *data, size_t bytes, int root,
+                            const char *what);
+mt_status mt_comm_barrier(mt_comm *comm, const char *what);
+
+/* Elements in place of bytes. */
+static inline mt_status mt_comm_all_gather_of(mt_comm *comm, mt_stream *stream, void *to,
+                                              const void *from, int64_t count, mt_dtype dtype,
+                                              const char *what)
+{
+    return mt_comm_all_gather(comm, stream, to, from, (size_t)count * mt_dtype_size(dtype), what);
+}
+static inline mt_status mt_comm_broadcast_of(mt_comm *comm, mt_stream *stream, void *data,
+                                             int64_t count, mt_dtype dtype, int root,
+                                             const char *what)
+{
+    return mt_comm_broadcast(comm, stream, data, (size_t)count * mt_dtype_size(dtype), root, what);
+}
+
+/* Fails on every rank if it failed on any, after all have come: `status` is this rank's. The others
+ * get MT_EDEVICE, or the failed rank's own code, and a sentence that names the first failed rank
+ * and its reason. */
+mt_status mt_comm_agree(mt_comm *comm, mt_status status, const char *what);
+
+#ifdef __cplusplus
+}
+#endif

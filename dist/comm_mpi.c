@@ -1,0 +1,233 @@
+/* CPU processes over MPI: bytes are moved by MPI, sums are made here, in the order of the ranks.
+ * The only door to mpi.h. */
+#include "dist/comm_priv.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A rank's part of what is reduced at a time: bounds the memory that the others' parts need. */
+enum { CHUNK_BYTES = 1 << 20, MOST_BYTES = 1 << 30 };
+
+typedef struct mpi {
+    MPI_Comm comm;
+    char *scratch; /* every rank's chunk */
+} mpi;
+
+static MPI_Comm of(const mt_comm *c)
+{
+    return ((const mpi *)c->impl)->comm;
+}
+
+static mt_status check(const char *doing, int code)
+{
+    char reason[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    if (code == MPI_SUCCESS) return MT_OK;
+    MPI_Error_string(code, reason, &length);
+    return MT_FAIL(MT_EDEVICE, "MPI: %s: %s", doing, reason);
+}
+#define MT_MPI(doing, x) MT_TRY(check((doing), (x)))
+
+/* Work that the stream was given before has to be done. */
+static mt_status settle(mt_stream *stream)
+{
+    return stream ? mt_device_synchronize(stream->device) : MT_OK;
+}
+
+static mt_status wrap(mt_comm *c, MPI_Comm comm)
+{
+    mpi *impl = calloc(1, sizeof *impl);
+    MT_REQUIRE(impl, MT_ENOMEM, "comm: out of memory");
+    c->impl = impl, impl->comm = comm;
+    MT_MPI("MPI_Comm_rank", MPI_Comm_rank(comm, &c->rank));
+    MT_MPI("MPI_Comm_size", MPI_Comm_size(comm, &c->size));
+    impl->scratch = malloc((size_t)c->size * CHUNK_BYTES);
+    MT_REQUIRE(impl->scratch, MT_ENOMEM, "comm: no memory for %d chunks", c->size);
+    return MT_OK;
+}
+
+static void mpi_close(mt_comm *c)
+{
+    mpi *impl = c->impl;
+    if (!impl) return;
+    bool world = impl->comm == MPI_COMM_WORLD;
+    if (!world) MPI_Comm_free(&impl->comm);
+    free(impl->scratch);
+    free(impl);
+    c->impl = NULL;
+    if (world) MPI_Finalize();
+}
+
+static mt_status mpi_split(mt_comm *part, const mt_comm *whole, int color)
+{
+    MPI_Comm comm;
+    MT_MPI("MPI_Comm_split", MPI_Comm_split(of(whole), color, whole->rank, &comm));
+    mt_status status = wrap(part, comm);
+    if (status != MT_OK) mpi_close(part);
+    return status;
+}
+
+/* MPI's counts are ints: what is longer goes in pieces. */
+static mt_status mpi_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                size_t bytes)
+{
+    MT_TRY(settle(stream));
+    char *own = (char *)to + (size_t)c->rank * bytes;
+    if (own != from) memcpy(own, from, bytes);
+    for (size_t at = 0; at < bytes; at += MOST_BYTES) {
+        size_t n = bytes - at < MOST_BYTES ? bytes - at : MOST_BYTES;
+        MPI_Datatype run,
+            spaced; /* a piece of a rank's place in `to`, and from there to the next */
+        MT_MPI("MPI_Type_contiguous", MPI_Type_contiguous((int)n, MPI_BYTE, &run));
+        MT_MPI("MPI_Type_create_resized",
+               MPI_Type_create_resized(run, 0, (MPI_Aint)bytes, &spaced));
+        MT_MPI("MPI_Type_commit", MPI_Type_commit(&spaced));
+        int code =
+            MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, (char *)to + at, 1, spaced, of(c));
+        MPI_Type_free(&run);
+        MPI_Type_free(&spaced);
+        MT_MPI("MPI_Allgather", code);
+    }
+    return MT_OK;
+}
+
+/* Chunk after chunk: every rank's part for this one comes in, and is added up in order. */
+static mt_status mpi_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                    int64_t count, mt_dtype dtype, mt_reduce reduce)
+{
+    MT_TRY(settle(stream));
+    int64_t size = (int64_t)mt_dtype_size(dtype), step = CHUNK_BYTES / size;
+    char *scratch = ((mpi *)c->impl)->scratch;
+    MPI_Request *requests = malloc(2 * (size_t)c->size * sizeof *requests);
+    MT_REQUIRE(requests, MT_ENOMEM, "comm: out of memory");
+    mt_status status = MT_OK;
+    for (int64_t at = 0; at < count && status == MT_OK; at += step) {
+        int64_t n = count - at < step ? count - at : step;
+        int bytes = (int)(n * size), code = MPI_SUCCESS;
+        for (int r = 0; r < c->size && code == MPI_SUCCESS; r++)
+            code = MPI_Irecv(scratch + (size_t)r * CHUNK_BYTES, bytes, MPI_BYTE, r, 0, of(c),
+                             &requests[2 * r]);
+        for (int r = 0; r < c->size && code == MPI_SUCCESS; r++)
+            code = MPI_Isend((const char *)from + (r * count + at) * size, bytes, MPI_BYTE, r, 0,
+                             of(c), &requests[2 * r + 1]);
+        if (code == MPI_SUCCESS) code = MPI_Waitall(2 * c->size, requests, MPI_STATUSES_IGNORE);
+        status = check("reduce_scatter", code);
+        if (status == MT_OK)
+            status = mt_comm_fold((char *)to + at * size, scratch, c->size, CHUNK_BYTES / size, n,
+                                  dtype, reduce);
+    }
+    free(requests);
+    return status;
+}
+
+static mt_status mpi_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
+                                mt_dtype dtype, mt_reduce reduce)
+{
+    MT_TRY(settle(stream));
+    int64_t size = (int64_t)mt_dtype_size(dtype), step = CHUNK_BYTES / size;
+    char *scratch = ((mpi *)c->impl)->scratch;
+    for (int64_t at = 0; at < count; at += step) {
+        int64_t n = count - at < step ? count - at : step;
+        char *here = (char *)data + at * size;
+        MT_MPI("MPI_Allgather", MPI_Allgather(here, (int)(n * size), MPI_BYTE, scratch,
+                                              (int)(n * size), MPI_BYTE, of(c)));
+        MT_TRY(mt_comm_fold(here, scratch, c->size, n, n, dtype, reduce));
+    }
+    return MT_OK;
+}
+
+static mt_status mpi_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                size_t block_bytes)
+{
+    MT_TRY(settle(stream));
+    MT_REQUIRE(block_bytes <= MOST_BYTES, MT_EUNSUPPORTED,
+               "MPI: all_to_all of blocks of %zu bytes, at most %d", block_bytes, MOST_BYTES);
+    MPI_Request *requests = malloc(2 * (size_t)c->size * sizeof *requests);
+    MT_REQUIRE(requests, MT_ENOMEM, "comm: out of memory");
+    int code = MPI_SUCCESS;
+    for (int r = 0; r < c->size && code == MPI_SUCCESS; r++)
+        code = MPI_Irecv((char *)to + (size_t)r * block_bytes, (int)block_bytes, MPI_BYTE, r, 1,
+                         of(c), &requests[2 * r]);
+    mt_status status = MT_OK;
+    for (int r = 0; r < c->size && code == MPI_SUCCESS; r++) {
+        const char *block = (const char *)from + (size_t)r * block_bytes;
+        int64_t used, room = (int64_t)(block_bytes - sizeof used);
+        memcpy(&used, block, sizeof used);
+        if (used < 0 || used > room) {
+            status = MT_FAIL(MT_EINVAL, "all_to_all: the block for rank %d uses %lld of %lld bytes",
+                             r, (long long)used, (long long)room);
+            used = 0;
+        }
+        code = MPI_Isend(block, (int)(used + (int64_t)sizeof used), MPI_BYTE, r, 1, of(c),
+                         &requests[2 * r + 1]);
+    }
+    if (code == MPI_SUCCESS) code = MPI_Waitall(2 * c->size, requests, MPI_STATUSES_IGNORE);
+    free(requests);
+    MT_TRY(status);
+    return check("all_to_all", code);
+}
+
+static mt_status mpi_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
+{
+    MT_TRY(settle(stream));
+    for (size_t at = 0; at < bytes; at += MOST_BYTES) {
+        size_t n = bytes - at < MOST_BYTES ? bytes - at : MOST_BYTES;
+        MT_MPI("MPI_Bcast", MPI_Bcast((char *)data + at, (int)n, MPI_BYTE, root, of(c)));
+    }
+    return MT_OK;
+}
+
+static mt_status mpi_barrier(mt_comm *c)
+{
+    MT_MPI("MPI_Barrier", MPI_Barrier(of(c)));
+    return MT_OK;
+}
+
+const struct mt_comm_ops mt_comm_mpi = {
+    .name = "mpi",
+    .split = mpi_split,
+    .all_gather = mpi_all_gather,
+    .reduce_scatter = mpi_reduce_scatter,
+    .all_reduce = mpi_all_reduce,
+    .all_to_all = mpi_all_to_all,
+    .broadcast = mpi_broadcast,
+    .barrier = mpi_barrier,
+    .close = mpi_close,
+};
+
+/* Rank 0 listens, tells everyone where, and everyone connects. */
+static mt_status start_watch(mt_comm *c, const mt_comm_options *options)
+{
+    mt_watch_options o = { .rank = c->rank,
+                           .world = c->size,
+                           .timeout_s = options->timeout_s,
+                           .on_fault = options->on_fault,
+                           .context = options->context };
+    char address[MT_WATCH_ADDRESS] = "";
+    int listener = -1;
+    if (c->rank == 0) MT_TRY(mt_watch_listen(&listener, address));
+    MT_MPI("MPI_Bcast", MPI_Bcast(address, sizeof address, MPI_CHAR, 0, MPI_COMM_WORLD));
+    return mt_watch_start(&c->watch, &o, listener, address);
+}
+
+mt_status mt_comm_mpi_open(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
+{
+    int given, initialized = 0;
+    MPI_Initialized(&initialized);
+    MT_REQUIRE(!initialized, MT_EINVAL, "comm: MPI has been started already");
+    MT_MPI("MPI_Init_thread", MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &given));
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    mt_status status = wrap(c, MPI_COMM_WORLD);
+    if (status == MT_OK && (c->size != launch->world || c->rank != launch->rank))
+        status = MT_FAIL(MT_ECONFIG, "%s says rank %d of %d, MPI says %d of %d", launch->launcher,
+                         launch->rank, launch->world, c->rank, c->size);
+    if (status == MT_OK) status = start_watch(c, options);
+    if (status == MT_OK) {
+        c->ops = &mt_comm_mpi;
+        return MT_OK;
+    }
+    mpi_close(c);
+    return status;
+}

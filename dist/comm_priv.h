@@ -1,0 +1,50 @@
+/* What a backend of comm is. Arguments have been checked; sizes are not 0 and the comm has more
+ * than one rank, where it is not `self`. */
+#pragma once
+
+#include "dist/comm.h"
+#include "dist/watch.h"
+
+struct mt_comm_ops {
+    const char *name;
+    mt_status (*split)(mt_comm *part, const mt_comm *whole, int color); /* sets rank, size, impl */
+    mt_status (*all_gather)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                            size_t bytes);
+    mt_status (*reduce_scatter)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                                int64_t count, mt_dtype dtype, mt_reduce reduce);
+    mt_status (*all_reduce)(mt_comm *comm, mt_stream *stream, void *data, int64_t count,
+                            mt_dtype dtype, mt_reduce reduce);
+    mt_status (*all_to_all)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                            size_t block_bytes);
+    mt_status (*broadcast)(mt_comm *comm, mt_stream *stream, void *data, size_t bytes, int root);
+    mt_status (*barrier)(mt_comm *comm);
+    void (*close)(mt_comm *comm);
+};
+
+struct mt_comm {
+    const struct mt_comm_ops *ops;
+    int rank, size;
+    uint64_t group;  /* the same number on its ranks, and only there */
+    mt_watch *watch; /* the world's; NULL with one process */
+    mt_comm *world;  /* NULL: this is it */
+    int splits;      /* made of it so far */
+    uint64_t alone;  /* collectives of a process without a watchdog */
+    void *impl;
+};
+
+extern const struct mt_comm_ops mt_comm_self;
+
+/* Opens the world: sets rank, size, watch, impl. */
+typedef mt_status (*mt_comm_backend_open)(mt_comm *comm, const mt_launch *launch,
+                                          const mt_comm_options *options);
+#ifdef MT_HAVE_mpi
+extern const struct mt_comm_ops mt_comm_mpi;
+mt_status mt_comm_mpi_open(mt_comm *comm, const mt_launch *launch, const mt_comm_options *options);
+#else
+#define mt_comm_mpi_open NULL
+#endif
+
+/* to[i] = reduction of `blocks` blocks of `count` elements, `stride` elements apart, in order. Host
+ * memory; `to` may be the first block. MT_EUNSUPPORTED names a type without arithmetic. */
+mt_status mt_comm_fold(void *to, const void *from, int blocks, int64_t stride, int64_t count,
+                       mt_dtype dtype, mt_reduce reduce);

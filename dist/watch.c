@@ -1,0 +1,433 @@
+/* The watchdog. Rank 0's thread listens to all and judges; the other threads report and obey. */
+#include "dist/watch.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TICK_MS = 100, WORD = 64, NOBODY = -1 };
+
+typedef enum kind { STATE, FAULT, BYE } kind;
+
+/* Where a rank is. */
+typedef struct place {
+    uint64_t sequence; /* of the collective it is in, or was in last */
+    uint64_t bytes, group;
+    double waited; /* seconds in it */
+    int32_t waiting;
+    char op[WORD], what[WORD];
+} place;
+
+/* What goes over the wire, whole; ranks are of one build. */
+typedef struct message {
+    int32_t kind, rank;
+    place place;
+    char text[MT_WATCH_TEXT];
+} message;
+
+typedef struct peer {
+    int socket; /* -1: not connected */
+    bool came, left;
+    place place;
+} peer;
+
+struct mt_watch {
+    mt_watch_options options;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t over;
+    place here;
+    double entered, started;
+    bool stopping, faulted, reported; /* reported: this rank's own fault is known to rank 0 */
+    bool led;                         /* rank 0 has not left yet */
+    int listener, upward;             /* sockets; upward: to rank 0 */
+    peer *peers;                      /* rank 0: of every rank */
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- sockets -----------------------------------------------------------------------------------
+ */
+
+mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS])
+{
+    struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY) };
+    socklen_t bytes = sizeof any;
+    char host[MT_WATCH_ADDRESS - 8] = "";
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool ok = s >= 0 && bind(s, (struct sockaddr *)&any, bytes) == 0 && listen(s, 1024) == 0 &&
+              getsockname(s, (struct sockaddr *)&any, &bytes) == 0 &&
+              gethostname(host, sizeof host - 1) == 0;
+    if (!ok) {
+        mt_status status = MT_FAIL(MT_EDEVICE, "watchdog: cannot listen: %s", strerror(errno));
+        if (s >= 0) close(s);
+        return status;
+    }
+    snprintf(address, MT_WATCH_ADDRESS, "%s:%d", host, (int)ntohs(any.sin_port));
+    *listener = s;
+    return MT_OK;
+}
+
+/* A connection to "host:port", -1 while there is none; this host by the loopback. */
+static int connect_to(const char *address)
+{
+    char host[MT_WATCH_ADDRESS], here[MT_WATCH_ADDRESS] = "";
+    snprintf(host, sizeof host, "%s", address);
+    char *port = strrchr(host, ':');
+    if (!port) return -1;
+    *port++ = '\0';
+    gethostname(here, sizeof here - 1);
+    struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM }, *found = NULL;
+    if (getaddrinfo(strcmp(host, here) ? host : "127.0.0.1", port, &hints, &found) != 0) return -1;
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s >= 0 && connect(s, found->ai_addr, found->ai_addrlen) != 0) {
+        close(s);
+        s = -1;
+    }
+    freeaddrinfo(found);
+    return s;
+}
+
+static bool send_message(int to, const message *m)
+{
+    return to >= 0 && send(to, m, sizeof *m, MSG_NOSIGNAL) == (ssize_t)sizeof *m;
+}
+
+static bool receive_message(int from, message *m)
+{
+    if (recv(from, m, sizeof *m, MSG_WAITALL) != (ssize_t)sizeof *m) return false;
+    m->text[sizeof m->text - 1] = m->place.op[WORD - 1] = m->place.what[WORD - 1] = '\0';
+    return true;
+}
+
+/* ---- judging: rank 0 ---------------------------------------------------------------------------
+ */
+
+static place place_here(mt_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    place p = w->here;
+    if (p.waiting) p.waited = now() - w->entered;
+    pthread_mutex_unlock(&w->lock);
+    return p;
+}
+
+static void describe(char text[MT_WATCH_TEXT / 4], const place *p)
+{
+    snprintf(text, MT_WATCH_TEXT / 4, "%.32s #%llu%s%.40s%s", p->op,
+             (unsigned long long)p->sequence, *p->what ? " (" : "", p->what, *p->what ? ")" : "");
+}
+
+/* Everyone hears of it, then this rank. */
+static void declare(mt_watch *w, int by, const char *sentence)
+{
+    message m = { .kind = FAULT, .rank = by };
+    snprintf(m.text, sizeof m.text, "%s", sentence);
+    for (int r = 1; w->peers && r < w->options.world; r++)
+        if (!w->peers[r].left) send_message(w->peers[r].socket, &m);
+    pthread_mutex_lock(&w->lock);
+    bool own = w->reported, first = !w->faulted;
+    w->faulted = true;
+    pthread_cond_broadcast(&w->over);
+    pthread_mutex_unlock(&w->lock);
+    if (first && !own && w->options.on_fault) w->options.on_fault(w->options.context, by, m.text);
+}
+
+/* Names the ranks that have not come to `late`'s collective; the first of them, or NOBODY. */
+static int name_missing(const mt_watch *w, const place *late, char *text, size_t size)
+{
+    int first = NOBODY;
+    size_t used = 0;
+    for (int r = 0; r < w->options.world && used < size; r++) {
+        const peer *p = &w->peers[r];
+        if (p->left || p->place.sequence >= late->sequence) continue;
+        char at[MT_WATCH_TEXT / 4] = "";
+        if (p->place.sequence) describe(at, &p->place);
+        used += (size_t)snprintf(text + used, size - used, "%srank %d, %s%s",
+                                 first == NOBODY ? "" : "; ", r,
+                                 !p->came             ? "which never arrived"
+                                 : !p->place.sequence ? "which has made none"
+                                 : p->place.waiting   ? "which is in "
+                                                      : "which has left ",
+                                 at);
+        if (first == NOBODY) first = r;
+    }
+    return first;
+}
+
+/* Ranks of one group in different collectives of one number. */
+static bool judge_pair(mt_watch *w, int a, int b)
+{
+    const place *p = &w->peers[a].place, *q = &w->peers[b].place;
+    if (!p->waiting || !q->waiting || p->sequence != q->sequence || p->group != q->group)
+        return false;
+    if (!strcmp(p->op, q->op) && p->bytes == q->bytes) return false;
+    char left[MT_WATCH_TEXT / 4], right[MT_WATCH_TEXT / 4], text[MT_WATCH_TEXT];
+    describe(left, p);
+    describe(right, q);
+    snprintf(text, sizeof text,
+             "ranks do not do the same: rank %d is in %s of %llu bytes, rank %d in %s of %llu", a,
+             left, (unsigned long long)p->bytes, b, right, (unsigned long long)q->bytes);
+    declare(w, b, text);
+    return true;
+}
+
+static void judge(mt_watch *w)
+{
+    w->peers[0].place = place_here(w);
+    for (int r = 0; r < w->options.world; r++) {
+        const place *p = &w->peers[r].place;
+        for (int before = 0; before < r; before++)
+            if (judge_pair(w, before, r)) return;
+        if (!p->waiting || p->waited < w->options.timeout_s) continue;
+        char at[MT_WATCH_TEXT / 4], missing[MT_WATCH_TEXT / 2] = "", text[MT_WATCH_TEXT];
+        describe(at, p);
+        int by = name_missing(w, p, missing, sizeof missing);
+        snprintf(text, sizeof text, "%s: rank %d has waited %.1f s for %s", at, r, p->waited,
+                 by == NOBODY ? "data that does not come, though every rank is there" : missing);
+        declare(w, by, text);
+        return;
+    }
+    if (now() - w->started < w->options.timeout_s) return;
+    for (int r = 1; r < w->options.world; r++)
+        if (!w->peers[r].came) {
+            char text[MT_WATCH_TEXT];
+            snprintf(text, sizeof text, "rank %d of %d never arrived, after %.1f s", r,
+                     w->options.world, w->options.timeout_s);
+            declare(w, r, text);
+            return;
+        }
+}
+
+static void lost(mt_watch *w, int r)
+{
+    peer *p = &w->peers[r];
+    char at[MT_WATCH_TEXT / 4], text[MT_WATCH_TEXT];
+    close(p->socket);
+    p->socket = -1;
+    if (p->left) return;
+    describe(at, &p->place);
+    snprintf(text, sizeof text, "rank %d is gone: its process has ended without a word, %s %s", r,
+             p->place.sequence ? (p->place.waiting ? "in" : "after") : "before any collective",
+             p->place.sequence ? at : "");
+    p->left = true;
+    declare(w, r, text);
+}
+
+static void accept_peer(mt_watch *w)
+{
+    message m;
+    int s = accept4(w->listener, NULL, NULL, SOCK_CLOEXEC);
+    if (s < 0) return;
+    struct timeval patience = { .tv_sec = 1 };
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (!receive_message(s, &m) || m.rank <= 0 || m.rank >= w->options.world ||
+        w->peers[m.rank].came) {
+        close(s);
+        return;
+    }
+    w->peers[m.rank] = (peer){ .socket = s, .came = true, .place = m.place };
+}
+
+static void hear(mt_watch *w, int r)
+{
+    message m;
+    if (!receive_message(w->peers[r].socket, &m)) {
+        lost(w, r);
+        return;
+    }
+    w->peers[r].place = m.place;
+    if (m.kind == BYE) w->peers[r].left = true;
+    if (m.kind == FAULT) declare(w, r, m.text);
+}
+
+static void lead(mt_watch *w, struct pollfd *polled, int *ranks)
+{
+    int n = 0;
+    polled[n++] = (struct pollfd){ .fd = w->listener, .events = POLLIN };
+    for (int r = 1; r < w->options.world; r++) {
+        if (w->peers[r].socket < 0) continue;
+        ranks[n] = r;
+        polled[n++] = (struct pollfd){ .fd = w->peers[r].socket, .events = POLLIN };
+    }
+    if (poll(polled, (nfds_t)n, TICK_MS) > 0) {
+        if (polled[0].revents) accept_peer(w);
+        for (int i = 1; i < n; i++)
+            if (polled[i].revents) hear(w, ranks[i]);
+    }
+    judge(w);
+}
+
+/* ---- obeying: the others -----------------------------------------------------------------------
+ */
+
+static void follow(mt_watch *w)
+{
+    struct pollfd up = { .fd = w->upward, .events = POLLIN };
+    message m = { .kind = STATE, .rank = w->options.rank, .place = place_here(w) };
+    send_message(w->upward, &m);
+    if (poll(&up, 1, TICK_MS) <= 0) return;
+    if (!receive_message(w->upward, &m)) {
+        m = (message){ .kind = FAULT };
+        snprintf(m.text, sizeof m.text, "rank 0 is gone: its process has ended without a word");
+    }
+    if (m.kind == FAULT) declare(w, m.rank, m.text);
+    if (m.kind == BYE) w->led = false;
+}
+
+static bool ended(mt_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    bool is = w->stopping || w->faulted;
+    pthread_mutex_unlock(&w->lock);
+    return is;
+}
+
+static void *run(void *user)
+{
+    mt_watch *w = user;
+    int world = w->options.world;
+    struct pollfd *polled = calloc((size_t)world + 1, sizeof *polled);
+    int *ranks = calloc((size_t)world + 1, sizeof *ranks);
+    while (polled && ranks && !ended(w)) {
+        if (w->options.rank == 0)
+            lead(w, polled, ranks);
+        else if (w->led)
+            follow(w);
+        else
+            nanosleep(&(struct timespec){ .tv_nsec = TICK_MS * 1000000L }, NULL);
+    }
+    free(polled);
+    free(ranks);
+    return NULL;
+}
+
+/* ---- start and end -----------------------------------------------------------------------------
+ */
+
+static mt_status join(mt_watch *w, const char *address)
+{
+    const mt_watch_options *o = &w->options;
+    message hello = { .kind = STATE, .rank = o->rank };
+    while ((w->upward = connect_to(address)) < 0 && now() - w->started < o->timeout_s)
+        nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    MT_REQUIRE(send_message(w->upward, &hello), MT_EDEVICE,
+               "rank %d: rank 0 does not answer at %s after %.1f s", o->rank, address,
+               now() - w->started);
+    return MT_OK;
+}
+
+static void release(mt_watch **watch)
+{
+    mt_watch *w = *watch;
+    if (w->listener >= 0) close(w->listener);
+    if (w->upward >= 0) close(w->upward);
+    for (int r = 0; w->peers && r < w->options.world; r++)
+        if (w->peers[r].socket >= 0) close(w->peers[r].socket);
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->over);
+    free(w->peers);
+    free(w);
+    *watch = NULL;
+}
+
+mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int listener,
+                         const char *address)
+{
+    *watch = NULL;
+    mt_watch *w = calloc(1, sizeof *w);
+    MT_REQUIRE(w, MT_ENOMEM, "watchdog: out of memory");
+    w->options = *options, w->started = now();
+    w->listener = listener, w->upward = -1, w->led = true;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->over, NULL);
+    mt_status status = MT_OK;
+    if (options->rank == 0) {
+        w->peers = calloc((size_t)options->world, sizeof *w->peers);
+        if (!w->peers) status = MT_FAIL(MT_ENOMEM, "watchdog: out of memory");
+        for (int r = 0; w->peers && r < options->world; r++)
+            w->peers[r] = (peer){ .socket = -1, .came = r == 0 };
+    } else {
+        status = join(w, address);
+    }
+    if (status == MT_OK && pthread_create(&w->thread, NULL, run, w) != 0)
+        status = MT_FAIL(MT_EDEVICE, "watchdog: cannot start a thread: %s", strerror(errno));
+    if (status != MT_OK) {
+        release(&w);
+        return status;
+    }
+    *watch = w;
+    return MT_OK;
+}
+
+void mt_watch_stop(mt_watch **watch)
+{
+    mt_watch *w = *watch;
+    if (!w) return;
+    message bye = { .kind = BYE, .rank = w->options.rank };
+    pthread_mutex_lock(&w->lock);
+    w->stopping = true;
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    send_message(w->upward, &bye);
+    for (int r = 1; w->peers && r < w->options.world; r++) send_message(w->peers[r].socket, &bye);
+    release(watch);
+}
+
+void mt_watch_enter(mt_watch *w, const char *op, const char *what, uint64_t bytes, uint64_t group)
+{
+    pthread_mutex_lock(&w->lock);
+    w->here.sequence++;
+    w->here.bytes = bytes, w->here.group = group, w->here.waiting = true;
+    snprintf(w->here.op, WORD, "%s", op);
+    snprintf(w->here.what, WORD, "%s", what);
+    w->entered = now();
+    pthread_mutex_unlock(&w->lock);
+}
+
+void mt_watch_leave(mt_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->here.waiting = false, w->here.waited = 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
+uint64_t mt_watch_sequence(const mt_watch *w)
+{
+    return w->here.sequence; /* written by the calling thread alone */
+}
+
+void mt_watch_fault(mt_watch *w, const char *sentence)
+{
+    message m = { .kind = FAULT, .rank = w->options.rank };
+    snprintf(m.text, sizeof m.text, "%s", sentence);
+    pthread_mutex_lock(&w->lock);
+    bool told = w->faulted;
+    w->reported = true;
+    pthread_mutex_unlock(&w->lock);
+    if (told) return;
+    if (w->options.rank == 0) {
+        declare(w, 0, sentence);
+        return;
+    }
+    send_message(w->upward, &m);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    pthread_mutex_lock(&w->lock);
+    while (!w->faulted && pthread_cond_timedwait(&w->over, &w->lock, &until) == 0) continue;
+    pthread_mutex_unlock(&w->lock);
+}

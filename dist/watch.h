@@ -1,0 +1,58 @@
+/* The watchdog: a thread per rank that knows which collective its rank is in, and a star of TCP
+ * connections to rank 0 over which they tell each other.
+ *
+ * It finds: a rank that died (its connection is gone), a rank that does not come to a collective
+ * that another has waited in for too long, ranks that meet in different collectives. Rank 0 decides
+ * and tells everyone; every rank's on_fault then learns which rank, which collective and why, and
+ * ends its process. It does not depend on what moves the data. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MT_WATCH_ADDRESS = 128, MT_WATCH_TEXT = 512 };
+
+typedef struct mt_watch mt_watch;
+
+typedef struct mt_watch_options {
+    int rank, world;
+    double timeout_s; /* how long a rank may wait in a collective for the others */
+    /* Called on the watchdog's thread, at most once; `by` is the rank that is blamed or that
+     * reported the fault itself, -1 when none can be named. Not called on the rank that called
+     * mt_watch_fault. Should end the process: the main thread may be stuck in a collective. But not
+     * at once: a launcher that sees a rank end kills those that have not spoken yet. */
+    void (*on_fault)(void *context, int by, const char *sentence);
+    void *context;
+} mt_watch_options;
+
+/* Rank 0, before anyone starts: begins to listen; `address`, "host:port", goes to the others. */
+mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS]);
+/* Starts the thread. Rank 0 passes its listener, which it then owns; the others -1, and wait for
+ * rank 0 to answer for at most timeout_s. */
+mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int listener,
+                         const char *address);
+/* Leaves: from now on this rank's end is no fault. NULL-safe. */
+void mt_watch_stop(mt_watch **watch);
+
+/* Around every collective, on the thread that makes it. `op` and `what` are borrowed until the
+ * next one. Ranks of one `group` (a number that its members share) must agree in op and bytes. */
+void mt_watch_enter(mt_watch *watch, const char *op, const char *what, uint64_t bytes,
+                    uint64_t group);
+void mt_watch_leave(mt_watch *watch);
+/* Collectives entered so far. */
+uint64_t mt_watch_sequence(const mt_watch *watch);
+
+/* Ends everybody else: this rank has failed for this reason. Returns when rank 0 has passed it on,
+ * or after a second. */
+void mt_watch_fault(mt_watch *watch, const char *sentence);
+
+#ifdef __cplusplus
+}
+#endif
