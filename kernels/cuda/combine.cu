@@ -1,0 +1,93 @@
+/* The weighted sum of each token's expert outputs, and its backward. Each routed row belongs to
+ * exactly one (token, slot), so tokens are independent in both directions. */
+#include "kernels/cuda/rows.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32 };
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) combine_fwd_kernel(struct mt_combine_fwd_args a)
+{
+    typedef mt_vec<T, N> vec;
+    int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS;
+    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps)
+        for (int64_t c = threadIdx.x % 32; c < n; c += 32) {
+            mt_real<T> sum[N] = { 0 };
+            mt_add_slots<T, N, true>(sum, (const vec *)a.x + c, n, a.position + t * a.top_k,
+                                     (const mt_real<T> *)a.weights + t * a.top_k, a.top_k);
+            vec out;
+#pragma unroll
+            for (int j = 0; j < N; j++) mt_put(&out.at[j], sum[j]);
+            ((vec *)a.y)[t * n + c] = out;
+        }
+}
+
+template <typename T>
+static mt_status combine_fwd(mt_stream *stream, const struct mt_combine_fwd_args *a)
+{
+    if (!a->tokens || !a->width) return MT_OK;
+    unsigned blocks = mt_blocks(stream, a->tokens * 32, THREADS);
+    const void *operands[] = { a->y, a->x };
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
+        combine_fwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        combine_fwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
+    MT_LAUNCHED(stream, "combine_fwd");
+    return MT_OK;
+}
+MT_CUDA_OP(combine_fwd)
+
+/* A warp for each (token, slot): dx = w dy of its row, and <dy, x>. The warps of a token's slots
+ * are neighbours, so that dy is read from memory once. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_combine_bwd_args a)
+{
+    typedef mt_vec<T, N> vec;
+    enum { AHEAD = 4 };
+    int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
+    uint32_t top_k = (uint32_t)a.top_k;
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
+        int64_t row = a.position[i];
+        mt_real<T> dot = 0;
+        const vec *dy = (const vec *)a.dy + (uint32_t)i / top_k * n,
+                  *x = (const vec *)a.x + row * n;
+        vec *dx = (vec *)a.dx + row * n;
+        mt_real<T> w = ((const mt_real<T> *)a.weights)[i];
+        for (int64_t base = threadIdx.x % 32; row >= 0 && base < n; base += 32 * AHEAD) {
+            vec g[AHEAD], z[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++)
+                if (base + s * 32 < n) g[s] = dy[base + s * 32], z[s] = x[base + s * 32];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) {
+                if (base + s * 32 >= n) continue;
+                vec out;
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    mt_real<T> e = mt_get(&g[s].at[j]);
+                    mt_put(&out.at[j], w * e);
+                    dot += e * mt_get(&z[s].at[j]);
+                }
+                dx[base + s * 32] = out;
+            }
+        }
+        dot = mt_warp_sum(dot);
+        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = dot;
+    }
+}
+
+template <typename T>
+static mt_status combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
+{
+    if (!a->tokens) return MT_OK;
+    unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
+    const void *operands[] = { a->dx, a->dy, a->x };
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T)))
+        combine_bwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        combine_bwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
+    MT_LAUNCHED(stream, "combine_bwd");
+    return MT_OK;
+}
+MT_CUDA_OP(combine_bwd)

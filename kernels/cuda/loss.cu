@@ -1,0 +1,198 @@
+/* Cross-entropy. */
+#include "kernels/cuda/ordered.cuh"
+
+/* Threads of a row; vectors of a thread that are summed in real before the sum goes into f64;
+ * vectors of a thread in a block of the backward. */
+enum { THREADS = 512, AHEAD = 4, BWD_THREADS = 256, PART = 4 };
+
+/* Elements before the first 16-byte boundary from p on, at most n: those done one by one. */
+template <typename T> static __device__ __forceinline__ int64_t head_of(const T *p, int64_t n)
+{
+    int64_t head = (int64_t)(-(uintptr_t)p % 16 / sizeof(T));
+    return head < n ? head : n;
+}
+
+/* Maximum, and sum exp(x - maximum) kept in f64. A NaN anywhere, or +Inf, makes the sum NaN. */
+template <typename R> struct log_sum {
+    R most;
+    double total;
+};
+
+/* All -Inf so far: any finite base gives the sum 0. */
+template <typename R> static __device__ __forceinline__ R base_of(R most)
+{
+    return most == -(R)INFINITY ? 0 : most;
+}
+
+/* Takes n values in; what the others of x hold is not looked at. */
+template <typename R, int N>
+static __device__ __forceinline__ void take(log_sum<R> *s, const R x[N], int n)
+{
+    R most = s->most, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < n && x[i] > most) most = x[i];
+    R base = base_of(most);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < n) sum += exp(x[i] - base);
+    if (most != s->most) s->total *= exp((double)s->most - (double)base);
+    s->total += (double)sum;
+    s->most = most;
+}
+
+/* The row's, in every thread. */
+template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(log_sum<R> mine)
+{
+    __shared__ R tops[THREADS / 32];
+    __shared__ double totals[THREADS / 32];
+    log_sum<R> row = { mt_warp_max(mine.most), 0 };
+    double total = mt_warp_sum(mine.total * exp((double)mine.most - (double)base_of(row.most)));
+    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = row.most, totals[threadIdx.x / 32] = total;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) row.most = tops[w] > row.most ? tops[w] : row.most;
+    for (int w = 0; w < THREADS / 32; w++)
+        row.total += totals[w] * exp((double)tops[w] - (double)base_of(row.most));
+    return row;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    cross_entropy_fwd_kernel(struct mt_cross_entropy_fwd_args a, mt_real<T> *losses)
+{
+    enum { N = 16 / sizeof(T) };
+    typedef mt_real<T> R;
+    typedef mt_vec<T, N> vec;
+    int64_t t = blockIdx.x, vocab = a.vocab;
+    int32_t target = a.targets[t];
+    if (target == a.ignore) {
+        if (threadIdx.x == 0) losses[t] = 0;
+        return;
+    }
+    const T *logits = (const T *)a.logits + t * vocab;
+    int64_t head = head_of(logits, vocab), vectors = (vocab - head) / N;
+    log_sum<R> mine = { -(R)INFINITY, 0 };
+    for (int64_t i = threadIdx.x; i < vectors; i += THREADS * AHEAD) {
+        vec in[AHEAD];
+        R x[AHEAD * N];
+        int n = 0;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (i + k * THREADS < vectors) {
+                in[k] = ((const vec *)(logits + head))[i + k * THREADS];
+                n += N;
+            }
+#pragma unroll
+        for (int k = 0; k < AHEAD * N; k++) x[k] = mt_get(&in[k / N].at[k % N]);
+        take<R, AHEAD * N>(&mine, x, n);
+    }
+    int64_t tail = head + vectors * N; /* head and tail are shorter than a vector */
+    if (threadIdx.x < head + vocab - tail) {
+        R x[1] = { mt_get(logits + threadIdx.x + (threadIdx.x < head ? 0 : tail - head)) };
+        take<R, 1>(&mine, x, 1);
+    }
+    log_sum<R> row = block_merge(mine);
+    if (threadIdx.x) return;
+    double log_total = log(row.total);
+    R at_target = target >= 0 && target < vocab ? mt_get(logits + target) : (R)NAN;
+    ((R *)a.lse)[t] = (R)((double)row.most + log_total);
+    /* Not lse - logit, which would lose what log_total says of a confident prediction. */
+    losses[t] = (R)(((double)row.most - (double)at_target) + log_total);
+}
+
+template <typename R>
+static __global__ void loss_kernel(R *loss, const R *losses, int64_t tokens, const R *scale)
+{
+    double sum = mt_ordered_sum(losses, tokens);
+    if (threadIdx.x == 0) *loss = (R)(sum * (double)*scale);
+}
+
+template <typename T>
+static mt_status cross_entropy_fwd(mt_stream *stream, const struct mt_cross_entropy_fwd_args *a)
+{
+    typedef mt_real<T> R;
+    cudaStream_t on = mt_cuda_stream(stream);
+    void *losses = a->token_loss;
+    if (!losses) MT_TRY(mt_cuda_scratch(stream, &losses, (size_t)a->tokens * sizeof(R)));
+    if (a->tokens) {
+        cross_entropy_fwd_kernel<T><<<(unsigned)a->tokens, THREADS, 0, on>>>(*a, (R *)losses);
+        MT_LAUNCHED(stream, "cross_entropy_fwd");
+    }
+    loss_kernel<R>
+        <<<1, 32, 0, on>>>((R *)a->loss, (const R *)losses, a->tokens, (const R *)a->scale);
+    MT_LAUNCHED(stream, "cross_entropy_fwd");
+    return MT_OK;
+}
+MT_CUDA_OP(cross_entropy_fwd)
+
+/* ---- backward ---------------------------------------------------------------------------------
+ */
+
+/* scale (exp(x - lse) - [v is the target]) */
+template <typename R>
+static __device__ __forceinline__ R gradient(R x, R lse, R scale, bool is_target)
+{
+    R p = exp(x - lse);
+    return scale * (is_target ? p - 1 : p);
+}
+
+/* A block for each token and PART * BWD_THREADS vectors of its row. */
+template <typename T>
+static __global__ void __launch_bounds__(BWD_THREADS)
+    cross_entropy_bwd_kernel(struct mt_cross_entropy_bwd_args a)
+{
+    enum { N = 16 / sizeof(T) };
+    typedef mt_real<T> R;
+    typedef mt_vec<T, N> vec;
+    int64_t t = blockIdx.x, vocab = a.vocab;
+    int32_t target = a.targets[t];
+    bool ignored = target == a.ignore;
+    const T *logits = (const T *)a.logits + t * vocab;
+    T *dlogits = (T *)a.dlogits + t * vocab;
+    R scale = *(const R *)a.dloss * *(const R *)a.scale;
+    R lse = ignored ? 0 : ((const R *)a.lse)[t];
+    bool alike = ((uintptr_t)logits ^ (uintptr_t)dlogits) % 16 == 0;
+    int64_t head = alike ? head_of(logits, vocab) : vocab, vectors = (vocab - head) / N;
+    int64_t first = (int64_t)blockIdx.y * BWD_THREADS * PART + threadIdx.x;
+    vec in[PART];
+#pragma unroll
+    for (int k = 0; k < PART; k++)
+        if (first + k * BWD_THREADS < vectors && !ignored)
+            in[k] = ((const vec *)(logits + head))[first + k * BWD_THREADS];
+#pragma unroll
+    for (int k = 0; k < PART; k++) {
+        int64_t i = first + k * BWD_THREADS;
+        if (i >= vectors) continue;
+        vec out;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            bool is_target = head + i * N + j == target;
+            mt_put(&out.at[j], ignored ? 0 : gradient(mt_get(&in[k].at[j]), lse, scale, is_target));
+        }
+        ((vec *)(dlogits + head))[i] = out;
+    }
+    /* what is not in vectors: less than two of them, or, where the rows are not alike, all */
+    int64_t tail = head + vectors * N, rest = head + vocab - tail;
+    int64_t step = (int64_t)gridDim.y * BWD_THREADS;
+    for (int64_t i = (int64_t)blockIdx.y * BWD_THREADS + threadIdx.x; i < rest; i += step) {
+        int64_t v = i < head ? i : i - head + tail;
+        mt_put(dlogits + v, ignored ? 0 : gradient(mt_get(logits + v), lse, scale, v == target));
+    }
+}
+
+template <typename T>
+static mt_status cross_entropy_bwd(mt_stream *stream, const struct mt_cross_entropy_bwd_args *a)
+{
+    if (!a->tokens) return MT_OK;
+    int64_t part = (int64_t)(BWD_THREADS * PART * 16 / sizeof(T));
+    int64_t parts = mt_ceil_div(a->vocab, part);
+    MT_REQUIRE(parts <= 65535, MT_EUNSUPPORTED,
+               "cross_entropy_bwd: vocab is %lld, at most %lld on cuda", (long long)a->vocab,
+               (long long)(65535 * part));
+    cross_entropy_bwd_kernel<T>
+        <<<dim3((unsigned)a->tokens, (unsigned)parts), BWD_THREADS, 0, mt_cuda_stream(stream)>>>(
+            *a);
+    MT_LAUNCHED(stream, "cross_entropy_bwd");
+    return MT_OK;
+}
+MT_CUDA_OP(cross_entropy_bwd)
