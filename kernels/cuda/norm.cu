@@ -1,0 +1,254 @@
+/* RMSNorm. A row belongs to a warp, or to a block where it is long; a lane keeps up to K
+ * vectors of it in registers between the sum and what follows, and reads the rest twice. */
+#include "kernels/cuda/rowsums.cuh"
+
+enum { THREADS = 256, GROUPS = 1024 };
+
+/* Where `lane` of a group finds its i-th vector of N elements. */
+template <int LANES, int N> static __device__ __forceinline__ int64_t column(int i, int lane)
+{
+    return ((int64_t)i * LANES + lane) * N;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------
+ */
+
+template <typename T, int N>
+static __device__ __forceinline__ void add_squares(mt_real<T> *sum, const mt_real<T> *x)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) *sum += x[j] * x[j];
+}
+
+template <typename T, int N>
+static __device__ __forceinline__ void put_normed(T *y, const mt_real<T> *x, mt_real<T> rstd,
+                                                  const mt_real<T> *w)
+{
+    mt_real<T> z[N], weight[N];
+    mt_get_vec<N>(weight, w);
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = mt_rounded<T>(x[j] * rstd) * weight[j];
+    mt_put_vec<N>(y, z);
+}
+
+template <typename T, int LANES, int K, int N>
+static __global__ void __launch_bounds__(THREADS) rmsnorm_fwd_kernel(struct mt_rmsnorm_fwd_args a)
+{
+    typedef mt_real<T> R;
+    int lane = threadIdx.x % LANES;
+    int64_t row = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    if (row >= a.rows) return; /* a whole group: with LANES = THREADS there is no such block */
+    const T *x = (const T *)a.x + row * a.width;
+    const R *w = (const R *)a.w;
+    T *y = (T *)a.y + row * a.width;
+    R kept[K][N], more[N], sum = 0;
+#pragma unroll
+    for (int i = 0; i < K; i++)
+        if (column<LANES, N>(i, lane) < a.width)
+            mt_get_vec<N>(kept[i], x + column<LANES, N>(i, lane));
+#pragma unroll
+    for (int i = 0; i < K; i++)
+        if (column<LANES, N>(i, lane) < a.width) add_squares<T, N>(&sum, kept[i]);
+    for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
+        mt_get_vec<N>(more, x + c);
+        add_squares<T, N>(&sum, more);
+    }
+    sum = mt_group_sum<LANES>(sum);
+    R rstd = 1 / sqrt(sum / (R)a.width + (R)a.eps);
+    if (lane == 0) ((R *)a.rstd)[row] = rstd;
+#pragma unroll
+    for (int i = 0; i < K; i++) {
+        int64_t c = column<LANES, N>(i, lane);
+        if (c < a.width) put_normed<T, N>(y + c, kept[i], rstd, w + c);
+    }
+    for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
+        mt_get_vec<N>(more, x + c);
+        put_normed<T, N>(y + c, more, rstd, w + c);
+    }
+}
+
+/* Whether rows of `width` elements, the first at each of these addresses, lie on 16 bytes. */
+static bool aligned(int64_t width, size_t size, uintptr_t addresses)
+{
+    return (addresses | (uintptr_t)width * size) % 16 == 0;
+}
+
+/* The shapes of a group, LANES and K, by the vectors of a row: the first that keeps all of it. */
+enum { SHAPES = 3 };
+static int shape_of(int64_t vectors)
+{
+    return vectors <= 2 * 32 ? 0 : vectors <= THREADS ? 1 : 2;
+}
+#define SHAPES_OF(launch, T, N)                                                                    \
+    {                                                                                              \
+        launch<T, 32, 2, N>, launch<T, THREADS, 1, N>, launch<T, THREADS, 4, N>                    \
+    }
+
+template <typename T, int LANES, int K, int N>
+static void launch_fwd(cudaStream_t on, const struct mt_rmsnorm_fwd_args *a)
+{
+    unsigned blocks = (unsigned)mt_ceil_div(a->rows, THREADS / LANES);
+    rmsnorm_fwd_kernel<T, LANES, K, N><<<blocks, THREADS, 0, on>>>(*a);
+}
+
+template <typename T>
+static mt_status rmsnorm_fwd(mt_stream *stream, const struct mt_rmsnorm_fwd_args *a)
+{
+    enum { N = 16 / sizeof(T) };
+    if (!a->rows || !a->width) return MT_OK;
+    static void (*const launch[2][SHAPES])(cudaStream_t, const struct mt_rmsnorm_fwd_args *) = {
+        SHAPES_OF(launch_fwd, T, 1), SHAPES_OF(launch_fwd, T, N)
+    };
+    bool by_vector =
+        aligned(a->width, sizeof(T), (uintptr_t)a->x | (uintptr_t)a->y | (uintptr_t)a->w);
+    launch[by_vector][shape_of(by_vector ? a->width / N : a->width)](mt_cuda_stream(stream), a);
+    MT_LAUNCHED(stream, "rmsnorm_fwd");
+    return MT_OK;
+}
+MT_CUDA_OP(rmsnorm_fwd)
+
+/* ---- backward ---------------------------------------------------------------------------------
+ */
+
+/* N columns of a row: dy and x, and what becomes of them. */
+template <typename T, int N> struct piece {
+    mt_real<T> dy[N], x[N];
+};
+
+template <typename T, int N>
+static __device__ __forceinline__ void get_piece(struct piece<T, N> *p, const T *dy, const T *x)
+{
+    mt_get_vec<N>(p->dy, dy);
+    mt_get_vec<N>(p->x, x);
+}
+
+/* x becomes xhat. Returns the piece's part of sum dy w xhat. */
+template <typename T, int N>
+static __device__ __forceinline__ mt_real<T> normalise(struct piece<T, N> *p, mt_real<T> rstd,
+                                                       const mt_real<T> *w)
+{
+    mt_real<T> weight[N], sum = 0;
+    mt_get_vec<N>(weight, w);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        p->x[j] = p->x[j] * rstd;
+        sum += p->dy[j] * weight[j] * p->x[j];
+    }
+    return sum;
+}
+
+template <typename T, int N>
+static __device__ __forceinline__ void put_dx(T *dx, const T *add, const struct piece<T, N> *p,
+                                              mt_real<T> rstd, mt_real<T> mean, const mt_real<T> *w)
+{
+    mt_real<T> weight[N], z[N], old[N];
+    mt_get_vec<N>(weight, w);
+    if (add) mt_get_vec<N>(old, add);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        z[j] = rstd * (p->dy[j] * weight[j] - p->x[j] * mean);
+        if (add) z[j] = old[j] + z[j];
+    }
+    mt_put_vec<N>(dx, z);
+}
+
+template <typename R, int N> static __device__ __forceinline__ void put_reals(R *p, const R *x)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) p[j] = x[j];
+}
+
+/* A group takes `block` rows, one after another, and adds their dy xhat to its row of partials
+ * (NULL: none wanted): in registers for its cached vectors, in place for the rest. */
+template <typename T, int LANES, int K, int N>
+static __global__ void __launch_bounds__(THREADS)
+    rmsnorm_bwd_kernel(struct mt_rmsnorm_bwd_args a, mt_real<T> *partials, int64_t block)
+{
+    typedef mt_real<T> R;
+    int lane = threadIdx.x % LANES;
+    int64_t group = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    int64_t first = group * block, last = first + block < a.rows ? first + block : a.rows;
+    if (first >= a.rows) return;
+    const R *w = (const R *)a.w;
+    R dw[K][N] = {};
+    R *sums = partials ? partials + group * a.width : NULL;
+    for (int64_t row = first; row < last; row++) {
+        const T *dy = (const T *)a.dy + row * a.width, *x = (const T *)a.x + row * a.width;
+        const T *add = a.dx_add ? (const T *)a.dx_add + row * a.width : NULL;
+        T *dx = (T *)a.dx + row * a.width;
+        R rstd = ((const R *)a.rstd)[row], sum = 0;
+        struct piece<T, N> kept[K], more;
+#pragma unroll
+        for (int i = 0; i < K; i++) {
+            int64_t c = column<LANES, N>(i, lane);
+            if (c < a.width) get_piece(&kept[i], dy + c, x + c);
+        }
+#pragma unroll
+        for (int i = 0; i < K; i++) {
+            int64_t c = column<LANES, N>(i, lane);
+            if (c >= a.width) continue;
+            sum += normalise(&kept[i], rstd, w + c);
+#pragma unroll
+            for (int j = 0; j < N; j++) dw[i][j] += kept[i].dy[j] * kept[i].x[j];
+        }
+        for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
+            get_piece(&more, dy + c, x + c);
+            sum += normalise(&more, rstd, w + c);
+            for (int j = 0; sums && j < N; j++)
+                sums[c + j] = (row > first ? sums[c + j] : 0) + more.dy[j] * more.x[j];
+        }
+        R mean = mt_group_sum<LANES>(sum) / (R)a.width;
+#pragma unroll
+        for (int i = 0; i < K; i++) {
+            int64_t c = column<LANES, N>(i, lane);
+            if (c < a.width) put_dx(dx + c, add ? add + c : NULL, &kept[i], rstd, mean, w + c);
+        }
+        for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
+            get_piece(&more, dy + c, x + c);
+            normalise(&more, rstd, w + c);
+            put_dx(dx + c, add ? add + c : NULL, &more, rstd, mean, w + c);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < K; i++) {
+        int64_t c = column<LANES, N>(i, lane);
+        if (sums && c < a.width) put_reals<R, N>(sums + c, dw[i]);
+    }
+}
+
+template <typename T, int LANES, int K, int N>
+static void launch_bwd(cudaStream_t on, const struct mt_rmsnorm_bwd_args *a, mt_real<T> *partials,
+                       int64_t block)
+{
+    unsigned blocks = (unsigned)mt_ceil_div(mt_ceil_div(a->rows, block), THREADS / LANES);
+    rmsnorm_bwd_kernel<T, LANES, K, N><<<blocks, THREADS, 0, on>>>(*a, partials, block);
+}
+
+template <typename T>
+static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args *a)
+{
+    enum { N = 16 / sizeof(T) };
+    static void (*const launch[2][SHAPES])(cudaStream_t, const struct mt_rmsnorm_bwd_args *,
+                                           mt_real<T> *, int64_t) = { SHAPES_OF(launch_bwd, T, 1),
+                                                                      SHAPES_OF(launch_bwd, T, N) };
+    if (!a->width) return MT_OK;
+    int64_t block = mt_row_block(a->rows, GROUPS), groups = mt_ceil_div(a->rows, block);
+    void *partials = NULL;
+    if (a->dw && groups)
+        MT_TRY(
+            mt_cuda_scratch(stream, &partials, (size_t)(groups * a->width) * sizeof(mt_real<T>)));
+    mt_real<T> *sums = (mt_real<T> *)partials;
+    uintptr_t addresses = (uintptr_t)a->x | (uintptr_t)a->dy | (uintptr_t)a->dx |
+                          (uintptr_t)a->dx_add | (uintptr_t)a->w;
+    bool by_vector = aligned(a->width, sizeof(T), addresses);
+    if (groups) {
+        launch[by_vector][shape_of(by_vector ? a->width / N : a->width)](mt_cuda_stream(stream), a,
+                                                                         sums, block);
+        MT_LAUNCHED(stream, "rmsnorm_bwd");
+    }
+    if (a->dw)
+        MT_TRY(mt_add_partials(stream, "rmsnorm_bwd", (mt_real<T> *)a->dw, a->accumulate, sums,
+                               groups, a->width));
+    return MT_OK;
+}
+MT_CUDA_OP(rmsnorm_bwd)

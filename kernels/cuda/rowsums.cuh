@@ -1,0 +1,82 @@
+/* Sums along rows and over rows, in an order that the extents alone decide. */
+#pragma once
+
+#include "kernels/cuda/element.cuh"
+
+/* Sum over `LANES` consecutive threads (a warp, or the whole block), the same bits in each. A block
+ * has at most 1024 threads; every one of them calls it. */
+template <int LANES, typename R> static __device__ __forceinline__ R mt_group_sum(R x)
+{
+    x = mt_warp_sum(x);
+    if (LANES == 32) return x;
+    __shared__ R warps[32];
+    __syncthreads(); /* the previous sum has been read */
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    R sum = 0;
+#pragma unroll
+    for (int i = 0; i < LANES / 32; i++) sum += warps[i];
+    return sum;
+}
+
+/* Rows are cut into at most `most` blocks of at least 4. */
+static inline int64_t mt_row_block(int64_t rows, int64_t most)
+{
+    int64_t block = mt_ceil_div(rows, most);
+    return block < 4 ? 4 : block;
+}
+
+/* out[c] = (accumulate ? out[c] : 0) + sum of partials[b][c]: 32 columns a block, 32 threads for
+ * each, each of which adds a run of rows in order; their sums are added in order too. */
+template <typename R>
+static __global__ void mt_add_partials_kernel(R *out, bool accumulate, const R *partials,
+                                              int64_t blocks, int64_t width)
+{
+    __shared__ R sums[32][33];
+    int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x, run = mt_ceil_div(blocks, 32);
+    int64_t from = threadIdx.y * run, to = from + run < blocks ? from + run : blocks;
+    R sum = 0;
+    if (c < width) {
+#pragma unroll 8
+        for (int64_t b = from; b < to; b++) sum += partials[b * width + c];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y || c >= width) return;
+    sum = 0;
+    for (int i = 0; i < 32; i++) sum += sums[i][threadIdx.x];
+    out[c] = (accumulate ? out[c] : 0) + sum;
+}
+
+template <typename R>
+static mt_status mt_add_partials(mt_stream *stream, const char *op, R *out, bool accumulate,
+                                 const R *partials, int64_t blocks, int64_t width)
+{
+    if (!width) return MT_OK;
+    mt_add_partials_kernel<R>
+        <<<(unsigned)mt_ceil_div(width, 32), dim3(32, 32), 0, mt_cuda_stream(stream)>>>(
+            out, accumulate, partials, blocks, width);
+    MT_LAUNCHED(stream, op);
+    return MT_OK;
+}
+
+/* Reads and writes of N elements as reals; an access is 16 bytes, or one element. */
+template <int N, typename T>
+static __device__ __forceinline__ void mt_get_vec(mt_real<T> *x, const T *p)
+{
+    enum { PIECE = N * sizeof(T) > 16 ? (int)(16 / sizeof(T)) : N };
+#pragma unroll
+    for (int j = 0; j < N; j += PIECE) {
+        mt_vec<T, PIECE> v = *(const mt_vec<T, PIECE> *)(p + j);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) x[j + i] = mt_get(&v.at[i]);
+    }
+}
+template <int N, typename T>
+static __device__ __forceinline__ void mt_put_vec(T *p, const mt_real<T> *x)
+{
+    mt_vec<T, N> v;
+#pragma unroll
+    for (int j = 0; j < N; j++) mt_put(&v.at[j], x[j]);
+    *(mt_vec<T, N> *)p = v;
+}
