@@ -195,7 +195,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SUPPORT) $(LIB)
 $(BUILD)/tests/guarded/mixtape: $(BUILD)/train/main.o $(BUILD)/tests/guarded/open.o $(BUILD)/tests/support/guard.o $(LIB)
 	$(call say,LD)$(CC) $(LDFLAGS) -Wl,--wrap=mt_device_open -o $@ $^ $(LDLIBS)
 .PRECIOUS: $(BUILD)/%.o
-tests: $(TEST_BIN) ## build the tests of this configuration
+tests: $(TEST_BIN) $(if $(filter release,$(CONFIG)),$(BUILD)/tests/guarded/mixtape) ## build the tests of this configuration
 
 # Parsers under libFuzzer (clang): tests/fuzz/fuzz_*.c.
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
@@ -219,7 +219,7 @@ test: ## install what is missing, build, run every test that needs no GPU
 	@$(SUB) test-installed
 test-installed: test-builds
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh tests/run.sh -- $(call programs,release,$(TEST_SRC)) \
-	    tests/install/test_install.sh $(call programs,asan,$(TEST_FAST)) $(call programs,fuzz,$(FUZZ_SRC))
+	    tests/install/test_install.sh tests/guarded/test_guarded.sh $(call programs,asan,$(TEST_FAST)) $(call programs,fuzz,$(FUZZ_SRC))
 test-builds:
 	-@$(KEEP_ON) CONFIG=release all tests
 	-@$(KEEP_ON) CONFIG=asan build/asan/mixtape tests

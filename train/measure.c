@@ -232,8 +232,8 @@ static mt_status decode(mt_stream *stream, float *to, const mt_qtensor *q, mt_di
 struct copy {
     mt_device *from;
     mt_qtensor plain;
-    const float *scale;
-    void *memory[5];
+    const float *scale[MT_DIR_COUNT];
+    void *memory[4 + MT_DIR_COUNT];
     int used;
 };
 
@@ -258,7 +258,9 @@ static mt_status fetch_tensor(struct copy *c)
     MT_TRY(fetch(c, (const void **)&g->offsets, (members + 1) * word));
     MT_TRY(fetch(c, (const void **)&d->codes, mt_direction_code_bytes(d, MT_ROW, g)));
     c->plain.dir[MT_COL] = *d;
-    return fetch(c, (const void **)&c->scale, members * sizeof(float));
+    for (int i = 0; i < MT_DIR_COUNT; i++)
+        MT_TRY(fetch(c, (const void **)&c->scale[i], members * sizeof(float)));
+    return MT_OK;
 }
 
 static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtensor *q, mt_dir dir,
@@ -279,7 +281,7 @@ static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtens
                           .q = values + at,
                           .codes = (const uint8_t *)codes,
                           .scales = scales,
-                          .given = c->scale ? c->scale[i] : 1,
+                          .given = c->scale[dir] ? c->scale[dir][i] : 1,
                           .ovf = source == MT_BF16  ? mt_bf16_to_f32(0x7f7f)
                                  : source == MT_F16 ? 65504.0f
                                                     : FLT_MAX };
@@ -297,7 +299,7 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     mt_status status = MT_OK;
     mt_qtensor q = *out;
     struct mt_quantize_args now = *args;
-    struct copy c = { .from = device, .plain = *plain, .scale = args->scale[dir] };
+    struct copy c = { .from = device, .plain = *plain };
     size_t count = (size_t)mt_group_capacity(&plain->group) + 1;
     float *x = malloc(count * sizeof *x), *values = malloc(count * sizeof *values);
     void *memory = calloc(1, mt_qtensor_bytes(&q) + 1);
@@ -305,11 +307,12 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
         status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %zu elements", count);
         goto cleanup;
     }
+    memcpy(c.scale, args->scale, sizeof c.scale);
     MT_TRY_CLEANUP(fetch_tensor(&c));
     q.group = c.plain.group;
     mt_qtensor_place(&q, memory);
     now.src = &c.plain, now.src_dir = MT_ROW, now.out = &q;
-    now.scale[dir] = c.scale;
+    memcpy(now.scale, c.scale, sizeof c.scale);
     MT_TRY_CLEANUP(mt_quantize(host, &now));
     MT_TRY_CLEANUP(decode(host, x, &c.plain, MT_ROW, args->dtype));
     MT_TRY_CLEANUP(decode(host, values, &q, dir, args->dtype));

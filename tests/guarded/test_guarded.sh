@@ -23,9 +23,9 @@ statistics: { every: 2, what_if: [nvfp4], tensors: [W, X, dY] }
 EOF
 
 # losses, norms and statistics, without what depends on the clock
-numbers() { sed -E 's/"(time|[a-z_]*seconds|[a-z_]*_s|[a-z_]*_ms|tokens_per_second|mfu|eta)": *[^,}]*//g' "$1/metrics.jsonl"; }
+numbers() { sed -E 's/"(time|[a-z_]*seconds|[a-z_]*_s|[a-z_]*_ms|tokens_per_second|mfu|eta|memory_bytes)": *[^,}]*//g' "$1/metrics.jsonl"; }
 
-for recipe in none fp8_delayed "nvfp4; steps=3-5 mxfp8"; do
+for recipe in none fp8_delayed "nvfp4; steps=3..5 mxfp8"; do
     for program in plain guarded; do
         eval "exe=\$$program"
         run=$work/$program
