@@ -1,0 +1,401 @@
+/* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
+#include "kernels/cuda/quantize_tile.cuh"
+
+enum { THREADS = 256 };
+
+/* ---- sweeps over tiles ------------------------------------------------------------------------
+ */
+
+static __device__ __forceinline__ void raise_nans(const job &j, const tile &t, int nans)
+{
+    if (!j.nans) return;
+    for (int lane = 16; lane; lane >>= 1) nans += __shfl_xor_sync(~0u, nans, lane);
+    if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + t.index, (unsigned long long)nans);
+}
+
+/* Sources whose amax is that of both directions as they lie: no tile is kept. */
+template <typename T>
+static __global__ void __launch_bounds__(TILE_THREADS) measure_kernel(const __grid_constant__ job j)
+{
+    int64_t units = j.p.units[j.p.group.members];
+    for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
+        tile t = tile_at(j.p, u);
+        float most = 0;
+        int nans = 0;
+        each_vector((const T *)j.p.sides[SOURCE].codes, t, [&](int, int, const float *v) {
+#pragma unroll
+            for (int e = 0; e < 16 / (int)sizeof(T); e++)
+                most = fmaxf(most, fabsf(v[e])), nans += v[e] != v[e];
+        });
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+            if (j.measure[dir]) raise_amax(j.amax[dir] + t.index, most);
+        raise_nans(j, t, nans);
+    }
+}
+
+static __device__ __forceinline__ level level_of(const job &j, const tile &t, int which)
+{
+    const side &s = j.p.sides[which];
+    const float *amax = which == SOURCE ? s.amax : j.amax[which];
+    const float *given = which == SOURCE ? NULL : j.scale[which];
+    return member_level(s, amax ? amax[t.index] : 0, given ? given + t.index : NULL);
+}
+
+/* Column sums of a tile's rows, in order. */
+static __device__ __forceinline__ void sum_columns(const job &j, const float *x, const tile &t)
+{
+    int c = threadIdx.x;
+    if (c >= t.cols) return;
+    float sum = 0;
+#pragma unroll 8
+    for (int r = 0; r < t.rows; r++) sum += x[value_place(r, c)];
+    j.sums[t.m.at[AT_SUMS] + t.r0 / TILE * t.m.cols + t.c0 + c] = sum;
+}
+
+template <typename T> static __device__ void round_elements(float *x)
+{
+    for (int i = threadIdx.x; i < AREA; i += TILE_THREADS) {
+        T y;
+        from_f32(&y, x[i]);
+        x[i] = to_f32(y);
+    }
+}
+
+/* x as it reads back from a plain format. */
+static __device__ void round_plain(const side &s, float *x)
+{
+    if (s.dtype == MT_BF16) round_elements<mt_bf16>(x);
+    if (s.dtype == MT_F16) round_elements<__half>(x);
+}
+
+template <bool HARD>
+static __device__ __forceinline__ int load_tile(const job &j, space *sp, const tile &t)
+{
+    const side &source = j.p.sides[SOURCE];
+    if (!HARD || source.plain) return load_plain(sp->x, source, t);
+    __syncthreads(); /* levels are written */
+    load_quantized(sp->x, source, j.e4m3, sp->levels[SOURCE], t, SOURCE);
+    __syncthreads();
+    int nans = 0;
+    for (int i = threadIdx.x; i < AREA; i += TILE_THREADS) nans += sp->x[i] != sp->x[i];
+    return nans;
+}
+
+template <bool SR, bool HARD>
+static __device__ __forceinline__ void run_tile(const job &j, space *sp, uint16_t *random,
+                                                const tile &t)
+{
+    const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
+    bool columns = col.present && (j.codes || j.measure[MT_COL]);
+    bool dequantize = HARD && columns && j.dequantized;
+    if (threadIdx.x < SIDES && j.p.sides[threadIdx.x].present)
+        sp->levels[threadIdx.x] = level_of(j, t, threadIdx.x);
+    int nans = load_tile<HARD>(j, sp, t);
+    if (SR) draw_tile(random, j, t);
+    __syncthreads();
+    raise_nans(j, t, nans);
+    if (j.codes && j.sums) sum_columns(j, sp->x, t);
+    if (row.present && (j.codes || j.measure[MT_ROW] || dequantize)) {
+        bool write = j.codes && j.write[MT_ROW], make = (j.codes || dequantize) && !row.plain;
+        if (make || j.measure[MT_ROW])
+            run_direction<MT_ROW, SR, HARD>(j, sp, random, t, make, write);
+        if (row.plain && write) store_plain(row, sp->x, t);
+    }
+    if (!columns) return;
+    if (dequantize || col.options.rht) __syncthreads(); /* x is about to change, or has changed */
+    if (dequantize && row.plain) {
+        round_plain(row, sp->x);
+        __syncthreads();
+    }
+    if (col.options.rht) rotate_tile(sp->x, t, col.options.rht_mask);
+    bool write = j.codes && j.write[MT_COL], make = j.codes && !col.plain;
+    if (make || j.measure[MT_COL]) run_direction<MT_COL, SR, HARD>(j, sp, random, t, make, write);
+    if (col.plain && write) store_plain(col, sp->x, t);
+}
+
+/* Bytes of shared memory before the random bits. */
+static __host__ __device__ constexpr size_t space_bytes(bool hard)
+{
+    return hard ? sizeof(space) : offsetof(space, errors);
+}
+
+template <bool SR, bool HARD>
+static __global__ void __launch_bounds__(TILE_THREADS, SR || HARD ? 2 : 3)
+    tile_kernel(const __grid_constant__ job j)
+{
+    extern __shared__ uint4 mt_shared[];
+    space *sp = (space *)mt_shared;
+    uint16_t *random = (uint16_t *)((char *)mt_shared + space_bytes(HARD));
+    int64_t units = j.p.units[j.p.group.members];
+    for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
+        run_tile<SR, HARD>(j, sp, random, tile_at(j.p, u));
+        __syncthreads(); /* the tile is done with */
+    }
+}
+
+/* ---- members ----------------------------------------------------------------------------------
+ */
+
+/* Scales of swizzled tiles are written one by one, over zeros. */
+static __global__ void clear_kernel(uint8_t *scales, const member *totals, int which)
+{
+    int64_t bytes = totals->at[AT_SCALES + which],
+            vectors = (uintptr_t)scales % 16 ? 0 : bytes / 16;
+    MT_GRID_STRIDE(i, vectors)((uint4 *)scales)[i] = make_uint4(0, 0, 0, 0);
+    MT_GRID_STRIDE(i, bytes - vectors * 16) scales[vectors * 16 + i] = 0;
+}
+
+/* What there is one of per member. */
+struct results {
+    float *amax[MT_DIR_COUNT], *running[MT_DIR_COUNT];
+    bool scales[MT_DIR_COUNT]; /* the one of the member is stored */
+    int64_t *nan, *running_nan;
+    const unsigned long long *nans;
+};
+
+static __global__ void members_kernel(const __grid_constant__ job j, results out)
+{
+    MT_GRID_STRIDE(i, j.p.group.members)
+    {
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+            const side &s = j.p.sides[dir];
+            float amax = j.amax[dir][i];
+            if (out.amax[dir]) out.amax[dir][i] = amax;
+            if (out.running[dir] && amax > out.running[dir][i]) out.running[dir][i] = amax;
+            if (out.scales[dir])
+                ((float *)s.scales)[i] =
+                    member_level(s, amax, j.scale[dir] ? j.scale[dir] + i : NULL).dec;
+        }
+        if (out.nan) out.nan[i] = (int64_t)out.nans[i];
+        if (out.running_nan) out.running_nan[i] += (int64_t)out.nans[i];
+    }
+}
+
+static __device__ int64_t column_member(const plan &p, int64_t column)
+{
+    int64_t low = 0, high = p.group.members;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (p.members[middle].at[AT_COLUMN] <= column)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static __global__ void bias_kernel(const __grid_constant__ plan p, const float *sums, float *db,
+                                   bool accumulate)
+{
+    MT_GRID_STRIDE(i, p.members[p.group.members].at[AT_COLUMN])
+    {
+        const member *m = p.members + column_member(p, i);
+        int64_t parts = shift_up(m->rows, 7), cols = m->cols;
+        if (parts == 0) {
+            if (!accumulate) db[i] = 0;
+            continue;
+        }
+        const float *part = sums + m->at[AT_SUMS] + (i - m->at[AT_COLUMN]);
+        float sum = part[0];
+        for (int64_t k = 1; k < parts; k++) sum += part[k * cols];
+        db[i] = (accumulate ? db[i] : 0) + sum;
+    }
+}
+
+/* ---- the host's part --------------------------------------------------------------------------
+ */
+
+/* The call while it is put together. */
+struct call {
+    const struct mt_quantize_args *args;
+    job j;
+    bool known[MT_DIR_COUNT]; /* amax is final */
+    unsigned long long *nans;
+    bool hard;
+};
+
+/* F's overflow value: the largest finite value of the type that is quantized. */
+static float largest_of(const side *source)
+{
+    if (source->plain && source->dtype == MT_BF16) return 0x1.fep127f;
+    if (source->plain && source->dtype == MT_F16) return 65504.0f;
+    return FLT_MAX;
+}
+
+static void set_sides(call *c)
+{
+    const struct mt_quantize_args *a = c->args;
+    job *j = &c->j;
+    side *sides = j->p.sides;
+    const mt_direction *source = &a->src->dir[a->src_dir];
+    mt_direction row = a->out->dir[MT_ROW], col = a->out->dir[MT_COL];
+    j->dequantized = col.format && col.options.from_dequantized;
+    if (j->dequantized && !row.format) { /* the row direction that the column's values come from */
+        row = mt_direction();
+        row.format = col.format, row.options = col.options;
+        row.options.rht = row.options.from_dequantized = false;
+    }
+    sides[MT_ROW] = mt_cuda_side_of(&row, MT_ROW, false);
+    sides[MT_COL] = mt_cuda_side_of(&col, MT_COL, false);
+    sides[SOURCE] = mt_cuda_side_of(source, a->src_dir, true);
+    float overflow = largest_of(&sides[SOURCE]);
+    sides[MT_ROW].overflow = overflow;
+    sides[MT_COL].overflow = j->dequantized ? FLT_MAX : overflow;
+    c->hard = !sides[SOURCE].plain || j->dequantized;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_direction *d = &a->out->dir[dir];
+        const mt_format_options *options = &sides[dir].options;
+        j->write[dir] = d->format && d->codes != source->codes;
+        c->known[dir] = d->format && a->pass == MT_QUANTIZE_CODES;
+        c->hard |= sides[dir].square || (sides[dir].present && options->four_over_six);
+        j->scale[dir] = a->scale[dir];
+    }
+    if (sides[MT_COL].plain && col.codes == row.codes) j->write[MT_COL] = false;
+}
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
+static mt_status take_scratch(call *c, mt_stream *stream)
+{
+    const struct mt_quantize_args *a = c->args;
+    const mt_group *g = &c->j.p.group;
+    size_t members = rounded(mt_cuda_plan_bytes(g));
+    size_t amax = (size_t)g->members * sizeof(float), nans = (size_t)g->members * sizeof(int64_t);
+    size_t zeros = nans + MT_DIR_COUNT * amax;
+    size_t sums = a->bias_grad ? (size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float) : 0;
+    char *p;
+    MT_TRY(mt_cuda_scratch(stream, (void **)&p, members + rounded(zeros) + sums));
+    mt_cuda_plan_place(&c->j.p, p), p += members;
+    MT_CUDA(cudaMemsetAsync(p, 0, zeros, mt_cuda_stream(stream)));
+    c->nans = (unsigned long long *)p;
+    c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        float *given = a->out->dir[dir].amax;
+        c->j.amax[dir] = (float *)(p + nans + (size_t)dir * amax);
+        if (c->known[dir] && given) c->j.amax[dir] = given; /* read only */
+    }
+    return MT_OK;
+}
+
+template <bool SR, bool HARD>
+static mt_status launch_tiles(mt_stream *stream, const job *j, unsigned blocks)
+{
+    size_t bytes = space_bytes(HARD) + (SR ? AREA * sizeof(uint16_t) : 0);
+    MT_CUDA(cudaFuncSetAttribute(tile_kernel<SR, HARD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)bytes));
+    tile_kernel<SR, HARD><<<blocks, TILE_THREADS, bytes, mt_cuda_stream(stream)>>>(*j);
+    MT_LAUNCHED(stream, "quantize: tiles");
+    return MT_OK;
+}
+
+template <typename T> static void launch_measure(mt_stream *stream, const job *j, unsigned blocks)
+{
+    measure_kernel<T><<<blocks, TILE_THREADS, 0, mt_cuda_stream(stream)>>>(*j);
+}
+
+/* One sweep over the source; `nans`: the first, which counts them. */
+static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool measure_col,
+                           bool codes, bool *nans)
+{
+    static mt_status (*const tiles[2][2])(mt_stream *, const job *, unsigned) = {
+        { launch_tiles<false, false>, launch_tiles<false, true> },
+        { launch_tiles<true, false>, launch_tiles<true, true> }
+    };
+    static void (*const measure[MT_F16 + 1])(
+        mt_stream *, const job *, unsigned) = { launch_measure<double>, launch_measure<float>,
+                                                launch_measure<mt_bf16>, launch_measure<__half> };
+    static_assert(MT_F64 == 0 && MT_F32 == 1 && MT_BF16 == 2 && MT_F16 == 3, "order of `measure`");
+    enum { PER_MULTIPROCESSOR = 8 };
+    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
+    int64_t units = mt_cuda_plan_units(&c->j.p.group);
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
+    unsigned blocks = (unsigned)(units < most ? units : most);
+    bool counting = c->args->nan || (c->args->running_nan && c->args->pass != MT_QUANTIZE_AMAX);
+    c->j.measure[MT_ROW] = measure_row, c->j.measure[MT_COL] = measure_col, c->j.codes = codes;
+    c->j.nans = *nans && counting ? c->nans : NULL;
+    *nans = false;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) c->known[dir] |= c->j.measure[dir];
+    if (blocks == 0) return MT_OK;
+    bool changed = measure_col && (col->options.rht || c->j.dequantized);
+    if (!codes && !changed && c->j.p.sides[SOURCE].plain) {
+        measure[c->j.p.sides[SOURCE].dtype](stream, &c->j, blocks);
+        MT_LAUNCHED(stream, "quantize: amax");
+        return MT_OK;
+    }
+    bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
+    draws = draws && (codes || (measure_col && c->j.dequantized));
+    return tiles[draws][c->hard](stream, &c->j, blocks);
+}
+
+/* Whether codes need the member's amax before them. */
+static bool needs_amax(const side *s)
+{
+    return s->present && ((s->whole && !s->delayed) || s->second_level);
+}
+
+static mt_status run_sweeps(call *c, mt_stream *stream)
+{
+    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
+    bool all = c->args->pass == MT_QUANTIZE_AMAX, nans = true;
+    bool want_row = row->present && !c->known[MT_ROW] && (all || needs_amax(row));
+    bool want_col = col->present && !c->known[MT_COL] && (all || needs_amax(col));
+    bool direct = want_col && !c->j.dequantized;
+    if (want_row || direct) MT_TRY(run_sweep(c, stream, want_row, direct, false, &nans));
+    if (want_col && !direct) MT_TRY(run_sweep(c, stream, false, true, false, &nans));
+    if (all) return MT_OK;
+    return run_sweep(c, stream, row->present && !c->known[MT_ROW],
+                     col->present && !c->known[MT_COL], true, &nans);
+}
+
+static mt_status write_members(call *c, mt_stream *stream)
+{
+    const struct mt_quantize_args *a = c->args;
+    bool codes = a->pass != MT_QUANTIZE_AMAX;
+    int64_t n = c->j.p.group.members;
+    results out = {};
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_direction *d = &a->out->dir[dir];
+        if (!d->format) continue;
+        out.amax[dir] = a->pass == MT_QUANTIZE_CODES ? NULL : d->amax;
+        out.running[dir] = a->running_amax[dir];
+        out.scales[dir] = codes && c->j.p.sides[dir].whole;
+    }
+    out.nan = a->nan, out.running_nan = codes ? a->running_nan : NULL, out.nans = c->nans;
+    members_kernel<<<mt_blocks(stream, n, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(c->j,
+                                                                                          out);
+    MT_LAUNCHED(stream, "quantize: members");
+    return MT_OK;
+}
+
+extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
+{
+    call c = {};
+    c.args = args;
+    c.j.p.group = args->src->group;
+    c.j.e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
+    c.j.key[0] = args->seed, c.j.key[1] = args->stream, c.j.step = args->step;
+    c.j.first_member = args->first_member, c.j.first_row = args->first_row;
+    if (c.j.p.group.members == 0) return MT_OK;
+    set_sides(&c);
+    MT_TRY(take_scratch(&c, stream));
+    MT_TRY(mt_cuda_plan_members(stream, &c.j.p));
+    unsigned wide = (unsigned)mt_cuda_multiprocessors(stream) * 4;
+    for (int dir = 0; dir < MT_DIR_COUNT && args->pass != MT_QUANTIZE_AMAX; dir++) {
+        const side *s = &c.j.p.sides[dir];
+        if (!c.j.write[dir] || !s->swizzled) continue;
+        clear_kernel<<<wide, THREADS, 0, mt_cuda_stream(stream)>>>(
+            s->scales, c.j.p.members + c.j.p.group.members, dir);
+        MT_LAUNCHED(stream, "quantize: padding of scales");
+    }
+    MT_TRY(run_sweeps(&c, stream));
+    MT_TRY(write_members(&c, stream));
+    if (!args->bias_grad || args->pass == MT_QUANTIZE_AMAX) return MT_OK;
+    bias_kernel<<<wide, THREADS, 0, mt_cuda_stream(stream)>>>(c.j.p, c.j.sums, args->bias_grad,
+                                                              args->accumulate);
+    MT_LAUNCHED(stream, "quantize: bias gradient");
+    return MT_OK;
+}

@@ -1,0 +1,127 @@
+/* Members and directions of quantize and dequantize as kernels want them. */
+#include "kernels/cuda/quantize.cuh"
+
+side mt_cuda_side_of(const mt_direction *d, mt_dir dir, bool reading)
+{
+    side s = {};
+    const mt_format *f = d->format;
+    s.dir = dir;
+    s.present = f != NULL;
+    if (!f) return s;
+    const mt_element_info *e = &mt_elements[d->options.element];
+    s.codes = (uint8_t *)d->codes;
+    s.scales = (uint8_t *)d->scales;
+    s.amax = d->amax;
+    s.options = d->options;
+    s.plain = f->element == MT_ELEMENT_PLAIN;
+    s.dtype = f->dtype;
+    s.scale = f->scale;
+    s.codes_per_byte = f->codes_per_byte;
+    if (s.plain) return s;
+    s.codec = mt_codec_of(d->options.element);
+    s.max = e->max;
+    s.inverse = 1.0f / e->max;
+    s.emax = e->emax;
+    s.overflow = FLT_MAX;
+    s.whole = f->block == 0;
+    s.delayed = f->delayed;
+    s.second_level = f->second_level;
+    while (1 << s.block_shift < f->block) s.block_shift++;
+    s.shared = d->options.two_d && f->scale == MT_SCALE_F32;
+    s.square = d->options.two_d && (s.shared || !reading);
+    s.transposed = dir == MT_COL && f->column_transposed;
+    s.swizzled = d->swizzled;
+    s.block_major = f->block_major[dir] && !s.shared;
+    return s;
+}
+
+int64_t mt_cuda_plan_blocks(const mt_group *g, int64_t a, int64_t b)
+{
+    /* sum of ceil(x_i / a) <= (sum x_i + (a - 1) N) / a, and <= sum x_i */
+    int64_t n = g->members, rows = (g->m + (a - 1) * n) / a, cols = (g->k + (b - 1) * n) / b;
+    switch (mt_group_mode_of(g)) {
+    case MT_GROUP_UNIFORM: return n * mt_ceil_div(g->m, a) * mt_ceil_div(g->k, b);
+    case MT_GROUP_VARYING_FIRST: return (rows < g->m ? rows : g->m) * mt_ceil_div(g->k, b);
+    case MT_GROUP_VARYING_LAST: return mt_ceil_div(g->m, a) * (cols < g->k ? cols : g->k);
+    case MT_GROUP_VARYING_BOTH: break;
+    }
+    return g->m * g->k; /* a member has at least one element for each product */
+}
+
+int64_t mt_cuda_plan_units(const mt_group *g)
+{
+    return mt_cuda_plan_blocks(g, TILE, TILE);
+}
+
+static size_t member_bytes(const mt_group *g)
+{
+    return (size_t)(g->members + 1) * sizeof(member);
+}
+
+size_t mt_cuda_plan_bytes(const mt_group *g)
+{
+    return member_bytes(g) + (size_t)(g->members + 1) * sizeof(int64_t);
+}
+
+void mt_cuda_plan_place(plan *p, void *scratch)
+{
+    p->members = (member *)scratch;
+    p->units = (int64_t *)((char *)scratch + member_bytes(&p->group));
+}
+
+/* at += what member [rows, cols] takes. */
+static __device__ void add_member(int64_t at[ATS], const plan &p, int64_t rows, int64_t cols)
+{
+    at[AT_UNIT] += shift_up(rows, 7) * shift_up(cols, 7);
+    at[AT_COLUMN] += cols;
+    at[AT_SUMS] += shift_up(rows, 7) * cols;
+#pragma unroll
+    for (int i = 0; i < SIDES; i++) {
+        if (!p.sides[i].present) continue;
+        shape s = shape_of(p.sides[i], rows, cols);
+        at[AT_CODES + i] += s.code_bytes;
+        at[AT_SCALES + i] += s.scale_count;
+    }
+}
+
+/* One warp; each lane has consecutive members. */
+static __global__ void plan_kernel(const __grid_constant__ plan p)
+{
+    int64_t count = p.group.members, each = mt_ceil_div(count, 32);
+    int64_t begin = threadIdx.x * each, end = begin + each < count ? begin + each : count;
+    int64_t at[ATS] = {};
+    for (int64_t i = begin; i < end; i++)
+        add_member(at, p, mt_group_rows(&p.group, i), mt_group_cols(&p.group, i));
+#pragma unroll
+    for (int f = 0; f < ATS; f++) {
+        int64_t sum = at[f];
+        for (int step = 1; step < 32; step *= 2) {
+            int64_t below = __shfl_up_sync(~0u, sum, step);
+            if ((int)threadIdx.x >= step) sum += below;
+        }
+        at[f] = sum - at[f];
+    }
+    for (int64_t i = begin; i < end; i++) {
+        member m = { mt_group_rows(&p.group, i), mt_group_cols(&p.group, i),
+                     mt_group_offset(&p.group, i) };
+#pragma unroll
+        for (int f = 0; f < ATS; f++) m.at[f] = at[f];
+        p.members[i] = m;
+        p.units[i] = m.at[AT_UNIT];
+        add_member(at, p, m.rows, m.cols);
+    }
+    if (threadIdx.x == 31) { /* no member follows its own: the totals */
+        member m = {};
+#pragma unroll
+        for (int f = 0; f < ATS; f++) m.at[f] = at[f];
+        p.members[count] = m;
+        p.units[count] = m.at[AT_UNIT];
+    }
+}
+
+mt_status mt_cuda_plan_members(mt_stream *stream, const plan *p)
+{
+    plan_kernel<<<1, 32, 0, mt_cuda_stream(stream)>>>(*p);
+    MT_LAUNCHED(stream, "quantize: members");
+    return MT_OK;
+}

@@ -1,0 +1,453 @@
+/* One direction of a tile: amaxes, scales, codes. */
+#pragma once
+
+#include "kernels/cuda/quantize.cuh"
+
+/* What the kernels of a call know; by value. */
+struct job {
+    plan p;
+    mt_codec e4m3;
+    const float *scale[MT_DIR_COUNT]; /* of a delayed format */
+    float *amax[MT_DIR_COUNT];        /* of members; raised by sweeps that measure */
+    unsigned long long *nans;         /* of members; NULL: not counted in this sweep */
+    float *sums;                      /* column sums of 128 rows of a member; NULL: not wanted */
+    uint32_t key[2], step, first_member, first_row;
+    bool write[MT_DIR_COUNT];   /* the direction is in `out` and not the source's own bytes */
+    bool measure[MT_DIR_COUNT]; /* gather members' amaxes */
+    bool codes;                 /* write codes, scales, and the bias gradient's parts */
+    bool dequantized;           /* the column direction reads the row direction's values */
+};
+
+enum {
+    CELLS = AREA / (SEGMENT * SEGMENT), /* square ones, at most */
+    PLANAR_BLOCKS = 4                   /* scale blocks of 32 rows in a tile */
+};
+
+/* Scale of a block: what values are multiplied by, what codes are, what is stored. */
+struct cell {
+    float enc, dec;
+    uint8_t stored;
+};
+
+/* Shared memory of a thread block. */
+struct space {
+    float x[AREA];
+    float planar[PLANAR_BLOCKS * TILE]; /* enc of column blocks whose codes lie in rows */
+    int32_t cell_amax[CELLS];
+    cell cells[CELLS];
+    level levels[SIDES];
+    alignas(16) float errors[2][TILE * SEGMENTS]; /* square cells under 4over6: of segments; hard
+                                                     kernels only */
+};
+/* Behind it where a direction rounds stochastically: the 16 bits of every element. */
+
+/* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
+static __device__ __forceinline__ int draw_place(int r, int d)
+{
+    return r * TILE + (d ^ (r / SEGMENT & 7)) * 8;
+}
+
+static __device__ __forceinline__ void draw_tile(uint16_t *random, const job &j, const tile &t)
+{
+    uint32_t row = (uint32_t)t.r0 + (t.index ? 0 : j.first_row);
+    for (int i = threadIdx.x; i < t.rows * (TILE / 8); i += TILE_THREADS) {
+        int r = i / (TILE / 8), d = i % (TILE / 8);
+        uint32_t counter[4] = { (uint32_t)(t.c0 / 8) + (uint32_t)d, row + (uint32_t)r,
+                                j.first_member + (uint32_t)t.index, j.step };
+        uint32_t w[4];
+        if (d * 8 >= t.cols) continue;
+        mt_philox(w, counter, j.key);
+        *(uint4 *)(random + draw_place(r, d)) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
+template <int DIR>
+static __device__ __forceinline__ void get_random(int32_t bits[SEGMENT], const uint16_t *random,
+                                                  int line, int at)
+{
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) {
+        int r = DIR == MT_ROW ? line : at * SEGMENT + i,
+            c = DIR == MT_ROW ? at * SEGMENT + i : line;
+        bits[i] = random[draw_place(r, c / 8) + c % 8];
+    }
+}
+
+/* ---- amax and scales --------------------------------------------------------------------------
+ */
+
+/* The largest magnitude; NaN never wins. */
+static __device__ __forceinline__ float amax_of(const float v[SEGMENT])
+{
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) most = fmaxf(most, fabsf(v[i]));
+    return most;
+}
+
+/* Over the threads that hold a block of a line. */
+static __device__ __forceinline__ float block_amax(float amax, int block_shift)
+{
+    if (block_shift > 4) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+    if (block_shift > 5) {
+        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 4));
+    }
+    return amax;
+}
+
+static __device__ __forceinline__ cell nvfp4_cell(const job &j, const level &l, float wanted)
+{
+    cell e;
+    e.stored = (uint8_t)mt_encode_number(j.e4m3, wanted); /* the cast saturates */
+    e.dec = mt_decode_number(j.e4m3, e.stored) * l.s_dec;
+    e.enc = mt_nvfp4_encode(e.dec);
+    return e;
+}
+
+static __device__ __forceinline__ cell cell_of(const job &j, const side &s, const level &l,
+                                               float amax)
+{
+    cell e = { l.enc, l.dec, 0 };
+    if (s.scale == MT_SCALE_E4M3) return nvfp4_cell(j, l, amax * l.g);
+    if (s.scale == MT_SCALE_E8M0) {
+        int32_t exponent = mt_e8m0_exponent(amax, s.inverse, s.emax, s.options.scale_floor);
+        e.enc = mt_e8m0_scale(254 - exponent);
+        e.dec = mt_e8m0_scale(exponent);
+        e.stored = (uint8_t)exponent;
+    } else if (!s.whole) {
+        e.enc = mt_encode_scale(amax, s.max, s.options.pow2, s.overflow);
+        e.dec = 1.0f / e.enc;
+    }
+    return e;
+}
+
+/* ---- casts ------------------------------------------------------------------------------------
+ */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+/* Two casts by the instruction: the same bits, a NaN product being the one that multiplication
+ * makes. */
+static __device__ __forceinline__ uint32_t native_pair(mt_element element, float low, float high)
+{
+    uint16_t w;
+    if (element == MT_ELEMENT_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
+    return w;
+}
+#define MT_NATIVE_FP8(s) ((s).codec.sign == 24)
+#else
+static __device__ __forceinline__ uint32_t native_pair(mt_element, float, float)
+{
+    return 0;
+}
+#define MT_NATIVE_FP8(s) false
+#endif
+
+/* Codes of products y, rounded stochastically where there are bits. */
+template <bool SR>
+static __device__ __forceinline__ packed encode(const side &s, const float y[SEGMENT],
+                                                const int32_t bits[SEGMENT])
+{
+    packed q = {};
+    if (MT_NATIVE_FP8(s) && !(SR && s.options.sr)) {
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i += 2)
+            q.words[i / 4] |= native_pair(s.options.element, y[i], y[i + 1]) << i % 4 * 8;
+        return q;
+    }
+    uint32_t codes[SEGMENT];
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++)
+        codes[i] = (uint32_t)(SR && s.options.sr ? mt_encode_stochastic(s.codec, y[i], bits[i])
+                                                 : mt_encode(s.codec, y[i]));
+    if (s.codes_per_byte == 1) {
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) q.words[i / 4] |= codes[i] << i % 4 * 8;
+    } else {
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) q.words[i / 8] |= codes[i] << i % 8 * 4;
+    }
+    return q;
+}
+
+template <bool SR>
+static __device__ __forceinline__ packed encode_scaled(const side &s, const float v[SEGMENT],
+                                                       float enc, const int32_t bits[SEGMENT])
+{
+    float y[SEGMENT];
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) y[i] = v[i] * enc;
+    return encode<SR>(s, y, bits);
+}
+
+/* ---- 4over6 -----------------------------------------------------------------------------------
+ */
+
+/* The sum of |RN(RN(RN(q sf) A) / (6 bound)) - x|, or of squares, in order. */
+template <bool SR>
+static __device__ __forceinline__ float candidate_error(const job &j, const side &s, const level &l,
+                                                        const cell &e, const float v[SEGMENT],
+                                                        const int32_t bits[SEGMENT])
+{
+    packed q = encode_scaled<SR>(s, v, e.enc, bits);
+    float sf = mt_decode_number(j.e4m3, e.stored), range = 6.0f * (float)s.options.four_over_six;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) {
+        float value = mt_decode_number(s.codec, (uint8_t)code_of(q, i, 2)) * sf;
+        float d = fabsf(value * l.amax / range - v[i]);
+        sum += s.options.squared_error ? d * d : d;
+    }
+    return sum;
+}
+
+/* The candidates of a block: its amax maps to 6, or to 4. */
+struct candidates {
+    cell six, four;
+};
+
+static __device__ __forceinline__ candidates candidates_of(const job &j, const level &l, float amax)
+{
+    float base = amax / 6.0f * l.s_enc;
+    return candidates{ nvfp4_cell(j, l, base), nvfp4_cell(j, l, base * 1.5f) };
+}
+
+template <bool SR>
+static __device__ __forceinline__ cell four_over_six(const job &j, const side &s, const level &l,
+                                                     float amax, const float v[SEGMENT],
+                                                     const int32_t bits[SEGMENT])
+{
+    candidates c = candidates_of(j, l, amax);
+    float six = candidate_error<SR>(j, s, l, c.six, v, bits);
+    float four = candidate_error<SR>(j, s, l, c.four, v, bits);
+    return four < six ? c.four : c.six; /* NaN keeps 6 */
+}
+
+/* ---- square cells -----------------------------------------------------------------------------
+ */
+
+/* 4over6 by errors of rows of a cell in order, then of these sums in order. */
+template <bool SR>
+static __device__ void square_errors(const job &j, space *sp, const uint16_t *random, const side &s,
+                                     const level &l, const tile &t)
+{
+    MT_SEGMENTS(segment, TILE)
+    {
+        int r = segment / SEGMENTS, at = segment % SEGMENTS;
+        float v[SEGMENT];
+        int32_t bits[SEGMENT] = {};
+        sp->errors[0][segment] = sp->errors[1][segment] = 0;
+        if (r >= t.rows) continue;
+        get_segment<MT_ROW>(v, sp->x, r, at);
+        if (SR) get_random<MT_ROW>(bits, random, r, at);
+        candidates c =
+            candidates_of(j, l, mt_from_bits(sp->cell_amax[r / SEGMENT * SEGMENTS + at]));
+        sp->errors[0][segment] = candidate_error<SR>(j, s, l, c.six, v, bits);
+        sp->errors[1][segment] = candidate_error<SR>(j, s, l, c.four, v, bits);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < CELLS; i += TILE_THREADS) {
+        float sums[2] = { 0, 0 };
+        int first = i / SEGMENTS * SEGMENT * SEGMENTS + i % SEGMENTS;
+        for (int r = 0; r < SEGMENT; r++)
+            for (int k = 0; k < 2; k++) sums[k] += sp->errors[k][first + r * SEGMENTS];
+        candidates c = candidates_of(j, l, mt_from_bits(sp->cell_amax[i]));
+        sp->cells[i] = sums[1] < sums[0] ? c.four : c.six;
+    }
+}
+
+/* sp->cells of a side whose scale blocks are square. The whole thread block comes here. */
+template <bool SR>
+static __device__ void make_cells(const job &j, space *sp, const uint16_t *random, const side &s,
+                                  const level &l, const tile &t)
+{
+    int across = TILE >> s.block_shift;
+    __syncthreads(); /* cells of the other direction are no longer read; x is written */
+    for (int i = threadIdx.x; i < CELLS; i += TILE_THREADS) sp->cell_amax[i] = 0;
+    __syncthreads();
+    MT_SEGMENTS(segment, t.rows)
+    {
+        int r = segment / SEGMENTS, at = segment % SEGMENTS;
+        float v[SEGMENT];
+        get_segment<MT_ROW>(v, sp->x, r, at);
+        atomicMax(&sp->cell_amax[(r >> s.block_shift) * across + (at * SEGMENT >> s.block_shift)],
+                  mt_bits(amax_of(v)));
+    }
+    __syncthreads();
+    if (s.options.four_over_six) {
+        square_errors<SR>(j, sp, random, s, l, t);
+    } else {
+        for (int i = threadIdx.x; i < across * across; i += TILE_THREADS)
+            sp->cells[i] = cell_of(j, s, l, mt_from_bits(sp->cell_amax[i]));
+    }
+    __syncthreads();
+}
+
+/* ---- a direction ------------------------------------------------------------------------------
+ */
+
+/* Where a direction's parts of a tile go. */
+struct output {
+    shape p;
+    uint8_t *codes, *scales; /* of the member */
+    int64_t line0, along0;
+    int lines, length;
+};
+
+template <int DIR> static __device__ __forceinline__ output output_of(const side &s, const tile &t)
+{
+    output o;
+    o.p = shape_of(s, t.m.rows, t.m.cols);
+    o.codes = s.codes + t.m.at[AT_CODES + DIR];
+    o.scales = s.scales + t.m.at[AT_SCALES + DIR] * (s.scale == MT_SCALE_F32 ? 4 : 1);
+    o.line0 = DIR == MT_ROW ? t.r0 : t.c0, o.along0 = DIR == MT_ROW ? t.c0 : t.r0;
+    o.lines = DIR == MT_ROW ? t.rows : t.cols, o.length = DIR == MT_ROW ? t.cols : t.rows;
+    return o;
+}
+
+/* Stores the scale of the block that begins at a segment, if one does. */
+static __device__ __forceinline__ void put_scale(const side &s, const output &o, const cell &e,
+                                                 int line, int at)
+{
+    if (line >= o.lines || at * SEGMENT >= o.length) return;
+    if ((at * SEGMENT & ((1 << s.block_shift) - 1)) || (s.shared && line > 0)) return;
+    int64_t i = s.shared ? o.line0 >> s.block_shift : o.line0 + line;
+    int64_t place = scale_place(s, o.p, i, (o.along0 + at * SEGMENT) >> s.block_shift);
+    if (s.scale == MT_SCALE_F32)
+        ((float *)o.scales)[place] = e.dec;
+    else
+        o.scales[place] = e.stored;
+}
+
+static __device__ __forceinline__ void put_codes(const side &s, const output &o, const packed &q,
+                                                 int line, int at, int lines, int length,
+                                                 int64_t line0, int64_t along0)
+{
+    int n = codes_in(length, at), half = s.codes_per_byte - 1;
+    if (line >= lines || n == 0) return;
+    put_packed(o.codes + (line0 + line) * o.p.pitch + ((along0 + at * SEGMENT) >> half), q,
+               (int)shift_up(n, half));
+}
+
+/* enc of column c in block b of a planar direction, places as those of values. */
+static __device__ __forceinline__ int planar_group(int b, int group)
+{
+    return b * TILE + (group ^ group >> 3) * 4;
+}
+
+/* Row codes of a direction whose scale blocks run along columns: sp->planar has the scales. */
+template <bool SR>
+static __device__ __forceinline__ void encode_planar(space *sp, const uint16_t *random,
+                                                     const side &s, const output &o, const tile &t)
+{
+    MT_SEGMENTS(segment, t.rows)
+    {
+        int r = segment / SEGMENTS, at = segment % SEGMENTS;
+        float v[SEGMENT];
+        int32_t bits[SEGMENT] = {};
+        get_segment<MT_ROW>(v, sp->x, r, at);
+        if (SR && s.options.sr) get_random<MT_ROW>(bits, random, r, at);
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i += 4) {
+            float4 enc = *(const float4 *)(sp->planar + planar_group(r / 32, at * 4 + i / 4));
+            v[i] *= enc.x, v[i + 1] *= enc.y, v[i + 2] *= enc.z, v[i + 3] *= enc.w;
+        }
+        put_codes(s, o, encode<SR>(s, v, bits), r, at, t.rows, t.cols, t.r0, t.c0);
+    }
+}
+
+/* Raises the member's amax by what the threads of a block found. */
+static __device__ __forceinline__ void raise_amax(float *amax, float most)
+{
+    for (int lane = 16; lane; lane >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, lane));
+    if (threadIdx.x % 32 == 0 && most > 0) atomicMax((int *)amax, mt_bits(most));
+}
+
+/* Measures a direction, makes its codes (`make`) and stores them (`write`). HARD: square blocks,
+ * 4over6 and values for the column direction are in the code. */
+template <int DIR, bool SR, bool HARD>
+static __device__ __forceinline__ void
+run_direction(const job &j, space *sp, const uint16_t *random, const tile &t, bool make, bool write)
+{
+    const side &s = j.p.sides[DIR];
+    const level l = sp->levels[DIR];
+    const output o = output_of<DIR>(s, t);
+    bool planar = DIR == MT_COL && !s.transposed && !s.plain;
+    bool decode = HARD && DIR == MT_ROW && j.dequantized, square = HARD && s.square && make;
+    float most = 0;
+    if (square) make_cells<SR>(j, sp, random, s, l, t);
+    MT_SEGMENTS(segment, o.lines)
+    {
+        int line = segment / SEGMENTS, at = segment % SEGMENTS;
+        float v[SEGMENT], amax = 0;
+        int32_t bits[SEGMENT] = {};
+        get_segment<DIR>(v, sp->x, line, at);
+        if (j.measure[DIR] || (make && !s.whole && !square)) amax = amax_of(v);
+        most = fmaxf(most, amax);
+        if (!make) continue;
+        if (SR && s.options.sr) get_random<DIR>(bits, random, line, at);
+        cell e;
+        if (square) {
+            int i = line >> s.block_shift, k = at * SEGMENT >> s.block_shift;
+            int across = TILE >> s.block_shift;
+            e = sp->cells[DIR == MT_ROW ? i * across + k : k * across + i];
+        } else if (HARD && s.options.four_over_six) {
+            e = four_over_six<SR>(j, s, l, amax, v, bits);
+        } else {
+            e = cell_of(j, s, l, block_amax(amax, s.whole ? 0 : s.block_shift));
+        }
+        if (write && !s.whole) put_scale(s, o, e, line, at);
+        if (planar) {
+            if (at % 2 == 0) sp->planar[planar_group(at / 2, line >> 2) + (line & 3)] = e.enc;
+            continue;
+        }
+        packed q = encode_scaled<SR>(s, v, e.enc, bits);
+        if (write) put_codes(s, o, q, line, at, o.lines, o.length, o.line0, o.along0);
+        if (decode && line < o.lines) {
+#pragma unroll
+            for (int i = 0; i < SEGMENT; i++)
+                v[i] = i < codes_in(o.length, at)
+                           ? decoded(s.codec, code_of(q, i, s.codes_per_byte), e.dec)
+                           : 0;
+            put_segment<MT_ROW>(sp->x, v, line, at);
+        }
+    }
+    if (planar && make && write) {
+        __syncthreads();
+        encode_planar<SR>(sp, random, s, o, t);
+    }
+    if (j.measure[DIR]) raise_amax(j.amax[DIR] + t.index, most);
+}
+
+/* x = x rotated along the tokens in sixteens, all rounded to bf16 (rht). */
+static __device__ void rotate_tile(float *x, const tile &t, uint32_t mask)
+{
+    MT_SEGMENTS(segment, t.cols)
+    {
+        int c = segment / SEGMENTS, at = segment % SEGMENTS;
+        float v[SEGMENT], y[SEGMENT];
+        get_segment<MT_COL>(v, x, c, at);
+        if (at * SEGMENT + SEGMENT <= t.rows) {
+#pragma unroll
+            for (int i = 0; i < SEGMENT; i++) v[i] = v[i] * (mask >> i & 1 ? -0.25f : 0.25f);
+#pragma unroll
+            for (int k = 0; k < SEGMENT; k++) {
+                y[k] = 0;
+#pragma unroll
+                for (int i = 0; i < SEGMENT; i++) {
+                    bool minus = ((i & k) ^ (i & k) >> 1 ^ (i & k) >> 2 ^ (i & k) >> 3) & 1;
+                    y[k] = minus ? y[k] - v[i] : y[k] + v[i];
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < SEGMENT; i++) y[i] = v[i];
+        }
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) y[i] = mt_bf16_to_f32(mt_f32_to_bf16(y[i]));
+        put_segment<MT_COL>(x, y, c, at);
+    }
+}
