@@ -3,7 +3,7 @@
 
 /* Threads of a row; vectors of a thread that are summed in real before the sum goes into f64;
  * vectors of a thread in a block of the backward. */
-enum { THREADS = 512, AHEAD = 4, BWD_THREADS = 256, PART = 4 };
+enum { THREADS = 256, AHEAD = 4, BWD_THREADS = 256, PART = 4 };
 
 /* Elements before the first 16-byte boundary from p on, at most n: those done one by one. */
 template <typename T> static __device__ __forceinline__ int64_t head_of(const T *p, int64_t n)
@@ -57,7 +57,7 @@ template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(l
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 3)
     cross_entropy_fwd_kernel(struct mt_cross_entropy_fwd_args a, mt_real<T> *losses)
 {
     enum { N = 16 / sizeof(T) };

@@ -1,0 +1,372 @@
+/* The router: logits, softmax, top-k, and its backward. A warp holds a token's row of experts in
+ * registers. Sums over tokens go through fixed blocks of tokens in order. */
+#include "kernels/cuda/router_product.cuh"
+
+enum {
+    THREADS = 256,
+    MOST_EXPERTS = 1024, /* 32 to a lane */
+    FORMS = 6,           /* 1, 2, 4, .. 32 experts to a lane */
+    SUM_BLOCKS = 1024,   /* blocks of tokens that are summed by themselves, at most */
+    SUM_TOKENS = 32,     /* tokens of such a block, at least */
+    TILES = 1024,        /* tiles of dwr that are worked on at once, if there are tokens enough */
+    LEAST_PART = 256     /* tokens of a part of dwr, at least */
+};
+
+/* Of the kernels with 1, 2, 4, .. experts to a lane, the one with room for all. */
+static int form_of(int64_t experts)
+{
+    int form = 0;
+    while ((32 << form) < experts) form++;
+    return form;
+}
+
+static mt_status check_experts(const char *op, int64_t experts)
+{
+    MT_REQUIRE(experts <= MOST_EXPERTS, MT_EUNSUPPORTED, "%s: experts is %lld, at most %d on cuda",
+               op, (long long)experts, (int)MOST_EXPERTS);
+    return MT_OK;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------
+ */
+
+/* The best of what comes after (score, index) `last` in the order of selection: by score, ties by
+ * index. x holds no NaN. Every lane gets it. */
+template <typename R, int PER>
+static __device__ __forceinline__ void next_best(R *score, int *index, const R x[PER], R last,
+                                                 int last_index)
+{
+    R best = -(R)INFINITY;
+    int at = INT32_MAX;
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        int e = j * 32 + threadIdx.x % 32;
+        bool after = x[j] < last || (x[j] == last && e > last_index);
+        if (after && (x[j] > best || at == INT32_MAX)) best = x[j], at = e;
+    }
+    for (int lane = 16; lane; lane >>= 1) {
+        R other = __shfl_xor_sync(~0u, best, lane);
+        int other_at = __shfl_xor_sync(~0u, at, lane);
+        if (other > best || (other == best && other_at < at)) best = other, at = other_at;
+    }
+    *score = best, *index = at;
+}
+
+/* x of expert e, in every lane. */
+template <typename R, int PER> static __device__ __forceinline__ R of_expert(const R x[PER], int e)
+{
+    R mine = x[0];
+#pragma unroll
+    for (int j = 1; j < PER; j++)
+        if (j == e / 32) mine = x[j];
+    return __shfl_sync(~0u, mine, e % 32);
+}
+
+/* Selects by score x, spoiling it, and writes the choice and its weights; lane l the slots l, l +
+ * 32, ... */
+template <typename R, int PER>
+static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a, int64_t t,
+                                              R x[PER], const R probs[PER])
+{
+    R *weights = (R *)a.weights + t * a.top_k, total = 0, score = (R)INFINITY, mine = 0;
+    int32_t *chosen = a.chosen + t * a.top_k, choice = 0;
+    int top_k = (int)a.top_k, lane = threadIdx.x % 32, e = -1;
+#pragma unroll
+    for (int j = 0; j < PER; j++)
+        if (x[j] != x[j]) x[j] = -(R)INFINITY; /* NaN comes last */
+    for (int i = 0; i < top_k; i++) {
+        next_best<R, PER>(&score, &e, x, score, e);
+        R w = of_expert<R, PER>(probs, e);
+        total += w;
+        if (lane == i % 32) mine = w, choice = e;
+        if (i % 32 == 31 || i == top_k - 1) {
+            int slot = i / 32 * 32 + lane;
+            if (slot <= i) weights[slot] = mine, chosen[slot] = choice;
+        }
+    }
+    for (int i = lane; i < top_k && a.normalize; i += 32) weights[i] = weights[i] / total;
+}
+
+template <typename R, int PER>
+static __global__ void __launch_bounds__(THREADS)
+    choose_kernel(struct mt_router_fwd_args a, const R *logits)
+{
+    int lane = threadIdx.x % 32, experts = (int)a.experts;
+    int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
+    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps) {
+        R x[PER], p[PER], top = -(R)INFINITY, sum = 0;
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            int e = j * 32 + lane;
+            x[j] = e < experts ? logits[t * experts + e] : -(R)INFINITY;
+            top = x[j] > top ? x[j] : top; /* NaN is passed over */
+        }
+        top = mt_warp_max(top);
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            p[j] = j * 32 + lane < experts ? exp(x[j] - top) : 0;
+            sum += p[j];
+        }
+        sum = mt_warp_sum(sum);
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            int e = j * 32 + lane;
+            p[j] = p[j] / sum;
+            if (e >= experts) continue;
+            ((R *)a.probs)[t * experts + e] = p[j];
+            if (a.bias) x[j] = p[j] + (R)a.bias[e];
+        }
+        if (lane == 0) ((R *)a.lse)[t] = (R)((double)top + log((double)sum));
+        select<R, PER>(a, t, x, p);
+    }
+}
+
+/* A block of tokens: for each expert its probabilities and choices, and as column E the squares of
+ * lse. */
+template <typename R>
+static __global__ void __launch_bounds__(THREADS)
+    sums_kernel(struct mt_router_fwd_args a, int64_t size, double *sums, int32_t *counts)
+{
+    __shared__ int32_t chosen[MOST_EXPERTS];
+    int experts = (int)a.experts;
+    int64_t first = blockIdx.x * size, end = min(a.tokens, first + size);
+    double *mine = sums + (int64_t)blockIdx.x * (experts + 1);
+    for (int e = threadIdx.x; e < experts; e += THREADS) chosen[e] = 0;
+    __syncthreads();
+    for (int64_t i = first * a.top_k + threadIdx.x; i < end * a.top_k; i += THREADS)
+        atomicAdd(chosen + a.chosen[i], 1);
+    for (int e = threadIdx.x; e < experts; e += THREADS) {
+        const R *p = (const R *)a.probs + e;
+        double sum = 0;
+#pragma unroll 8
+        for (int64_t t = first; t < end; t++) sum += (double)p[t * experts];
+        mine[e] = sum;
+    }
+    if (threadIdx.x < 32) {
+        double z = 0;
+        for (int64_t t = first + threadIdx.x; t < end; t += 32) {
+            double lse = (double)((const R *)a.lse)[t];
+            z += lse * lse;
+        }
+        z = mt_warp_sum(z);
+        if (threadIdx.x == 0) mine[experts] = z;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += THREADS)
+        counts[(int64_t)blockIdx.x * experts + e] = chosen[e];
+}
+
+/* 32 columns of the sums to a block; a warp adds a run of the blocks of tokens, then the runs are
+ * added in order. */
+template <typename R>
+static __global__ void __launch_bounds__(1024)
+    finish_kernel(struct mt_router_fwd_args a, int blocks, const double *sums,
+                  const int32_t *counts)
+{
+    __shared__ double run_sums[32][33];
+    __shared__ int64_t run_counts[32][33];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, experts = (int)a.experts;
+    int c = blockIdx.x * 32 + lane, run = (blocks + 31) / 32;
+    int first = warp * run, end = min(blocks, first + run);
+    double sum = 0;
+    int64_t count = 0;
+#pragma unroll 4
+    for (int b = first; b < end; b++) {
+        if (c <= experts) sum += sums[(int64_t)b * (experts + 1) + c];
+        if (c < experts) count += counts[(int64_t)b * experts + c];
+    }
+    run_sums[warp][lane] = sum, run_counts[warp][lane] = count;
+    __syncthreads();
+    if (warp || c > experts) return;
+    sum = 0, count = 0;
+    for (int w = 0; w < 32; w++) sum += run_sums[w][lane], count += run_counts[w][lane];
+    if (c == experts) {
+        *(R *)a.z_sum = (R)sum;
+        return;
+    }
+    ((R *)a.prob_sum)[c] = (R)sum;
+    a.counts[c] = count;
+    if (a.load) a.load[c] += count;
+}
+
+template <typename R>
+static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const R *logits)
+{
+    typedef void (*entry)(struct mt_router_fwd_args, const R *);
+    static const entry entries[FORMS] = { choose_kernel<R, 1>,  choose_kernel<R, 2>,
+                                          choose_kernel<R, 4>,  choose_kernel<R, 8>,
+                                          choose_kernel<R, 16>, choose_kernel<R, 32> };
+    entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
+                                   mt_cuda_stream(stream)>>>(*a, logits);
+    MT_LAUNCHED(stream, "router_fwd");
+    return MT_OK;
+}
+
+/* The logits go where they are wanted, else where the probabilities will be. */
+template <typename T> static mt_status route(mt_stream *stream, const struct mt_router_fwd_args *a)
+{
+    typedef mt_real<T> R;
+    R *logits = (R *)(a->logits ? a->logits : a->probs);
+    bool vectors = product::columns_aligned<R>(logits, a->experts);
+    product::put_real<R> put = { logits, a->tokens, a->experts, vectors };
+    MT_TRY((product::run<true, true>(
+        stream, "router_fwd", product::operand_of<T>(a->x, a->tokens, a->width),
+        product::operand_of<R>(a->wr, a->experts, a->width), a->width, a->width, put)));
+    return choose<R>(stream, a, logits);
+}
+
+template <typename T>
+static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *a)
+{
+    typedef mt_real<T> R;
+    MT_TRY(check_experts("router_fwd", a->experts));
+    cudaStream_t on = mt_cuda_stream(stream);
+    int64_t size = mt_ceil_div(a->tokens, SUM_BLOCKS);
+    if (size < SUM_TOKENS) size = SUM_TOKENS;
+    int blocks = (int)mt_ceil_div(a->tokens, size);
+    size_t sums_bytes = (size_t)blocks * (size_t)(a->experts + 1) * sizeof(double);
+    size_t counts_bytes = (size_t)blocks * (size_t)a->experts * sizeof(int32_t);
+    void *scratch;
+    MT_TRY(mt_cuda_scratch(stream, &scratch, sums_bytes + counts_bytes));
+    double *sums = (double *)scratch;
+    int32_t *counts = (int32_t *)((char *)scratch + sums_bytes);
+    if (a->tokens) {
+        MT_TRY(route<T>(stream, a));
+        sums_kernel<R><<<blocks, THREADS, 0, on>>>(*a, size, sums, counts);
+        MT_LAUNCHED(stream, "router_fwd");
+    }
+    finish_kernel<R><<<(unsigned)(a->experts / 32 + 1), 1024, 0, on>>>(*a, blocks, sums, counts);
+    MT_LAUNCHED(stream, "router_fwd");
+    return MT_OK;
+}
+MT_CUDA_OP(router_fwd)
+
+/* ---- backward ---------------------------------------------------------------------------------
+ */
+
+/* Adds what the weights' gradients say to d, the gradient of a token's probabilities. */
+template <typename R, int PER>
+static __device__ __forceinline__ void add_dweights(R d[PER], const struct mt_router_bwd_args &a,
+                                                    int64_t t)
+{
+    const R *dw = (const R *)a.dweights + t * a.top_k, *w = (const R *)a.weights + t * a.top_k;
+    const R *p = (const R *)a.probs + t * a.experts;
+    const int32_t *chosen = a.chosen + t * a.top_k;
+    R mean = 0, total = 0; /* w = p / total: dp = (dw - <dw, w>) / total */
+    int top_k = (int)a.top_k, lane = threadIdx.x % 32;
+    for (int i = 0; i < top_k && a.normalize; i++) {
+        mean += dw[i] * w[i];
+        total += p[chosen[i]];
+    }
+    for (int i = 0; i < top_k; i++) {
+        int e = chosen[i];
+        R add = a.normalize ? (dw[i] - mean) / total : dw[i];
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            if (e == j * 32 + lane) d[j] += add;
+    }
+}
+
+template <typename R, int PER>
+static __global__ void __launch_bounds__(THREADS) dlogits_kernel(struct mt_router_bwd_args a)
+{
+    int lane = threadIdx.x % 32, experts = (int)a.experts;
+    int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
+    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps) {
+        R d[PER], p[PER], dot = 0, z = 0;
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            int e = j * 32 + lane;
+            p[j] = e < experts ? ((const R *)a.probs)[t * experts + e] : 0;
+            d[j] = e < experts && a.dprob_sum ? ((const R *)a.dprob_sum)[e] : 0;
+        }
+        if (a.dweights) add_dweights<R, PER>(d, a, t);
+#pragma unroll
+        for (int j = 0; j < PER; j++) dot += d[j] * p[j];
+        dot = mt_warp_sum(dot);
+        if (a.dz_sum) z = *(const R *)a.dz_sum * 2 * ((const R *)a.lse)[t];
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            int e = j * 32 + lane;
+            if (e < experts) ((R *)a.dlogits)[t * experts + e] = p[j] * (d[j] - dot) + z * p[j];
+        }
+    }
+}
+
+template <typename R>
+static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    typedef void (*entry)(struct mt_router_bwd_args);
+    static const entry entries[FORMS] = { dlogits_kernel<R, 1>,  dlogits_kernel<R, 2>,
+                                          dlogits_kernel<R, 4>,  dlogits_kernel<R, 8>,
+                                          dlogits_kernel<R, 16>, dlogits_kernel<R, 32> };
+    entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
+                                   mt_cuda_stream(stream)>>>(*a);
+    MT_LAUNCHED(stream, "router_bwd");
+    return MT_OK;
+}
+
+template <typename T>
+static mt_status find_dx(mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    typedef mt_real<T> R;
+    bool vectors = product::columns_aligned<T>(a->dx, a->width) &&
+                   product::columns_aligned<T>(a->dx_add, a->width);
+    product::put_sum<T> put = { (T *)a->dx, (const T *)a->dx_add, a->width, vectors };
+    return product::run<true, false>(
+        stream, "router_bwd", product::operand_of<R>(a->dlogits, a->tokens, a->experts),
+        product::operand_of<R>(a->wr, a->width, a->width), a->experts, a->experts, put);
+}
+
+/* dwr = (accumulate ? dwr : 0) + the parts in order. */
+template <typename R>
+static __global__ void add_parts_kernel(R *dwr, const R *parts, int count, int64_t elements,
+                                        bool accumulate)
+{
+    MT_GRID_STRIDE(i, elements)
+    {
+        R sum = parts[i];
+#pragma unroll 4
+        for (int p = 1; p < count; p++) sum += parts[p * elements + i];
+        dwr[i] = (accumulate ? dwr[i] : 0) + sum;
+    }
+}
+
+/* Parts of the tokens are summed by themselves where E and D alone give too few tiles. */
+template <typename T>
+static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    typedef mt_real<T> R;
+    int64_t elements = a->experts * a->width;
+    int64_t tiles = mt_ceil_div(a->experts, product::TILE) * mt_ceil_div(a->width, product::TILE);
+    int64_t most = mt_ceil_div(a->tokens, LEAST_PART), parts = TILES / tiles;
+    parts = parts < 1 ? 1 : parts;
+    parts = parts < most ? parts : most;
+    int64_t split =
+        parts < 2 ? a->tokens
+                  : mt_ceil_div(mt_ceil_div(a->tokens, parts), product::DEPTH) * product::DEPTH;
+    parts = split ? mt_ceil_div(a->tokens, split) : 1;
+    void *scratch;
+    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)(parts * elements) * sizeof(R)));
+    bool vectors = product::columns_aligned<R>(scratch, a->width);
+    product::put_real<R> put = { (R *)scratch, a->experts, a->width, vectors };
+    MT_TRY((product::run<false, false>(
+        stream, "router_bwd", product::operand_of<R>(a->dlogits, a->experts, a->experts),
+        product::operand_of<T>(a->x, a->width, a->width), a->tokens, split, put)));
+    add_parts_kernel<R>
+        <<<mt_blocks(stream, elements, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
+            (R *)a->dwr, (const R *)scratch, (int)parts, elements, a->accumulate);
+    MT_LAUNCHED(stream, "router_bwd");
+    return MT_OK;
+}
+
+template <typename T>
+static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    MT_TRY(check_experts("router_bwd", a->experts));
+    if (a->tokens) MT_TRY(find_dlogits<mt_real<T>>(stream, a));
+    if (a->tokens && a->width && a->dx) MT_TRY(find_dx<T>(stream, a));
+    if (a->width && a->dwr) MT_TRY(find_dwr<T>(stream, a));
+    return MT_OK;
+}
+MT_CUDA_OP(router_bwd)
