@@ -95,6 +95,7 @@ static __device__ __forceinline__ void run_tile(const job &j, space *sp, uint16_
     __syncthreads();
     raise_nans(j, t, nans);
     if (j.codes && j.sums) sum_columns(j, sp->x, t);
+    if (dequantize) __syncthreads(); /* the row direction leaves its values in x */
     if (row.present && (j.codes || j.measure[MT_ROW] || dequantize)) {
         bool write = j.codes && j.write[MT_ROW], make = (j.codes || dequantize) && !row.plain;
         if (make || j.measure[MT_ROW])
