@@ -3,8 +3,10 @@
  *
  * A tile of the result has one block, which takes the products in order of the depth; rows and
  * offsets are read on the device. */
+#include "kernels/check.h"
 #include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_simt.cuh"
+#include "kernels/cuda/gemm_sm90.cuh"
 
 enum { LARGE_TILES_PER_PROCESSOR = 2 };
 
@@ -150,11 +152,27 @@ template <typename T> static mt_status multiply(mt_stream *stream, gemm_problem 
     return simt<T>(stream, g);
 }
 
-template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
+static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
-    if (g->a.real || g->b.real) return simt<mt_bf16>(stream, g);
+    path->variant = MT_CUDA_GEMM_TILED;
+    if (!mt_cuda_is_hopper(stream)) return;
+    mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
+    if (!mt_cuda_gemm_sm90_suits(g, path)) path->variant = MT_CUDA_GEMM_TILED;
+}
+
+static mt_status multiply_by(mt_stream *stream, gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    if (path->variant != MT_CUDA_GEMM_TILED) return mt_cuda_gemm_sm90(stream, g, path);
     align<mt_bf16>(g, MMA_RUN);
     return mma_launch(stream, g);
+}
+
+template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
+{
+    mt_cuda_gemm_path path;
+    if (g->a.real || g->b.real) return simt<mt_bf16>(stream, g);
+    choose(stream, g, &path);
+    return multiply_by(stream, g, &path);
 }
 
 template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_gemm_args *args)
@@ -167,3 +185,48 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
     return multiply<T>(stream, &g);
 }
 MT_CUDA_OP(gemm)
+
+/* ---- paths by name -----------------------------------------------------------------------------
+ */
+
+const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
+{
+    static const char *const names[MT_CUDA_GEMM_VARIANTS] = {
+        "wgmma 256x192, pairs",
+        "wgmma 256x192",
+        "wgmma 128x192, ping-pong",
+    };
+    return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
+}
+
+static mt_status describe_bf16(gemm_problem *g, const struct mt_gemm_args *args)
+{
+    MT_TRY(mt_gemm_check(args));
+    const mt_format *bf16 = mt_format_plain(MT_BF16);
+    MT_REQUIRE(args->dtype == MT_BF16 && mt_gemm_a(args)->format == bf16 &&
+                   mt_gemm_b(args)->format == bf16,
+               MT_EUNSUPPORTED, "gemm: a path is chosen among those of bf16, not of %s by %s",
+               mt_gemm_a(args)->format->name, mt_gemm_b(args)->format->name);
+    return describe(g, args);
+}
+
+mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,
+                              mt_cuda_gemm_path *path)
+{
+    gemm_problem g = {};
+    MT_TRY(describe_bf16(&g, args));
+    choose(stream, &g, path);
+    return MT_OK;
+}
+
+mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
+                          const mt_cuda_gemm_path *path)
+{
+    gemm_problem g = {};
+    MT_TRY(describe_bf16(&g, args));
+    MT_REQUIRE(path->variant == MT_CUDA_GEMM_TILED ||
+                   (mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path)),
+               MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
+               path->variant, path->width, path->super);
+    return multiply_by(stream, &g, path);
+}

@@ -4,6 +4,7 @@
  *   gemm.cu         operands made plain, the choice of a path, the entries of the table
  *   gemm_simt.cuh   fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
  *   gemm_mma.cuh    bf16 on tensor cores, any card from 8.0 on, any size and alignment
+ *   gemm_sm90.cuh   bf16 on Hopper: wgmma and TMA
  *   gemm_pack.cu    compute copies of weights, gradients of biases */
 #pragma once
 

@@ -149,6 +149,7 @@ static mt_status mma_launch(mt_stream *stream, gemm_problem *g)
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `kernels`");
     int64_t blocks = gemm_blocks(g, MMA_SIDE, MMA_SIDE);
+    if (!blocks) return MT_OK;
     MT_REQUIRE(blocks <= INT32_MAX, MT_EUNSUPPORTED, "gemm: %lld tiles, a grid has at most %d",
                (long long)blocks, INT32_MAX);
     kernels[g->layout]<<<(unsigned)blocks, MMA_THREADS, 0, mt_cuda_stream(stream)>>>(*g);

@@ -134,6 +134,7 @@ template <typename T, int SIDE> static mt_status simt_launch(mt_stream *stream, 
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `kernels`");
     int64_t blocks = gemm_blocks(g, SIDE, SIDE);
+    if (!blocks) return MT_OK;
     MT_REQUIRE(blocks <= INT32_MAX, MT_EUNSUPPORTED, "gemm: %lld tiles, a grid has at most %d",
                (long long)blocks, INT32_MAX);
     kernels[g->layout]<<<(unsigned)blocks, SIMT_THREADS, 0, mt_cuda_stream(stream)>>>(*g);

@@ -1,0 +1,38 @@
+/* How the cuda GEMM runs a product of bf16: what it chooses, and, for tests and benchmarks, any
+ * other way that can run it. */
+#pragma once
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    MT_CUDA_GEMM_TILED = -1, /* mma.sync: any size and alignment */
+    MT_CUDA_GEMM_WIDE,       /* wgmma: 256 x 192, pairs of blocks share the weights (NT: dY) */
+    MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192 */
+    MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows, one warpgroup stores while the
+                                other multiplies; TN, NN */
+    MT_CUDA_GEMM_VARIANTS
+};
+
+typedef struct mt_cuda_gemm_path {
+    int variant;
+    int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 */
+    int super; /* wgmma: tiles of one direction that are taken together */
+} mt_cuda_gemm_path;
+
+/* "wgmma 256x192, pairs", "mma.sync 128x128", ... */
+const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path);
+
+/* The path of mt_gemm for these arguments; bf16 operands, without decoding. */
+mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,
+                              mt_cuda_gemm_path *path);
+/* mt_gemm by a given path; MT_EUNSUPPORTED where it does not suit the product. */
+mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
+                          const mt_cuda_gemm_path *path);
+
+#ifdef __cplusplus
+}
+#endif

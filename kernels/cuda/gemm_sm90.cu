@@ -1,0 +1,239 @@
+/* The Hopper GEMM on the host: which variant a product takes, its tensor maps, its launch. */
+#include "kernels/cuda/gemm_sm90.cuh"
+
+enum {
+    FEW_WAVES = 4,      /* fewer tiles per processor: widths that fill the last round */
+    SHORT_DEPTH = 1024, /* sums over this much end before a result is stored: ping-pong */
+    FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
+    TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
+    NARROWEST = 64,
+    TOGETHER = 8,
+    MOST = 1 << 30 /* extents: rows of ragged maps, and numbers that are int in the kernel */
+};
+
+/* ---- the choice --------------------------------------------------------------------------------
+ */
+
+/* 16-byte bases and pitches: what tensor maps ask for. */
+static bool fits_map(const void *p, int64_t width, size_t size)
+{
+    return (uintptr_t)p % 16 == 0 && width > 0 && width < MOST && width * size % 16 == 0;
+}
+
+static int64_t most_rows(const mt_group *rows)
+{
+    return rows->first_dims ? rows->m : rows->members * rows->m;
+}
+
+static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
+{
+    static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT] = {
+        mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
+    };
+    static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
+    return &tables[g->layout][variant];
+}
+
+static int64_t rounded_up(int64_t x, int64_t unit)
+{
+    return mt_ceil_div(x, unit) * unit;
+}
+
+/* Time of a product in columns of a tile: rounds of all processors, each as long as a tile. */
+static int64_t cost(int64_t members, int64_t rows, int64_t tiles_m, int64_t width,
+                    int64_t processors)
+{
+    int64_t pieces = mt_ceil_div(rows, width), each = rounded_up(mt_ceil_div(rows, pieces), 8);
+    return mt_ceil_div(members * pieces * tiles_m, processors) * (each + TILE_OVERHEAD);
+}
+
+/* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once; a
+ * short depth hides nothing but beside another tile; products of few tiles live by their last
+ * round. */
+static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
+{
+    int64_t members = g->rows.members, rows = mt_ceil_div(most_rows(&g->rows), members);
+    int64_t tiles_m = mt_ceil_div(g->cols, variant_of(g, MT_CUDA_GEMM_ALONE)->tile);
+    int64_t pieces = mt_ceil_div(rows, SM90_WIDTH);
+    path->variant = pieces % 2 && pieces <= FEW_PIECES ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
+    path->width = SM90_WIDTH, path->super = TOGETHER;
+    if (members * pieces * tiles_m < FEW_WAVES * processors) {
+        path->variant = MT_CUDA_GEMM_ALONE;
+        for (int width = SM90_WIDTH - 8; width >= NARROWEST; width -= 8)
+            if (cost(members, rows, tiles_m, width, processors) <
+                cost(members, rows, tiles_m, path->width, processors))
+                path->width = width;
+    } else if (g->depth <= SHORT_DEPTH) {
+        path->variant = MT_CUDA_GEMM_PINGPONG;
+        path->super = 1;
+    }
+}
+
+/* NT: pairs where making the number of tiles even costs less than they gain. */
+static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g)
+{
+    int64_t n = g->cols, pair = 2 * SM90_WIDTH, tiles = mt_ceil_div(n, SM90_WIDTH);
+    bool pairs = mt_ceil_div(n, pair) * pair <= n + n / 16;
+    path->variant = pairs ? MT_CUDA_GEMM_WIDE : MT_CUDA_GEMM_ALONE;
+    path->width = pairs ? SM90_WIDTH : (int)rounded_up(mt_ceil_div(n, tiles), 64);
+    path->super = TOGETHER;
+}
+
+void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
+{
+    if (g->layout == MT_GEMM_NT)
+        plan_wgrad(path, g);
+    else
+        plan_rows(path, g, multiprocessors);
+}
+
+static size_t shared_bytes(const gemm_sm90_variant *variant, const gemm_problem *g)
+{
+    return variant->shared + (size_t)(g->rows.members + 1) * SM90_MEMBER_BYTES;
+}
+
+static bool suits_operands(const gemm_problem *g)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    size_t result = wgrad ? sizeof(float) : sizeof(mt_bf16);
+    int64_t rows = most_rows(&g->rows);
+    return !g->a.real && !g->b.real && g->d_real == wgrad && rows > 0 && rows < MOST &&
+           fits_map(g->a.data, g->a.width, sizeof(mt_bf16)) &&
+           fits_map(g->b.data, g->b.width, sizeof(mt_bf16)) && fits_map(g->d, g->cols, result) &&
+           fits_map(g->c, g->cols, result) && (wgrad ? g->height : g->depth) < MOST;
+}
+
+bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    int grain = wgrad ? 64 : 8, variants = wgrad ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_VARIANTS;
+    if (path->variant < 0 || path->variant >= variants || path->width < grain ||
+        path->width > SM90_WIDTH || path->width % grain || path->super < 1 || !suits_operands(g))
+        return false;
+    int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
+    int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
+                           : most_rows(&g->rows) / path->width + 2 * g->rows.members;
+    return shared_bytes(variant_of(g, path->variant), g) <= SM90_SHARED &&
+           tiles * pieces < MOST / path->super;
+}
+
+/* ---- tensor maps -------------------------------------------------------------------------------
+ */
+
+typedef CUresult (*map_encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static mt_status find_encoder(map_encoder *encode)
+{
+    void *p = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    MT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault,
+                                             &found));
+    MT_REQUIRE(p && found == cudaDriverEntryPointSuccess, MT_EDEVICE,
+               "cuda: the driver has no cuTensorMapEncodeTiled (%d)", (int)found);
+    *encode = (map_encoder)p;
+    return MT_OK;
+}
+
+/* A matrix for the copies: members of `rows` rows beside each other, or, where rows is 0, ragged
+ * ones. */
+struct matrix {
+    const char *name;
+    const void *data;
+    int64_t columns, rows, members;
+    int box_rows;
+    bool real;
+};
+
+/* Ragged: row r of the segment of `n` rows that ends at row `end` is asked for as (2^30 - n + r,
+ * 2^30, end) under strides w, 2^34 - w and w, whose sum is (end - n + r) w modulo 2^64; the bound
+ * 2^30 of the first cuts at the segment's end. */
+static mt_status make_map(CUtensorMap *map, map_encoder encode, const struct matrix *x)
+{
+    enum { HUGE_EXTENT = 0x7fff0000 };
+    size_t size = x->real ? sizeof(float) : sizeof(mt_bf16);
+    cuuint64_t w = (cuuint64_t)x->columns * size;
+    cuuint64_t columns = (cuuint64_t)x->columns, rows = (cuuint64_t)x->rows;
+    cuuint64_t plain[3] = { columns, rows, (cuuint64_t)x->members };
+    cuuint64_t plain_strides[2] = { w, w * rows };
+    cuuint64_t ragged[4] = { columns, MOST, HUGE_EXTENT, HUGE_EXTENT };
+    cuuint64_t ragged_strides[3] = { w, (1ull << 34) - w, w };
+    cuuint32_t box[4] = { (cuuint32_t)(128 / size), (cuuint32_t)x->box_rows, 1, 1 };
+    cuuint32_t ones[4] = { 1, 1, 1, 1 };
+    CUresult result =
+        encode(map, x->real ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+               rows ? 3 : 4, (void *)(uintptr_t)x->data, rows ? plain : ragged,
+               rows ? plain_strides : ragged_strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    MT_REQUIRE(result == CUDA_SUCCESS, MT_EDEVICE,
+               "gemm: no tensor map of %s, %lld columns, %lld rows, %lld members: CUresult %d",
+               x->name, (long long)x->columns, (long long)x->rows, (long long)x->members,
+               (int)result);
+    return MT_OK;
+}
+
+static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
+                           const gemm_sm90_variant *variant)
+{
+    map_encoder encode = NULL;
+    MT_TRY(find_encoder(&encode));
+    bool wgrad = g->layout == MT_GEMM_NT, along = g->layout == MT_GEMM_TN;
+    int64_t members = g->rows.members;
+    struct matrix p = { "a",        g->b.data,
+                        g->b.width, along ? g->cols : g->depth,
+                        members,    along ? variant->tile / variant->cluster_n : 64,
+                        false };
+    struct matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, false };
+    struct matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, wgrad };
+    if (wgrad) { /* P is dY, Q is X */
+        p = q, p.box_rows = 64;
+        q.name = "a", q.data = g->b.data, q.columns = g->b.width;
+        q.box_rows = 64;
+    }
+    struct matrix c = d;
+    c.name = "c", c.data = g->c ? g->c : g->d;
+    MT_TRY(make_map(&maps->p, encode, &p));
+    MT_TRY(make_map(&maps->q, encode, &q));
+    MT_TRY(make_map(&maps->d, encode, &d));
+    return make_map(&maps->c, encode, &c);
+}
+
+/* ---- the launch --------------------------------------------------------------------------------
+ */
+
+mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    const gemm_sm90_variant *variant = variant_of(g, path->variant);
+    bool wgrad = g->layout == MT_GEMM_NT;
+    int cluster = variant->cluster_m * variant->cluster_n;
+    gemm_sm90_maps maps;
+    MT_TRY(make_maps(&maps, g, variant));
+    gemm_sm90_args args = {};
+    args.rows = g->rows;
+    args.m = (int)(wgrad ? g->height : g->cols);
+    args.n = wgrad ? (int)g->cols : 0;
+    args.k = wgrad ? 0 : (int)g->depth;
+    args.width = path->width, args.super = path->super;
+    args.add = g->c != NULL;
+    args.bias = (const float *)g->bias;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = (unsigned)cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(mt_cuda_multiprocessors(stream) / cluster * cluster));
+    config.blockDim = dim3(SM90_THREADS);
+    config.dynamicSmemBytes = shared_bytes(variant, g);
+    config.stream = mt_cuda_stream(stream);
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1;
+    void *parameters[] = { &maps, &args };
+    MT_CUDA(cudaFuncSetAttribute(variant->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 SM90_SHARED));
+    MT_CUDA(cudaLaunchKernelExC(&config, variant->kernel, parameters));
+    MT_LAUNCHED(stream, "gemm (sm90)");
+    return MT_OK;
+}

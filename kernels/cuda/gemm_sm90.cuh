@@ -1,0 +1,63 @@
+/* The grouped GEMM of bf16 on Hopper, D(i, j) = sum_p P(i, p) Q(j, p):
+ *
+ * | layout | P: the 64-row side of wgmma | Q: its columns     | D                      | depth |
+ * |--------|-----------------------------|--------------------|------------------------|-------------|
+ * | TN     | W [M, K], along the depth   | rows of X          | Y[row j, i], bf16      | K | | NN
+ * | W [K, M], across            | rows of dY         | dX[row j, i], bf16     | K: W's rows | | NT
+ * | dY [rows, M], across        | X [rows, N], across | dW[i, j], f32         | the rows    |
+ *
+ * With the weights as P, the rows of a member are the columns of the instruction, whose number is
+ * chosen while it runs in steps of 8: a member's rows are cut into even pieces of at most `width`
+ * and almost nothing is padded. Operands come and results go through tensor maps made on the host;
+ * those of ragged matrices end where a member does, so there is no padding in memory either.
+ *
+ * A cluster of two blocks shares a tile of P (shares_p: two pieces of Q beside each other) or of Q.
+ * The number of pieces is rounded up to an even one (they get smaller), so that no cluster has two
+ * members. Blocks are persistent: each takes tiles in turn, in an order that follows from the
+ * counts alone. */
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_path.h"
+
+struct gemm_sm90_maps {
+    CUtensorMap p, q, d, c;
+};
+
+struct gemm_sm90_args {
+    mt_group rows;
+    int m, n, k; /* see the table; n: NT only; k: TN, NN only */
+    int width;   /* most columns of a tile */
+    int super;   /* tiles along the fast direction that are taken together */
+    bool add;    /* C */
+    const float *bias;
+};
+
+/* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
+struct gemm_sm90_variant {
+    const void *kernel;
+    int tile;                 /* rows of P in a tile */
+    int cluster_m, cluster_n; /* blocks that share Q, P */
+    int box_q;                /* rows of Q that one copy brings; columns for NT */
+    size_t shared;            /* bytes of shared memory, without the table of members */
+};
+
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS],
+    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_PINGPONG];
+
+enum {
+    SM90_WIDTH = 192, /* most columns of a tile */
+    SM90_THREADS = 384,
+    SM90_SHARED = 232448,                /* bytes that a block can have */
+    SM90_MEMBER_BYTES = 2 * sizeof(int), /* of the table of members */
+};
+
+/* Whether these kernels can run the product so: dtypes, alignment, extents. */
+extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path);
+/* The best way to cut it, as far as the host can know: from capacities, not counts. */
+extern "C" void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g,
+                                       int multiprocessors);
+extern "C" mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g,
+                                       const mt_cuda_gemm_path *path);

@@ -1,0 +1,301 @@
+/* The multiplying warpgroups of the Hopper GEMM: sums in registers, then the result in pieces of 8
+ * KB through shared memory. Included by gemm_sm90_kernel.cuh. */
+#pragma once
+
+/* One piece of the result: its place among the tile's, its 64 rows of P. */
+template <class C> struct sm90_result {
+    uint32_t base;
+    int group; /* multiplying warpgroup */
+    const gemm_sm90_maps *maps;
+    const gemm_sm90_args *args;
+    uint32_t tile;   /* address of the tile's description */
+    int buffer;      /* the next one */
+    uint32_t parity; /* of its barrier for C */
+
+    __device__ __forceinline__ uint32_t address(int b) const
+    {
+        return base + C::PIECES + (group * C::BUFFERS + b) * C::BUFFER;
+    }
+    __device__ __forceinline__ uint32_t old(int b) const
+    {
+        return base + C::OLD + (group * C::BUFFERS + b) * 8;
+    }
+    __device__ __forceinline__ int len() const { return shared_now(tile + 4); }
+    __device__ __forceinline__ int row() const { return shared_now(tile + 8); }
+    __device__ __forceinline__ int m(int mi) const
+    {
+        return shared_now(tile + 12) + (C::PINGPONG ? mi : group * C::BLOCKS_M + mi) * 64;
+    }
+    __device__ __forceinline__ int member() const { return shared_now(tile + 16); }
+    __device__ __forceinline__ int n0() const { return shared_now(tile + 20); }
+    __device__ __forceinline__ void next()
+    {
+        if (++buffer == C::BUFFERS) buffer = 0, parity ^= 1;
+    }
+    /* Pieces along the columns; x counts them row of pieces by row of pieces. */
+    __device__ __forceinline__ int across() const { return (len() + C::PIECE - 1) / C::PIECE; }
+    __device__ __forceinline__ void store(int mi, int j) const
+    {
+        if (C::WGRAD)
+            copy_out(&maps->d, address(buffer), n0() + j * C::PIECE, m(mi), member());
+        else
+            copy_out_ragged(&maps->d, address(buffer), m(mi), row() + len(), len(), j * C::PIECE);
+        copies_commit();
+    }
+    /* C of piece x on its way to the buffer `ahead` after the next, if there is such a piece. */
+    __device__ __forceinline__ void load(int x, int ahead) const
+    {
+        int per = across(), mi = x >= per, j = x - mi * per;
+        if (x >= C::BLOCKS_M * per || m(mi) >= args->m) return;
+        int b = buffer + ahead - (buffer + ahead >= C::BUFFERS ? C::BUFFERS : 0);
+        barrier_expect(old(b), C::BUFFER);
+        if (C::WGRAD)
+            copy_in<false>(address(b), &maps->c, old(b), n0() + j * C::PIECE, m(mi), member(), 0);
+        else
+            copy_in_ragged<false>(address(b), &maps->c, old(b), m(mi), row() + len(), len(),
+                                  j * C::PIECE, 0);
+    }
+};
+
+/* A thread's two sums of a row and what is added, in f32 [64][32]. */
+static __device__ __forceinline__ void sm90_put_real(uint32_t address, const float *sum, bool add)
+{
+    float x = 0, y = 0;
+    if (add)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(x), "=f"(y)
+                     : "r"(address)
+                     : "memory");
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(sum[0] + x), "f"(sum[1] + y)
+                 : "memory");
+}
+
+/* A warp's 16 x 16 sums, transposed, in bf16. bias: of the thread's two rows. */
+static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const float *sum, bool add,
+                                                     float bias0, float bias1)
+{
+    uint32_t out[4], old[4] = { 0, 0, 0, 0 };
+    if (add)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(old[0]), "=r"(old[1]), "=r"(old[2]), "=r"(old[3])
+                     : "r"(address)
+                     : "memory");
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        float bias = x % 2 ? bias1 : bias0;
+        __nv_bfloat162 pair =
+            __floats2bfloat162_rn(sum[2 * x] + (__uint_as_float(old[x] << 16) + bias),
+                                  sum[2 * x + 1] + (__uint_as_float(old[x] & 0xffff0000u) + bias));
+        out[x] = *(uint32_t *)&pair;
+    }
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+        : "memory");
+}
+
+/* The tile's result: each piece is written to a buffer in the copies' order (128-byte lines, their
+ * 16-byte parts exchanged), and stored while the next is written. C comes into the same buffer
+ * first, two pieces ahead. */
+template <class C>
+static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
+                                                       float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    const bool add = r.args->add;
+    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
+    const int len = r.len();
+    int x = 0;
+#pragma unroll
+    for (int mi = 0; mi < C::BLOCKS_M; mi++) {
+        if (r.m(mi) >= r.args->m) continue;
+        float bias0 = 0, bias1 = 0;
+        if (C::LAYOUT == MT_GEMM_TN && r.args->bias) {
+            int m = r.m(mi) + warp * 16 + lane / 4;
+            const float *bias = r.args->bias + (int64_t)r.member() * r.args->m + m;
+            if (m < r.args->m) bias0 = bias[0];
+            if (m + 8 < r.args->m) bias1 = bias[8];
+        }
+#pragma unroll
+        for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
+            if (j * C::PIECE >= len) continue;
+            if (add) {
+                barrier_wait(r.old(r.buffer), r.parity);
+            } else {
+                if (thread == 0) copies_read<C::BUFFERS - 1>();
+                barrier_threads(1 + r.group, 128);
+            }
+            const uint32_t to = r.address(r.buffer);
+            if (C::WGRAD) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) { /* 8-column groups, two rows of each */
+                    uint32_t line = warp * 16 + i % 2 * 8 + lane / 4, q = lane % 4, g = i / 2;
+                    sm90_put_real(to + line * 128 + ((g * 2 + q / 2) ^ (line % 8)) * 16 + q % 2 * 8,
+                                  &d[mi][j * 16 + i * 2], add);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
+                    uint32_t part = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
+                    sm90_put_bf16(to + line * 128 + part * 16, &d[mi][j * 32 + i * 8], add, bias0,
+                                  bias1);
+                }
+            }
+            shared_to_copies();
+            barrier_threads(1 + r.group, 128);
+            if (thread == 0) {
+                r.store(mi, j);
+                if (add) {
+                    copies_read<1>(); /* the buffer of the piece before */
+                    r.load(x + 2, 2);
+                }
+            }
+            x++;
+            r.next();
+        }
+    }
+}
+
+template <class C>
+static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm90_maps &maps,
+                                                    const gemm_sm90_args &a, int tiles, int cm,
+                                                    int cn)
+{
+    /* The low words of descriptors: addresses, and the distance of 64-wide blocks for operands
+     * across the depth. The high word is the same for all: 1024 bytes between groups of eight
+     * 128-byte lines, whose parts are exchanged. */
+    constexpr uint32_t HIGH = (1024u >> 4) | 1u << 30;
+    constexpr uint32_t APART_P = (C::ACROSS_P ? 512u : 1u) << 16,
+                       APART_Q = (C::ACROSS_Q ? 512u : 1u) << 16;
+    constexpr int STEP_P = C::ACROSS_P ? 128 : 2, STEP_Q = C::ACROSS_Q ? 128 : 2; /* of 16 deep */
+    const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const uint32_t at_p = base + (C::PINGPONG ? 0 : group * C::BLOCKS_M * 8192);
+    const uint32_t p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
+    const uint32_t q0 = (((base + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+    float d[C::BLOCKS_M][WGMMA_SUMS];
+#pragma unroll
+    for (int mi = 0; mi < C::BLOCKS_M; mi++)
+#pragma unroll
+        for (int i = 0; i < WGMMA_SUMS; i++)
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
+    sm90_result<C> result = { base, group, &maps, &a, 0, 0, 0 };
+    int stage = 0;
+    uint32_t parity = 0;
+
+    /* Tells who brings into this stage that this warp has read it: the blocks of the own row of the
+     * cluster, then the rest of the column. */
+    auto release = [&](int s) __attribute__((always_inline))
+    {
+        if (C::CLUSTER == 1) {
+            if (lane == 0) barrier_arrive(base + C::EMPTY + s * 8);
+        } else if (lane < C::CLUSTER_M + C::CLUSTER_N - 1) {
+            int up = lane - C::CLUSTER_N;
+            int block = lane < C::CLUSTER_N ? cm * C::CLUSTER_N + lane
+                                            : (up + (up >= cm)) * C::CLUSTER_N + cn;
+            barrier_arrive_at(base + C::EMPTY + s * 8, block);
+        }
+    };
+    auto release_last = [&]() __attribute__((always_inline))
+    {
+        release(stage == 0 ? C::STAGES - 1 : stage - 1);
+    };
+    auto advance = [&]() __attribute__((always_inline))
+    {
+        if (++stage == C::STAGES) stage = 0, parity ^= 1;
+    };
+    /* The other warpgroup goes on at this stage. */
+    auto hand_over = [&]() __attribute__((always_inline))
+    {
+        if (!C::PINGPONG || lane != 0) return;
+        if (warp == 0)
+            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(base + C::HAND), "r"(stage),
+                         "r"(parity)
+                         : "memory");
+        barrier_arrive(base + C::ORDER + (1 - group) * 8);
+    };
+#pragma unroll 1
+    for (int tile = C::PINGPONG ? group : 0; tile < tiles; tile += C::PINGPONG ? 2 : 1) {
+        if (C::PINGPONG && tile > 0) {
+            barrier_wait(base + C::ORDER + group * 8, (tile / 2 - (group == 0)) & 1);
+            stage = __shfl_sync(~0u, shared_now(base + C::HAND), 0);
+            parity = __shfl_sync(~0u, shared_now(base + C::HAND + 4), 0);
+        }
+        result.tile = base + C::TILES + tile % C::RING * C::TILE_BYTES;
+        barrier_wait(base + C::FULL + stage * 8, parity);
+        /* The shuffles show the compiler that these are uniform; else it serialises the wgmmas. */
+        const int n = __shfl_sync(~0u, shared_now(result.tile), 0);
+        const int whole = __shfl_sync(~0u, shared_now(result.tile + 24), 0);
+        const int rest = __shfl_sync(~0u, shared_now(result.tile + 28), 0);
+        if (n == 0) {
+            for (int step = 0; step < whole + (rest > 0); step++) {
+                barrier_wait(base + C::FULL + stage * 8, parity);
+                release(stage);
+                advance();
+            }
+            hand_over();
+            continue;
+        }
+        if (a.add) {
+            if (threadIdx.x % 128 == 0) {
+                copies_read<0>();
+                result.load(0, 0);
+                result.load(1, 1);
+            }
+            __syncwarp();
+        }
+        auto multiply = [&](auto width) __attribute__((always_inline))
+        {
+            constexpr int N = decltype(width)::value;
+            auto deep16 = [&](int k, int first) __attribute__((always_inline))
+            {
+                const uint32_t p = p0 + stage * (C::STAGE >> 4) + k * STEP_P;
+                const uint32_t q = q0 + stage * (C::STAGE >> 4) + k * STEP_Q;
+#pragma unroll
+                for (int mi = 0; mi < C::BLOCKS_M; mi++)
+                    wgmma<N, C::ACROSS_P, C::ACROSS_Q>(d[mi], (uint64_t)HIGH << 32 | (p + mi * 512),
+                                                       (uint64_t)HIGH << 32 | q, !first);
+            };
+            for (int step = 0; step < whole; step++) {
+                barrier_wait(base + C::FULL + stage * 8, parity);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; k++) deep16(k, (step | k) == 0);
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (step > 0) release_last();
+                advance();
+            }
+            if (C::WGRAD && rest) {
+                barrier_wait(base + C::FULL + stage * 8, parity);
+                wgmma_fence();
+#pragma unroll 1
+                for (int k = 0; k < rest; k++) deep16(k, (whole | k) == 0);
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (whole) release_last();
+                advance();
+            }
+            hand_over();
+            wgmma_wait<0>();
+            release_last();
+        };
+        auto pick = [&](auto self, auto width) __attribute__((always_inline))->void
+        {
+            constexpr int N = decltype(width)::value;
+            if constexpr (N > 0) {
+                if (n == N)
+                    multiply(width);
+                else
+                    self(self, std::integral_constant<int, N - C::GRAIN>());
+            }
+        };
+        pick(pick, std::integral_constant<int, C::WIDTH>());
+#pragma unroll
+        for (int mi = 0; mi < C::BLOCKS_M; mi++)
+#pragma unroll
+            for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
+        sm90_store_tile<C>(result, d);
+    }
+    if (threadIdx.x % 128 == 0) copies_done<0>();
+}

@@ -1,0 +1,279 @@
+/* The kernel of the Hopper GEMM: one warpgroup brings tiles of P and Q into a ring of stages, two
+ * multiply and store. */
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/gemm_sm90.cuh"
+#include "kernels/cuda/gemm_sm90_ptx.cuh"
+#include "kernels/cuda/gemm_sm90_wgmma.cuh"
+
+/* Shared memory: stages, pieces of the result on their way, descriptions of the last tiles,
+ * barriers, the first rows of members and the numbers of tiles before each. PINGPONG: each
+ * multiplying warpgroup has tiles of its own, else each has half of the rows of every tile. */
+template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_> struct sm90 {
+    enum {
+        LAYOUT = LAYOUT_,
+        CLUSTER_M = CLUSTER_M_,
+        CLUSTER_N = CLUSTER_N_,
+        PINGPONG = PINGPONG_,
+        WGRAD = LAYOUT == MT_GEMM_NT,
+        ACROSS_P = LAYOUT != MT_GEMM_TN,
+        ACROSS_Q = WGRAD,
+        CLUSTER = CLUSTER_M * CLUSTER_N,
+        BLOCKS_M = 2, /* 64-row instructions of a warpgroup */
+        TILE = PINGPONG ? 128 : 256,
+        WIDTH = SM90_WIDTH,
+        GRAIN = WGRAD ? 64 : 8, /* of widths */
+        STAGES = PINGPONG ? 4 : 3,
+        BOX_Q = WGRAD || CLUSTER_M == 1 ? 64 : WIDTH / 2,
+        P_BYTES = TILE * 128, /* 64 deep */
+        STAGE = P_BYTES + WIDTH * 128,
+        BUFFERS = 3, /* of a warpgroup */
+        BUFFER = 8192,
+        PIECES = STAGES * STAGE,
+        TILES = PIECES + 2 * BUFFERS * BUFFER,
+        TILE_BYTES = 32,
+        RING = 8, /* tiles; more than a producer can be ahead */
+        FULL = TILES + RING * TILE_BYTES,
+        EMPTY = FULL + STAGES * 8,
+        ORDER = EMPTY + STAGES * 8,
+        HAND = ORDER + 16,
+        OLD = HAND + 8,
+        TABLE = OLD + 2 * BUFFERS * 8,
+        PIECE = WGRAD ? 32 : 64, /* columns of D(i, j) in a piece of the result */
+        PRODUCER_REGISTERS = 56,
+        CONSUMER_REGISTERS = 224
+    };
+};
+
+/* As the producer describes it to the consumers. */
+struct sm90_tile {
+    int n;   /* width of the instruction; 0: no columns here, the block loads for others */
+    int len; /* columns that there are */
+    int row; /* first row in the ragged matrices */
+    int m0;  /* first row of P */
+    int member;
+    int n0;    /* first column of D: NT */
+    int whole; /* 64-deep steps */
+    int rest;  /* 16-deep steps of one more */
+};
+
+/* ---- the order of tiles ------------------------------------------------------------------------
+ * Members one after another; within each, blocks of `super` tiles along the fast direction (pieces
+ * of Q, or for NT tiles of P), all tiles of the slow one for each: what a fast tile reads of P is
+ * read by its neighbours at the same time. */
+
+template <class C> struct sm90_order {
+    const int *start, *before; /* rows and units (tiles of a cluster) before a member */
+    int members, tiles_m, tiles_n, step, unit, member;
+
+    __device__ __forceinline__ bool next(sm90_tile *t, const gemm_sm90_args &a, int cm, int cn)
+    {
+        while (member < members && unit >= before[member + 1]) member++;
+        if (member >= members) return false;
+        int local = unit - before[member], units = before[member + 1] - before[member];
+        int first = start[member], rows = start[member + 1] - first;
+        unit += step;
+        int fast_tiles = C::WGRAD ? tiles_m : units / tiles_m;
+        int slow_tiles = C::WGRAD ? tiles_n : tiles_m;
+        int together = a.super * slow_tiles, block = local / together;
+        int in_block = local - block * together, fast0 = block * a.super;
+        int height = min(a.super, fast_tiles - fast0), slow = in_block / height;
+        int fast = fast0 + in_block - slow * height, depth;
+        t->member = member;
+        if (C::WGRAD) {
+            t->m0 = (fast * C::CLUSTER_M + cm) * C::TILE;
+            t->n0 = (slow * C::CLUSTER_N + cn) * a.width;
+            t->len = max(0, min(a.width, a.n - t->n0));
+            t->row = first;
+            depth = rows;
+        } else {
+            int pieces = fast_tiles * C::CLUSTER_N;
+            int each = ((rows + pieces - 1) / pieces + C::GRAIN - 1) / C::GRAIN * C::GRAIN;
+            int r = (fast * C::CLUSTER_N + cn) * each;
+            t->m0 = (slow * C::CLUSTER_M + cm) * C::TILE;
+            t->n0 = 0;
+            t->len = max(0, min(each, rows - r));
+            t->row = first + r;
+            depth = a.k;
+        }
+        t->n = (t->len + C::GRAIN - 1) / C::GRAIN * C::GRAIN;
+        if (C::WGRAD) { /* a member without rows has one step of zeros, which writes its zeros */
+            t->whole = depth / 64;
+            t->rest = depth ? (depth % 64 + 15) / 16 : 1;
+        } else { /* past the depth both operands are zero */
+            t->whole = (depth + 63) / 64;
+            t->rest = 0;
+        }
+        return true;
+    }
+};
+
+/* First rows of the members, and units before each, into shared memory; by every thread. */
+template <class C>
+static __device__ __forceinline__ void
+sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int tiles_n)
+{
+    int members = (int)a.rows.members, lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int e = threadIdx.x; e <= members; e += SM90_THREADS)
+        start[e] = (int)(a.rows.offsets ? a.rows.offsets[e] / a.rows.k : e * a.rows.m);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    int sum = 0, wide = a.width * C::CLUSTER_N;
+#pragma unroll 1
+    for (int base = 0; base < members; base += 32) {
+        int e = base + lane, units = 0;
+        if (e < members)
+            units = C::WGRAD ? tiles_m * tiles_n
+                             : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
+#pragma unroll
+        for (int step = 1; step < 32; step <<= 1) {
+            int other = __shfl_up_sync(~0u, units, step);
+            if (lane >= step) units += other;
+        }
+        if (e < members) before[e + 1] = sum + units;
+        sum += __shfl_sync(~0u, units, 31);
+    }
+    if (lane == 0) before[0] = 0;
+}
+
+/* ---- the producer: one thread ------------------------------------------------------------------
+ */
+
+/* This block's part of a step of P, to every block of its row of the cluster. */
+template <class C>
+static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90_maps &maps,
+                                                    uint32_t bar, const sm90_tile &t, int step,
+                                                    const int *start, int cn, uint16_t blocks)
+{
+    constexpr bool SHARED = C::CLUSTER_N > 1;
+    constexpr int PART = C::TILE / C::CLUSTER_N; /* rows */
+    if constexpr (!C::ACROSS_P) {
+        copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar, step * 64, t.m0 + cn * PART, t.member,
+                        blocks);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PART / 64; i++) {
+            int b = cn * (PART / 64) + i, end = start[t.member + 1];
+            if constexpr (C::WGRAD)
+                copy_in_ragged<SHARED>(to + b * 8192, &maps.p, bar, t.m0 + b * 64, end, end - t.row,
+                                       step * 64, blocks);
+            else
+                copy_in<SHARED>(to + b * 8192, &maps.p, bar, t.m0 + b * 64, step * 64, t.member,
+                                blocks);
+        }
+    }
+}
+
+/* This block's boxes of a step of Q, to every block of its column of the cluster. */
+template <class C>
+static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90_maps &maps,
+                                                    uint32_t bar, const sm90_tile &t, int step,
+                                                    const int *start, int cm, uint16_t blocks)
+{
+    constexpr bool SHARED = C::CLUSTER_M > 1;
+    int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q;
+    for (int b = cm; b < boxes; b += C::CLUSTER_M) {
+        if (C::WGRAD) {
+            int end = start[t.member + 1];
+            copy_in_ragged<SHARED>(to + b * 8192, &maps.q, bar, t.n0 + b * 64, end, end - t.row,
+                                   step * 64, blocks);
+        } else {
+            copy_in_ragged<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, step * 64,
+                                   t.row + t.len, t.len, b * C::BOX_Q, blocks);
+        }
+    }
+}
+
+template <class C>
+static __device__ __forceinline__ void
+sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+             sm90_order<C> order, int cm, int cn)
+{
+    uint16_t row = (uint16_t)(((1 << C::CLUSTER_N) - 1) << (cm * C::CLUSTER_N)), column = 0;
+#pragma unroll
+    for (int i = 0; i < C::CLUSTER_M; i++) column |= (uint16_t)(1 << (i * C::CLUSTER_N + cn));
+    int stage = 0;
+    uint32_t parity = 1;
+    sm90_tile t;
+    for (int tile = 0; order.next(&t, a, cm, cn); tile++) {
+        /* read by the consumers after the tile's first full stage */
+        int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
+        to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
+        to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
+        int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q, steps = t.whole + (t.rest > 0);
+        uint32_t bytes = C::P_BYTES + boxes * (C::BOX_Q * 128);
+        for (int step = 0; step < steps; step++) {
+            uint32_t p = base + stage * C::STAGE, full = base + C::FULL + stage * 8;
+            barrier_wait(base + C::EMPTY + stage * 8, parity);
+            barrier_expect(full, bytes);
+            sm90_bring_p<C>(p, maps, full, t, step, order.start, cn, row);
+            sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, order.start, cm, column);
+            if (++stage == C::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
+#include "kernels/cuda/gemm_sm90_consumer.cuh"
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+template <class C>
+static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
+    const __grid_constant__ gemm_sm90_maps maps, const __grid_constant__ gemm_sm90_args a)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t base = shared_address(shared);
+    int *start = (int *)(shared + C::TABLE), *before = start + a.rows.members + 1;
+    const int rank = C::CLUSTER > 1 ? (int)cluster_rank() : 0;
+    const int cm = C::CLUSTER_M > 1 ? rank / C::CLUSTER_N : 0;
+    const int cn = C::CLUSTER_N > 1 ? rank % C::CLUSTER_N : 0;
+    const int tiles_m = (a.m + C::TILE * C::CLUSTER_M - 1) / (C::TILE * C::CLUSTER_M);
+    const int tiles_n =
+        C::WGRAD ? (a.n + a.width * C::CLUSTER_N - 1) / (a.width * C::CLUSTER_N) : 1;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::STAGES; i++) {
+            barrier_init(base + C::FULL + i * 8, 1);
+            /* every warp that reads what this block brings */
+            barrier_init(base + C::EMPTY + i * 8,
+                         (C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
+        }
+        for (int i = 0; i < 2; i++) barrier_init(base + C::ORDER + i * 8, 4);
+        for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
+        barrier_init_done();
+        map_prefetch(&maps.p);
+        map_prefetch(&maps.q);
+        map_prefetch(&maps.d);
+    }
+    sm90_members<C>(start, before, a, tiles_m, tiles_n);
+    if (C::CLUSTER > 1) cluster_sync();
+    __syncthreads();
+    const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
+    if (threadIdx.x < 128) {
+        registers_down<C::PRODUCER_REGISTERS>();
+        sm90_order<C> order = {
+            start, before, (int)a.rows.members, tiles_m, tiles_n, step, first, 0
+        };
+        if (threadIdx.x == 0) sm90_produce<C>(shared, base, maps, a, order, cm, cn);
+        __syncwarp();
+    } else {
+        registers_up<C::CONSUMER_REGISTERS>();
+        int tiles = (before[a.rows.members] - first + step - 1) / step;
+        sm90_consume<C>(base, maps, a, tiles, cm, cn);
+    }
+    if (C::CLUSTER > 1) cluster_sync();
+}
+
+/* The row of a table of variants. */
+template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG>
+static gemm_sm90_variant sm90_variant()
+{
+    typedef sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG> C;
+    static_assert(C::STAGE % 1024 == 0 && C::WIDTH % C::BOX_Q == 0, "stages and boxes are whole");
+    return {
+        (const void *)gemm_sm90_kernel<C>, C::TILE, C::CLUSTER_M, C::CLUSTER_N, C::BOX_Q, C::TABLE
+    };
+}

@@ -1,0 +1,506 @@
+/* The grouped GEMM of bf16 on a GPU: its results by every path, and TFLOP/s.
+ *
+ * Usage: bench_gemm_cuda check            every path at odd sizes against an f64 product
+ *        bench_gemm_cuda [time] [SHAPE]   fprop, dgrad and wgrad of the shapes with SHAPE in their
+ *                                         names, by the path that the GEMM chooses
+ *        bench_gemm_cuda sweep [SHAPE]    by every path; prints the best beside the chosen one
+ *
+ * Times are medians of single launches between events, L2 flushed before each, inputs rotated,
+ * random data, rows of the members drawn evenly. Needs a build with CUDA=1. */
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/rng.h"
+#include "kernels/cuda/gemm_path.h"
+#include "tests/support/test.h"
+
+#define CUDA_OK(call)                                                                              \
+    do {                                                                                           \
+        cudaError_t error_ = (call);                                                               \
+        if (error_ != cudaSuccess) fail_msg("%s: %s", #call, cudaGetErrorString(error_));          \
+    } while (0)
+
+enum { GUARD = 1 << 16, POISON = 0xff };
+
+static mt_device *device;
+static cudaStream_t queue;
+static mt_stream stream;
+
+/* ---- memory ------------------------------------------------------------------------------------
+ * NaN bytes within and on both sides. */
+
+static void *device_buffer(size_t bytes)
+{
+    char *p;
+    CUDA_OK(cudaMalloc((void **)&p, bytes + 2 * GUARD));
+    CUDA_OK(cudaMemset(p, POISON, bytes + 2 * GUARD));
+    return p + GUARD;
+}
+
+static void device_free(void *p)
+{
+    if (p) CUDA_OK(cudaFree((char *)p - GUARD));
+}
+
+static void expect_poison(const char *what, const void *from, size_t bytes)
+{
+    unsigned char *p = malloc(bytes);
+    assert_non_null(p);
+    CUDA_OK(cudaMemcpy(p, from, bytes, cudaMemcpyDefault));
+    for (size_t i = 0; i < bytes; i++)
+        if (p[i] != POISON) fail_msg("%s: byte %zu was written", what, i);
+    free(p);
+}
+
+static void *upload(const void *from, size_t bytes)
+{
+    void *p = device_buffer(bytes);
+    CUDA_OK(cudaMemcpy(p, from, bytes, cudaMemcpyDefault));
+    return p;
+}
+
+/* ---- a product ---------------------------------------------------------------------------------
+ */
+
+struct rows {
+    int64_t members, total, capacity;
+    int64_t *counts, *start;        /* host */
+    int64_t *first_dims;            /* device */
+    int64_t *offsets_n, *offsets_k; /* device, in elements of n and of k columns */
+};
+
+static int64_t *scaled(const struct rows *r, int64_t width)
+{
+    int64_t *offsets = malloc((size_t)(r->members + 1) * sizeof *offsets);
+    assert_non_null(offsets);
+    for (int64_t e = 0; e <= r->members; e++) offsets[e] = r->start[e] * width;
+    int64_t *p = upload(offsets, (size_t)(r->members + 1) * sizeof *offsets);
+    free(offsets);
+    return p;
+}
+
+static void make_rows(struct rows *r, int64_t members, const int64_t *counts, int64_t tail,
+                      int64_t n, int64_t k)
+{
+    *r = (struct rows){ .members = members };
+    r->counts = malloc((size_t)members * sizeof *r->counts);
+    r->start = calloc((size_t)members + 1, sizeof *r->start);
+    assert_true(r->counts && r->start);
+    for (int64_t e = 0; e < members; e++)
+        r->counts[e] = counts[e], r->start[e + 1] = r->start[e] + counts[e];
+    r->total = r->start[members], r->capacity = r->total + tail;
+    r->first_dims = upload(counts, (size_t)members * sizeof *counts);
+    r->offsets_n = scaled(r, n), r->offsets_k = scaled(r, k);
+}
+
+static void free_rows(struct rows *r)
+{
+    device_free(r->first_dims), device_free(r->offsets_n), device_free(r->offsets_k);
+    free(r->counts), free(r->start);
+}
+
+/* The operands of a call; mt_gemm_args points into it. */
+struct call {
+    mt_qtensor x, dy, w;
+    struct mt_gemm_args args;
+};
+
+static struct mt_gemm_args *arguments(struct call *c, const struct rows *r, mt_gemm_layout layout,
+                                      mt_dtype dtype, int64_t n, int64_t k, void *x, void *dy,
+                                      void *w)
+{
+    mt_group rows_k = mt_group_ragged_rows(r->members, r->capacity, k, r->first_dims, r->offsets_k);
+    mt_group rows_n = mt_group_ragged_rows(r->members, r->capacity, n, r->first_dims, r->offsets_n);
+    c->x = mt_qtensor_plain(rows_k, dtype, x);
+    c->dy = mt_qtensor_plain(rows_n, dtype, dy);
+    c->w = mt_qtensor_plain(mt_group_uniform(r->members, n, k), dtype, w);
+    c->args = (struct mt_gemm_args){
+        .dtype = dtype,
+        .layout = layout,
+        .a = layout == MT_GEMM_NT ? &c->x : &c->w,
+        .b = layout == MT_GEMM_TN ? &c->x : &c->dy,
+        .d_dtype = layout == MT_GEMM_NT ? mt_dtype_wide(dtype) : dtype,
+    };
+    return &c->args;
+}
+
+static int64_t result_columns(mt_gemm_layout layout, int64_t n, int64_t k)
+{
+    return layout == MT_GEMM_TN ? n : k;
+}
+
+static int64_t result_rows(const struct rows *r, mt_gemm_layout layout, int64_t n)
+{
+    return layout == MT_GEMM_NT ? r->members * n : r->total;
+}
+
+static const char *const layout_names[] = { "fprop", "dgrad", "wgrad" };
+
+/* ---- check ------------------------------------------------------------------------------------
+ */
+
+/* An operand in bf16, its values in f64, and their absolute values. */
+struct operand {
+    void *bf16, *f64, *size;
+};
+
+static void *as_f64(const uint16_t *values, int64_t count)
+{
+    void *from = upload(values, (size_t)count * sizeof *values);
+    void *to = device_buffer((size_t)count * sizeof(double));
+    assert_ok(mt_cast(
+        &stream, &(struct mt_cast_args){
+                     .dtype = MT_F64, .count = count, .y = to, .x = from, .x_dtype = MT_BF16 }));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    device_free(from);
+    return to;
+}
+
+/* `tail` more elements are NaN. */
+static void make_operand(struct operand *o, int64_t count, int64_t tail, uint64_t seed)
+{
+    uint16_t *values = malloc((size_t)count * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < count; i++)
+        values[i] = mt_f32_to_bf16((float)(2 * mt_rng_uniform(seed, 0, (uint64_t)i) - 1));
+    o->bf16 = device_buffer((size_t)(count + tail) * sizeof *values);
+    CUDA_OK(cudaMemcpy(o->bf16, values, (size_t)count * sizeof *values, cudaMemcpyDefault));
+    o->f64 = as_f64(values, count);
+    for (int64_t i = 0; i < count; i++) values[i] &= 0x7fff;
+    o->size = as_f64(values, count);
+    free(values);
+}
+
+static void free_operand(struct operand *o)
+{
+    device_free(o->bf16), device_free(o->f64), device_free(o->size);
+}
+
+struct problem {
+    struct rows rows;
+    int64_t n, k;
+    struct operand x, dy, w;
+    float *bias; /* host */
+    void *bias_there;
+    double *sum[MT_GEMM_LAYOUT_COUNT], *size[MT_GEMM_LAYOUT_COUNT]; /* host */
+};
+
+static double *product(struct problem *p, mt_gemm_layout layout, void *x, void *dy, void *w)
+{
+    int64_t count = result_rows(&p->rows, layout, p->n) * result_columns(layout, p->n, p->k);
+    size_t bytes = (size_t)count * sizeof(double);
+    struct call call;
+    struct mt_gemm_args *args = arguments(&call, &p->rows, layout, MT_F64, p->n, p->k, x, dy, w);
+    double *host = malloc(bytes);
+    assert_non_null(host);
+    args->d = device_buffer(bytes);
+    assert_ok(mt_gemm(&stream, args));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    CUDA_OK(cudaMemcpy(host, args->d, bytes, cudaMemcpyDefault));
+    device_free(args->d);
+    return host;
+}
+
+enum { NO_C, SAME_C, OTHER_C, C_FORMS };
+
+static double old_value(int64_t i)
+{
+    return (double)(i % 257 - 128) / 64; /* bf16 holds it */
+}
+
+static void *old_values(int64_t count, mt_dtype dtype)
+{
+    size_t bytes = (size_t)count * mt_dtype_size(dtype);
+    void *host = malloc(bytes);
+    assert_non_null(host);
+    for (int64_t i = 0; i < count; i++) mt_store_f64(host, dtype, i, old_value(i));
+    void *p = upload(host, bytes);
+    free(host);
+    return p;
+}
+
+/* Bound of NUMERICS section 5: K + 1 roundings of f32, and that of the result. */
+static void verify(const struct problem *p, mt_gemm_layout layout, const char *path,
+                   const void *got, mt_dtype dtype, int c, bool bias)
+{
+    int64_t columns = result_columns(layout, p->n, p->k), at = 0;
+    for (int64_t e = 0; e < p->rows.members; e++) {
+        int64_t rows = p->rows.counts[e], height = layout == MT_GEMM_NT ? p->n : rows;
+        int64_t depth = layout == MT_GEMM_TN ? p->k : layout == MT_GEMM_NN ? p->n : rows;
+        for (int64_t end = at + height * columns; at < end; at++) {
+            double old = c ? old_value(at) : 0;
+            double b = bias ? (double)p->bias[e * columns + at % columns] : 0;
+            double want = p->sum[layout][at] + old + b, value = mt_load_f64(got, dtype, at);
+            double limit = (double)(depth + 1) * test_epsilon(MT_F32) *
+                           (p->size[layout][at] + fabs(old) + fabs(b));
+            if (dtype == MT_BF16) limit += test_epsilon(MT_BF16) * (fabs(want) + limit);
+            if (!(fabs(value - want) <= limit))
+                fail_msg("%s by %s, n %lld, k %lld, c %d, bias %d: row %lld, column %lld of member "
+                         "%lld is %.9g, must be %.9g within %.3g",
+                         layout_names[layout], path, (long long)p->n, (long long)p->k, c, bias,
+                         (long long)((at - end) / columns + height), (long long)(at % columns),
+                         (long long)e, value, want, limit);
+        }
+    }
+}
+
+static void check_path(struct problem *p, mt_gemm_layout layout, const mt_cuda_gemm_path *path,
+                       int c, bool bias)
+{
+    int64_t columns = result_columns(layout, p->n, p->k);
+    int64_t count = result_rows(&p->rows, layout, p->n) * columns;
+    struct call call;
+    struct mt_gemm_args *args =
+        arguments(&call, &p->rows, layout, MT_BF16, p->n, p->k, p->x.bf16, p->dy.bf16, p->w.bf16);
+    size_t bytes = (size_t)count * mt_dtype_size(args->d_dtype);
+    void *old = c ? old_values(count, args->d_dtype) : NULL, *host = malloc(bytes);
+    assert_non_null(host);
+    args->d = c == SAME_C ? old : device_buffer(bytes);
+    args->c = old;
+    args->bias = bias ? p->bias_there : NULL;
+    assert_ok(mt_cuda_gemm_by(&stream, args, path));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    CUDA_OK(cudaMemcpy(host, args->d, bytes, cudaMemcpyDefault));
+    verify(p, layout, mt_cuda_gemm_path_name(path), host, args->d_dtype, c, bias);
+    expect_poison("before the result", (char *)args->d - GUARD, GUARD);
+    expect_poison("after the result", (char *)args->d + bytes, GUARD);
+    if (c == OTHER_C) device_free(args->d);
+    device_free(c ? old : args->d);
+    free(host);
+}
+
+static void make_problem(struct problem *p, int64_t members, const int64_t *counts, int64_t n,
+                         int64_t k)
+{
+    enum { TAIL = 5 };
+    *p = (struct problem){ .n = n, .k = k };
+    make_rows(&p->rows, members, counts, TAIL, n, k);
+    make_operand(&p->x, p->rows.total * k, TAIL * k, 1);
+    make_operand(&p->dy, p->rows.total * n, TAIL * n, 2);
+    make_operand(&p->w, members * n * k, 0, 3);
+    p->bias = malloc((size_t)(members * n) * sizeof *p->bias);
+    assert_non_null(p->bias);
+    for (int64_t i = 0; i < members * n; i++)
+        p->bias[i] = (float)(4 * mt_rng_uniform(4, 0, (uint64_t)i) - 2);
+    p->bias_there = upload(p->bias, (size_t)(members * n) * sizeof *p->bias);
+    for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++) {
+        p->sum[layout] = product(p, (mt_gemm_layout)layout, p->x.f64, p->dy.f64, p->w.f64);
+        p->size[layout] = product(p, (mt_gemm_layout)layout, p->x.size, p->dy.size, p->w.size);
+    }
+}
+
+static void free_problem(struct problem *p)
+{
+    free_rows(&p->rows);
+    free_operand(&p->x), free_operand(&p->dy), free_operand(&p->w);
+    device_free(p->bias_there);
+    free(p->bias);
+    for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
+        free(p->sum[layout]), free(p->size[layout]);
+}
+
+static const int widths[] = { 192, 128, 64, 136, 176, 160 };
+static const int together[] = { 8, 1, 16 };
+enum { WIDTHS = sizeof widths / sizeof *widths, TOGETHER = sizeof together / sizeof *together };
+
+/* The i-th path of a layout; false past the last. */
+static bool path_at(mt_cuda_gemm_path *path, mt_gemm_layout layout, int i)
+{
+    int per = WIDTHS * TOGETHER;
+    if (i == 0) {
+        *path = (mt_cuda_gemm_path){ .variant = MT_CUDA_GEMM_TILED };
+        return true;
+    }
+    *path = (mt_cuda_gemm_path){ .variant = (i - 1) / per,
+                                 .width = widths[(i - 1) % per / TOGETHER],
+                                 .super = together[(i - 1) % TOGETHER] };
+    return path->variant < (layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_VARIANTS);
+}
+
+static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k)
+{
+    if (path->variant == MT_CUDA_GEMM_TILED) return true;
+    return !strcmp(device->kernel_set, "sm_90a") && n % 8 == 0 && k % 8 == 0 &&
+           (layout != MT_GEMM_NT || path->width % 64 == 0);
+}
+
+static void check(void)
+{
+    static const int64_t counts[] = { 0,   1,   7,   63,  64,  65, 127, 128,  129, 191,
+                                      192, 193, 255, 256, 257, 0,  385, 1000, 5,   0 };
+    static const int64_t shapes[][2] = {
+        { 512, 320 }, { 328, 1096 }, { 768, 256 }, { 8, 8 }, { 37, 41 }
+    };
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        struct problem p;
+        int64_t n = shapes[s][0], k = shapes[s][1], done = 0;
+        make_problem(&p, sizeof counts / sizeof *counts, counts, n, k);
+        for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++) {
+            mt_gemm_layout layout = (mt_gemm_layout)l;
+            mt_cuda_gemm_path path;
+            for (int i = 0; path_at(&path, layout, i); i++)
+                for (int c = 0; runs(&path, layout, n, k) && c < C_FORMS; c++) {
+                    check_path(&p, layout, &path, c, false), done++;
+                    if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true), done++;
+                }
+        }
+        free_problem(&p);
+        printf("n %lld, k %lld: %lld products right\n", (long long)n, (long long)k,
+               (long long)done);
+        fflush(stdout);
+    }
+}
+
+/* ---- time -------------------------------------------------------------------------------------
+ */
+
+enum { ROTATED = 2, LAUNCHES = 15, MOST_MEMBERS = 256 };
+static const size_t FLUSH = (size_t)256 << 20;
+
+static const struct timed_shape {
+    const char *name;
+    int64_t members, k, n, rows;
+} shapes[] = {
+    { "Mixtral gate_up", 8, 4096, 28672, 16448 },    { "Mixtral down", 8, 14336, 4096, 16448 },
+    { "OLMoE gate_up", 64, 2048, 2048, 66016 },      { "OLMoE down", 64, 1024, 2048, 66016 },
+    { "Qwen3-30B gate_up", 128, 2048, 1536, 66464 }, { "Qwen3-30B down", 128, 768, 2048, 66464 },
+    { "DSv3 gate_up", 256, 7168, 4096, 67360 },      { "DSv3 down", 256, 2048, 7168, 67360 },
+    { "fine7b gate_up", 128, 1536, 512, 197488 },    { "fine7b down", 128, 256, 1536, 197488 },
+    { "small gate_up", 16, 512, 1024, 16496 },       { "small down", 16, 512, 512, 16496 },
+};
+
+/* Random values everywhere: a block of them, again and again. */
+static void *random_buffer(int64_t count, double scale, uint64_t seed)
+{
+    enum { BLOCK = (1 << 22) - 4099 };
+    uint16_t *values = malloc(BLOCK * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < BLOCK; i++)
+        values[i] = mt_f32_to_bf16((float)(scale * mt_rng_normal(seed, 0, (uint64_t)i)));
+    uint16_t *p = device_buffer((size_t)count * sizeof *p);
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        int64_t length = count - at < BLOCK ? count - at : BLOCK;
+        CUDA_OK(cudaMemcpy(p + at, at ? p : values, (size_t)length * sizeof *p, cudaMemcpyDefault));
+    }
+    free(values);
+    return p;
+}
+
+struct timed {
+    const struct timed_shape *shape;
+    struct rows rows;
+    void *x[ROTATED], *dy[ROTATED], *w, *out, *flush;
+};
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median TFLOP/s. */
+static double rate(struct timed *t, mt_gemm_layout layout, bool add, const mt_cuda_gemm_path *path)
+{
+    const struct timed_shape *s = t->shape;
+    double times[LAUNCHES];
+    cudaEvent_t begin[LAUNCHES], end[LAUNCHES];
+    for (int i = 0; i < LAUNCHES; i++) {
+        struct call call;
+        int turn = i % ROTATED;
+        struct mt_gemm_args *args =
+            arguments(&call, &t->rows, layout, MT_BF16, s->n, s->k, t->x[turn], t->dy[turn], t->w);
+        args->d = t->out;
+        if (add) args->c = t->out;
+        CUDA_OK(cudaEventCreate(&begin[i]));
+        CUDA_OK(cudaEventCreate(&end[i]));
+        CUDA_OK(cudaMemsetAsync(t->flush, i, FLUSH, queue));
+        CUDA_OK(cudaEventRecord(begin[i], queue));
+        assert_ok(mt_cuda_gemm_by(&stream, args, path));
+        CUDA_OK(cudaEventRecord(end[i], queue));
+    }
+    CUDA_OK(cudaStreamSynchronize(queue));
+    for (int i = 0; i < LAUNCHES; i++) {
+        float ms;
+        CUDA_OK(cudaEventElapsedTime(&ms, begin[i], end[i]));
+        times[i] = (double)ms;
+        CUDA_OK(cudaEventDestroy(begin[i]));
+        CUDA_OK(cudaEventDestroy(end[i]));
+    }
+    qsort(times, LAUNCHES, sizeof *times, by_value);
+    return 2e-9 * (double)(s->rows * s->n * s->k) / times[LAUNCHES / 2];
+}
+
+static void print_rate(const struct timed *t, const char *what, double tflops,
+                       const mt_cuda_gemm_path *path, const char *note)
+{
+    printf("%-18s %-8s %6.1f TFLOP/s  %s, width %d, %d together%s\n", t->shape->name, what, tflops,
+           mt_cuda_gemm_path_name(path), path->width, path->super, note);
+    fflush(stdout);
+}
+
+static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool sweep)
+{
+    const struct timed_shape *s = t->shape;
+    const char *what = add ? "wgrad +=" : layout_names[layout];
+    size_t bytes =
+        (size_t)(result_rows(&t->rows, layout, s->n) * result_columns(layout, s->n, s->k)) *
+        (layout == MT_GEMM_NT ? sizeof(float) : sizeof(uint16_t));
+    mt_cuda_gemm_path chosen, path, best;
+    struct call call;
+    struct mt_gemm_args *args =
+        arguments(&call, &t->rows, layout, MT_BF16, s->n, s->k, t->x[0], t->dy[0], t->w);
+    args->d = t->out = device_buffer(bytes);
+    if (add) CUDA_OK(cudaMemset(t->out, 0, bytes));
+    assert_ok(mt_cuda_gemm_choose(&stream, args, &chosen));
+    (void)rate(t, layout, add, &chosen);
+    double ours = rate(t, layout, add, &chosen), most = ours;
+    print_rate(t, what, ours, &chosen, "");
+    best = chosen;
+    for (int i = 1; sweep && path_at(&path, layout, i); i++) {
+        if (!runs(&path, layout, s->n, s->k)) continue;
+        double x = rate(t, layout, add, &path);
+        if (x > most) most = x, best = path;
+    }
+    if (most > ours) print_rate(t, what, most, &best, " (best)");
+    device_free(t->out);
+}
+
+static void time_shape(const struct timed_shape *s, bool sweep)
+{
+    struct timed t = { .shape = s };
+    int64_t counts[MOST_MEMBERS] = { 0 };
+    for (int64_t r = 0; r < s->rows; r++)
+        counts[(int64_t)(mt_rng_uniform(5, 5, (uint64_t)r) * (double)s->members)]++;
+    make_rows(&t.rows, s->members, counts, 0, s->n, s->k);
+    for (int i = 0; i < ROTATED; i++) {
+        t.x[i] = random_buffer(s->rows * s->k, 0.2, 10 + (uint64_t)i);
+        t.dy[i] = random_buffer(s->rows * s->n, 0.2, 20 + (uint64_t)i);
+    }
+    t.w = random_buffer(s->members * s->n * s->k, 0.02, 30);
+    t.flush = device_buffer(FLUSH);
+    for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
+        time_layout(&t, (mt_gemm_layout)layout, false, sweep);
+    time_layout(&t, MT_GEMM_NT, true, sweep);
+    for (int i = 0; i < ROTATED; i++) device_free(t.x[i]), device_free(t.dy[i]);
+    device_free(t.w), device_free(t.flush);
+    free_rows(&t.rows);
+}
+
+int main(int argc, char **argv)
+{
+    const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
+    assert_ok(mt_device_open(&device, "cuda", getenv("MIXTAPE_KERNELS"), 0));
+    CUDA_OK(cudaStreamCreate(&queue));
+    stream = (mt_stream){ device, queue };
+    printf("kernel set %s, %s\n", device->kernel_set, device->kernels[MT_BF16]->gemm_path);
+    if (!strcmp(verb, "check"))
+        check();
+    else
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            if (strstr(shapes[i].name, word)) time_shape(&shapes[i], !strcmp(verb, "sweep"));
+    CUDA_OK(cudaStreamDestroy(queue));
+    mt_device_destroy(&device);
+    return 0;
+}
