@@ -6,26 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/param_priv.h"
 #include "core/rng.h"
 
-enum { ALIGN_ELEMENTS = 128, ALIGN_BYTES = 256 };
-
-struct mt_param_store {
-    mt_device *device;
-    mt_dtype dtype, compute;
-    mt_param **params;
-    int64_t count, reserved;
-    int64_t elements;
-    size_t compute_bytes;
-    bool allocated;
-    mt_master form;
-    void *master, *grad, *codes, *view;
-    size_t flat_bytes, grad_bytes, view_bytes;
-};
+enum { ALIGN_ELEMENTS = MT_SHARD_ALIGN, ALIGN_BYTES = 256 };
 
 static int64_t round_up(int64_t x, int64_t to)
 {
-    return (x + to - 1) / to * to;
+    return mt_round_up(x, to);
 }
 
 mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dtype dtype,
@@ -37,6 +25,7 @@ mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dt
     mt_param_store *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "param store: out of memory");
     s->device = device, s->dtype = dtype, s->compute = compute;
+    s->world = s->units = 1;
     *store = s;
     return MT_OK;
 }
@@ -58,7 +47,10 @@ void mt_param_store_destroy(mt_param_store **store)
     mt_device_free(s->device, &s->master, s->flat_bytes, MT_MEMORY_MASTER);
     mt_device_free(s->device, &s->view, s->view_bytes, MT_MEMORY_MASTER);
     mt_device_free(s->device, &s->grad, s->grad_bytes, MT_MEMORY_GRAD);
+    mt_device_free(s->device, &s->whole, s->whole_bytes, MT_MEMORY_GRAD);
     mt_device_free(s->device, &s->codes, s->compute_bytes, MT_MEMORY_COMPUTE);
+    free(s->unit);
+    free(s->cuts);
     free(s->params);
     free(s);
     *store = NULL;
@@ -87,9 +79,8 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
     p->decay = spec->decay, p->frozen = spec->frozen, p->packed = spec->packed;
     p->direct = spec->direct;
     p->init = spec->init, p->init_std = spec->init_std;
-    p->offset = store->elements;
+    p->unit = store->units - 1, p->atom = 1;
     p->weight.group = p->group;
-    store->elements += round_up(mt_param_count(p), ALIGN_ELEMENTS);
     store->params[store->count++] = p;
     *param = p;
     return MT_OK;
@@ -121,12 +112,16 @@ void mt_param_reserve_compute(mt_param *param, size_t bytes)
 /* Points every param into the flat buffers. */
 static void place(mt_param_store *s)
 {
-    size_t size = mt_dtype_size(s->dtype), at = 0;
+    size_t size = mt_dtype_size(s->dtype), at = 0, whole = 0;
     for (int64_t i = 0; i < s->count; i++) {
         mt_param *p = s->params[i];
-        p->master = (char *)s->master + (size_t)p->offset * size;
-        p->grad = s->grad ? (char *)s->grad + (size_t)p->offset * size : NULL;
-        if (!p->compute_bytes) continue;
+        p->own = mt_param_piece(s, p, s->rank), p->offset = p->own.offset;
+        p->own_master = (char *)s->master + (size_t)p->offset * size;
+        p->own_grad = s->grad ? (char *)s->grad + (size_t)p->offset * size : NULL;
+        p->master = s->world == 1 ? p->own_master : NULL;
+        p->grad = s->whole ? (char *)s->whole + whole * size : p->own_grad;
+        whole += (size_t)round_up(mt_param_count(p), ALIGN_ELEMENTS);
+        if (!p->compute_bytes || !s->codes) continue;
         p->compute_memory = (char *)s->codes + at;
         at += (size_t)round_up((int64_t)p->compute_bytes, ALIGN_BYTES);
     }
@@ -136,11 +131,20 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
 {
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param store allocated twice");
     store->allocated = true;
-    for (int64_t i = 0; i < store->count; i++)
-        store->compute_bytes +=
-            (size_t)round_up((int64_t)store->params[i]->compute_bytes, ALIGN_BYTES);
-    store->flat_bytes = (size_t)store->elements * mt_dtype_size(store->dtype);
+    MT_TRY(mt_param_store_cut(store));
+    int64_t whole = 0;
+    for (int64_t i = 0; i < store->count; i++) {
+        whole += round_up(mt_param_count(store->params[i]), ALIGN_ELEMENTS);
+        if (store->world == 1)
+            store->compute_bytes +=
+                (size_t)round_up((int64_t)store->params[i]->compute_bytes, ALIGN_BYTES);
+    }
+    size_t size = mt_dtype_size(store->dtype);
+    store->flat_bytes = (size_t)store->elements * size;
     store->grad_bytes = grads ? store->flat_bytes : 0;
+    store->whole_bytes = grads && store->world > 1 ? (size_t)whole * size : 0;
+    MT_TRY(mt_device_alloc(store->device, &store->whole, store->whole_bytes, MT_MEMORY_GRAD));
+    MT_TRY(mt_device_zero(store->device, store->whole, store->whole_bytes));
     MT_TRY(mt_device_alloc(store->device, &store->master, store->flat_bytes, MT_MEMORY_MASTER));
     MT_TRY(mt_device_alloc(store->device, &store->grad, store->grad_bytes, MT_MEMORY_GRAD));
     MT_TRY(mt_device_alloc(store->device, &store->codes, store->compute_bytes, MT_MEMORY_COMPUTE));
@@ -173,7 +177,7 @@ mt_status mt_param_store_set_master(mt_param_store *store, mt_master master)
     size_t bytes = 0;
     for (int64_t i = 0; i < store->count; i++) {
         const mt_param *p = store->params[i];
-        size_t need = (size_t)mt_param_count(p) * sizeof(float);
+        size_t need = (size_t)p->own.count * sizeof(float);
         if (p->packed && !p->direct && need > bytes) bytes = need;
     }
     MT_TRY(mt_device_alloc(store->device, &store->view, bytes, MT_MEMORY_MASTER));
@@ -181,10 +185,10 @@ mt_status mt_param_store_set_master(mt_param_store *store, mt_master master)
     for (int64_t i = 0; i < store->count; i++) {
         mt_param *p = store->params[i];
         if (!p->packed || p->direct) continue;
-        p->high = p->master;
-        p->low = (int16_t *)p->master + round_up(mt_param_count(p), ALIGN_ELEMENTS);
+        p->high = p->own_master;
+        p->low = (int16_t *)p->own_master + round_up(p->own.count, ALIGN_ELEMENTS);
         p->view = store->view;
-        p->master = NULL;
+        p->master = p->own_master = NULL;
     }
     return MT_OK;
 }
@@ -195,8 +199,15 @@ mt_status mt_param_read_master(const mt_param_store *store, const mt_param *p, i
                                int64_t count, void *host)
 {
     size_t size = mt_dtype_size(p->dtype);
-    if (p->master)
-        return mt_device_copy(store->device, host, (const char *)p->master + (size_t)first * size,
+    MT_REQUIRE(first >= p->own.first && first + count <= p->own.first + p->own.count, MT_EINVAL,
+               "%s: elements [%lld, %lld) of the master are not all on this rank, which has [%lld, "
+               "%lld)",
+               p->name, (long long)first, (long long)(first + count), (long long)p->own.first,
+               (long long)(p->own.first + p->own.count));
+    first -= p->own.first;
+    if (p->own_master)
+        return mt_device_copy(store->device, host,
+                              (const char *)p->own_master + (size_t)first * size,
                               (size_t)count * size);
     uint16_t high[HALVES];
     int16_t low[HALVES];
@@ -214,8 +225,14 @@ mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_
                                 int64_t count, const void *host)
 {
     size_t size = mt_dtype_size(p->dtype);
-    if (p->master)
-        return mt_device_copy(store->device, (char *)p->master + (size_t)first * size, host,
+    int64_t begin = first > p->own.first ? first : p->own.first;
+    int64_t end = p->own.first + p->own.count;
+    if (first + count < end) end = first + count;
+    if (begin >= end) return MT_OK;
+    host = (const char *)host + (size_t)(begin - first) * size;
+    first = begin - p->own.first, count = end - begin;
+    if (p->own_master)
+        return mt_device_copy(store->device, (char *)p->own_master + (size_t)first * size, host,
                               (size_t)count * size);
     uint16_t high[HALVES];
     int16_t low[HALVES];
@@ -233,12 +250,11 @@ mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_
 
 mt_status mt_param_split_view(mt_param_store *store, const mt_param *p)
 {
-    float whole[HALVES];
-    int64_t count = mt_param_count(p);
-    for (int64_t at = 0; at < count; at += HALVES) {
-        int64_t n = count - at < HALVES ? count - at : HALVES;
-        MT_TRY(mt_device_copy(store->device, whole, p->view + at, (size_t)n * sizeof *whole));
-        MT_TRY(mt_param_write_master(store, p, at, n, whole));
+    float joined[HALVES];
+    for (int64_t at = 0; at < p->own.count; at += HALVES) {
+        int64_t n = p->own.count - at < HALVES ? p->own.count - at : HALVES;
+        MT_TRY(mt_device_copy(store->device, joined, p->view + at, (size_t)n * sizeof *joined));
+        MT_TRY(mt_param_write_master(store, p, p->own.first + at, n, joined));
     }
     return MT_OK;
 }
@@ -286,7 +302,8 @@ void *mt_param_store_grad(const mt_param_store *store)
 /* Draws on the host and uploads: the same bits on every device. */
 static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uint64_t seed)
 {
-    int64_t n = mt_param_count(p);
+    int64_t n = p->own.count;
+    uint64_t first = (uint64_t)p->own.first;
     size_t bytes = (size_t)n * mt_dtype_size(p->dtype);
     void *host = calloc(1, bytes ? bytes : 1);
     MT_REQUIRE(host, MT_ENOMEM, "param '%s': %zu bytes for its initial values", p->name, bytes);
@@ -295,10 +312,10 @@ static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uin
         double x = p->init == MT_INIT_ZERO ? 0
                    : p->init == MT_INIT_ONE
                        ? 1
-                       : p->init_std * mt_rng_normal(seed, stream, (uint64_t)i);
+                       : p->init_std * mt_rng_normal(seed, stream, first + (uint64_t)i);
         mt_store_f64(host, p->dtype, i, (double)(float)x); /* f64 runs start from the f32 weights */
     }
-    mt_status status = mt_param_write_master(s, p, 0, n, host);
+    mt_status status = mt_param_write_master(s, p, p->own.first, n, host);
     free(host);
     return status;
 }

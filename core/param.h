@@ -23,6 +23,18 @@ typedef struct mt_param_part {
 
 typedef struct mt_param mt_param;
 
+/* What one rank owns of a param: elements [first, first + count). */
+typedef struct mt_piece {
+    int64_t first, count;
+    int64_t offset; /* of the first in each of the rank's flat buffers */
+} mt_piece;
+
+/* Brings what a pass reads of a param to this rank, where it is not here all the time. */
+typedef struct mt_param_source {
+    mt_status (*need)(void *context, mt_param *param, mt_dir dir);
+    void *context;
+} mt_param_source;
+
 /* What the GEMMs of a linear layer compute in at present, and what its formats carry from step to
  * step. Without one they compute in the activations' dtype. */
 typedef struct mt_linear_state {
@@ -56,12 +68,19 @@ struct mt_param {
     bool direct;      /* kernels read the master of this GEMM operand, too: a tied embedding */
     mt_init init;
     double init_std;
-    int64_t offset;      /* first element in each of the store's flat buffers */
-    void *master, *grad; /* master: NULL where it is split */
-    uint16_t *high;      /* of a split master, with `low`; else NULL */
+    int64_t unit;     /* of the params that are gathered and reduced together */
+    int64_t atom;     /* rows of a member at whose multiples a shard may end */
+    int64_t offset;   /* own.offset */
+    mt_piece own;     /* what this rank keeps: all of it, unless the store is sharded */
+    void *own_master; /* of the own piece; NULL where it is split */
+    void *own_grad;   /* of the own piece, of the whole step */
+    uint16_t *high;   /* of the own piece of a split master, with `low`; else NULL */
     int16_t *low;
-    float *view;       /* room for the whole of a split master, shared by all params of the store */
-    mt_qtensor weight; /* compute copy; directions borrow `compute_memory` */
+    float *view;  /* room for the own piece of a split master, shared by all params */
+    void *master; /* the whole, as kernels read it: NULL where split or elsewhere */
+    void *grad;   /* the whole, as backward writes it */
+    const mt_param_source *source; /* NULL: everything is here */
+    mt_qtensor weight;             /* compute copy; directions borrow `compute_memory` */
     void *compute_memory;
     size_t compute_bytes;
     const mt_linear_state *linear; /* of the linear layer it is the weight of; may be NULL */
@@ -89,6 +108,8 @@ mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dt
                                 mt_dtype compute);
 void mt_param_store_destroy(mt_param_store **store);
 
+/* Params added from now on belong to the next unit. */
+void mt_param_store_next_unit(mt_param_store *store);
 /* Adds a param (before allocation); the store owns it, `*param` borrows. */
 mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_param_spec *spec);
 /* Names a piece of it as an exported tensor, printf-like. */
@@ -96,6 +117,15 @@ mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_
                             const char *format, ...) MT_PRINTF(6, 7);
 /* Asks for at least `bytes` of memory for its compute copy (before allocation). */
 void mt_param_reserve_compute(mt_param *param, size_t bytes);
+/* A shard of it may end only at multiples of so many rows of a member (before allocation). Several
+ * calls: at their largest, of which the others must be divisors. */
+void mt_param_reserve_atom(mt_param *param, int64_t rows);
+/* Every rank keeps a part of each unit (before allocation): about as many elements each, cut where
+ * no scale block of a format and no block of 128 elements of a param (moments) straddles two. Then
+ * there are no compute copies in the store, `master` is NULL unless a source brings it, and flat
+ * buffers hold what this rank owns, unit after unit, equally many elements on every rank; gradients
+ * are written whole beside them. */
+void mt_param_store_shard(mt_param_store *store, int rank, int world);
 /* Allocates master (zeroed), compute copies and, if asked, gradient buffers, and sets every param's
  * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
@@ -112,18 +142,30 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
  * their view all the time. */
 mt_status mt_param_store_set_master(mt_param_store *store, mt_master master);
 /* Copies elements [first, first + count) of a param's master to or from host memory, in
- * mt_param.dtype whatever the master is stored as; exact. */
+ * mt_param.dtype whatever the master is stored as; exact. Of a sharded one only own elements can be
+ * read (MT_EINVAL), and only own elements are written. */
 mt_status mt_param_read_master(const mt_param_store *store, const mt_param *param, int64_t first,
                                int64_t count, void *host);
 mt_status mt_param_write_master(mt_param_store *store, const mt_param *param, int64_t first,
                                 int64_t count, const void *host);
-/* Splits what a param's view holds into its master. */
+/* Splits what a param's view holds into the own piece of its master. */
 mt_status mt_param_split_view(mt_param_store *store, const mt_param *param);
 
 mt_device *mt_param_store_device(const mt_param_store *store);
 int64_t mt_param_store_count(const mt_param_store *store);
 mt_param *mt_param_store_get(const mt_param_store *store, int64_t i);
 mt_param *mt_param_store_find(const mt_param_store *store, const char *name);
+/* A unit: its params, and its place in the flat buffers, the same on every rank. */
+typedef struct mt_unit {
+    int64_t first, count;     /* params */
+    int64_t offset, elements; /* in the flat buffers of a rank, with alignment gaps */
+} mt_unit;
+int64_t mt_param_store_units(const mt_param_store *store);
+/* After allocation. */
+mt_unit mt_param_store_unit(const mt_param_store *store, int64_t unit);
+/* What a rank owns of a param, after allocation. A piece of a packed param is of whole rows. */
+mt_piece mt_param_piece(const mt_param_store *store, const mt_param *param, int rank);
+int mt_param_store_world(const mt_param_store *store);
 /* Elements of a flat buffer, alignment gaps (always 0) included. */
 int64_t mt_param_store_elements(const mt_param_store *store);
 /* Flat master and gradient buffers, elements of mt_param.dtype (split masters: as many bytes). */
@@ -134,6 +176,13 @@ void *mt_param_store_grad(const mt_param_store *store);
 static inline int64_t mt_param_count(const mt_param *p)
 {
     return p->group.members * p->group.m * p->group.k;
+}
+
+/* Before kernels read a param in forward (MT_ROW) or backward (MT_COL): what they read is here when
+ * this returns, until another unit's is needed. Collective where the store is sharded. */
+static inline mt_status mt_param_need(mt_param *p, mt_dir dir)
+{
+    return p->source ? p->source->need(p->source->context, p, dir) : MT_OK;
 }
 
 /* Draws the master by `init`: element i of the param is draw i of (seed, stream = index in the

@@ -44,8 +44,11 @@ mt_status mt_grad_norm_check(const struct mt_grad_norm_args *args)
     const char *op = "grad_norm";
     MT_TRY(check_dtype(op, args->dtype));
     MT_CHECK_EXTENT(op, args, count);
-    MT_CHECK_POINTER(op, args, grad, args->count);
-    MT_CHECK_POINTER(op, args, state, 1);
+    MT_REQUIRE((unsigned)args->pass < MT_NORM_PASS_COUNT, MT_EINVAL, "%s: pass %d", op,
+               (int)args->pass);
+    MT_CHECK_POINTER(op, args, grad, args->pass == MT_NORM_FINISH ? 0 : args->count);
+    MT_CHECK_POINTER(op, args, sum, args->pass != MT_NORM_ALL);
+    MT_CHECK_POINTER(op, args, state, args->pass != MT_NORM_SUM);
     return check_betas(op, args->beta1, args->beta2);
 }
 

@@ -25,6 +25,13 @@ struct mt_step_state {
     int64_t skipped_in_a_row;
 };
 
+typedef enum mt_norm_pass {
+    MT_NORM_ALL,
+    MT_NORM_SUM,
+    MT_NORM_FINISH,
+    MT_NORM_PASS_COUNT
+} mt_norm_pass;
+
 /* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, added in order.
  * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm, or *loss
  * where given, is not finite; then skipped and skipped_in_a_row count, else power1 *= beta1, power2
@@ -35,6 +42,11 @@ struct mt_grad_norm_args {
     double max_norm, beta1, beta2;
     const void *grad;
     const void *loss; /* scalar of dtype, or NULL */
+    /* Where ranks hold shards of the gradient, two calls: MT_NORM_SUM only writes sum g^2 of these
+     * elements to *sum (f64); after it was added up over ranks, MT_NORM_FINISH does the rest from
+     * *sum and reads no gradient. */
+    mt_norm_pass pass;
+    double *sum; /* NULL under MT_NORM_ALL */
     struct mt_step_state *state;
 };
 

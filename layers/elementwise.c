@@ -12,6 +12,7 @@ mt_status mt_embedding(mt_tape *tape, mt_value **y, const int32_t *tokens, int64
                        mt_param *w)
 {
     mt_dtype dtype = w->compute;
+    MT_TRY(mt_param_need(w, MT_ROW));
     MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ count, w->group.k }));
     MT_TRY(mt_embedding_fwd(mt_tape_stream(tape),
                             &(struct mt_embedding_fwd_args){ .dtype = dtype,

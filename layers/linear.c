@@ -84,6 +84,8 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
     };
     MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_X, &qx.q));
     MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_X, &qx));
+    MT_TRY(mt_param_need(w, MT_ROW));
+    if (layer->bias) MT_TRY(mt_param_need(layer->bias, MT_ROW));
     MT_TRY(mt_gemm(mt_tape_stream(tape),
                    &(struct mt_gemm_args){ .dtype = dtype,
                                            .layout = MT_GEMM_TN,
@@ -180,6 +182,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     };
     if (dy.data) MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
     MT_TRY(prepare_dy(tape, node, &qdy));
+    if (dx.data) MT_TRY(mt_param_need(w, MT_COL));
     if (dx.data)
         MT_TRY(mt_gemm(mt_tape_stream(tape), &(struct mt_gemm_args){ .dtype = dy.dtype,
                                                                      .layout = MT_GEMM_NN,

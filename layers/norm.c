@@ -8,6 +8,7 @@ mt_status mt_rmsnorm(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, doub
                "rmsnorm: %s has %lld weights, x has %lld columns", w->name,
                (long long)mt_param_count(w), (long long)width);
     mt_value *rstd;
+    MT_TRY(mt_param_need(w, MT_ROW));
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, x->data.ndim, x->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(x->data.dtype), 1, &rows));
     MT_TRY(
@@ -36,6 +37,7 @@ static mt_status rmsnorm_backward(mt_tape *tape, mt_node *node)
     MT_TRY(mt_node_saved(tape, node, 0, &x));
     MT_TRY(mt_node_saved(tape, node, 1, &rstd));
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    MT_TRY(mt_param_need(w, MT_COL));
     MT_TRY(mt_param_grad_begin(tape, w, &accumulate, &skip));
     if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));
     MT_TRY(mt_rmsnorm_bwd(mt_tape_stream(tape),
@@ -71,6 +73,8 @@ mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *
     MT_TRY(mt_tape_value(tape, y, qkv->data.dtype, qkv->data.ndim, qkv->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(qkv->data.dtype), 2,
                          (int64_t[]){ tokens, norm_groups(shape) }));
+    if (w_q) MT_TRY(mt_param_need(w_q, MT_ROW));
+    if (w_k) MT_TRY(mt_param_need(w_k, MT_ROW));
     MT_TRY(mt_qk_norm_rope_fwd(
         mt_tape_stream(tape), &(struct mt_qk_norm_rope_fwd_args){ .dtype = qkv->data.dtype,
                                                                   .batch = shape->batch,
@@ -110,6 +114,7 @@ static mt_status qk_norm_rope_backward(mt_tape *tape, mt_node *node)
     MT_REQUIRE(!add.data, MT_EINTERNAL, "qk_norm_rope: its input has a second consumer");
     for (int i = 0; i < 2 && norm; i++) {
         w[i] = mt_node_param(node, i);
+        MT_TRY(mt_param_need(w[i], MT_COL));
         MT_TRY(mt_param_grad_begin(tape, w[i], &accumulate[i], &skip[i]));
     }
     if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));

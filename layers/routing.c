@@ -25,6 +25,7 @@ mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w
     int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
     mt_value *probs, *lse;
     MT_TRY(router_values(tape, routing, &probs, &lse, tokens, mt_dtype_wide(x->data.dtype), shape));
+    MT_TRY(mt_param_need(w, MT_ROW));
     MT_TRY(mt_router_fwd(
         mt_tape_stream(tape),
         &(struct mt_router_fwd_args){ .dtype = x->data.dtype,
@@ -78,6 +79,7 @@ static mt_status router_backward(mt_tape *tape, mt_node *node)
     const mt_tensor *x = &saved[0], *probs = &saved[1];
     MT_TRY(mt_node_scratch(tape, node, &dlogits, mt_tensor_bytes(probs)));
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    MT_TRY(mt_param_need(w, MT_COL));
     MT_TRY(mt_param_grad_begin(tape, w, &accumulate, &skip));
     MT_TRY(mt_router_bwd(mt_tape_stream(tape),
                          &(struct mt_router_bwd_args){ .dtype = x->dtype,

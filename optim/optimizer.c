@@ -16,6 +16,8 @@ struct mt_optimizer {
     moment m, v;
     size_t code_bytes, scale_bytes; /* of one moment */
     struct mt_step_state *state;
+    mt_comm *comm; /* NULL: this rank has everything */
+    void *sum;     /* device f64: of squares, over ranks */
 };
 
 void mt_optim_config_defaults(mt_optim_config *config)
@@ -91,6 +93,7 @@ static mt_status allocate(mt_optimizer *o)
     MT_TRY(allocate_moment(o, &o->v));
     MT_TRY(mt_device_alloc(o->device, &state, sizeof *o->state, MT_MEMORY_STATE));
     o->state = state;
+    MT_TRY(mt_device_alloc(o->device, &o->sum, sizeof(double), MT_MEMORY_STATE));
     struct mt_step_state start = { .power1 = 1, .power2 = 1 };
     MT_TRY(mt_device_copy(o->device, o->state, &start, sizeof start));
     return mt_param_store_set_master(o->store, o->config.master);
@@ -125,8 +128,14 @@ void mt_optimizer_destroy(mt_optimizer **optimizer)
     free_moment(o, &o->m);
     free_moment(o, &o->v);
     mt_device_free(o->device, &state, sizeof *o->state, MT_MEMORY_STATE);
+    mt_device_free(o->device, &o->sum, sizeof(double), MT_MEMORY_STATE);
     free(o);
     *optimizer = NULL;
+}
+
+void mt_optimizer_set_comm(mt_optimizer *optimizer, mt_comm *comm)
+{
+    optimizer->comm = comm;
 }
 
 /* The scales from a param's first block on. */
@@ -139,41 +148,55 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, u
 {
     const mt_optim_config *c = &o->config;
     size_t at = (size_t)p->offset * mt_moments_size(c->moments, o->dtype);
-    return mt_adamw(stream,
-                    &(struct mt_adamw_args){ .dtype = o->dtype,
-                                             .count = mt_param_count(p),
-                                             .beta1 = c->beta1,
-                                             .beta2 = c->beta2,
-                                             .eps = c->eps,
-                                             .decay = p->decay ? c->weight_decay : 0,
-                                             .master = p->master ? MT_MASTER_REAL : MT_MASTER_SPLIT,
-                                             .moments = c->moments,
-                                             .stochastic = c->moments_sr,
-                                             .p = p->master ? p->master : p->high,
-                                             .p_low = p->low,
-                                             .m = (char *)o->m.codes + at,
-                                             .v = (char *)o->v.codes + at,
-                                             .m_scales = scales_at(o, &o->m, p->offset),
-                                             .v_scales = scales_at(o, &o->v, p->offset),
-                                             .grad = p->grad,
-                                             .seed = c->seed,
-                                             .param = index,
-                                             .state = o->state });
+    return mt_adamw(
+        stream, &(struct mt_adamw_args){ .dtype = o->dtype,
+                                         .count = p->own.count,
+                                         .beta1 = c->beta1,
+                                         .beta2 = c->beta2,
+                                         .eps = c->eps,
+                                         .decay = p->decay ? c->weight_decay : 0,
+                                         .master = p->own_master ? MT_MASTER_REAL : MT_MASTER_SPLIT,
+                                         .moments = c->moments,
+                                         .stochastic = c->moments_sr,
+                                         .p = p->own_master ? p->own_master : p->high,
+                                         .p_low = p->low,
+                                         .m = (char *)o->m.codes + at,
+                                         .v = (char *)o->v.codes + at,
+                                         .m_scales = scales_at(o, &o->m, p->offset),
+                                         .v_scales = scales_at(o, &o->v, p->offset),
+                                         .grad = p->own_grad,
+                                         .first = p->own.first,
+                                         .seed = c->seed,
+                                         .param = index,
+                                         .state = o->state });
+}
+
+/* The norm of the whole gradient, each param counted once: shards do not overlap. */
+static mt_status norm(mt_optimizer *o, mt_stream *stream, const void *loss)
+{
+    const mt_optim_config *c = &o->config;
+    struct mt_grad_norm_args args = { .dtype = o->dtype,
+                                      .count = mt_param_store_elements(o->store),
+                                      .max_norm = c->grad_clip,
+                                      .beta1 = c->beta1,
+                                      .beta2 = c->beta2,
+                                      .grad = mt_param_store_grad(o->store),
+                                      .loss = loss,
+                                      .state = o->state,
+                                      .sum = o->sum };
+    if (mt_param_store_world(o->store) == 1) return mt_grad_norm(stream, &args);
+    MT_REQUIRE(o->comm, MT_EINVAL, "optimizer: a shard of the gradients, and no comm");
+    args.pass = MT_NORM_SUM;
+    MT_TRY(mt_grad_norm(stream, &args));
+    MT_TRY(mt_comm_all_reduce(o->comm, stream, o->sum, 1, MT_F64, MT_REDUCE_SUM, "gradient norm"));
+    args.pass = MT_NORM_FINISH;
+    return mt_grad_norm(stream, &args);
 }
 
 mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, double lr, const void *loss)
 {
-    const mt_optim_config *c = &o->config;
     MT_TRY(mt_device_copy(o->device, &o->state->lr, &lr, sizeof lr));
-    MT_TRY(mt_grad_norm(stream,
-                        &(struct mt_grad_norm_args){ .dtype = o->dtype,
-                                                     .count = mt_param_store_elements(o->store),
-                                                     .max_norm = c->grad_clip,
-                                                     .beta1 = c->beta1,
-                                                     .beta2 = c->beta2,
-                                                     .grad = mt_param_store_grad(o->store),
-                                                     .loss = loss,
-                                                     .state = o->state }));
+    MT_TRY(norm(o, stream, loss));
     for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
         const mt_param *p = mt_param_store_get(o->store, i);
         if (!p->frozen) MT_TRY(update(o, stream, p, (uint32_t)i));

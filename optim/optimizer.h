@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/param.h"
+#include "dist/comm.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -44,14 +45,17 @@ double mt_schedule_lr(const mt_optim_config *config, int64_t step, int64_t total
 typedef struct mt_optimizer mt_optimizer;
 
 /* Moments for every param of the store (zero), and masters in the form that the configuration names
- * (mt_param_store_set_master: before they are drawn or loaded). Ownership: store borrowed. */
+ * (mt_param_store_set_master: before they are drawn or loaded). Of a sharded store, this rank's.
+ * Ownership: store borrowed. */
 mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
                               const mt_optim_config *config);
+/* The ranks that hold the other shards: the norm is of all of them. Borrowed. */
+void mt_optimizer_set_comm(mt_optimizer *optimizer, mt_comm *comm);
 void mt_optimizer_destroy(mt_optimizer **optimizer);
 
-/* One update at this learning rate from the store's gradients. Nothing is read back: a non-finite
- * norm, or a non-finite *loss (device scalar of the params' dtype, may be NULL), makes the update a
- * no-op on the device and is counted there. */
+/* One update at this learning rate from the store's gradients. Collective where it is sharded.
+ * Nothing is read back: a non-finite norm, or a non-finite *loss (device scalar of the params'
+ * dtype, may be NULL), makes the update a no-op on the device and is counted there. */
 mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, double lr,
                             const void *loss);
 

@@ -41,6 +41,10 @@ mt_status MT_CPU(grad_norm)(mt_stream *stream, const struct mt_grad_norm_args *a
     int64_t blocks = mt_ceil_div(a->count, NORM_BLOCK);
     const mt_real *g = a->grad;
     void *scratch;
+    if (a->pass == MT_NORM_FINISH) {
+        finish_norm(a, sqrt(*a->sum));
+        return MT_OK;
+    }
     MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)blocks * sizeof(double)));
     double *partial = scratch, sum = 0;
 #pragma omp parallel for num_threads(stream->device->threads) schedule(static) if (blocks > 8)
@@ -48,8 +52,10 @@ mt_status MT_CPU(grad_norm)(mt_stream *stream, const struct mt_grad_norm_args *a
         partial[i] =
             block_squares(g + i * NORM_BLOCK, mt_min(NORM_BLOCK, a->count - i * NORM_BLOCK));
     for (int64_t i = 0; i < blocks; i++) sum += partial[i];
-
-    finish_norm(a, sqrt(sum));
+    if (a->pass == MT_NORM_SUM)
+        *a->sum = sum;
+    else
+        finish_norm(a, sqrt(sum));
     return MT_OK;
 }
 

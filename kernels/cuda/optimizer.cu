@@ -36,8 +36,13 @@ template <typename R>
 static __global__ void finish_norm_kernel(struct mt_grad_norm_args a, const double *partial,
                                           int64_t blocks)
 {
-    double norm = sqrt(mt_ordered_sum(partial, blocks));
+    double sum = a.pass == MT_NORM_FINISH ? *a.sum : mt_ordered_sum(partial, blocks);
     if (threadIdx.x) return;
+    if (a.pass == MT_NORM_SUM) {
+        *a.sum = sum;
+        return;
+    }
+    double norm = sqrt(sum);
     struct mt_step_state *s = a.state;
     double clip = a.max_norm > 0 ? a.max_norm / (norm + 1e-6) : 1;
     s->grad_norm = norm;
@@ -57,7 +62,7 @@ static mt_status grad_norm(mt_stream *stream, const struct mt_grad_norm_args *a)
 {
     typedef mt_real<T> R;
     cudaStream_t on = mt_cuda_stream(stream);
-    int64_t blocks = mt_ceil_div(a->count, NORM_BLOCK);
+    int64_t blocks = a->pass == MT_NORM_FINISH ? 0 : mt_ceil_div(a->count, NORM_BLOCK);
     void *partial;
     MT_TRY(mt_cuda_scratch(stream, &partial, (size_t)blocks * sizeof(double)));
     if (blocks) {

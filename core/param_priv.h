@@ -1,0 +1,32 @@
+/* Inside the param store: its buffers, and how they are cut into shards. */
+#pragma once
+
+#include "core/param.h"
+
+enum { MT_SHARD_ALIGN = 128 }; /* elements: params begin, and shards end, at multiples */
+
+struct mt_param_store {
+    mt_device *device;
+    mt_dtype dtype, compute;
+    mt_param **params;
+    int64_t count, reserved;
+    int rank, world;
+    int64_t units;
+    mt_unit *unit;
+    int64_t *cuts;    /* [units, world + 1]: of the elements of a unit's params back to back */
+    int64_t elements; /* of a flat buffer */
+    size_t compute_bytes;
+    bool allocated;
+    mt_master form;
+    void *master, *grad, *codes, *view;
+    void *whole; /* gradients as backward writes them, where `grad` is only of a shard */
+    size_t flat_bytes, grad_bytes, view_bytes, whole_bytes;
+};
+
+static inline int64_t mt_round_up(int64_t x, int64_t to)
+{
+    return (x + to - 1) / to * to;
+}
+
+/* Cuts every unit, and places the units in the flat buffers. */
+mt_status mt_param_store_cut(mt_param_store *store);
