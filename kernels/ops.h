@@ -72,6 +72,8 @@ struct mt_kernels {
 #undef MT_KERNEL_FIELD
     /* Bytes of one direction of a packed weight group (pack_weight, gemm). */
     size_t (*packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
+    /* Both directions of a packed group may be the same memory. */
+    bool packed_shared;
     /* The dtype that a GEMM reads an operand of this format as: its own, or what it is decoded to
      * first. */
     mt_dtype (*gemm_operand)(const mt_format *format);

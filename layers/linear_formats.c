@@ -51,6 +51,10 @@ static size_t lay_out(mt_qtensor *out, const mt_param *w, const struct mt_kernel
             out->dir[d] = codes.dir[d];
             continue;
         }
+        if (d && kernels->packed_shared && out->dir[MT_ROW].layout == MT_LAYOUT_PACKED) {
+            out->dir[d].codes = out->dir[MT_ROW].codes;
+            continue;
+        }
         at = (at + ALIGN - 1) / ALIGN * ALIGN;
         if (memory) out->dir[d].codes = memory + at;
         at += kernels->packed_bytes(w->compute, (mt_dir)d, g->members, g->m, g->k);

@@ -9,7 +9,7 @@
 #define TABLE(type)                                                                                \
     {                                                                                              \
         MT_DTYPE_OPS(ENTRY_##type)                                                                 \
-        MT_FORMAT_OPS(ENTRY_FORMAT).packed_bytes = mt_cuda_packed_bytes,                           \
+        MT_FORMAT_OPS(ENTRY_FORMAT).packed_bytes = mt_cuda_packed_bytes, .packed_shared = true,    \
         .gemm_operand = mt_cuda_gemm_operand_##type,                                               \
     }
 
