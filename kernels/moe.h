@@ -157,13 +157,14 @@ struct mt_aux_loss_bwd_args {
 
 /* Aux-loss-free balancing, once per optimizer step: bias_e += rate * sign(mean load - load_e), then
  * the mean of bias is subtracted, each in f64 and rounded to f32; load int64 [E] is the step's
- * count. bias f32 [E]. */
+ * count. bias f32 [E]. Does nothing where *skip (device int64, NULL: 0) is not 0. */
 struct mt_router_bias_update_args {
     mt_dtype dtype;
     int64_t experts;
     double rate;
     float *bias;
     const int64_t *load;
+    const int64_t *skip;
 };
 
 #ifdef __cplusplus

@@ -325,7 +325,7 @@ mt_status mt_model_begin_step(mt_model *m)
     return mt_device_zero(m->device, m->load, (cells + 1) * sizeof(int64_t));
 }
 
-mt_status mt_model_update_router_bias(mt_model *m, mt_stream *stream)
+mt_status mt_model_update_router_bias(mt_model *m, mt_stream *stream, const int64_t *skip)
 {
     if (m->config.router_bias_update_rate <= 0) return MT_OK;
     for (int64_t i = 0; i < m->moe_layers; i++)
@@ -334,6 +334,7 @@ mt_status mt_model_update_router_bias(mt_model *m, mt_stream *stream)
                                                  .experts = m->config.num_experts,
                                                  .rate = m->config.router_bias_update_rate,
                                                  .bias = mt_model_router_bias(m, i),
-                                                 .load = m->load + i * m->config.num_experts }));
+                                                 .load = m->load + i * m->config.num_experts,
+                                                 .skip = skip }));
     return MT_OK;
 }

@@ -111,8 +111,9 @@ int64_t mt_model_moe_layers(const mt_model *model);
 const int64_t *mt_model_load(const mt_model *model, int64_t moe_layer);
 const int64_t *mt_model_dropped(const mt_model *model);
 mt_status mt_model_begin_step(mt_model *model);
-/* Aux-loss-free balancing from the step's load, where the configuration asks for it. */
-mt_status mt_model_update_router_bias(mt_model *model, mt_stream *stream);
+/* Aux-loss-free balancing from the step's load, where the configuration asks for it; nothing where
+ * *skip (device, NULL: 0) is not 0. */
+mt_status mt_model_update_router_bias(mt_model *model, mt_stream *stream, const int64_t *skip);
 /* Selection biases, device f32 [E] of a MoE layer (zeros where unused): saved in checkpoints. */
 float *mt_model_router_bias(const mt_model *model, int64_t moe_layer);
 

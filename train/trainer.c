@@ -273,6 +273,8 @@ mt_status mt_trainer_update(mt_trainer *t, double lr, mt_step_result *result)
     t->steps++;
     MT_TRY(settle(t, &changed));
     MT_TRY(mt_model_refresh(t->model, &t->stream));
+    MT_TRY(
+        mt_model_update_router_bias(t->model, &t->stream, &mt_optimizer_state(t->optimizer)->skip));
     struct mt_step_state state = { 0 };
     if (t->device->computes)
         MT_TRY(mt_device_copy(t->device, &state, mt_optimizer_state(t->optimizer), sizeof state));
@@ -280,7 +282,6 @@ mt_status mt_trainer_update(mt_trainer *t, double lr, mt_step_result *result)
     result->grad_norm = state.grad_norm;
     result->skipped = state.skip;
     result->skipped_in_a_row = state.skipped_in_a_row;
-    if (!state.skip) MT_TRY(mt_model_update_router_bias(t->model, &t->stream));
     return MT_OK;
 }
 

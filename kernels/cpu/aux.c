@@ -77,6 +77,7 @@ mt_status MT_CPU(router_bias_update)(mt_stream *stream, const struct mt_router_b
     (void)stream;
     int64_t total = 0;
     double sum = 0;
+    if (a->skip && *a->skip) return MT_OK;
     for (int64_t e = 0; e < a->experts; e++) total += a->load[e];
     for (int64_t e = 0; e < a->experts; e++) {
         int64_t load =

@@ -127,6 +127,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
     __shared__ unsigned long long total;
     __shared__ double mean;
+    if (a.skip && *a.skip) return;
     if (threadIdx.x == 0) total = 0;
     __syncthreads();
     unsigned long long mine = 0;

@@ -131,8 +131,11 @@ static void test_router_bias_update(void **state)
     static const double sign[4] = { -1, 1, 0, 1 };
     memcpy(bias, start, sizeof start);
     memcpy(load, loads, sizeof loads);
-    assert_ok(mt_router_bias_update(
-        &stream, &(struct mt_router_bias_update_args){ MT_BF16, 4, 0.001, bias, load }));
+    struct mt_router_bias_update_args args = { MT_BF16, 4, 0.001, bias, load, load };
+    assert_ok(mt_router_bias_update(&stream, &args)); /* its first word is not 0: skipped */
+    assert_memory_equal(bias, start, sizeof start);
+    args.skip = NULL;
+    assert_ok(mt_router_bias_update(&stream, &args));
     float moved[4];
     double sum = 0;
     for (int e = 0; e < 4; e++)
@@ -140,7 +143,7 @@ static void test_router_bias_update(void **state)
     for (int e = 0; e < 4; e++) assert_true(bias[e] == (float)((double)moved[e] - sum / 4));
     assert_memory_equal(load, loads, sizeof loads);
     assert_ok(mt_router_bias_update(
-        &stream, &(struct mt_router_bias_update_args){ MT_F32, 0, 0.001, NULL, NULL }));
+        &stream, &(struct mt_router_bias_update_args){ MT_F32, 0, 0.001, NULL, NULL, NULL }));
     test_free(bias), test_free(load);
 }
 

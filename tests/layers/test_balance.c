@@ -215,7 +215,7 @@ static void test_router_bias(void **state)
             }
             for (int e = 0; e < E; e++) want[l][e] -= mean;
         }
-        assert_ok(mt_model_update_router_bias(r.model, &r.stream));
+        assert_ok(mt_model_update_router_bias(r.model, &r.stream, NULL));
         for (int l = 0; l < LAYERS; l++)
             test_assert_near("bias", mt_model_router_bias(r.model, l), MT_F32, want[l], E,
                              4 * 0x1p-24, 0);
@@ -230,7 +230,7 @@ static void test_router_bias(void **state)
     c.router_bias_update_rate = 0; /* off: the update leaves the bias as it is */
     rig_open(&r, &c, MT_F32, NULL);
     rig_step(&r);
-    assert_ok(mt_model_update_router_bias(r.model, &r.stream));
+    assert_ok(mt_model_update_router_bias(r.model, &r.stream, NULL));
     for (int l = 0; l < LAYERS; l++)
         for (int e = 0; e < E; e++) assert_true(mt_model_router_bias(r.model, l)[e] == 0);
     rig_close(&r);
