@@ -41,7 +41,7 @@ static __device__ __forceinline__ void take(log_sum<R> *s, const R x[N], int n)
     s->most = most;
 }
 
-/* The row's, in every thread. */
+/* The row's, in the first thread. */
 template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(log_sum<R> mine)
 {
     __shared__ R tops[THREADS / 32];
@@ -50,6 +50,7 @@ template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(l
     double total = mt_warp_sum(mine.total * exp((double)mine.most - (double)base_of(row.most)));
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = row.most, totals[threadIdx.x / 32] = total;
     __syncthreads();
+    if (threadIdx.x) return row;
     for (int w = 0; w < THREADS / 32; w++) row.most = tops[w] > row.most ? tops[w] : row.most;
     for (int w = 0; w < THREADS / 32; w++)
         row.total += totals[w] * exp((double)tops[w] - (double)base_of(row.most));

@@ -1,6 +1,6 @@
 /* The router: logits, softmax, top-k, and its backward. A warp holds a token's row of experts in
  * registers. Sums over tokens go through fixed blocks of tokens in order. */
-#include "kernels/cuda/router_product.cuh"
+#include "kernels/cuda/router_mma.cuh"
 
 enum {
     THREADS = 256,
@@ -8,8 +8,10 @@ enum {
     FORMS = 6,           /* 1, 2, 4, .. 32 experts to a lane */
     SUM_BLOCKS = 1024,   /* blocks of tokens that are summed by themselves, at most */
     SUM_TOKENS = 32,     /* tokens of such a block, at least */
-    TILES = 1024,        /* tiles of dwr that are worked on at once, if there are tokens enough */
-    LEAST_PART = 256     /* tokens of a part of dwr, at least */
+    TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
+    TILES = 256,      /* parts, so that there are so many tiles, */
+    LEAST_PART = 256, /* of so many tokens at least, */
+    PART_STEP = 32    /* a multiple of this many */
 };
 
 /* Of the kernels with 1, 2, 4, .. experts to a lane, the one with room for all. */
@@ -202,17 +204,29 @@ static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, c
     return MT_OK;
 }
 
-/* The logits go where they are wanted, else where the probabilities will be. */
-template <typename T> static mt_status route(mt_stream *stream, const struct mt_router_fwd_args *a)
+/* logits = x wr^T; `planes`: room for those of wr, NULL without tensor cores. */
+template <typename T>
+static mt_status find_logits(mt_stream *stream, const struct mt_router_fwd_args *a,
+                             mt_real<T> *logits, void *planes)
 {
     typedef mt_real<T> R;
-    R *logits = (R *)(a->logits ? a->logits : a->probs);
+    const char *op = "router_fwd";
     bool vectors = product::columns_aligned<R>(logits, a->experts);
     product::put_real<R> put = { logits, a->tokens, a->experts, vectors };
-    MT_TRY((product::run<true, true>(
-        stream, "router_fwd", product::operand_of<T>(a->x, a->tokens, a->width),
-        product::operand_of<R>(a->wr, a->experts, a->width), a->width, a->width, put)));
-    return choose<R>(stream, a, logits);
+    if constexpr (mt_dtype_of<T>::value == MT_BF16) {
+        if (planes) {
+            mma::operand x = { (const T *)a->x, a->tokens, a->width, 0 }, wr;
+            MT_TRY(mma::split(stream, op, &wr, planes, a->wr, a->experts, a->width, a->experts));
+            if (a->experts <= 64)
+                return mma::run<64, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width,
+                                                                a->width, put);
+            return mma::run<128, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width, a->width,
+                                                             put);
+        }
+    }
+    return product::run<true, true>(stream, op, product::operand_of<T>(a->x, a->tokens, a->width),
+                                    product::operand_of<R>(a->wr, a->experts, a->width), a->width,
+                                    a->width, put);
 }
 
 template <typename T>
@@ -224,14 +238,19 @@ static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *
     int64_t size = mt_ceil_div(a->tokens, SUM_BLOCKS);
     if (size < SUM_TOKENS) size = SUM_TOKENS;
     int blocks = (int)mt_ceil_div(a->tokens, size);
+    bool tensor = a->width && mma::takes<T>(stream, a->x, a->width);
+    size_t planes_bytes = tensor ? mma::plane_bytes(a->experts, a->width) : 0;
     size_t sums_bytes = (size_t)blocks * (size_t)(a->experts + 1) * sizeof(double);
     size_t counts_bytes = (size_t)blocks * (size_t)a->experts * sizeof(int32_t);
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, sums_bytes + counts_bytes));
-    double *sums = (double *)scratch;
-    int32_t *counts = (int32_t *)((char *)scratch + sums_bytes);
+    MT_TRY(mt_cuda_scratch(stream, &scratch, planes_bytes + sums_bytes + counts_bytes));
+    double *sums = (double *)((char *)scratch + planes_bytes);
+    int32_t *counts = (int32_t *)((char *)sums + sums_bytes);
     if (a->tokens) {
-        MT_TRY(route<T>(stream, a));
+        /* the logits go where they are wanted, else where the probabilities will be */
+        R *logits = (R *)(a->logits ? a->logits : a->probs);
+        MT_TRY(find_logits<T>(stream, a, logits, tensor ? scratch : NULL));
+        MT_TRY(choose<R>(stream, a, logits));
         sums_kernel<R><<<blocks, THREADS, 0, on>>>(*a, size, sums, counts);
         MT_LAUNCHED(stream, "router_fwd");
     }
@@ -306,15 +325,22 @@ static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args
     return MT_OK;
 }
 
+/* dx = dx_add + dlogits wr; with tensor cores, of their planes. */
 template <typename T>
-static mt_status find_dx(mt_stream *stream, const struct mt_router_bwd_args *a)
+static mt_status find_dx(mt_stream *stream, const struct mt_router_bwd_args *a,
+                         const mma::operand *dlogits, const mma::operand *wr)
 {
     typedef mt_real<T> R;
+    const char *op = "router_bwd";
     bool vectors = product::columns_aligned<T>(a->dx, a->width) &&
                    product::columns_aligned<T>(a->dx_add, a->width);
     product::put_sum<T> put = { (T *)a->dx, (const T *)a->dx_add, a->width, vectors };
+    if constexpr (mt_dtype_of<T>::value == MT_BF16)
+        if (dlogits)
+            return mma::run<128, true, mma::PLANES, false, mma::PLANES>(
+                stream, op, *dlogits, *wr, a->experts, a->experts, put);
     return product::run<true, false>(
-        stream, "router_bwd", product::operand_of<R>(a->dlogits, a->tokens, a->experts),
+        stream, op, product::operand_of<R>(a->dlogits, a->tokens, a->experts),
         product::operand_of<R>(a->wr, a->width, a->width), a->experts, a->experts, put);
 }
 
@@ -332,41 +358,75 @@ static __global__ void add_parts_kernel(R *dwr, const R *parts, int count, int64
     }
 }
 
-/* Parts of the tokens are summed by themselves where E and D alone give too few tiles. */
+/* Tokens of a part of dwr: parts are summed by themselves where E and D alone give too few tiles.
+ */
+static int64_t part_of(const struct mt_router_bwd_args *a)
+{
+    int64_t tiles = mt_ceil_div(a->experts, TILE) * mt_ceil_div(a->width, TILE);
+    int64_t most = mt_ceil_div(a->tokens, LEAST_PART), parts = TILES / tiles;
+    if (parts > most) parts = most;
+    if (parts < 2) return a->tokens;
+    return mt_ceil_div(mt_ceil_div(a->tokens, parts), PART_STEP) * PART_STEP;
+}
+
+static int64_t parts_of(const struct mt_router_bwd_args *a)
+{
+    return a->tokens ? mt_ceil_div(a->tokens, part_of(a)) : 1;
+}
+
+/* dwr [+]= dlogits^T x; `parts`: room for them; with tensor cores, of planes. */
 template <typename T>
-static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a)
+static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a, mt_real<T> *parts,
+                          const mma::operand *dlogits)
 {
     typedef mt_real<T> R;
-    int64_t elements = a->experts * a->width;
-    int64_t tiles = mt_ceil_div(a->experts, product::TILE) * mt_ceil_div(a->width, product::TILE);
-    int64_t most = mt_ceil_div(a->tokens, LEAST_PART), parts = TILES / tiles;
-    parts = parts < 1 ? 1 : parts;
-    parts = parts < most ? parts : most;
-    int64_t split =
-        parts < 2 ? a->tokens
-                  : mt_ceil_div(mt_ceil_div(a->tokens, parts), product::DEPTH) * product::DEPTH;
-    parts = split ? mt_ceil_div(a->tokens, split) : 1;
-    void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)(parts * elements) * sizeof(R)));
-    bool vectors = product::columns_aligned<R>(scratch, a->width);
-    product::put_real<R> put = { (R *)scratch, a->experts, a->width, vectors };
-    MT_TRY((product::run<false, false>(
-        stream, "router_bwd", product::operand_of<R>(a->dlogits, a->experts, a->experts),
-        product::operand_of<T>(a->x, a->width, a->width), a->tokens, split, put)));
+    const char *op = "router_bwd";
+    int64_t elements = a->experts * a->width, part = part_of(a);
+    bool vectors = product::columns_aligned<R>(parts, a->width);
+    product::put_real<R> put = { parts, a->experts, a->width, vectors }; /* of each part */
+    bool done = false;
+    if constexpr (mt_dtype_of<T>::value == MT_BF16)
+        if (dlogits) {
+            mma::operand d = *dlogits, x = { (const T *)a->x, a->width, a->width, 0 };
+            d.count = a->experts;
+            MT_TRY((mma::run<128, false, mma::PLANES, false, 1>(stream, op, d, x, a->tokens, part,
+                                                                put)));
+            done = true;
+        }
+    if (!done)
+        MT_TRY((product::run<false, false>(
+            stream, op, product::operand_of<R>(a->dlogits, a->experts, a->experts),
+            product::operand_of<T>(a->x, a->width, a->width), a->tokens, part, put)));
     add_parts_kernel<R>
         <<<mt_blocks(stream, elements, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-            (R *)a->dwr, (const R *)scratch, (int)parts, elements, a->accumulate);
-    MT_LAUNCHED(stream, "router_bwd");
+            (R *)a->dwr, parts, (int)parts_of(a), elements, a->accumulate);
+    MT_LAUNCHED(stream, op);
     return MT_OK;
 }
 
 template <typename T>
 static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *a)
 {
-    MT_TRY(check_experts("router_bwd", a->experts));
-    if (a->tokens) MT_TRY(find_dlogits<mt_real<T>>(stream, a));
-    if (a->tokens && a->width && a->dx) MT_TRY(find_dx<T>(stream, a));
-    if (a->width && a->dwr) MT_TRY(find_dwr<T>(stream, a));
+    typedef mt_real<T> R;
+    const char *op = "router_bwd";
+    MT_TRY(check_experts(op, a->experts));
+    if (a->tokens) MT_TRY(find_dlogits<R>(stream, a));
+    bool wants_dx = a->dx && a->tokens && a->width, wants_dwr = a->dwr && a->width;
+    bool tensor = (wants_dx || wants_dwr) && a->tokens && mma::takes<T>(stream, a->x, a->width);
+    size_t d_bytes = tensor ? mma::plane_bytes(a->tokens, a->experts) : 0;
+    size_t wr_bytes = tensor && wants_dx ? mma::plane_bytes(a->experts, a->width) : 0;
+    size_t parts_bytes = wants_dwr ? (size_t)(parts_of(a) * a->experts * a->width) * sizeof(R) : 0;
+    void *scratch;
+    MT_TRY(mt_cuda_scratch(stream, &scratch, d_bytes + wr_bytes + parts_bytes));
+    char *at = (char *)scratch;
+    mma::operand dlogits, wr;
+    if (tensor)
+        MT_TRY(mma::split(stream, op, &dlogits, at, a->dlogits, a->tokens, a->experts, a->tokens));
+    if (wr_bytes)
+        MT_TRY(mma::split(stream, op, &wr, at + d_bytes, a->wr, a->experts, a->width, a->width));
+    if (wants_dx) MT_TRY(find_dx<T>(stream, a, tensor ? &dlogits : NULL, &wr));
+    if (wants_dwr)
+        MT_TRY(find_dwr<T>(stream, a, (R *)(at + d_bytes + wr_bytes), tensor ? &dlogits : NULL));
     return MT_OK;
 }
 MT_CUDA_OP(router_bwd)
