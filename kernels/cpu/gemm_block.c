@@ -1,6 +1,7 @@
 /* One block of a grouped GEMM. The depth is walked in chunks of equal length, at most GEMM_KC,
  * which depend on the depth alone: for each, A becomes reals in L2, and every panel of B, in L1,
- * meets all tiles of A. */
+ * meets all tiles of A, or those of one strip after the other. What comes next is asked for while
+ * tiles are at work: operands of this size come from afar, and no prefetcher follows their rows. */
 #include "kernels/cpu/gemm_priv.h"
 
 #if MT_ISA_LEVEL > 0
@@ -138,6 +139,34 @@ static void fetch_panel(const gemm_block *k, int64_t j, int64_t begin, int64_t e
         __builtin_prefetch(panel + at, 0, 2);
 }
 
+/* Asks for panel j's share of the next `rows` rows of A, in place. */
+static void fetch_rows(const mt_real *a, int64_t ld, int64_t rows, int64_t depth, int64_t j,
+                       int64_t cols)
+{
+    int64_t line = 64 / (int64_t)sizeof(mt_real), next = mt_min(j + GEMM_NR, cols);
+    for (int64_t r = rows * j / cols; r < rows * next / cols; r++)
+        for (int64_t p = 0; p < depth; p += line) __builtin_prefetch(a + r * ld + p);
+}
+
+/* Asks for panel j's share of depths `begin` .. `end` - 1 of an operand down its columns. */
+static void fetch_lines(const gemm_matrix *x, int64_t width, int64_t begin, int64_t end, int64_t j,
+                        int64_t cols)
+{
+    int64_t line = 64 / (int64_t)(x->real ? sizeof(mt_real) : sizeof(mt_elem));
+    int64_t depth = end - begin, next = mt_min(j + GEMM_NR, cols);
+    for (int64_t p = begin + depth * j / cols; p < begin + depth * next / cols; p++)
+        for (int64_t i = 0; i < width; i += line) __builtin_prefetch(gemm_at(x, i, p), 0, 2);
+}
+
+/* Rows of A that stay in L1 while all panels of B pass, if those wait in L2 as reals. Other forms
+ * of B are made panel by panel, each for all rows. */
+static int64_t strip_rows(const gemm_block *k, int64_t depth)
+{
+    if (k->b.form != GEMM_PANELS) return k->rows;
+    int64_t rows = GEMM_STRIP / (gemm_max(depth, 1) * (int64_t)sizeof(mt_real));
+    return gemm_max(rows / GEMM_MR, 1) * GEMM_MR;
+}
+
 /* Element (r, j) of a result or of what is added to it. */
 MT_INLINE const void *moved(const void *base, bool real, int64_t at)
 {
@@ -166,20 +195,32 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
         lines = gemm_at(&k->a, 0, p0), ld = k->a.outer;
     else
         copy_rows(s->a, &k->a, k->rows, p0, depth);
-    for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
-        const mt_real *b = panel_of(s, k, j, p0, depth), *a = lines;
-        for (int64_t r = 0, h; r < k->rows; r += h) {
-            gemm_tile_io io = whole;
-            h = tile_rows(k->rows - r);
-            if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
-            io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
-            if (first && k->bias) io.bias = k->bias + j;
-            if (j + GEMM_NR < k->cols)
-                fetch_panel(k, j + GEMM_NR, p0 + depth * r / k->rows,
-                            p0 + depth * (r + h) / k->rows);
-            MT_CPU(gemm_tile)(ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
-            a += paneled ? A_PANEL : h * ld;
+    int64_t after = mt_min(p0 + 2 * depth, k->depth); /* of the next chunk */
+    for (int64_t top = 0, next = 0; top < k->rows; top = next) {
+        int64_t end = mt_min(top + strip_rows(k, depth), k->rows);
+        const mt_real *a = lines;
+        for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
+            const mt_real *b = panel_of(s, k, j, p0, depth);
+            a = lines;
+            if (paneled) {
+                fetch_lines(&k->a, k->rows, p0 + depth, after, j, k->cols);
+                fetch_lines(&k->b, k->cols, p0 + depth, after, j, k->cols);
+            } else if (ld == k->a.outer)
+                fetch_rows(lines + (end - top) * ld, ld, mt_min(end - top, k->rows - end), depth, j,
+                           k->cols);
+            for (int64_t r = top, h; r < end; r += h, next = r) {
+                gemm_tile_io io = whole;
+                h = tile_rows(k->rows - r);
+                if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
+                io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
+                if (first && k->bias) io.bias = k->bias + j;
+                if (top == 0 && j + GEMM_NR < k->cols)
+                    fetch_panel(k, j + GEMM_NR, p0 + depth * r / end, p0 + depth * (r + h) / end);
+                MT_CPU(gemm_tile)(ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
+                a += paneled ? A_PANEL : h * ld;
+            }
         }
+        lines = a;
     }
 }
 

@@ -56,12 +56,12 @@ typedef struct gemm_kernel {
 } gemm_kernel;
 
 /* The geometry of panels and tiles: GEMM_MR x GEMM_NR sums in registers, GEMM_KC of depth at a time
- * (a panel of B in L1), GEMM_MC rows of A (in L2), GEMM_NC columns of B. GEMM_LD is the pitch of
- * A's rows: an odd number of cache lines. */
+ * (a panel of B in L1), GEMM_MC rows of A (in L2), GEMM_STRIP bytes of them beside that panel,
+ * GEMM_NC columns of B. GEMM_LD is the pitch of A's rows: an odd number of cache lines. */
 #if MT_ISA_LEVEL == 512
-enum { GEMM_MR = 14, GEMM_L2 = 344064 };
+enum { GEMM_MR = 14, GEMM_L2 = 344064, GEMM_STRIP = 28672 };
 #else
-enum { GEMM_MR = 6, GEMM_L2 = 262144 };
+enum { GEMM_MR = 6, GEMM_L2 = 262144, GEMM_STRIP = 16384 };
 #endif
 #if MT_ISA_LEVEL > 0
 enum { GEMM_VECS = 2, GEMM_NR = GEMM_VECS * VL };
