@@ -1,0 +1,387 @@
+/* Causal attention in tiles of TILE queries by TILE keys, for every dtype and width of a head.
+ *
+ * A block owns TILE rows (queries, or keys with their gradients) and TILE columns of their result;
+ * wider heads take several blocks, each of which computes the scores anew. Thread (y, x) of 16 x 16
+ * holds rows y + 16 i and columns x + 16 j of a tile, so that the threads of a row are half a warp.
+ * Masked probabilities are 0 and so is what they multiply, unless it is not finite. */
+#include "kernels/cuda/attention.cuh"
+
+enum { SIDE = 16, THREADS = SIDE * SIDE, DEPTH = 16 };
+
+/* What a block keeps in shared memory: slices of the two factors, and a tile of probabilities. */
+template <typename T> struct tile {
+    typedef mt_real<T> R;
+    enum { SIZE = sizeof(R) == 8 ? 32 : 64, EACH = SIZE / SIDE };
+    R left[SIZE][DEPTH + 1], right[SIZE][DEPTH + 1], product[SIZE][SIZE + 1];
+};
+
+/* The rows of a matrix that a tile meets: `count` of them from `p` on; the others read as 0. */
+template <typename T> struct rows {
+    const T *p;
+    int64_t pitch, count;
+};
+
+template <typename T>
+static __device__ __forceinline__ struct rows<T> rows_from(const T *p, int64_t pitch, int64_t from,
+                                                           int64_t sequence) {
+    return { p + from * pitch, pitch, sequence - from };
+}
+
+/* slice[r][c] = row r, columns from `from` on, of a matrix `dim` wide. */
+template <typename T>
+static __device__ __forceinline__ void
+load_slice(mt_real<T> (*slice)[DEPTH + 1], const struct rows<T> &m, int64_t from, int64_t dim)
+{
+    int c = threadIdx.x % DEPTH;
+    for (int r = threadIdx.x / DEPTH; r < tile<T>::SIZE; r += THREADS / DEPTH)
+        slice[r][c] = r < m.count && from + c < dim ? mt_get(m.p + r * m.pitch + from + c) : 0;
+}
+
+/* sum = a b^T: element (i, j) is the inner product of rows i of a and j of b. */
+template <typename T>
+static __device__ __forceinline__ void
+inner_products(mt_real<T> (*sum)[tile<T>::EACH], struct tile<T> &shared, const struct rows<T> &a,
+               const struct rows<T> &b, int64_t dim)
+{
+    typedef mt_real<T> R;
+    enum { EACH = tile<T>::EACH };
+    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) sum[i][j] = 0;
+    for (int64_t from = 0; from < dim; from += DEPTH) {
+        __syncthreads();
+        load_slice<T>(shared.left, a, from, dim);
+        load_slice<T>(shared.right, b, from, dim);
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < DEPTH; c++) {
+            R right[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; j++) right[j] = shared.right[x + SIDE * j][c];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                R left = shared.left[y + SIDE * i][c];
+#pragma unroll
+                for (int j = 0; j < EACH; j++) sum[i][j] = fma(left, right[j], sum[i][j]);
+            }
+        }
+    }
+}
+
+/* sum += p m, of m the columns from `from` on; p is a tile held by the threads. */
+template <typename T>
+static __device__ __forceinline__ void
+add_product(mt_real<T> (*sum)[tile<T>::EACH], struct tile<T> &shared,
+            const mt_real<T> (*p)[tile<T>::EACH], const struct rows<T> &m, int64_t from,
+            int64_t dim)
+{
+    typedef mt_real<T> R;
+    enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
+    R(*slice)[SIZE] = (R(*)[SIZE])shared.left; /* [DEPTH][SIZE], no larger than it */
+    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) shared.product[y + SIDE * i][x + SIDE * j] = p[i][j];
+    for (int k = 0; k < SIZE; k += DEPTH) {
+        if (k >= m.count) break; /* for all threads: rows of 0 from here on */
+        __syncthreads();
+        for (int i = threadIdx.x; i < DEPTH * SIZE; i += THREADS) {
+            int64_t r = k + i / SIZE, c = from + i % SIZE;
+            slice[i / SIZE][i % SIZE] = r < m.count && c < dim ? mt_get(m.p + r * m.pitch + c) : 0;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            R right[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; j++) right[j] = slice[d][x + SIDE * j];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                R left = shared.product[y + SIDE * i][k + d];
+#pragma unroll
+                for (int j = 0; j < EACH; j++) sum[i][j] = fma(left, right[j], sum[i][j]);
+            }
+        }
+    }
+}
+
+/* What a block owns: rows from `row` of head h (of queries, or of keys) of sequence b, columns of
+ * the result from `column`. Blocks with the longest sums are started first. */
+struct own {
+    int64_t row, column, h, b;
+};
+
+static __device__ __forceinline__ struct own own_of(const struct mt_attention_shape &s,
+                                                    int64_t heads, int size, bool last_first)
+{
+    int64_t tiles = mt_ceil_div(s.sequence, size), parts = mt_ceil_div(s.dim, size);
+    int64_t each = heads * parts * s.batch, i = blockIdx.x / each, rest = blockIdx.x % each;
+    return { (last_first ? tiles - 1 - i : i) * size, rest % parts * size, rest / parts % heads,
+             rest / parts / heads };
+}
+
+static unsigned blocks_of(const struct mt_attention_shape &s, int64_t heads, int size)
+{
+    return (unsigned)(mt_ceil_div(s.sequence, size) * mt_ceil_div(s.dim, size) * heads * s.batch);
+}
+
+/* to[r][c] = scale * sum, of the rows and columns that there are. */
+template <typename T>
+static __device__ __forceinline__ void
+store_tile(T *to, int64_t pitch, const mt_real<T> (*sum)[tile<T>::EACH], mt_real<T> scale,
+           const struct own &o, const struct mt_attention_shape &s)
+{
+    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+#pragma unroll
+    for (int i = 0; i < tile<T>::EACH; i++)
+#pragma unroll
+        for (int j = 0; j < tile<T>::EACH; j++) {
+            int64_t r = o.row + y + SIDE * i, c = o.column + x + SIDE * j;
+            if (r < s.sequence && c < s.dim) mt_put(to + r * pitch + c, scale * sum[i][j]);
+        }
+}
+
+/* ---- forward ----------------------------------------------------------------------------------
+ */
+
+/* Over the threads of a row. */
+template <typename R> static __device__ __forceinline__ R row_max(R x)
+{
+    for (int lane = SIDE / 2; lane; lane /= 2) x = fmax(x, __shfl_xor_sync(~0u, x, lane));
+    return x;
+}
+template <typename R> static __device__ __forceinline__ R row_sum(R x)
+{
+    for (int lane = SIDE / 2; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+    return x;
+}
+
+/* Scores become exp(score - largest so far), masked ones 0; y and sum shrink to that maximum.
+ * diagonal: row r sees the columns c <= r + diagonal. */
+template <typename R, int EACH>
+static __device__ __forceinline__ void soften(R (*p)[EACH], R *most, R *sum, R (*y)[EACH], R scale,
+                                              int64_t diagonal)
+{
+    const R least = -(R)INFINITY;
+    int from = threadIdx.x % SIDE, row = threadIdx.x / SIDE;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        R largest = most[i], total = 0;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            p[i][j] = from + SIDE * j <= row + SIDE * i + diagonal ? p[i][j] * scale : least;
+            largest = fmax(largest, p[i][j]);
+        }
+        largest = row_max(largest);
+        R base = largest == least ? 0 : largest; /* all -Inf so far: any finite base will do */
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            p[i][j] = exp(p[i][j] - base);
+            total += p[i][j];
+        }
+        R shrink = exp(most[i] - base);
+        most[i] = largest;
+        sum[i] = sum[i] * shrink + row_sum(total);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) y[i][j] *= shrink;
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    attention_fwd_kernel(struct mt_attention_fwd_args a, struct mt_attention_shape s)
+{
+    typedef mt_real<T> R;
+    enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
+    __shared__ struct tile<T> shared;
+    struct own o = own_of(s, s.nq, SIZE, true);
+    int64_t g = o.h / (s.nq / s.nkv);
+    const T *qkv = (const T *)a.qkv;
+    const T *keys = qkv + mt_head_at(s, o.b, s.nq + g);
+    const T *values = qkv + mt_head_at(s, o.b, s.nq + s.nkv + g);
+    struct rows<T> q = rows_from(qkv + mt_head_at(s, o.b, o.h), s.width, o.row, s.sequence);
+    R y[EACH][EACH] = {}, p[EACH][EACH], most[EACH], sum[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        most[i] = -(R)INFINITY;
+        sum[i] = 0;
+    }
+    for (int64_t k = 0; k <= o.row; k += SIZE) {
+        inner_products<T>(p, shared, q, rows_from(keys, s.width, k, s.sequence), s.dim);
+        soften<R, EACH>(p, most, sum, y, (R)a.scale, o.row - k);
+        add_product<T>(y, shared, p, rows_from(values, s.width, k, s.sequence), o.column, s.dim);
+    }
+    R *lse = (R *)a.lse + (o.b * s.nq + o.h) * s.sequence;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int64_t r = o.row + threadIdx.x / SIDE + SIDE * i;
+        if (o.column == 0 && threadIdx.x % SIDE == 0 && r < s.sequence)
+            lse[r] = most[i] + log(sum[i]);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) y[i][j] *= 1 / sum[i];
+    }
+    store_tile<T>((T *)a.y + o.b * s.sequence * s.pitch + o.h * s.dim, s.pitch, y, 1, o, s);
+}
+
+template <typename T>
+static mt_status attention_fwd(mt_stream *stream, const struct mt_attention_fwd_args *a)
+{
+    struct mt_attention_shape s =
+        mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
+    if (!s.batch || !s.sequence) return MT_OK;
+    bool done = false;
+    if (a->dtype == MT_BF16) MT_TRY(mt_attention_fwd_mma(stream, a, &done));
+    if (done) return MT_OK;
+    attention_fwd_kernel<T>
+        <<<blocks_of(s, s.nq, tile<T>::SIZE), THREADS, 0, mt_cuda_stream(stream)>>>(*a, s);
+    MT_LAUNCHED(stream, "attention_fwd");
+    return MT_OK;
+}
+MT_CUDA_OP(attention_fwd)
+
+/* ---- backward ---------------------------------------------------------------------------------
+ */
+
+/* dot [batch, nq, sequence] = <dy, y>: a warp for each. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    dot_kernel(mt_real<T> *dot, const T *dy, const T *y, struct mt_attention_shape s)
+{
+    int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (i >= s.batch * s.sequence * s.nq) return;
+    int64_t row = i / s.nq, h = i % s.nq;
+    mt_real<T> sum = 0;
+    for (int64_t c = threadIdx.x % 32; c < s.dim; c += 32)
+        sum = fma(mt_get(dy + i * s.dim + c), mt_get(y + i * s.dim + c), sum);
+    sum = mt_warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        dot[(row / s.sequence * s.nq + h) * s.sequence + row % s.sequence] = sum;
+}
+
+/* p, scores, becomes the probabilities, dp the gradient of the scores; masked ones 0. Queries lie
+ * along rows, or along columns; `first` and lse, dot are those of the tile's first query, `seen` =
+ * first - the tile's first key. */
+template <typename R, int EACH>
+static __device__ __forceinline__ void soften_bwd(R (*p)[EACH], R (*dp)[EACH], const R *lse,
+                                                  const R *dot, R scale, bool by_row,
+                                                  int64_t queries, int64_t seen)
+{
+    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            int row = y + SIDE * i, column = x + SIDE * j;
+            int query = by_row ? row : column, key = by_row ? column : row;
+            bool sees = query < queries && key <= query + seen;
+            p[i][j] = sees ? exp(p[i][j] * scale - lse[query]) : 0;
+            dp[i][j] = sees ? p[i][j] * (dp[i][j] - dot[query]) : 0;
+        }
+}
+
+/* The heads that a block of backward meets: of a key head g, or of a query head h. */
+template <typename T> struct heads {
+    const T *q, *dy, *key, *value;
+    const mt_real<T> *lse, *dot;
+};
+
+template <typename T>
+static __device__ __forceinline__ struct heads<T>
+heads_of(const struct mt_attention_bwd_args &a, const mt_real<T> *dot, int64_t b, int64_t h,
+         const struct mt_attention_shape &s) {
+    int64_t g = h / (s.nq / s.nkv), sums = (b * s.nq + h) * s.sequence;
+    const T *qkv = (const T *)a.qkv;
+    return { qkv + mt_head_at(s, b, h),        (const T *)a.dy + b *s.sequence *s.pitch + h *s.dim,
+             qkv + mt_head_at(s, b, s.nq + g), qkv + mt_head_at(s, b, s.nq + s.nkv + g),
+             (const mt_real<T> *)a.lse + sums, dot + sums };
+}
+
+/* A block owns keys: it adds up their gradients over the query heads of their group, in order, and
+ * over the queries that see them. Rows of a tile are keys. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    attention_bwd_keys_kernel(struct mt_attention_bwd_args a, const mt_real<T> *dot,
+                              struct mt_attention_shape s)
+{
+    typedef mt_real<T> R;
+    enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
+    __shared__ struct tile<T> shared;
+    struct own o = own_of(s, s.nkv, SIZE, false);
+    int64_t group = s.nq / s.nkv;
+    R dk[EACH][EACH] = {}, dv[EACH][EACH] = {}, p[EACH][EACH], dp[EACH][EACH];
+    for (int64_t h = o.h * group; h < (o.h + 1) * group; h++) {
+        struct heads<T> of = heads_of<T>(a, dot, o.b, h, s);
+        struct rows<T> key = rows_from(of.key, s.width, o.row, s.sequence);
+        struct rows<T> value = rows_from(of.value, s.width, o.row, s.sequence);
+        for (int64_t from = o.row; from < s.sequence; from += SIZE) {
+            struct rows<T> q = rows_from(of.q, s.width, from, s.sequence);
+            struct rows<T> dy = rows_from(of.dy, s.pitch, from, s.sequence);
+            inner_products<T>(p, shared, key, q, s.dim);
+            inner_products<T>(dp, shared, value, dy, s.dim);
+            soften_bwd<R, EACH>(p, dp, of.lse + from, of.dot + from, (R)a.scale, false, q.count,
+                                from - o.row);
+            add_product<T>(dv, shared, p, dy, o.column, s.dim);
+            add_product<T>(dk, shared, dp, q, o.column, s.dim);
+        }
+    }
+    T *dqkv = (T *)a.dqkv;
+    store_tile<T>(dqkv + mt_head_at(s, o.b, s.nq + o.h), s.width, dk, (R)a.scale, o, s);
+    store_tile<T>(dqkv + mt_head_at(s, o.b, s.nq + s.nkv + o.h), s.width, dv, 1, o, s);
+}
+
+/* A block owns queries. Rows of a tile are queries. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    attention_bwd_queries_kernel(struct mt_attention_bwd_args a, const mt_real<T> *dot,
+                                 struct mt_attention_shape s)
+{
+    typedef mt_real<T> R;
+    enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
+    __shared__ struct tile<T> shared;
+    struct own o = own_of(s, s.nq, SIZE, true);
+    struct heads<T> of = heads_of<T>(a, dot, o.b, o.h, s);
+    struct rows<T> q = rows_from(of.q, s.width, o.row, s.sequence);
+    struct rows<T> dy = rows_from(of.dy, s.pitch, o.row, s.sequence);
+    R dq[EACH][EACH] = {}, p[EACH][EACH], dp[EACH][EACH];
+    for (int64_t k = 0; k <= o.row; k += SIZE) {
+        struct rows<T> key = rows_from(of.key, s.width, k, s.sequence);
+        inner_products<T>(p, shared, q, key, s.dim);
+        inner_products<T>(dp, shared, dy, rows_from(of.value, s.width, k, s.sequence), s.dim);
+        soften_bwd<R, EACH>(p, dp, of.lse + o.row, of.dot + o.row, (R)a.scale, true, q.count,
+                            o.row - k);
+        add_product<T>(dq, shared, dp, key, o.column, s.dim);
+    }
+    store_tile<T>((T *)a.dqkv + mt_head_at(s, o.b, o.h), s.width, dq, (R)a.scale, o, s);
+}
+
+template <typename T>
+static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_args *a)
+{
+    typedef mt_real<T> R;
+    struct mt_attention_shape s =
+        mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
+    if (!s.batch || !s.sequence) return MT_OK;
+    cudaStream_t on = mt_cuda_stream(stream);
+    int64_t sums = s.batch * s.sequence * s.nq;
+    void *scratch;
+    bool done = false;
+    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)sums * sizeof(R)));
+    R *dot = (R *)scratch;
+    dot_kernel<T><<<(unsigned)mt_ceil_div(sums, THREADS / 32), THREADS, 0, on>>>(
+        dot, (const T *)a->dy, (const T *)a->y, s);
+    MT_LAUNCHED(stream, "attention_bwd");
+    if (a->dtype == MT_BF16) MT_TRY(mt_attention_bwd_mma(stream, a, (const float *)scratch, &done));
+    if (done) return MT_OK;
+    attention_bwd_keys_kernel<T>
+        <<<blocks_of(s, s.nkv, tile<T>::SIZE), THREADS, 0, on>>>(*a, dot, s);
+    MT_LAUNCHED(stream, "attention_bwd");
+    attention_bwd_queries_kernel<T>
+        <<<blocks_of(s, s.nq, tile<T>::SIZE), THREADS, 0, on>>>(*a, dot, s);
+    MT_LAUNCHED(stream, "attention_bwd");
+    return MT_OK;
+}
+MT_CUDA_OP(attention_bwd)
