@@ -11,17 +11,28 @@ struct decode_job {
     mt_codec e4m3;
 };
 
+struct decode_space {
+    float x[AREA];
+    tile tiles[2]; /* this one and the next */
+};
+
 static __global__ void __launch_bounds__(TILE_THREADS, 3)
     dequantize_kernel(const __grid_constant__ decode_job j)
 {
     extern __shared__ uint4 mt_shared[];
-    float *x = (float *)mt_shared;
+    decode_space *sp = (decode_space *)mt_shared;
+    float *x = sp->x;
     const side &source = j.p.sides[SOURCE];
     int64_t units = j.p.units[j.p.group.members];
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
-        tile t = tile_at(j.p, u);
+    if (threadIdx.x == 0 && blockIdx.x < units) sp->tiles[0] = tile_at(j.p, blockIdx.x);
+    __syncthreads();
+    int k = 0;
+    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, k ^= 1) {
+        const tile &t = sp->tiles[k];
+        if (threadIdx.x == 0 && u + gridDim.x < units)
+            sp->tiles[k ^ 1] = tile_at(j.p, u + gridDim.x);
         if (source.plain) {
-            load_plain(x, source, t);
+            load_plain(x, source, t, false);
         } else {
             float amax = source.second_level ? source.amax[t.index] : 0;
             load_quantized(x, source, j.e4m3, member_level(source, amax, NULL), t, SOURCE);
@@ -34,7 +45,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
 
 extern "C" mt_status mt_cuda_dequantize(mt_stream *stream, const struct mt_dequantize_args *args)
 {
-    enum { PER_MULTIPROCESSOR = 8, BYTES = AREA * sizeof(float) };
+    enum { PER_MULTIPROCESSOR = 8, BYTES = sizeof(decode_space) };
     decode_job j = {};
     mt_direction y = mt_direction_of(mt_format_spec_default(mt_format_plain(args->y_dtype)->id));
     void *scratch;

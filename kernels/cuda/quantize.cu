@@ -72,7 +72,7 @@ template <bool HARD>
 static __device__ __forceinline__ int load_tile(const job &j, space *sp, const tile &t)
 {
     const side &source = j.p.sides[SOURCE];
-    if (!HARD || source.plain) return load_plain(sp->x, source, t);
+    if (!HARD || source.plain) return load_plain(sp->x, source, t, j.nans != NULL);
     __syncthreads(); /* levels are written */
     load_quantized(sp->x, source, j.e4m3, sp->levels[SOURCE], t, SOURCE);
     __syncthreads();
@@ -128,8 +128,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || HARD ? 2 : 3)
     space *sp = (space *)mt_shared;
     uint16_t *random = (uint16_t *)((char *)mt_shared + space_bytes(HARD));
     int64_t units = j.p.units[j.p.group.members];
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
-        run_tile<SR, HARD>(j, sp, random, tile_at(j.p, u));
+    if (threadIdx.x == 0 && blockIdx.x < units) sp->tiles[0] = tile_at(j.p, blockIdx.x);
+    __syncthreads();
+    int k = 0;
+    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, k ^= 1) {
+        if (threadIdx.x == 0 && u + gridDim.x < units)
+            sp->tiles[k ^ 1] = tile_at(j.p, u + gridDim.x);
+        run_tile<SR, HARD>(j, sp, random, sp->tiles[k]);
         __syncthreads(); /* the tile is done with */
     }
 }

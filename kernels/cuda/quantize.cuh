@@ -281,34 +281,47 @@ static __device__ __forceinline__ void from_f32(double *y, float x)
                                                    (u & 0x3fffffu) << 29));
 }
 
+template <typename T, typename F>
+static __device__ __forceinline__ void give_vector(const mt_vec<T, 16 / sizeof(T)> &x, int r, int c,
+                                                   F f)
+{
+    float v[16 / sizeof(T)];
+#pragma unroll
+    for (int e = 0; e < 16 / (int)sizeof(T); e++) v[e] = to_f32(x.at[e]);
+    f(r, c, v);
+}
+
 /* Calls f(r, c, v) for every vector of V values of the whole tile of plain elements: 0 beyond its
  * rows and columns, so that nothing there is read. Several loads are under way at a time. */
 template <typename T, typename F>
 static __device__ __forceinline__ void each_vector(const T *elements, const tile &t, F f)
 {
-    enum { V = 16 / sizeof(T), ACROSS = TILE / V, MANY = 8 };
-    const T *first = elements + t.m.offset + t.r0 * t.m.cols + t.c0;
-    bool aligned = (uintptr_t)first % 16 == 0 && t.m.cols % V == 0;
-    for (int at = threadIdx.x; at < TILE * ACROSS; at += MANY * TILE_THREADS) {
-        mt_vec<T, V> x[MANY];
+    enum { V = 16 / sizeof(T), ACROSS = TILE / V, STEP = TILE_THREADS / ACROSS, MANY = 8 };
+    typedef mt_vec<T, V> vec;
+    const int64_t pitch = t.m.cols;
+    const int rows = t.rows, cols = t.cols, c = threadIdx.x % ACROSS * V;
+    const T *first = elements + t.m.offset + t.r0 * pitch + t.c0 + c;
+    if ((uintptr_t)first % 16 == 0 && pitch % V == 0) {
+        for (int r = threadIdx.x / ACROSS; r < TILE; r += MANY * STEP) {
+            vec x[MANY];
 #pragma unroll
-        for (int i = 0; i < MANY; i++) {
-            int r = (at + i * TILE_THREADS) / ACROSS, c = (at + i * TILE_THREADS) % ACROSS * V;
-            const T *p = first + r * t.m.cols + c;
-            if (aligned && r < t.rows && c < t.cols) {
-                x[i] = *(const mt_vec<T, V> *)p;
-            } else {
-#pragma unroll
-                for (int e = 0; e < V; e++) x[i].at[e] = r < t.rows && c + e < t.cols ? p[e] : T(0);
+            for (int i = 0; i < MANY; i++) {
+                x[i] = vec();
+                if (r + i * STEP < rows && c < cols)
+                    x[i] = *(const vec *)(first + (r + i * STEP) * pitch);
             }
-        }
 #pragma unroll
-        for (int i = 0; i < MANY; i++) {
-            float v[V];
-#pragma unroll
-            for (int e = 0; e < V; e++) v[e] = to_f32(x[i].at[e]);
-            f((at + i * TILE_THREADS) / ACROSS, (at + i * TILE_THREADS) % ACROSS * V, v);
+            for (int i = 0; i < MANY; i++) give_vector(x[i], r + i * STEP, c, f);
         }
+        return;
+    }
+#pragma unroll 1
+    for (int r = threadIdx.x / ACROSS; r < TILE; r += STEP) {
+        vec x = vec();
+#pragma unroll
+        for (int e = 0; e < V; e++)
+            if (r < rows && c + e < cols) x.at[e] = first[r * pitch + e];
+        give_vector(x, r, c, f);
     }
 }
 
@@ -444,32 +457,34 @@ static __device__ __forceinline__ void load_quantized(float *x, const side &s, c
         load_lines<MT_ROW>(x, s, e4m3, l, t, which, s.dir == MT_COL);
 }
 
-/* Counts NaNs; x = the values of plain elements. */
+/* x = the values of plain elements; returns the number of NaNs if `count`. */
 template <typename T>
-static __device__ __forceinline__ int load_elements(float *x, const T *elements, const tile &t)
+static __device__ __forceinline__ int load_elements(float *x, const T *elements, const tile &t,
+                                                    bool count)
 {
     enum { V = 16 / sizeof(T) };
     int nans = 0;
     each_vector(elements, t, [&](int r, int c, const float *v) {
+        if (count) {
 #pragma unroll
-        for (int e = 0; e < V; e++) nans += v[e] != v[e];
+            for (int e = 0; e < V; e++) nans += v[e] != v[e];
+        }
+        if (V == 2) {
+            *(float2 *)(x + value_place(r, c)) = make_float2(v[0], v[1]);
+        } else {
 #pragma unroll
-        for (int e = 0; e < V; e += V < 4 ? 2 : 4) {
-            float *to = x + value_place(r, c + e);
-            if (V < 4)
-                *(float2 *)to = make_float2(v[e], v[e + 1]);
-            else
-                *(float4 *)to =
-                    make_float4(v[e], v[e + 1], v[e + 2 < V ? e + 2 : e], v[e + 3 < V ? e + 3 : e]);
+            for (int e = 0; e + 3 < V; e += 4)
+                *(float4 *)(x + value_place(r, c + e)) =
+                    make_float4(v[e], v[e + 1], v[e + 2], v[e + 3]);
         }
     });
     return nans;
 }
 
-static __device__ __forceinline__ int load_plain(float *x, const side &s, const tile &t)
+static __device__ __forceinline__ int load_plain(float *x, const side &s, const tile &t, bool count)
 {
-    if (s.dtype == MT_BF16) return load_elements(x, (const mt_bf16 *)s.codes, t);
-    if (s.dtype == MT_F32) return load_elements(x, (const float *)s.codes, t);
-    if (s.dtype == MT_F16) return load_elements(x, (const __half *)s.codes, t);
-    return load_elements(x, (const double *)s.codes, t);
+    if (s.dtype == MT_BF16) return load_elements(x, (const mt_bf16 *)s.codes, t, count);
+    if (s.dtype == MT_F32) return load_elements(x, (const float *)s.codes, t, count);
+    if (s.dtype == MT_F16) return load_elements(x, (const __half *)s.codes, t, count);
+    return load_elements(x, (const double *)s.codes, t, count);
 }

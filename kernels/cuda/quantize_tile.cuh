@@ -36,6 +36,7 @@ struct space {
     int32_t cell_amax[CELLS];
     cell cells[CELLS];
     level levels[SIDES];
+    tile tiles[2];                                /* this one and the next */
     alignas(16) float errors[2][TILE * SEGMENTS]; /* square cells under 4over6: of segments; hard
                                                      kernels only */
 };
@@ -146,6 +147,16 @@ static __device__ __forceinline__ uint32_t native_pair(mt_element, float, float)
 #define MT_NATIVE_FP8(s) false
 #endif
 
+/* A cast of a product. */
+static __device__ __forceinline__ uint32_t encode_product(const mt_codec &c, float y)
+{
+#if defined(__CUDA_ARCH__)
+    /* The NaN of a product has no sign: where NaN becomes the largest code, saturation does it. */
+    if (c.nan_code == c.max_code) return (uint32_t)mt_encode_number(c, y);
+#endif
+    return (uint32_t)mt_encode(c, y);
+}
+
 /* Codes of products y, rounded stochastically where there are bits. */
 template <bool SR>
 static __device__ __forceinline__ packed encode(const side &s, const float y[SEGMENT],
@@ -161,8 +172,8 @@ static __device__ __forceinline__ packed encode(const side &s, const float y[SEG
     uint32_t codes[SEGMENT];
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++)
-        codes[i] = (uint32_t)(SR && s.options.sr ? mt_encode_stochastic(s.codec, y[i], bits[i])
-                                                 : mt_encode(s.codec, y[i]));
+        codes[i] = SR && s.options.sr ? (uint32_t)mt_encode_stochastic(s.codec, y[i], bits[i])
+                                      : encode_product(s.codec, y[i]);
     if (s.codes_per_byte == 1) {
 #pragma unroll
         for (int i = 0; i < SEGMENT; i++) q.words[i / 4] |= codes[i] << i % 4 * 8;
