@@ -55,7 +55,8 @@ $(error CUDA=1, but no nvcc was found: set NVCC or CUDA_HOME)
 endif
 CUDA_ROOT := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CUDA_INC  := -isystem $(CUDA_ROOT)/include
-CUDA_LIBS := -L$(CUDA_ROOT)/lib64 -lcudart_static -ldl -lrt
+# libstdc++: what nvcc writes around launches has guarded statics.
+CUDA_LIBS := -L$(CUDA_ROOT)/lib64 -lcudart_static -ldl -lrt -lstdc++
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
 CUDA_HOPPER := $(wildcard kernels/cuda/*_sm90.cu)
 GENCODE   := -gencode=arch=compute_90a,code=sm_90a
