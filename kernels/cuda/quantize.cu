@@ -6,13 +6,6 @@ enum { THREADS = 256 };
 /* ---- sweeps over tiles ------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ void raise_nans(const job &j, const tile &t, int nans)
-{
-    if (!j.nans) return;
-    for (int lane = 16; lane; lane >>= 1) nans += __shfl_xor_sync(~0u, nans, lane);
-    if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + t.index, (unsigned long long)nans);
-}
-
 /* Sources whose amax is that of both directions as they lie: no tile is kept. */
 template <typename T>
 static __global__ void __launch_bounds__(TILE_THREADS) measure_kernel(const __grid_constant__ job j)
@@ -332,6 +325,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         MT_LAUNCHED(stream, "quantize: amax");
         return MT_OK;
     }
+    if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
     draws = draws && (codes || (measure_col && c->j.dequantized));
     return tiles[draws][c->hard](stream, &c->j, blocks);

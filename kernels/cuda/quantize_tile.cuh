@@ -42,6 +42,12 @@ struct space {
 };
 /* Behind it where a direction rounds stochastically: the 16 bits of every element. */
 
+extern "C" {
+/* quantize_rows.cu: whether the short way knows the sweep over codes of a call; that sweep. */
+bool mt_cuda_rows_suffice(const struct job *j);
+mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned blocks);
+}
+
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
 static __device__ __forceinline__ int draw_place(int r, int d)
 {
@@ -375,6 +381,14 @@ static __device__ __forceinline__ void raise_amax(float *amax, float most)
 {
     for (int lane = 16; lane; lane >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, lane));
     if (threadIdx.x % 32 == 0 && most > 0) atomicMax((int *)amax, mt_bits(most));
+}
+
+/* The same for NaNs, where they are counted. */
+static __device__ __forceinline__ void raise_nans(const job &j, const tile &t, int nans)
+{
+    if (!j.nans) return;
+    for (int lane = 16; lane; lane >>= 1) nans += __shfl_xor_sync(~0u, nans, lane);
+    if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + t.index, (unsigned long long)nans);
 }
 
 /* Measures a direction, makes its codes (`make`) and stores them (`write`). HARD: square blocks,
