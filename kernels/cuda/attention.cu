@@ -5,6 +5,7 @@
  * holds rows y + 16 i and columns x + 16 j of a tile, so that the threads of a row are half a warp.
  * Masked probabilities are 0 and so is what they multiply, unless it is not finite. */
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/rowsums.cuh"
 
 enum { SIDE = 16, THREADS = SIDE * SIDE, DEPTH = 16 };
 
@@ -246,19 +247,22 @@ MT_CUDA_OP(attention_fwd)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-/* dot [batch, nq, sequence] = <dy, y>: a warp for each. */
-template <typename T>
+/* dot [batch, nq, sequence] = <dy, y>: 16 threads for each, N elements at a time. */
+template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
     dot_kernel(mt_real<T> *dot, const T *dy, const T *y, struct mt_attention_shape s)
 {
-    int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (i >= s.batch * s.sequence * s.nq) return;
-    int64_t row = i / s.nq, h = i % s.nq;
-    mt_real<T> sum = 0;
-    for (int64_t c = threadIdx.x % 32; c < s.dim; c += 32)
-        sum = fma(mt_get(dy + i * s.dim + c), mt_get(y + i * s.dim + c), sum);
-    sum = mt_warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
+    int64_t i = (int64_t)blockIdx.x * SIDE + threadIdx.x / SIDE, row = i / s.nq, h = i % s.nq;
+    int64_t end = i < s.batch * s.sequence * s.nq ? s.dim : 0;
+    mt_real<T> sum = 0, a[N], b[N];
+    for (int64_t c = threadIdx.x % SIDE * N; c < end; c += SIDE * N) {
+        mt_get_vec<N>(a, dy + i * s.dim + c);
+        mt_get_vec<N>(b, y + i * s.dim + c);
+#pragma unroll
+        for (int j = 0; j < N; j++) sum = fma(a[j], b[j], sum);
+    }
+    sum = row_sum(sum);
+    if (end && threadIdx.x % SIDE == 0)
         dot[(row / s.sequence * s.nq + h) * s.sequence + row % s.sequence] = sum;
 }
 
@@ -371,8 +375,10 @@ static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_
     bool done = false;
     MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)sums * sizeof(R)));
     R *dot = (R *)scratch;
-    dot_kernel<T><<<(unsigned)mt_ceil_div(sums, THREADS / 32), THREADS, 0, on>>>(
-        dot, (const T *)a->dy, (const T *)a->y, s);
+    unsigned blocks = (unsigned)mt_ceil_div(sums, SIDE);
+    bool by_vector = ((uintptr_t)a->dy | (uintptr_t)a->y | (uintptr_t)s.dim * sizeof(T)) % 16 == 0;
+    auto kernel = by_vector ? dot_kernel<T, 16 / sizeof(T)> : dot_kernel<T, 1>;
+    kernel<<<blocks, THREADS, 0, on>>>(dot, (const T *)a->dy, (const T *)a->y, s);
     MT_LAUNCHED(stream, "attention_bwd");
     if (a->dtype == MT_BF16) MT_TRY(mt_attention_bwd_mma(stream, a, (const float *)scratch, &done));
     if (done) return MT_OK;

@@ -21,17 +21,20 @@ template <int D> struct padded {
 /* ---- copies -----------------------------------------------------------------------------------
  */
 
-/* to [ROWS][PITCH] = `count` rows of D, `pitch` apart; the others 0. */
+/* to [ROWS][PITCH] = `count` rows of D, `pitch` apart; the others 0. A tile spans less than 2^31
+ * elements. */
 template <int D, int ROWS, int THREADS>
 static __device__ __forceinline__ void copy_rows(mt_bf16 *to, const mt_bf16 *from, int64_t pitch,
                                                  int64_t count)
 {
-    enum { EACH = D / 8 };
+    enum { EACH = D / 8, LINES = THREADS / EACH };
+    int r = (int)threadIdx.x / EACH, c = (int)threadIdx.x % EACH * 8, line = (int)pitch;
+    int rows = (int)(count < ROWS ? count : ROWS);
+    to += r * padded<D>::PITCH + c;
 #pragma unroll
-    for (int i = 0; i < ROWS * EACH / THREADS; i++) {
-        int at = i * THREADS + (int)threadIdx.x, r = at / EACH, c = at % EACH * 8;
-        bool valid = r < count;
-        mt_copy<16>(to + r * padded<D>::PITCH + c, valid ? from + r * pitch + c : from, valid);
+    for (int i = 0; i < ROWS; i += LINES) {
+        bool valid = i + r < rows;
+        mt_copy<16>(to + i * padded<D>::PITCH, from + (valid ? (i + r) * line + c : 0), valid);
     }
 }
 
@@ -70,6 +73,18 @@ static __device__ __forceinline__ void inner_products(float (*sum)[TILES][4], co
     }
 }
 
+/* Of sum [16 MT, D] the columns of tiles n to n + 3. */
+template <int D, int MT>
+static __device__ __forceinline__ void multiply(float (*sum)[D / 8][4], const uint32_t (*left)[4],
+                                                const uint32_t (*right)[4], int n)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            mt_mma(sum[m][n + j], left[m], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
+}
+
 /* sum [16 MT, D] += p b: p [16 MT, STEP] as a product left it, b [STEP, D] in shared memory. */
 template <int D, int MT>
 static __device__ __forceinline__ void add_product(float (*sum)[D / 8][4],
@@ -80,7 +95,7 @@ static __device__ __forceinline__ void add_product(float (*sum)[D / 8][4],
     b += (lane % 16) * PITCH + lane / 16 * 8;
 #pragma unroll
     for (int k = 0; k < TILES; k += 2) {
-        uint32_t left[MT][4], rest[MT][4], right[4];
+        uint32_t left[MT][4], rest[MT][4], right[2][4];
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -90,16 +105,11 @@ static __device__ __forceinline__ void add_product(float (*sum)[D / 8][4],
                 if (EXACT) rest[m][i] = mt_pack_rest(x[0], x[1], left[m][i]);
             }
 #pragma unroll
-        for (int n = 0; n < D / 8; n += 2) {
-            mt_load_transposed(right, b + k * 8 * PITCH + n * 8);
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                mt_mma(sum[m][n], left[m], right[0], right[1]);
-                mt_mma(sum[m][n + 1], left[m], right[2], right[3]);
-                if (!EXACT) continue;
-                mt_mma(sum[m][n], rest[m], right[0], right[1]);
-                mt_mma(sum[m][n + 1], rest[m], right[2], right[3]);
-            }
+        for (int n = 0; n < D / 8; n += 4) { /* sums that wait for each other lie far apart */
+            mt_load_transposed(right[0], b + k * 8 * PITCH + n * 8);
+            mt_load_transposed(right[1], b + k * 8 * PITCH + n * 8 + 16);
+            multiply<D, MT>(sum, left, right, n);
+            if (EXACT) multiply<D, MT>(sum, rest, right, n);
         }
     }
 }
