@@ -39,11 +39,13 @@ static int64_t rounded_up(int64_t x, int64_t unit)
     return mt_ceil_div(x, unit) * unit;
 }
 
-/* Time of a product in columns of a tile: rounds of all processors, each as long as a tile. */
-static int64_t cost(int64_t members, int64_t rows, int64_t tiles_m, int64_t width,
+/* Time of a product in columns of a tile: rounds of all processors, each as long as a tile. Each
+ * member has `columns` of them in even pieces. */
+static int64_t cost(int64_t members, int64_t columns, int64_t tiles_m, int64_t width,
                     int64_t processors)
 {
-    int64_t pieces = mt_ceil_div(rows, width), each = rounded_up(mt_ceil_div(rows, pieces), 8);
+    int64_t pieces = mt_ceil_div(columns, width);
+    int64_t each = rounded_up(mt_ceil_div(columns, pieces), 8);
     return mt_ceil_div(members * pieces * tiles_m, processors) * (each + TILE_OVERHEAD);
 }
 
@@ -70,19 +72,27 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
 }
 
 /* NT: pairs where making the number of tiles even costs less than they gain. */
-static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g)
+static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
-    int64_t n = g->cols, pair = 2 * SM90_WIDTH, tiles = mt_ceil_div(n, SM90_WIDTH);
+    int64_t members = g->rows.members, n = g->cols, pair = 2 * SM90_WIDTH;
+    int64_t tiles = mt_ceil_div(n, SM90_WIDTH);
+    int64_t tiles_m = mt_ceil_div(g->height, variant_of(g, MT_CUDA_GEMM_ALONE)->tile);
     bool pairs = mt_ceil_div(n, pair) * pair <= n + n / 16;
     path->variant = pairs ? MT_CUDA_GEMM_WIDE : MT_CUDA_GEMM_ALONE;
     path->width = pairs ? SM90_WIDTH : (int)rounded_up(mt_ceil_div(n, tiles), 64);
     path->super = TOGETHER;
+    if (members * tiles * tiles_m >= FEW_WAVES * processors) return;
+    path->variant = MT_CUDA_GEMM_ALONE;
+    for (int width = SM90_WIDTH - 64; width >= NARROWEST; width -= 64)
+        if (cost(members, n, tiles_m, width, processors) <
+            cost(members, n, tiles_m, path->width, processors))
+            path->width = width;
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
 {
     if (g->layout == MT_GEMM_NT)
-        plan_wgrad(path, g);
+        plan_wgrad(path, g, multiprocessors);
     else
         plan_rows(path, g, multiprocessors);
 }
