@@ -35,8 +35,8 @@ __attribute__((noinline)) static void grow_stack(void)
 static void pin(const char *line)
 {
     unsigned long from, to;
-    char rights[8] = "", path[256] = "", self[256] = "";
-    if (sscanf(line, "%lx-%lx %7s %*s %*s %*s %255s", &from, &to, rights, path) < 3) return;
+    char rights[8] = "", path[4096] = "", self[4096] = "";
+    if (sscanf(line, "%lx-%lx %7s %*s %*s %*s %4095s", &from, &to, rights, path) < 3) return;
     if (!realpath("/proc/self/exe", self)) return;
     bool program = !strcmp(path, self) && rights[2] != 'x';
     if (!program && strcmp(path, "[heap]") != 0 && strcmp(path, "[stack]") != 0) return;
