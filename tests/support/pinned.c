@@ -7,6 +7,7 @@
 
 #include <alloca.h>
 #include <cuda_runtime_api.h>
+#include <limits.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +20,9 @@ static void grow_heap(void)
 {
     mallopt(M_ARENA_MAX, 1);
     mallopt(M_MMAP_MAX, 0);
-    mallopt(M_TRIM_THRESHOLD, HEAP);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     mallopt(M_TOP_PAD, HEAP);
-    void *volatile p = malloc(1);
+    void *volatile p = malloc(64 << 20); /* more than what the heap has left */
     free(p);
 }
 
