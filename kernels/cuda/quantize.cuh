@@ -231,10 +231,10 @@ static __device__ __forceinline__ float scale_value(const side &s, const mt_code
     return stored == 255 ? mt_from_bits(0x7fc00000) : mt_e8m0_scale(stored);
 }
 
-/* A decoded code, its one NaN as the CPU's. */
-static __device__ __forceinline__ float decoded(const mt_codec &c, uint32_t code, float dec)
+/* The value of a code by its scale; the NaN is the CPU's. */
+static __device__ __forceinline__ float scaled(float value, float dec)
 {
-    float y = mt_decode(c, (uint8_t)code) * dec;
+    float y = value * dec;
     return y == y ? y : mt_from_bits(0x7fc00000);
 }
 
@@ -267,7 +267,7 @@ static __device__ __forceinline__ void from_f32(float *y, float x)
 }
 static __device__ __forceinline__ void from_f32(mt_bf16 *y, float x)
 {
-    *y = __ushort_as_bfloat16(mt_f32_to_bf16(x));
+    *y = __float2bfloat16_rn(x); /* NaN becomes 0x7FFF, as NUMERICS has it */
 }
 static __device__ __forceinline__ void from_f32(__half *y, float x)
 {
@@ -401,6 +401,41 @@ static __device__ __forceinline__ void put_packed(uint8_t *p, const packed &q, i
     }
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define MT_NATIVE_FP8(s) ((s).codec.sign == 24) /* the element's codes are bytes */
+/* Two codes by the instruction: f16 holds every value, Inf and NaN too. */
+static __device__ __forceinline__ void native_values(float v[2], int element, uint32_t codes)
+{
+    uint32_t h;
+    if (element == MT_ELEMENT_E4M3)
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((uint16_t)codes));
+    else
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((uint16_t)codes));
+    v[0] = __half2float(__ushort_as_half((uint16_t)h));
+    v[1] = __half2float(__ushort_as_half((uint16_t)(h >> 16)));
+}
+#else
+#define MT_NATIVE_FP8(s) false
+static __device__ __forceinline__ void native_values(float *, int, uint32_t) {}
+#endif
+
+/* The values of a segment's codes, before their scale. */
+static __device__ __forceinline__ void values_of(float v[SEGMENT], const side &s, const packed &q)
+{
+    if (MT_NATIVE_FP8(s)) {
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i += 2)
+            native_values(v + i, s.options.element, q.words[i / 4] >> i % 4 * 8 & 0xffff);
+    } else if (s.codec.magnitude == s.codec.max_code) { /* every code is a number */
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++)
+            v[i] = mt_decode_number(s.codec, (uint8_t)code_of(q, i, s.codes_per_byte));
+    } else {
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) v[i] = mt_decode(s.codec, (uint8_t)code_of(q, i, 1));
+    }
+}
+
 /* Codes of a segment that exist: up to the end of the line. */
 static __device__ __forceinline__ int codes_in(int length, int at)
 {
@@ -436,12 +471,13 @@ static __device__ __forceinline__ void load_lines(float *x, const side &s, const
                 dec = ((const float *)scales)[place];
             else if (!planar)
                 dec = scale_value(s, e4m3, l, scales[place]);
+            values_of(v, s, q);
 #pragma unroll
             for (int e = 0; e < SEGMENT; e++) {
                 if (planar && e < n)
                     dec = scale_value(s, e4m3, l,
                                       scales[scale_place(s, p, first + e, i >> s.block_shift)]);
-                if (e < n) v[e] = decoded(s.codec, code_of(q, e, s.codes_per_byte), dec);
+                v[e] = e < n ? scaled(v[e], dec) : 0;
             }
         }
         put_segment<DIR>(x, v, line, at);

@@ -144,13 +144,11 @@ static __device__ __forceinline__ uint32_t native_pair(mt_element element, float
         asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
     return w;
 }
-#define MT_NATIVE_FP8(s) ((s).codec.sign == 24)
 #else
 static __device__ __forceinline__ uint32_t native_pair(mt_element, float, float)
 {
     return 0;
 }
-#define MT_NATIVE_FP8(s) false
 #endif
 
 /* A cast of a product. */
@@ -432,11 +430,10 @@ run_direction(const job &j, space *sp, const uint16_t *random, const tile &t, bo
         packed q = encode_scaled<SR>(s, v, e.enc, bits);
         if (write) put_codes(s, o, q, line, at, o.lines, o.length, o.line0, o.along0);
         if (decode && line < o.lines) {
+            values_of(v, s, q);
 #pragma unroll
             for (int i = 0; i < SEGMENT; i++)
-                v[i] = i < codes_in(o.length, at)
-                           ? decoded(s.codec, code_of(q, i, s.codes_per_byte), e.dec)
-                           : 0;
+                v[i] = i < codes_in(o.length, at) ? scaled(v[i], e.dec) : 0;
             put_segment<MT_ROW>(sp->x, v, line, at);
         }
     }
@@ -472,7 +469,7 @@ static __device__ void rotate_tile(float *x, const tile &t, uint32_t mask)
             for (int i = 0; i < SEGMENT; i++) y[i] = v[i];
         }
 #pragma unroll
-        for (int i = 0; i < SEGMENT; i++) y[i] = mt_bf16_to_f32(mt_f32_to_bf16(y[i]));
+        for (int i = 0; i < SEGMENT; i++) y[i] = mt_rounded<mt_bf16>(y[i]);
         put_segment<MT_COL>(x, y, c, at);
     }
 }
