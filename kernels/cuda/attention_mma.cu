@@ -218,6 +218,7 @@ static __device__ __forceinline__ void soften(float (*p)[TILES][4], struct row_s
                 }
             state->most[m][i] = largest;
             state->sum[m][i] = state->sum[m][i] * shrink + total;
+            if (!__any_sync(~0u, shrink != 1)) continue; /* more and more often, further on */
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
                 y[m][n][2 * i] *= shrink;
