@@ -311,11 +311,13 @@ static void test_refusals(void **state)
     args.pass = MT_QUANTIZE_PASS_COUNT;
     REFUSED((void)0, MT_EINVAL, "pass 3");
     args.pass = MT_QUANTIZE_ALL;
-    c.first[1] = 6; /* 9 rows where the capacity is 8 */
-    REFUSED((void)0, MT_EINVAL, "exceed the capacity of 64 elements");
-    c.first[1] = -1;
-    REFUSED((void)0, MT_EINVAL, "member 1 is -1 x 8, dims must not be negative");
-    c.first[1] = 4;
+    if (!strcmp(test_device_name(), "cpu")) { /* a GPU's counts are not read on the host */
+        c.first[1] = 6;                       /* 9 rows where the capacity is 8 */
+        REFUSED((void)0, MT_EINVAL, "exceed the capacity of 64 elements");
+        c.first[1] = -1;
+        REFUSED((void)0, MT_EINVAL, "member 1 is -1 x 8, dims must not be negative");
+        c.first[1] = 4;
+    }
     assert_ok(mt_quantize(&stream, &args));
     struct mt_dequantize_args read = { .dtype = MT_F32, .src = &r.q, .y = x, .y_dtype = MT_I32 };
     assert_fails(mt_dequantize(&stream, &read), MT_EINVAL, "y cannot be i32");

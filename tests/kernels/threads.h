@@ -17,7 +17,7 @@ static inline int open_devices(void **state)
 {
     (void)state;
     for (int i = 0; i < MAX_THREADS; i++)
-        if (mt_device_open(&devices[i], test_device_name(), NULL, i + 1) != MT_OK) return 1;
+        if (test_open(&devices[i], test_device_name(), NULL, i + 1) != MT_OK) return 1;
     return 0;
 }
 

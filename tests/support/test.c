@@ -24,6 +24,33 @@ const char *test_device_name(void)
     return name && *name ? name : "cpu";
 }
 
+/* Device memory that the host sees too, whatever the device. */
+static struct mt_device_ops visible;
+static const struct mt_device_ops *own;
+
+static mt_status visible_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
+{
+    (void)on_host;
+    return own->alloc(device, p, bytes, true);
+}
+
+static void visible_release(mt_device *device, void *p, size_t bytes, bool on_host)
+{
+    (void)on_host;
+    own->release(device, p, bytes, true);
+}
+
+mt_status test_open(mt_device **device, const char *name, const char *kernel_set, int threads)
+{
+    MT_TRY(mt_device_open(device, name, kernel_set, threads));
+    if (strcmp(name, "cuda") != 0) return MT_OK;
+    own = (*device)->ops;
+    visible = *own;
+    visible.alloc = visible_alloc, visible.release = visible_release;
+    (*device)->ops = &visible;
+    return MT_OK;
+}
+
 bool test_open_set(mt_device **device, const char **name, int i, int threads)
 {
     static const struct {
@@ -33,7 +60,7 @@ bool test_open_set(mt_device **device, const char **name, int i, int threads)
     *name = sets[i].name;
     bool tested = !strcmp(sets[i].device, "cpu") || !strcmp(sets[i].device, test_device_name());
     mt_status status =
-        tested ? mt_device_open(device, sets[i].device, sets[i].name, threads) : MT_EDEVICE;
+        tested ? test_open(device, sets[i].device, sets[i].name, threads) : MT_EDEVICE;
     if (status != MT_EDEVICE && status != MT_ECONFIG) assert_ok(status);
     return status == MT_OK;
 }
@@ -43,8 +70,8 @@ mt_device *test_device(void)
     static mt_device *device;
     if (!device) {
         const char *threads = getenv("MIXTAPE_THREADS");
-        assert_ok(mt_device_open(&device, test_device_name(), getenv("MIXTAPE_KERNELS"),
-                                 threads ? atoi(threads) : 0));
+        assert_ok(test_open(&device, test_device_name(), getenv("MIXTAPE_KERNELS"),
+                            threads ? atoi(threads) : 0));
     }
     return device;
 }

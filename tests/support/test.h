@@ -30,6 +30,9 @@ void test_assert_fails(mt_status got, mt_status want, const char *words, const c
 mt_device *test_device(void);
 const char *test_device_name(void);
 
+/* mt_device_open, with memory that the host sees too on cuda: tests look at what a device holds. */
+mt_status test_open(mt_device **device, const char *name, const char *kernel_set, int threads);
+
 /* Opens kernel set i of [0, TEST_SETS): those of the cpu, and those of cuda if it is under test.
  * False: this machine or build does not run it. *name is what messages call it. */
 enum { TEST_SETS = 6 };
