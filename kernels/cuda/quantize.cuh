@@ -394,6 +394,10 @@ static __device__ __forceinline__ void put_packed(uint8_t *p, const packed &q, i
         *(uint4 *)p = make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
     } else if (bytes == 8 && (uintptr_t)p % 8 == 0) {
         *(uint2 *)p = make_uint2(q.words[0], q.words[1]);
+    } else if (bytes >= 8 && bytes % 4 == 0 && (uintptr_t)p % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i * 4 < bytes) ((uint32_t *)p)[i] = q.words[i];
     } else {
 #pragma unroll
         for (int i = 0; i < 16; i++)

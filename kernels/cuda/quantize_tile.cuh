@@ -337,14 +337,47 @@ static __device__ __forceinline__ void put_scale(const side &s, const output &o,
         o.scales[place] = e.stored;
 }
 
+/* The words of a segment where the line does not begin at a multiple of four: each word takes the
+ * last bytes of the one before it (`before`: that of the thread before). `first`, `last`: no thread
+ * writes the other part of the word that the segment begins, ends in. */
+static __device__ __forceinline__ void put_shifted(uint8_t *p, const packed &q, int words,
+                                                   uint32_t before, bool first, bool last)
+{
+    int k = (int)((uintptr_t)p & 3), up = 8 * k;
+    uint32_t *to = (uint32_t *)(p - k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i >= words) break;
+        uint32_t w = q.words[i] << up | before >> (32 - up);
+        before = q.words[i];
+        if (i > 0 || !first) {
+            to[i] = w;
+            continue;
+        }
+#pragma unroll
+        for (int b = 1; b < 4; b++)
+            if (b >= k) p[b - k] = (uint8_t)(w >> b * 8);
+    }
+    if (!last) return;
+#pragma unroll
+    for (int b = 0; b < 3; b++)
+        if (b < k) ((uint8_t *)(to + words))[b] = (uint8_t)(before >> (32 - up) >> b * 8);
+}
+
+/* Stores a segment's codes. Whole warps come here. */
 static __device__ __forceinline__ void put_codes(const side &s, const output &o, const packed &q,
                                                  int line, int at, int lines, int length,
                                                  int64_t line0, int64_t along0)
 {
     int n = codes_in(length, at), half = s.codes_per_byte - 1;
+    uint32_t before = __shfl_up_sync(~0u, half ? q.words[1] : q.words[3], 1);
     if (line >= lines || n == 0) return;
-    put_packed(o.codes + (line0 + line) * o.p.pitch + ((along0 + at * SEGMENT) >> half), q,
-               (int)shift_up(n, half));
+    uint8_t *p = o.codes + (line0 + line) * o.p.pitch + ((along0 + at * SEGMENT) >> half);
+    if (n == SEGMENT && (uintptr_t)p % 4)
+        put_shifted(p, q, 4 >> half, before, at == 0,
+                    at + 1 == SEGMENTS || codes_in(length, at + 1) < SEGMENT);
+    else
+        put_packed(p, q, (int)shift_up(n, half));
 }
 
 /* enc of column c in block b of a planar direction, places as those of values. */
