@@ -8,9 +8,9 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_mma.cuh"
 
-/* EXACT: probabilities and the gradients of scores meet the next product as the sum of two bf16,
- * 2^-18 from what they are, in two passes; else rounded to one. */
-enum { STEP = 64, TILES = STEP / 8, EXACT = 1 };
+/* Probabilities and the gradients of scores are rounded to bf16 where they meet the next product,
+ * as on the CPU's tiles. */
+enum { STEP = 64, TILES = STEP / 8 };
 
 /* Rows of D elements in shared memory, padded so that the same columns of eight rows lie in
  * different banks. */
@@ -95,21 +95,19 @@ static __device__ __forceinline__ void add_product(float (*sum)[D / 8][4],
     b += (lane % 16) * PITCH + lane / 16 * 8;
 #pragma unroll
     for (int k = 0; k < TILES; k += 2) {
-        uint32_t left[MT][4], rest[MT][4], right[2][4];
+        uint32_t left[MT][4], right[2][4];
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float *x = &p[m][k + i / 2][i % 2 * 2];
                 left[m][i] = mt_pack(x[0], x[1]);
-                if (EXACT) rest[m][i] = mt_pack_rest(x[0], x[1], left[m][i]);
             }
 #pragma unroll
         for (int n = 0; n < D / 8; n += 4) { /* sums that wait for each other lie far apart */
             mt_load_transposed(right[0], b + k * 8 * PITCH + n * 8);
             mt_load_transposed(right[1], b + k * 8 * PITCH + n * 8 + 16);
             multiply<D, MT>(sum, left, right, n);
-            if (EXACT) multiply<D, MT>(sum, rest, right, n);
         }
     }
 }

@@ -4,17 +4,12 @@
 
 #include "kernels/cuda/element.cuh"
 
-/* Two elements of an operand in one register, the first in the lower half; and what the rounding to
- * them left over, rounded itself. */
+/* Two elements of an operand in one register, the first in the lower half. */
 static __device__ __forceinline__ uint32_t mt_pack(float x, float y)
 {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
     return pair;
-}
-static __device__ __forceinline__ uint32_t mt_pack_rest(float x, float y, uint32_t pair)
-{
-    return mt_pack(x - __uint_as_float(pair << 16), y - __uint_as_float(pair & 0xffff0000u));
 }
 
 /* sum [16, 8] += a [16, 16] b [16, 8]: the lanes' fragments of mma.m16n8k16. */
