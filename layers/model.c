@@ -325,6 +325,13 @@ mt_status mt_model_begin_step(mt_model *m)
     return mt_device_zero(m->device, m->load, (cells + 1) * sizeof(int64_t));
 }
 
+mt_status mt_model_reduce_load(mt_model *m, mt_comm *comm, mt_stream *stream)
+{
+    int64_t cells = m->moe_layers * m->config.num_experts;
+    return mt_comm_all_reduce(comm, stream, m->load, cells + 1, MT_I64, MT_REDUCE_SUM,
+                              "expert loads");
+}
+
 mt_status mt_model_update_router_bias(mt_model *m, mt_stream *stream, const int64_t *skip)
 {
     if (m->config.router_bias_update_rate <= 0) return MT_OK;

@@ -111,6 +111,8 @@ int64_t mt_model_moe_layers(const mt_model *model);
 const int64_t *mt_model_load(const mt_model *model, int64_t moe_layer);
 const int64_t *mt_model_dropped(const mt_model *model);
 mt_status mt_model_begin_step(mt_model *model);
+/* The step's load and dropped rows, summed over ranks. Collective. */
+mt_status mt_model_reduce_load(mt_model *model, mt_comm *comm, mt_stream *stream);
 /* Aux-loss-free balancing from the step's load, where the configuration asks for it; nothing where
  * *skip (device, NULL: 0) is not 0. */
 mt_status mt_model_update_router_bias(mt_model *model, mt_stream *stream, const int64_t *skip);

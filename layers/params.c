@@ -138,7 +138,11 @@ mt_status mt_model_add_params(mt_model *m)
 {
     const mt_model_config *c = &m->config;
     MT_TRY(add_embedding(m));
-    for (int64_t i = 0; i < c->num_hidden_layers; i++) MT_TRY(add_block(m, i));
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
+        mt_param_store_next_unit(m->params);
+        MT_TRY(add_block(m, i));
+    }
+    mt_param_store_next_unit(m->params);
     MT_TRY(add_norm(m, &m->norm, "model.norm", c->hidden_size));
     if (c->tie_word_embeddings) {
         m->lm_head.weight = m->embed;

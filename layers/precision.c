@@ -33,7 +33,17 @@ struct mt_precision {
     size_t bytes;
     void *nans; /* counts of NaN, device int64: layer by layer, W X dY, members */
     int64_t nan_count;
+    mt_comm *comm;
+    bool keep_gathered;
+    mt_fsdp *fsdp; /* NULL with one rank */
+    void *amaxes;  /* with ranks: slot 0 of every history, device f32 */
+    int64_t amax_count;
 };
+
+static bool is_shared(const mt_precision *p)
+{
+    return p->comm && mt_comm_size(p->comm) > 1;
+}
 
 static mt_device *device_of(const mt_precision *p)
 {
@@ -67,6 +77,10 @@ static mt_status reserve(mt_precision *p, layer *l)
     for (size_t i = 0; mt_recipe_rules_next(p->rules, l->weight->name, &i, &recipe);) {
         MT_TRY(mt_linear_reserve(l->weight, device_of(p), recipe));
         MT_TRY(note_delayed(l, recipe));
+        for (int d = 0; d < MT_DIR_COUNT; d++)
+            mt_param_reserve_atom(
+                l->weight,
+                mt_recipe_direction(recipe, MT_OPERAND_W, (mt_dir)d)->format->shard_atom);
     }
     return MT_OK;
 }
@@ -115,6 +129,8 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
     mt_precision *p = calloc(1, sizeof *p);
     MT_REQUIRE(p, MT_ENOMEM, "precision: out of memory");
     p->store = store;
+    if (options) p->comm = options->comm, p->keep_gathered = options->keep_gathered;
+    if (is_shared(p)) mt_param_store_shard(store, mt_comm_rank(p->comm), mt_comm_size(p->comm));
     mt_status status = build(p, options);
     if (status != MT_OK) {
         mt_precision_destroy(&p);
@@ -128,7 +144,10 @@ void mt_precision_destroy(mt_precision **precision)
 {
     mt_precision *p = *precision;
     if (!p) return;
+    mt_fsdp_destroy(&p->fsdp);
     mt_device_free(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE);
+    mt_device_free(device_of(p), &p->amaxes, (size_t)p->amax_count * sizeof(float),
+                   MT_MEMORY_STATE);
     mt_device_free(device_of(p), &p->nans, (size_t)p->nan_count * sizeof(int64_t), MT_MEMORY_STATE);
     mt_recipe_rules_destroy(&p->rules);
     free(p->layers);
@@ -168,8 +187,41 @@ static mt_status make_delayed(mt_precision *p)
     return MT_OK;
 }
 
+/* Slot 0 of every history to p->amaxes, or back. */
+static mt_status move_amaxes(mt_precision *p, bool back)
+{
+    float *at = p->amaxes;
+    for (int64_t i = 0; i < p->count; i++)
+        for (int s = 0; s < SLOTS; s++) {
+            if (!p->layers[i].delayed[s]) continue;
+            float *slot = delayed_of(&p->layers[i], s)->history;
+            int64_t n = p->layers[i].weight->group.members;
+            MT_TRY(mt_device_copy(device_of(p), back ? slot : at, back ? at : slot,
+                                  (size_t)n * sizeof *at));
+            at += n;
+        }
+    return MT_OK;
+}
+
+/* The step's amaxes over all ranks. */
+static mt_status reduce_amaxes(mt_precision *p, mt_stream *stream)
+{
+    int64_t count = (int64_t)(p->bytes / sizeof(float)) / (p->history + 1);
+    if (!is_shared(p) || !count) return MT_OK;
+    if (!p->amaxes) {
+        MT_TRY(mt_device_alloc(device_of(p), &p->amaxes, (size_t)count * sizeof(float),
+                               MT_MEMORY_STATE));
+        p->amax_count = count;
+    }
+    MT_TRY(move_amaxes(p, false));
+    MT_TRY(mt_comm_all_reduce(p->comm, stream, p->amaxes, count, MT_F32, MT_REDUCE_MAX,
+                              "amaxes of delayed scaling"));
+    return move_amaxes(p, true);
+}
+
 mt_status mt_precision_end_step(mt_precision *p, mt_stream *stream)
 {
+    MT_TRY(reduce_amaxes(p, stream));
     for (int64_t i = 0; i < p->count; i++) {
         layer *l = &p->layers[i];
         for (int s = 0; s < SLOTS; s++) {
@@ -260,6 +312,21 @@ const char *mt_precision_nans_of(const mt_precision *p, int64_t first, const cha
 /* ---- steps -------------------------------------------------------------------------------------
  */
 
+/* Compute copies of recipes that have just been set. */
+static mt_status lay_out(mt_precision *p)
+{
+    if (p->fsdp) return mt_fsdp_layout(p->fsdp);
+    if (is_shared(p)) return mt_fsdp_create(&p->fsdp, p->store, p->comm, p->keep_gathered);
+    for (int64_t i = 0; i < p->count; i++)
+        MT_TRY(mt_linear_place(p->layers[i].weight, device_of(p)));
+    return MT_OK;
+}
+
+mt_fsdp *mt_precision_fsdp(const mt_precision *p)
+{
+    return p->fsdp;
+}
+
 mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
 {
     *changed = false;
@@ -269,11 +336,10 @@ mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
         if (l->weight->linear && mt_recipe_equal(recipe, &l->state.recipe)) continue;
         l->state.recipe = *recipe;
         l->weight->linear = &l->state;
-        MT_TRY(mt_linear_place(l->weight, device_of(p)));
         *changed = true;
     }
     p->epoch += *changed;
-    return MT_OK;
+    return *changed ? lay_out(p) : MT_OK;
 }
 
 /* Every slot in the compute dtype. */
@@ -295,9 +361,8 @@ mt_status mt_precision_start(mt_precision *p)
         layer *l = &p->layers[i];
         MT_TRY(native_recipe(&l->state.recipe, l->weight->compute));
         l->weight->linear = &l->state;
-        MT_TRY(mt_linear_place(l->weight, device_of(p)));
     }
-    return MT_OK;
+    return lay_out(p);
 }
 
 void mt_precision_observe(mt_precision *p, const char *layers,
@@ -324,6 +389,7 @@ void mt_precision_set_pass(mt_precision *p, uint32_t pass)
 
 mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
 {
+    if (p->fsdp) return mt_fsdp_refresh(p->fsdp, stream);
     for (int64_t i = 0; i < p->count; i++) MT_TRY(mt_linear_refresh(p->layers[i].weight, stream));
     return MT_OK;
 }
@@ -331,6 +397,7 @@ mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
 mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
 {
     MT_TRY(mt_precision_refresh(p, stream));
+    if (p->fsdp) return mt_fsdp_quantized_masters(p->fsdp, stream);
     for (int64_t i = 0; i < p->count; i++) {
         mt_param *w = p->layers[i].weight;
         int dir = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/param.h"
+#include "dist/fsdp.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -17,13 +18,16 @@ typedef struct mt_precision_options {
     int64_t margin;           /* powers of two kept free above the amax */
     bool most_recent;         /* the last amax decides, not the largest of the history */
     uint64_t seed;            /* of stochastic rounding */
+    mt_comm *comm;            /* ranks that share every weight, borrowed; NULL: this one alone */
+    bool keep_gathered;       /* as in dist/fsdp.h */
 } mt_precision_options;
 
 typedef struct mt_precision mt_precision;
 
 /* Gives every packed param of the store its state and reserves its compute copy, large enough for
- * every rule that may ever apply. Before the store is allocated, which must outlive it. options
- * NULL: no rules. Errors: MT_ECONFIG names the option or the layer and the rule. */
+ * every rule that may ever apply; cuts the store where ranks share it. Before the store is
+ * allocated, which must outlive it. options NULL: no rules. Errors: MT_ECONFIG names the option or
+ * the layer and the rule. */
 mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
                               const mt_precision_options *options);
 void mt_precision_destroy(mt_precision **precision);
@@ -39,7 +43,11 @@ uint64_t mt_precision_epoch(const mt_precision *precision);
 /* Number of the micro-batch in the run that draws come next. */
 void mt_precision_set_pass(mt_precision *precision, uint32_t pass);
 
-/* Writes every compute copy from its master. */
+/* How the weights are shared; NULL with one rank. */
+mt_fsdp *mt_precision_fsdp(const mt_precision *precision);
+
+/* Writes every compute copy from its master. Collective, as the next two are, where the store is
+ * shared. */
 mt_status mt_precision_refresh(mt_precision *precision, mt_stream *stream);
 /* Masters of quantized weights become what their codes hold. */
 mt_status mt_precision_quantized_init(mt_precision *precision, mt_stream *stream);

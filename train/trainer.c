@@ -36,7 +36,9 @@ static mt_status create_model(mt_trainer *t)
                                      .history = c->delayed_history,
                                      .margin = c->delayed_margin,
                                      .most_recent = c->delayed_most_recent,
-                                     .seed = c->seed };
+                                     .seed = c->seed,
+                                     .comm = c->comm,
+                                     .keep_gathered = c->keep_gathered };
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
                                        c->sequence_length, true, &options);
     mt_recipe_rules_destroy(&rules);
@@ -47,6 +49,23 @@ static mt_status create_model(mt_trainer *t)
 static uint32_t passes_before(const mt_trainer *t, int64_t step)
 {
     return (uint32_t)(step * (t->config.batch_size / t->config.micro_batch_size));
+}
+
+static int ranks(const mt_trainer *t)
+{
+    return t->config.comm ? mt_comm_size(t->config.comm) : 1;
+}
+
+static mt_fsdp *shards(const mt_trainer *t)
+{
+    return mt_precision_fsdp(mt_model_precision(t->model));
+}
+
+/* The tape's hook. */
+static mt_status grad_ready(void *trainer, mt_param *param)
+{
+    mt_fsdp *fsdp = shards(trainer);
+    return fsdp ? mt_fsdp_grad_ready(fsdp, param) : MT_OK;
 }
 
 /* The recipes and draws of the step to come. *changed: compute copies must be written. */
@@ -63,12 +82,15 @@ static mt_status build(mt_trainer *t)
     mt_tape_options options = { .defer_wgrad = c->defer_wgrad,
                                 .offload = c->offload,
                                 .recompute = c->recompute == MT_RECOMPUTE_BLOCK,
-                                .recompute_activation = c->recompute == MT_RECOMPUTE_ACTIVATION };
+                                .recompute_activation = c->recompute == MT_RECOMPUTE_ACTIVATION,
+                                .grad_ready = grad_ready,
+                                .context = t };
     size_t real = mt_dtype_size(t->real);
     t->batch_bytes = (size_t)(c->batch_size * c->sequence_length) * sizeof(int32_t);
     MT_TRY(create_model(t));
     t->config.model = *mt_model_get_config(t->model);
     MT_TRY(mt_optimizer_create(&t->optimizer, mt_model_params(t->model), &c->optim));
+    mt_optimizer_set_comm(t->optimizer, c->comm);
     MT_TRY(mt_tape_create(&t->tape, &t->stream, &options));
     MT_TRY(mt_device_alloc(t->device, &t->tokens, t->batch_bytes, MT_MEMORY_STATE));
     MT_TRY(mt_device_alloc(t->device, &t->targets, t->batch_bytes, MT_MEMORY_STATE));
@@ -91,6 +113,10 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
                    c->batch_size % c->micro_batch_size == 0,
                MT_ECONFIG, "batch_size %lld must be a positive multiple of micro_batch_size %lld",
                (long long)c->batch_size, (long long)c->micro_batch_size);
+    int size = c->comm ? mt_comm_size(c->comm) : 1;
+    MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
+               "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",
+               (long long)c->batch_size, (long long)c->micro_batch_size, size);
     mt_trainer *t = calloc(1, sizeof *t);
     MT_REQUIRE(t, MT_ENOMEM, "trainer: out of memory");
     t->config = *config, t->device = device, t->stream.device = device;
@@ -241,6 +267,16 @@ static mt_status read_balance(mt_trainer *t, mt_step_result *result)
     return MT_OK;
 }
 
+/* What the ranks' micro-batches add up to: gradients that are still whole, losses, loads. */
+static mt_status reduce_step(mt_trainer *t)
+{
+    if (!shards(t)) return MT_OK;
+    MT_TRY(mt_fsdp_end_reduce(shards(t), &t->stream));
+    MT_TRY(mt_comm_all_reduce(t->config.comm, &t->stream, t->metrics, METRICS, t->real,
+                              MT_REDUCE_SUM, "losses"));
+    return mt_model_reduce_load(t->model, t->config.comm, &t->stream);
+}
+
 mt_status mt_trainer_gradients(mt_trainer *t, const int32_t *tokens, const int32_t *targets,
                                mt_step_result *result)
 {
@@ -254,12 +290,16 @@ mt_status mt_trainer_gradients(mt_trainer *t, const int32_t *tokens, const int32
     MT_TRY(mt_device_zero(t->device, t->metrics, METRICS * mt_dtype_size(t->real)));
     MT_TRY(mt_model_begin_step(t->model));
     uint64_t key = pass_key(t, PASS_TRAIN, c->micro_batch_size, c->sequence_length);
-    for (int64_t first = 0; first < c->batch_size; first += c->micro_batch_size) {
+    int64_t share = c->batch_size / ranks(t), begin = c->comm ? mt_comm_rank(c->comm) * share : 0;
+    for (int64_t first = begin; first < begin + share; first += c->micro_batch_size) {
+        bool last = first + c->micro_batch_size == begin + share;
+        if (last && shards(t)) mt_fsdp_begin_reduce(shards(t));
         uint32_t pass = passes_before(t, t->steps) + (uint32_t)(first / c->micro_batch_size);
         mt_precision_set_pass(mt_model_precision(t->model), pass);
         MT_TRY(in_pass(t, key, true, train_pass, first));
     }
     MT_TRY(mt_param_store_end_step(mt_model_params(t->model)));
+    MT_TRY(reduce_step(t));
     if (!t->device->computes) return MT_OK;
     MT_TRY(read_metrics(t, result));
     return read_balance(t, result);
@@ -402,13 +442,22 @@ static mt_status look(void *context, const char *name, const mt_tensor *data)
 
 static mt_status look_at_master(struct watch *w, const mt_param_store *store, const mt_param *p)
 {
-    int64_t n = mt_param_count(p);
+    int64_t n = p->own.count;
     void *host = malloc((size_t)n * mt_dtype_size(p->dtype) + 1);
     MT_REQUIRE(host, MT_ENOMEM, "trainer: no memory to look at %s", p->name);
-    mt_status status = mt_param_read_master(store, p, 0, n, host);
+    mt_status status = mt_param_read_master(store, p, p->own.first, n, host);
     if (status == MT_OK && has_nonfinite(host, p->dtype, n)) snprintf(w->name, 128, "%s", p->name);
     free(host);
     return status;
+}
+
+/* The name that the first rank which has one has found. */
+static mt_status agree_on_name(mt_comm *comm, char name[128])
+{
+    int64_t first = *name ? mt_comm_size(comm) - mt_comm_rank(comm) : 0;
+    MT_TRY(mt_comm_all_reduce(comm, NULL, &first, 1, MT_I64, MT_REDUCE_MAX, "a bad tensor"));
+    if (!first) return MT_OK;
+    return mt_comm_broadcast(comm, NULL, name, 128, mt_comm_size(comm) - (int)first, "its name");
 }
 
 /* A weight that is not finite already is the first bad tensor. */
@@ -419,7 +468,8 @@ static mt_status look_at_params(struct watch *w)
         const mt_param *p = mt_param_store_get(store, i);
         MT_TRY(look_at_master(w, store, p));
     }
-    return MT_OK;
+    mt_comm *comm = w->trainer->config.comm;
+    return comm ? agree_on_name(comm, w->name) : MT_OK;
 }
 
 mt_status mt_trainer_find_nonfinite(mt_trainer *t, const int32_t *tokens, const int32_t *targets,

@@ -31,6 +31,8 @@ typedef struct mt_trainer_config {
     int64_t delayed_history, delayed_margin; /* as in mt_precision_options */
     bool delayed_most_recent, save_original_input;
     bool quantized_init; /* masters begin as the values that the codes hold */
+    mt_comm *comm;       /* ranks that train together, borrowed; NULL: this one alone */
+    bool keep_gathered;  /* as in dist/fsdp.h */
 } mt_trainer_config;
 
 typedef struct mt_step_result {
@@ -45,12 +47,14 @@ typedef struct mt_step_result {
 
 typedef struct mt_trainer mt_trainer;
 
-/* Builds everything; weights are drawn from the seed. Ownership: device borrowed. */
+/* Builds everything; weights are drawn from the seed. Ownership: device borrowed. With ranks, this
+ * and every call that trains, evaluates or loads is collective: all ranks pass the same. */
 mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
                             const mt_trainer_config *config);
 void mt_trainer_destroy(mt_trainer **trainer);
 
-/* One step on host tokens and targets, int32 [batch_size, sequence_length] each (-100 ignored). A
+/* One step on host tokens and targets, int32 [batch_size, sequence_length] each (-100 ignored):
+ * with ranks too, the whole batch, of which each rank computes its share, rank r the r-th. A
  * non-finite loss makes no update: result->loss_finite is false, weights are as before. Tokens must
  * be in [0, vocab). */
 mt_status mt_trainer_step(mt_trainer *trainer, const int32_t *tokens, const int32_t *targets,

@@ -1,0 +1,267 @@
+/* Sharded weights: gathering units when they are needed, reducing gradients when they are final. */
+#include "dist/fsdp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "dist/fsdp_priv.h"
+
+enum { AHEAD = 2 }; /* units here at a time: the one in use, and the next */
+
+static const char *const pass_names[MT_DIR_COUNT] = { "forward", "backward" };
+
+/* ---- gathering ---------------------------------------------------------------------------------
+ */
+
+/* "model.layers.3.input_layernorm, forward": the unit by its first param. */
+static void wire_label(char text[64], const mt_fsdp *f, int64_t wire)
+{
+    mt_unit u = mt_param_store_unit(f->store, wire / MT_DIR_COUNT);
+    snprintf(text, 64, "%.48s, %s", mt_param_store_get(f->store, u.first)->name,
+             pass_names[wire % MT_DIR_COUNT]);
+}
+
+/* The slot to fill: the wire's own where all are kept, else the one used longest ago. */
+static mt_copy_slot *choose_slot(mt_fsdp *f, int64_t wire)
+{
+    if (f->keep) return &f->slots[wire];
+    mt_copy_slot *oldest = &f->slots[0];
+    for (int64_t i = 1; i < f->slot_count; i++)
+        if (f->slots[i].used < oldest->used) oldest = &f->slots[i];
+    return oldest;
+}
+
+static mt_status gather(mt_fsdp *f, int64_t wire)
+{
+    mt_wire *w = &f->wire[wire];
+    mt_copy_slot *slot = choose_slot(f, wire);
+    char label[64];
+    mt_fsdp_evict(f, slot);
+    wire_label(label, f, wire);
+    MT_TRY(mt_comm_all_gather(f->comm, &f->stream, f->staging, (char *)f->own + w->at, w->bytes,
+                              label));
+    mt_fsdp_place(f, wire, slot->memory);
+    MT_TRY(mt_fsdp_unpack(f, wire, f->staging));
+    slot->wire = wire, slot->used = ++f->clock;
+    w->slot = (int)(slot - f->slots);
+    f->counts.gathers++;
+    f->counts.gathered_bytes += (int64_t)w->bytes * (mt_comm_size(f->comm) - 1);
+    return MT_OK;
+}
+
+/* Learns the order in which wires are needed, and fetches the one that came next the last time. */
+static mt_status go_on(mt_fsdp *f, int64_t wire)
+{
+    if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = (int32_t)wire;
+    f->previous = f->current, f->current = wire;
+    int32_t next = f->next[(f->previous + 1) * f->wires + wire];
+    if (next < 0 || f->wire[next].slot >= 0 || !f->wire[next].bytes) return MT_OK;
+    f->counts.ahead++;
+    return gather(f, next);
+}
+
+static mt_status need(void *context, mt_param *param, mt_dir dir)
+{
+    mt_fsdp *f = context;
+    int64_t wire = mt_wire_of(param->unit, dir);
+    mt_wire *w = &f->wire[wire];
+    if (w->slot < 0) MT_TRY(gather(f, wire));
+    f->slots[w->slot].used = ++f->clock;
+    return wire == f->current ? MT_OK : go_on(f, wire);
+}
+
+/* ---- gradients ---------------------------------------------------------------------------------
+ */
+
+/* A unit's gradients, whole on every rank, into the order of the shards: rank after rank. */
+static mt_status sort_gradients(mt_fsdp *f, const mt_unit *u, size_t size)
+{
+    char *to = f->staging;
+    int ranks = mt_comm_size(f->comm);
+    MT_TRY(mt_device_zero(f->device, to, (size_t)ranks * (size_t)u->elements * size));
+    for (int64_t i = u->first; i < u->first + u->count; i++) {
+        const mt_param *p = mt_param_store_get(f->store, i);
+        for (int r = 0; r < ranks; r++) {
+            mt_piece piece = mt_param_piece(f->store, p, r);
+            int64_t at = r * u->elements + piece.offset - u->offset;
+            MT_TRY(mt_device_copy(f->device, to + (size_t)at * size,
+                                  (const char *)p->grad + (size_t)piece.first * size,
+                                  (size_t)piece.count * size));
+        }
+    }
+    return MT_OK;
+}
+
+static mt_status reduce(mt_fsdp *f, int64_t unit)
+{
+    mt_unit u = mt_param_store_unit(f->store, unit);
+    const mt_param *first = mt_param_store_get(f->store, u.first);
+    size_t size = mt_dtype_size(first->dtype);
+    char *to = (char *)mt_param_store_grad(f->store) + (size_t)u.offset * size, label[64];
+    f->pending[unit] = -1;
+    snprintf(label, sizeof label, "%.40s, gradients", first->name);
+    MT_TRY(sort_gradients(f, &u, size));
+    MT_TRY(mt_comm_reduce_scatter(f->comm, &f->stream, to, f->staging, u.elements, first->dtype,
+                                  MT_REDUCE_SUM, label));
+    f->counts.reduces++;
+    f->counts.reduced_bytes += u.elements * (int64_t)size * (mt_comm_size(f->comm) - 1);
+    return MT_OK;
+}
+
+void mt_fsdp_begin_reduce(mt_fsdp *f)
+{
+    f->reducing = true;
+    for (int64_t u = 0; u < f->units; u++) f->pending[u] = 0;
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++) {
+        const mt_param *p = mt_param_store_get(f->store, i);
+        f->pending[p->unit] += !p->frozen;
+    }
+}
+
+mt_status mt_fsdp_grad_ready(void *fsdp, mt_param *param)
+{
+    mt_fsdp *f = fsdp;
+    if (!f->reducing || --f->pending[param->unit] > 0) return MT_OK;
+    return reduce(f, param->unit);
+}
+
+mt_status mt_fsdp_end_reduce(mt_fsdp *f, mt_stream *stream)
+{
+    f->stream = *stream;
+    for (int64_t u = 0; f->reducing && u < f->units; u++)
+        if (f->pending[u] >= 0 && mt_param_store_unit(f->store, u).count) MT_TRY(reduce(f, u));
+    f->reducing = false;
+    return MT_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------
+ */
+
+/* Room for so many bytes; what was there is gone. */
+static mt_status resize(mt_fsdp *f, void **p, size_t *bytes, size_t need, mt_memory memory)
+{
+    if (*bytes >= need) return MT_OK;
+    mt_device_free(f->device, p, *bytes, memory);
+    *bytes = 0;
+    MT_TRY(mt_device_alloc(f->device, p, need, memory));
+    *bytes = need;
+    return MT_OK;
+}
+
+static mt_status make_slots(mt_fsdp *f)
+{
+    size_t most = 0;
+    for (int64_t i = 0; i < f->wires; i++)
+        if (f->wire[i].copy_bytes > most) most = f->wire[i].copy_bytes;
+    for (int64_t i = 0; i < f->slot_count; i++) {
+        mt_copy_slot *s = &f->slots[i];
+        s->wire = -1, s->used = 0;
+        MT_TRY(resize(f, &s->memory, &s->bytes, f->keep ? f->wire[i].copy_bytes : most,
+                      MT_MEMORY_COMPUTE));
+    }
+    return MT_OK;
+}
+
+mt_status mt_fsdp_layout(mt_fsdp *f)
+{
+    size_t own = f->own_bytes, real = f->real_bytes, ranks = (size_t)mt_comm_size(f->comm);
+    MT_TRY(mt_fsdp_cut_wires(f));
+    size_t need_own = f->own_bytes, need_real = f->real_bytes, staging = 0;
+    f->own_bytes = own, f->real_bytes = real; /* what is allocated */
+    for (int64_t i = 0; i < f->wires; i++) {
+        mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
+        size_t gradients = (size_t)u.elements * sizeof(double);
+        f->wire[i].slot = -1;
+        mt_fsdp_place(f, i, NULL);
+        if (f->wire[i].bytes * ranks > staging) staging = f->wire[i].bytes * ranks;
+        if (gradients * ranks > staging) staging = gradients * ranks;
+    }
+    MT_TRY(resize(f, &f->own, &f->own_bytes, need_own, MT_MEMORY_COMPUTE));
+    MT_TRY(resize(f, &f->real, &f->real_bytes, need_real, MT_MEMORY_WORKSPACE));
+    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging, MT_MEMORY_WORKSPACE));
+    MT_TRY(make_slots(f));
+    for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
+    f->previous = f->current = -1;
+    return mt_device_zero(f->device, f->own, f->own_bytes);
+}
+
+static mt_status make_amaxes(mt_fsdp *f)
+{
+    int64_t count = mt_param_store_count(f->store), at = 0;
+    f->amax_at = calloc((size_t)count + 1, sizeof *f->amax_at);
+    MT_REQUIRE(f->amax_at, MT_ENOMEM, "fsdp: out of memory");
+    for (int64_t i = 0; i < count; i++) {
+        const mt_param *p = mt_param_store_get(f->store, i);
+        f->amax_at[i] = p->packed ? at : -1;
+        at += p->packed ? p->group.members * MT_DIR_COUNT : 0;
+    }
+    void *amax = NULL;
+    MT_TRY(mt_device_alloc(f->device, &amax, (size_t)at * sizeof(float), MT_MEMORY_STATE));
+    f->amax = amax, f->amax_bytes = (size_t)at * sizeof(float);
+    return mt_device_zero(f->device, f->amax, f->amax_bytes);
+}
+
+static mt_status build(mt_fsdp *f)
+{
+    f->wire = calloc((size_t)f->wires, sizeof *f->wire);
+    f->slot_count = f->keep ? f->wires : AHEAD;
+    f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
+    f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
+    f->pending = calloc((size_t)f->units, sizeof *f->pending);
+    MT_REQUIRE(f->wire && f->slots && f->next && f->pending, MT_ENOMEM, "fsdp: out of memory");
+    MT_TRY(make_amaxes(f));
+    MT_TRY(mt_fsdp_layout(f));
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
+        mt_param_store_get(f->store, i)->source = &f->source;
+    return MT_OK;
+}
+
+mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm, bool keep_gathered)
+{
+    *fsdp = NULL;
+    MT_REQUIRE(mt_param_store_world(store) == mt_comm_size(comm), MT_EINVAL,
+               "fsdp: a store cut for %d ranks, there are %d", mt_param_store_world(store),
+               mt_comm_size(comm));
+    mt_fsdp *f = calloc(1, sizeof *f);
+    MT_REQUIRE(f, MT_ENOMEM, "fsdp: out of memory");
+    f->store = store, f->comm = comm, f->keep = keep_gathered;
+    f->device = mt_param_store_device(store);
+    f->stream.device = f->device;
+    f->source = (mt_param_source){ need, f };
+    f->units = mt_param_store_units(store), f->wires = f->units * MT_DIR_COUNT;
+    mt_status status = build(f);
+    if (status != MT_OK) {
+        mt_fsdp_destroy(&f);
+        return mt_error_pass(status, __FILE__, __LINE__);
+    }
+    *fsdp = f;
+    return MT_OK;
+}
+
+void mt_fsdp_destroy(mt_fsdp **fsdp)
+{
+    mt_fsdp *f = *fsdp;
+    if (!f) return;
+    void *amax = f->amax;
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
+        mt_param_store_get(f->store, i)->source = NULL;
+    for (int64_t i = 0; f->wire && i < f->wires; i++) free(f->wire[i].list);
+    for (int64_t i = 0; f->slots && i < f->slot_count; i++)
+        mt_device_free(f->device, &f->slots[i].memory, f->slots[i].bytes, MT_MEMORY_COMPUTE);
+    mt_device_free(f->device, &f->own, f->own_bytes, MT_MEMORY_COMPUTE);
+    mt_device_free(f->device, &f->real, f->real_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(f->device, &f->staging, f->staging_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(f->device, &amax, f->amax_bytes, MT_MEMORY_STATE);
+    free(f->wire);
+    free(f->slots);
+    free(f->next);
+    free(f->pending);
+    free(f->amax_at);
+    free(f);
+    *fsdp = NULL;
+}
+
+mt_fsdp_counts mt_fsdp_get_counts(const mt_fsdp *f)
+{
+    return f->counts;
+}

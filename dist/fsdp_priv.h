@@ -1,0 +1,88 @@
+/* Inside fsdp: fragments of wires, and where everything lies. */
+#pragma once
+
+#include "dist/fsdp.h"
+#include "kernels/ops.h"
+
+/* A run of whole members of a param, or rows of one, in the wire of one rank. */
+typedef struct mt_fragment {
+    mt_param *param;
+    int rank;
+    bool real;            /* the masters' own elements; else codes of the wire's direction */
+    int64_t first, count; /* elements of the param */
+    int64_t member, members, row, rows; /* rows of each member; members > 1: all of them */
+    size_t codes, scales;               /* bytes from the start of the rank's wire */
+    size_t code_bytes, scale_bytes;
+} mt_fragment;
+
+/* One direction of one unit: what is gathered together. */
+typedef struct mt_wire {
+    mt_fragment *list; /* of every rank, rank after rank, and so param after param */
+    int64_t count, room;
+    int64_t own, own_count; /* this rank's among them */
+    size_t bytes;           /* of a rank's contribution: the most that one needs */
+    size_t at;              /* of this rank's in the wire memory */
+    size_t copy_bytes;      /* compute copies of the whole */
+    int slot;               /* where it is now; -1: nowhere */
+} mt_wire;
+
+/* Memory for the compute copies of one wire. */
+typedef struct mt_copy_slot {
+    void *memory;
+    size_t bytes;
+    int64_t wire;  /* which is there; -1: none */
+    uint64_t used; /* when last */
+} mt_copy_slot;
+
+struct mt_fsdp {
+    mt_param_store *store;
+    mt_device *device;
+    mt_comm *comm;
+    mt_stream stream;
+    bool keep;
+    mt_param_source source;
+    int64_t units, wires; /* wires: unit u, direction d is 2 u + d */
+    mt_wire *wire;
+    mt_copy_slot *slots;
+    int64_t slot_count;
+    uint64_t clock;
+    void *own, *staging, *real; /* own wires; what a gather or a reduction receives; a native
+                                   weight in masters' dtype, on its way to be packed */
+    size_t own_bytes, staging_bytes, real_bytes;
+    float *amax; /* device: of every packed param, row, column, members */
+    size_t amax_bytes;
+    int64_t *amax_at; /* of param i: first of its 2 N; -1 none */
+    /* What is needed after what: [previous + 1, current] -> next, -1 unknown; and where we are. */
+    int32_t *next;
+    int64_t previous, current;
+    bool reducing;
+    int64_t *pending; /* gradients of a unit still to come; -1: reduced */
+    mt_fsdp_counts counts;
+};
+
+/* The format of a direction of a weight; NULL result of native: in the activations' dtype. */
+mt_format_spec mt_fsdp_spec(const mt_param *param, mt_dir dir);
+bool mt_fsdp_native(const mt_param *param, mt_dir dir);
+float *mt_fsdp_amax(const mt_fsdp *f, const mt_param *param, mt_dir dir);
+
+/* A fragment of a direction as a tensor of its own, its bytes in a wire at `wire`. */
+mt_direction mt_fragment_direction(const mt_fsdp *f, const mt_fragment *x, mt_dir dir, char *wire);
+static inline mt_group mt_fragment_group(const mt_fragment *x)
+{
+    return mt_group_uniform(x->members, x->rows, x->param->group.k);
+}
+
+/* Fragments of every wire, and the sizes that follow. */
+mt_status mt_fsdp_cut_wires(mt_fsdp *f);
+/* Points the params of a wire into the memory of its copies; NULL: they are not here. Sets the
+ * wire's copy_bytes. */
+void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory);
+/* Gives up what is in a slot. */
+void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot);
+/* Fills the copies of a wire from what the ranks sent. */
+mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received);
+
+static inline int64_t mt_wire_of(int64_t unit, mt_dir dir)
+{
+    return unit * MT_DIR_COUNT + dir;
+}

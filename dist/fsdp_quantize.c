@@ -1,0 +1,200 @@
+/* A rank's own wires from its own masters, and back. */
+#include "dist/fsdp_priv.h"
+
+/* Whether codes of a direction depend on the whole member's amax. */
+static bool scaled_by_amax(const mt_param *p, mt_dir dir)
+{
+    const mt_format *f = mt_fsdp_spec(p, dir).format;
+    return f->second_level || (f->scale == MT_SCALE_F32 && f->block == 0 && !f->delayed);
+}
+
+static bool needs_amax(const mt_param *p)
+{
+    return p->packed && (scaled_by_amax(p, MT_ROW) || scaled_by_amax(p, MT_COL));
+}
+
+/* The own piece of a master in its dtype: as it lies there, or joined into the view. */
+static mt_status own_master(const mt_param *p, mt_stream *stream, void **master)
+{
+    *master = p->own_master ? p->own_master : (void *)p->view;
+    if (p->own_master) return MT_OK;
+    return mt_join_master(stream, &(struct mt_join_master_args){ .dtype = p->dtype,
+                                                                 .count = p->own.count,
+                                                                 .y = p->view,
+                                                                 .high = p->high,
+                                                                 .low = p->low });
+}
+
+/* What quantizing a fragment takes from the layer's state. */
+static struct mt_quantize_args args_of(const mt_fragment *x, mt_quantize_pass pass)
+{
+    const mt_linear_state *state = x->param->linear;
+    struct mt_quantize_args a = { .dtype = x->param->compute, .pass = pass };
+    a.first_member = (uint32_t)x->member, a.first_row = (uint32_t)x->row;
+    if (!state) return a;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        const struct mt_delayed *delayed = &state->delayed[MT_OPERAND_W][d];
+        if (delayed->scale) a.scale[d] = delayed->scale + x->member;
+        if (delayed->history && pass != MT_QUANTIZE_CODES)
+            a.running_amax[d] = delayed->history + x->member;
+    }
+    if (state->nan[MT_OPERAND_W]) a.running_nan = state->nan[MT_OPERAND_W] + x->member;
+    a.seed = state->seed, a.stream = state->stream + MT_OPERAND_W;
+    a.step = state->pass ? *state->pass : 0;
+    return a;
+}
+
+/* The wire memory of a unit's direction. */
+static char *own_wire(const mt_fsdp *f, int64_t unit, mt_dir dir)
+{
+    return (char *)f->own + f->wire[mt_wire_of(unit, dir)].at;
+}
+
+/* The same elements in the other direction's wire. */
+static const mt_fragment *twin(const mt_fsdp *f, const mt_fragment *x)
+{
+    const mt_wire *w = &f->wire[mt_wire_of(x->param->unit, MT_COL)];
+    for (int64_t i = w->own; i < w->own + w->own_count; i++)
+        if (w->list[i].param == x->param && w->list[i].first == x->first && !w->list[i].real)
+            return &w->list[i];
+    return NULL;
+}
+
+static const void *source_of(const mt_fragment *x, const void *master)
+{
+    size_t size = mt_dtype_size(x->param->dtype);
+    return (const char *)master + (size_t)(x->first - x->param->own.first) * size;
+}
+
+/* One pass over a fragment, both directions that are not native. */
+static mt_status quantize(mt_fsdp *f, const mt_fragment *x, mt_quantize_pass pass, void *master)
+{
+    const mt_fragment *sides[MT_DIR_COUNT] = { x, twin(f, x) };
+    mt_qtensor out = { .group = mt_fragment_group(x) };
+    bool any = false;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (mt_fsdp_native(x->param, (mt_dir)d)) continue;
+        out.dir[d] =
+            mt_fragment_direction(f, sides[d], (mt_dir)d, own_wire(f, x->param->unit, (mt_dir)d));
+        any = true;
+    }
+    if (!any) return MT_OK;
+    mt_qtensor source =
+        mt_qtensor_plain(out.group, x->param->dtype, (void *)(uintptr_t)source_of(x, master));
+    struct mt_quantize_args a = args_of(x, pass);
+    a.src = &source, a.out = &out;
+    return mt_quantize(&f->stream, &a);
+}
+
+/* The native directions of a fragment: its masters, rounded. */
+static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
+{
+    const mt_fragment *sides[MT_DIR_COUNT] = { x, twin(f, x) };
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (!mt_fsdp_native(x->param, (mt_dir)d)) continue;
+        char *to = own_wire(f, x->param->unit, (mt_dir)d) + sides[d]->codes;
+        MT_TRY(mt_cast(&f->stream, &(struct mt_cast_args){ .dtype = x->param->compute,
+                                                           .count = x->count,
+                                                           .y = to,
+                                                           .x = source_of(x, master),
+                                                           .x_dtype = x->param->dtype }));
+    }
+    return MT_OK;
+}
+
+typedef mt_status visit_fragment(mt_fsdp *f, const mt_fragment *x, void *master);
+
+/* Visits the own fragments of GEMM weights, each once, with the own piece of their master. */
+static mt_status for_each_own(mt_fsdp *f, visit_fragment *visit)
+{
+    for (int64_t u = 0; u < f->units; u++) {
+        const mt_wire *w = &f->wire[mt_wire_of(u, MT_ROW)];
+        const mt_param *last = NULL;
+        void *master = NULL;
+        for (int64_t i = w->own; i < w->own + w->own_count; i++) {
+            const mt_fragment *x = &w->list[i];
+            if (x->real) continue;
+            if (x->param != last) MT_TRY(own_master(x->param, &f->stream, &master));
+            last = x->param;
+            MT_TRY(visit(f, x, master));
+        }
+    }
+    return MT_OK;
+}
+
+static mt_status measure(mt_fsdp *f, const mt_fragment *x, void *master)
+{
+    return needs_amax(x->param) ? quantize(f, x, MT_QUANTIZE_AMAX, master) : MT_OK;
+}
+
+static mt_status write_codes(mt_fsdp *f, const mt_fragment *x, void *master)
+{
+    bool measured = needs_amax(x->param);
+    MT_TRY(narrow(f, x, master));
+    return quantize(f, x, measured ? MT_QUANTIZE_CODES : MT_QUANTIZE_ALL, master);
+}
+
+/* Members' amaxes over all ranks, where some format is scaled by them. */
+static mt_status reduce_amaxes(mt_fsdp *f)
+{
+    bool any = false;
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
+        any |= needs_amax(mt_param_store_get(f->store, i));
+    if (!any) return MT_OK;
+    MT_TRY(mt_device_zero(f->device, f->amax, f->amax_bytes));
+    MT_TRY(for_each_own(f, measure));
+    return mt_comm_all_reduce(f->comm, &f->stream, f->amax,
+                              (int64_t)(f->amax_bytes / sizeof(float)), MT_F32, MT_REDUCE_MAX,
+                              "amaxes of weights");
+}
+
+/* Masters that travel as they are. */
+static mt_status write_masters(mt_fsdp *f)
+{
+    for (int64_t i = 0; i < f->wires; i++) {
+        const mt_wire *w = &f->wire[i];
+        for (int64_t j = w->own; j < w->own + w->own_count; j++) {
+            const mt_fragment *x = &w->list[j];
+            if (!x->real) continue;
+            MT_TRY(mt_device_copy(f->device, (char *)f->own + w->at + x->codes,
+                                  source_of(x, x->param->own_master), x->code_bytes));
+        }
+    }
+    return MT_OK;
+}
+
+mt_status mt_fsdp_refresh(mt_fsdp *f, mt_stream *stream)
+{
+    f->stream = *stream;
+    for (int64_t i = 0; i < f->slot_count; i++) mt_fsdp_evict(f, &f->slots[i]);
+    if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = -1;
+    f->previous = f->current = -1;
+    MT_TRY(reduce_amaxes(f));
+    MT_TRY(for_each_own(f, write_codes));
+    return write_masters(f);
+}
+
+static mt_status read_back(mt_fsdp *f, const mt_fragment *x, void *master)
+{
+    int dir = 0;
+    while (dir < MT_DIR_COUNT && mt_fsdp_native(x->param, (mt_dir)dir)) dir++;
+    if (dir == MT_DIR_COUNT) return MT_OK;
+    const mt_fragment *side = dir == MT_ROW ? x : twin(f, x);
+    mt_qtensor q = { .group = mt_fragment_group(x) };
+    q.dir[dir] =
+        mt_fragment_direction(f, side, (mt_dir)dir, own_wire(f, x->param->unit, (mt_dir)dir));
+    MT_TRY(mt_dequantize(&f->stream,
+                         &(struct mt_dequantize_args){ .dtype = x->param->compute,
+                                                       .src = &q,
+                                                       .dir = (mt_dir)dir,
+                                                       .y = (void *)(uintptr_t)source_of(x, master),
+                                                       .y_dtype = x->param->dtype }));
+    bool last = x->first + x->count == x->param->own.first + x->param->own.count;
+    return last && !x->param->own_master ? mt_param_split_view(f->store, x->param) : MT_OK;
+}
+
+mt_status mt_fsdp_quantized_masters(mt_fsdp *f, mt_stream *stream)
+{
+    f->stream = *stream;
+    return for_each_own(f, read_back);
+}

@@ -1,0 +1,377 @@
+/* Sharded weights against one rank: gathered copies bit for bit, training, and what moves. */
+#include "tests/dist/ranks.h"
+
+#include <math.h>
+
+#include "core/rng.h"
+#include "layers/functional.h"
+#include "train/trainer.h"
+
+enum { SEQUENCE = 16, BATCH = 4, STEPS = 20, RANDOM_RECIPES = 10 };
+
+/* Members and rows that shards cut through, at every atom; widths of no round number. */
+static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
+{
+    mt_trainer_config c = { .dtype = dtype,
+                            .batch_size = BATCH,
+                            .micro_batch_size = 1,
+                            .sequence_length = SEQUENCE,
+                            .steps = STEPS,
+                            .seed = 5,
+                            .delayed_history = 4 };
+    const mt_architecture *architecture = NULL;
+    if (mt_architecture_find(&architecture, "qwen3_moe") != MT_OK) return c;
+    mt_model_config_defaults(&c.model, architecture);
+    c.model.vocab_size = 301, c.model.hidden_size = 64, c.model.num_hidden_layers = 2;
+    c.model.num_attention_heads = 5, c.model.num_key_value_heads = 5, c.model.head_dim = 16;
+    c.model.moe_intermediate_size = 136, c.model.num_experts = 3, c.model.num_experts_per_tok = 2;
+    c.model.z_loss_coef = 1e-3, c.model.router_bias_update_rate = 1e-3;
+    mt_optim_config_defaults(&c.optim);
+    c.optim.lr = 3e-3, c.optim.warmup_steps = 3;
+    snprintf(c.recipe, sizeof c.recipe, "%s", recipe);
+    return c;
+}
+
+/* Less of everything, for runs of many steps. */
+static mt_trainer_config small_config(mt_dtype dtype, const char *recipe)
+{
+    mt_trainer_config c = config_of(dtype, recipe);
+    c.model.vocab_size = 67, c.model.hidden_size = 32, c.model.moe_intermediate_size = 40;
+    c.model.num_attention_heads = c.model.num_key_value_heads = 3;
+    c.optim.lr = 1e-2;
+    return c;
+}
+
+static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens, int32_t *targets)
+{
+    int64_t n = c->batch_size * c->sequence_length;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)(step * n + i), vocab = (uint64_t)c->model.vocab_size;
+        tokens[i] = (int32_t)mt_rng_below(11, 1, at, vocab);
+        targets[i] = mt_rng_below(11, 2, at, 10) ? (int32_t)mt_rng_below(11, 3, at, vocab) : -100;
+    }
+}
+
+/* ---- copies ------------------------------------------------------------------------------------
+ */
+
+static mt_status same(const mt_param *p, const char *what, const void *a, const void *b,
+                      size_t bytes)
+{
+    rank_check(!bytes || (a && b), "%s: %s is not here", p->name, what);
+    for (size_t i = 0; i < bytes; i++)
+        rank_check(((const char *)a)[i] == ((const char *)b)[i],
+                   "%s: %s differ at byte %zu of %zu: %02x, one rank has %02x", p->name, what, i,
+                   bytes, ((const unsigned char *)a)[i], ((const unsigned char *)b)[i]);
+    return MT_OK;
+}
+
+static mt_status same_direction(const mt_device *device, const mt_param *p, const mt_param *q,
+                                mt_dir dir)
+{
+    const mt_direction *a = &p->weight.dir[dir], *b = &q->weight.dir[dir];
+    const mt_group *g = &p->group;
+    rank_check(a->format == b->format && a->layout == b->layout, "%s: another format", p->name);
+    if (a->layout == MT_LAYOUT_PACKED)
+        return same(
+            p, "packed weights", a->codes, b->codes,
+            device->kernels[p->compute]->packed_bytes(p->compute, dir, g->members, g->m, g->k));
+    MT_TRY(same(p, dir ? "column codes" : "row codes", a->codes, b->codes,
+                mt_direction_code_bytes(a, dir, g)));
+    MT_TRY(same(p, dir ? "column scales" : "row scales", a->scales, b->scales,
+                mt_direction_scale_bytes(a, dir, g)));
+    if (!a->format->second_level) return MT_OK;
+    return same(p, "amaxes", a->amax, b->amax, (size_t)g->members * sizeof *a->amax);
+}
+
+/* Whatever a pass reads of every param, in the order of a pass. */
+static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
+{
+    mt_param_store *stores[2] = { mt_model_params(mt_trainer_model(sharded)),
+                                  mt_model_params(mt_trainer_model(one)) };
+    int64_t n = mt_param_store_count(stores[0]);
+    for (int64_t k = 0; k < 2 * n; k++) {
+        mt_dir dir = k < n ? MT_ROW : MT_COL;
+        int64_t i = k < n ? k : 2 * n - 1 - k;
+        mt_param *p = mt_param_store_get(stores[0], i), *q = mt_param_store_get(stores[1], i);
+        MT_TRY(mt_param_need(p, dir));
+        if (p->packed) MT_TRY(same_direction(mt_trainer_device(one), p, q, dir));
+        if (!p->packed || (p->direct && dir == MT_ROW))
+            MT_TRY(same(p, "masters", p->master, q->master,
+                        (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
+    }
+    return MT_OK;
+}
+
+/* Every element is owned once; pieces of GEMM weights are whole rows. */
+static mt_status check_pieces(const mt_param_store *store)
+{
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        int64_t at = 0;
+        for (int r = 0; r < mt_param_store_world(store); r++) {
+            mt_piece piece = mt_param_piece(store, p, r);
+            if (!piece.count) continue;
+            rank_check(piece.first == at && piece.first % 128 == 0, "%s: rank %d begins at %lld",
+                       p->name, r, (long long)piece.first);
+            rank_check(!p->packed || piece.first / p->group.k % p->group.m % p->atom == 0,
+                       "%s: rank %d begins within a block", p->name, r);
+            at += piece.count;
+        }
+        rank_check(at == mt_param_count(p), "%s: %lld elements are owned", p->name, (long long)at);
+    }
+    return MT_OK;
+}
+
+static mt_status compare_copies(mt_comm *comm, const mt_trainer_config *config)
+{
+    mt_trainer *one = NULL, *sharded = NULL;
+    mt_trainer_config c = *config;
+    mt_status status = mt_trainer_create(&one, test_device(), &c);
+    c.comm = comm;
+    if (status == MT_OK) status = mt_trainer_create(&sharded, test_device(), &c);
+    if (status == MT_OK) status = check_pieces(mt_model_params(mt_trainer_model(sharded)));
+    if (status == MT_OK) status = same_copies(sharded, one);
+    if (status == MT_OK) status = same_copies(sharded, one); /* from what was fetched ahead */
+    if (status != MT_OK) {
+        char reason[500];
+        snprintf(reason, sizeof reason, "%s", mt_error_message());
+        status = MT_FAIL(status, "recipe %.200s: %s", c.recipe, reason);
+    }
+    status = mt_comm_agree(comm, status, "copies");
+    mt_trainer_destroy(&sharded);
+    mt_trainer_destroy(&one);
+    return status;
+}
+
+/* A recipe that parses, from the seed. */
+static void random_recipe(char text[MT_RECIPE_RULES_TEXT], uint64_t seed)
+{
+    static const char *const weights[] = { "f32",
+                                           "bf16",
+                                           "f16",
+                                           "fp8_tensor",
+                                           "fp8_delayed",
+                                           "fp8_tensor:pow2+e5m2",
+                                           "fp8_block",
+                                           "fp8_block:1d",
+                                           "mxfp8",
+                                           "mxfp8:2d+sr",
+                                           "mxfp6_e3m2",
+                                           "mxfp6_e2m3:scale=floor",
+                                           "mxfp4",
+                                           "mxfp4:sr",
+                                           "nvfp4",
+                                           "nvfp4:1d",
+                                           "nvfp4:1d+sr",
+                                           "nvfp4:4over6",
+                                           "nvfp4:1d+4over6=448+err=sq",
+                                           "mxfp8:source=dequantized" };
+    enum { WEIGHTS = sizeof weights / sizeof weights[0] };
+    const char *fprop = weights[mt_rng_below(seed, 1, 0, WEIGHTS - 1)];
+    const char *dgrad = weights[mt_rng_below(seed, 2, 0, WEIGHTS)];
+    snprintf(text, MT_RECIPE_RULES_TEXT, "fprop=%s/bf16 dgrad=%s/bf16 wgrad=bf16", fprop, dgrad);
+}
+
+static mt_status copies(mt_comm *comm)
+{
+    for (int i = 0; mt_recipe_preset(i); i++) {
+        mt_trainer_config c = config_of(i % 2 ? MT_BF16 : MT_F32, mt_recipe_preset(i));
+        MT_TRY(compare_copies(comm, &c));
+    }
+    for (int i = 0; i < RANDOM_RECIPES; i++) {
+        char recipe[MT_RECIPE_RULES_TEXT];
+        random_recipe(recipe, 77 + (uint64_t)i);
+        mt_trainer_config c = config_of(i % 2 ? MT_F32 : MT_BF16, recipe);
+        MT_TRY(compare_copies(comm, &c));
+    }
+    const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
+    for (int i = 0; i < 3; i++) { /* masters that are split, a tied embedding, all units kept */
+        mt_trainer_config c = config_of(dtypes[i], i ? "mxfp8; layers=*qkv* nvfp4" : "none");
+        c.optim.master = dtypes[i] == MT_F64 ? MT_MASTER_REAL : MT_MASTER_SPLIT;
+        c.model.tie_word_embeddings = i != 1;
+        c.quantized_init = i == 2;
+        c.keep_gathered = i == 1;
+        MT_TRY(compare_copies(comm, &c));
+    }
+    mt_trainer_config c = config_of(MT_F32, "fprop=nvfp4:1d/bf16 "
+                                            "dgrad=nvfp4:1d+source=dequantized/bf16 wgrad=bf16");
+    mt_trainer *t;
+    c.comm = comm;
+    rank_check(mt_trainer_create(&t, test_device(), &c) == MT_EUNSUPPORTED &&
+                   strstr(mt_error_message(), "source=dequantized"),
+               "an amax that depends on another rank's");
+    return MT_OK;
+}
+
+/* ---- training ----------------------------------------------------------------------------------
+ */
+
+typedef struct history {
+    mt_step_result step[STEPS];
+} history;
+
+static mt_status train(const mt_trainer_config *c, history *h, mt_fsdp_counts *counts,
+                       double *validation)
+{
+    mt_trainer *t;
+    int64_t counted;
+    int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
+    MT_TRY(mt_trainer_create(&t, test_device(), c));
+    for (int s = 0; s < STEPS; s++) {
+        draw_batch(c, s % 4, tokens, targets);
+        MT_TRY(mt_trainer_step(t, tokens, targets, &h->step[s]));
+    }
+    MT_TRY(mt_trainer_eval(t, tokens, targets, 1, validation, &counted));
+    mt_fsdp *fsdp = mt_precision_fsdp(mt_model_precision(mt_trainer_model(t)));
+    if (fsdp && counts) *counts = mt_fsdp_get_counts(fsdp);
+    mt_trainer_destroy(&t);
+    return MT_OK;
+}
+
+static mt_status close_to(const char *what, int step, double got, double want, double limit)
+{
+    rank_check(fabs(got - want) <= limit * fabs(want), "step %d: %s is %.17g, on one rank %.17g",
+               step, what, got, want);
+    return MT_OK;
+}
+
+/* `limit`: relative; 0: to the bit. */
+static mt_status compare_training(mt_comm *comm, mt_trainer_config c, double limit)
+{
+    static history one, many, again;
+    double valid[3];
+    MT_TRY(train(&c, &one, NULL, &valid[0]));
+    c.comm = comm;
+    MT_TRY(train(&c, &many, NULL, &valid[1]));
+    again = many, valid[2] = valid[1];
+    if (mt_comm_size(comm) == 2) MT_TRY(train(&c, &again, NULL, &valid[2]));
+    rank_check(!memcmp(&many, &again, sizeof many) && valid[1] == valid[2],
+               "the same run again gives other bits");
+    for (int s = 0; s < STEPS; s++) {
+        const mt_step_result *a = &many.step[s], *b = &one.step[s];
+        MT_TRY(close_to("loss", s, a->loss, b->loss, limit));
+        MT_TRY(close_to("aux loss", s, a->aux_loss, b->aux_loss, limit));
+        MT_TRY(close_to("gradient norm", s, a->grad_norm, b->grad_norm, limit * 100));
+        rank_check(a->max_vio == b->max_vio, "step %d: max_vio %g, on one rank %g", s, a->max_vio,
+                   b->max_vio);
+    }
+    rank_check(one.step[STEPS - 1].loss < one.step[0].loss - 0.2, "nothing was learned");
+    return close_to("validation", STEPS, valid[1], valid[0], limit * 10);
+}
+
+static mt_status training(mt_comm *comm)
+{
+    mt_trainer_config c = small_config(MT_F64, "none");
+    MT_TRY(compare_training(comm, c, 1e-12));
+    if (mt_comm_size(comm) > 2) return MT_OK;
+    c.recompute = MT_RECOMPUTE_BLOCK, c.defer_wgrad = true, c.keep_gathered = true;
+    c.model.tie_word_embeddings = true;
+    return compare_training(comm, c, 1e-12);
+}
+
+/* Under recipes the first loss is exact: the same codes, the same draws. Later ones part as sums
+ * are made in another order; that they are the same run is seen from the distance between runs. */
+static mt_status quantized_training(mt_comm *comm)
+{
+    static const char *const recipes[] = { "fp8_delayed", "nvfp4; steps=10.. mxfp8" };
+    static history one, many, again;
+    double valid[3];
+    for (int i = 0; i < 2; i++) {
+        mt_trainer_config c = small_config(MT_BF16, recipes[i]);
+        c.optim.moments = i ? MT_MOMENTS_FP8 : MT_MOMENTS_BF16, c.optim.moments_sr = !i;
+        c.optim.master = i ? MT_MASTER_SPLIT : MT_MASTER_REAL;
+        c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
+        MT_TRY(train(&c, &one, NULL, &valid[0]));
+        c.comm = comm;
+        MT_TRY(train(&c, &many, NULL, &valid[1]));
+        MT_TRY(train(&c, &again, NULL, &valid[2]));
+        rank_check(!memcmp(&many, &again, sizeof many) && valid[1] == valid[2],
+                   "%s: the same run again gives other bits", recipes[i]);
+        MT_TRY(close_to("loss", 0, many.step[0].loss, one.step[0].loss, 1e-6));
+        MT_TRY(close_to("gradient norm", 0, many.step[0].grad_norm, one.step[0].grad_norm, 1e-5));
+        for (int s = 0; s < STEPS; s++)
+            MT_TRY(close_to(recipes[i], s, many.step[s].loss, one.step[s].loss, 0.02));
+    }
+    return MT_OK;
+}
+
+/* What moves in steps of several micro-batches: gradients once, weights once for each pass and
+ * direction, all but the first of each order ahead of use; with kept units once a step. */
+static mt_status traffic(mt_comm *comm)
+{
+    static history h;
+    mt_fsdp_counts counts[2];
+    double valid;
+    int ranks = mt_comm_size(comm), units = 4;
+    for (int keep = 0; keep < 2; keep++) {
+        mt_trainer_config c = small_config(MT_F32, "mxfp8");
+        c.comm = comm, c.keep_gathered = keep;
+        MT_TRY(train(&c, &h, &counts[keep], &valid));
+    }
+    int64_t passes = STEPS * BATCH / ranks;
+    rank_check(counts[0].reduces == (int64_t)STEPS * units, "%lld reductions",
+               (long long)counts[0].reduces);
+    /* A pass: each unit forward and back; the embedding has nothing that backward reads. Beside
+     * them what was fetched ahead in vain: until an order is known, and before weights change. */
+    int64_t each = passes * (2 * units - 1) + units;
+    rank_check(counts[0].gathers >= each - passes && counts[0].gathers <= each + 2 * STEPS,
+               "%lld gathers in %lld passes", (long long)counts[0].gathers, (long long)passes);
+    rank_check(counts[0].ahead >= counts[0].gathers - 4 * STEPS - 8, "%lld of %lld gathers ahead",
+               (long long)counts[0].ahead, (long long)counts[0].gathers);
+    rank_check(counts[1].gathers <= (int64_t)(STEPS + 1) * (2 * units - 1),
+               "%lld gathers with kept units", (long long)counts[1].gathers);
+    rank_check(counts[1].gathered_bytes < counts[0].gathered_bytes || passes <= STEPS,
+               "keeping saves nothing");
+    return MT_OK;
+}
+
+static const rank_case cases[] = {
+    { "copies", copies },
+    { "training", training },
+    { "quantized_training", quantized_training },
+    { "traffic", traffic },
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+static void test_copies(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_ranks(2, "copies");
+    assert_ranks(4, "copies");
+}
+
+static void test_training(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_ranks(2, "training");
+    assert_ranks(4, "training");
+}
+
+static void test_quantized_training(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_ranks(2, "quantized_training");
+}
+
+static void test_traffic(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_ranks(2, "traffic");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) return rank_main(cases, CASES, argv[1], 20);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_training),
+        cmocka_unit_test(test_quantized_training),
+        cmocka_unit_test(test_traffic),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
