@@ -60,6 +60,33 @@ mt_status mt_device_synchronize(mt_device *device)
     return device->ops->synchronize(device);
 }
 
+mt_status mt_timer_create(mt_timer *timer, mt_device *device)
+{
+    *timer = (mt_timer){ .device = device };
+    return device->ops->timer_create(device, &timer->impl);
+}
+
+void mt_timer_destroy(mt_timer *timer)
+{
+    if (timer->impl) timer->device->ops->timer_destroy(timer->device, timer->impl);
+    *timer = (mt_timer){ 0 };
+}
+
+mt_status mt_timer_start(mt_timer *timer, mt_stream *stream)
+{
+    return timer->device->ops->timer_mark(stream, timer->impl, false);
+}
+
+mt_status mt_timer_stop(mt_timer *timer, mt_stream *stream)
+{
+    return timer->device->ops->timer_mark(stream, timer->impl, true);
+}
+
+mt_status mt_timer_read(mt_timer *timer, double *seconds)
+{
+    return timer->device->ops->timer_read(timer->device, timer->impl, seconds);
+}
+
 void mt_device_destroy(mt_device **device)
 {
     if (!*device) return;

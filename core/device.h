@@ -14,6 +14,12 @@ extern "C" {
 struct mt_kernels;
 typedef struct mt_device mt_device;
 
+/* Work queue of a device. On the CPU every call has finished when it returns. */
+typedef struct mt_stream {
+    mt_device *device;
+    void *impl;
+} mt_stream;
+
 /* What memory is for: the rows of `mixtape plan`. */
 typedef enum mt_memory {
     MT_MEMORY_MASTER,      /* f32 (f64) master weights */
@@ -37,6 +43,11 @@ struct mt_device_ops {
     mt_status (*copy)(mt_device *device, void *to, const void *from, size_t bytes);
     mt_status (*zero)(mt_device *device, void *p, size_t bytes);
     mt_status (*synchronize)(mt_device *device);
+    /* Timers: see below. */
+    mt_status (*timer_create)(mt_device *device, void **timer);
+    void (*timer_destroy)(mt_device *device, void *timer);
+    mt_status (*timer_mark)(mt_stream *stream, void *timer, bool end);
+    mt_status (*timer_read)(mt_device *device, void *timer, double *seconds);
     void (*destroy)(mt_device *device); /* releases impl */
 };
 
@@ -52,12 +63,6 @@ struct mt_device {
     void *impl;
 };
 
-/* Work queue of a device. On the CPU every call has finished when it returns. */
-typedef struct mt_stream {
-    mt_device *device;
-    void *impl;
-} mt_stream;
-
 /* Memory with its purpose accounted; *p is NULL for 0 bytes. Errors: MT_ENOMEM names purpose and
  * size. */
 mt_status mt_device_alloc(mt_device *device, void **p, size_t bytes, mt_memory memory);
@@ -66,6 +71,20 @@ void mt_device_free(mt_device *device, void **p, size_t bytes, mt_memory memory)
 mt_status mt_device_copy(mt_device *device, void *to, const void *from, size_t bytes);
 mt_status mt_device_zero(mt_device *device, void *p, size_t bytes);
 mt_status mt_device_synchronize(mt_device *device);
+
+/* A timer measures what its device does in a stream between two marks, by the device's own clock
+ * (cuda: events; elsewhere the host's clock). */
+typedef struct mt_timer {
+    mt_device *device;
+    void *impl;
+} mt_timer;
+mt_status mt_timer_create(mt_timer *timer, mt_device *device);
+void mt_timer_destroy(mt_timer *timer); /* also one that is all zero */
+mt_status mt_timer_start(mt_timer *timer, mt_stream *stream);
+mt_status mt_timer_stop(mt_timer *timer, mt_stream *stream);
+/* Waits for the second mark. Both must have been set since the timer was made. */
+mt_status mt_timer_read(mt_timer *timer, double *seconds);
+
 /* NULL-safe; sets *device to NULL. Everything allocated on it must have been freed. */
 void mt_device_destroy(mt_device **device);
 

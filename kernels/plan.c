@@ -46,6 +46,30 @@ static mt_status plan_synchronize(mt_device *device)
     return MT_OK;
 }
 
+static mt_status plan_timer_create(mt_device *device, void **timer)
+{
+    *timer = device; /* nothing to keep, but not NULL */
+    return MT_OK;
+}
+
+static void plan_timer_destroy(mt_device *device, void *timer)
+{
+    (void)device, (void)timer;
+}
+
+static mt_status plan_timer_mark(mt_stream *stream, void *timer, bool end)
+{
+    (void)stream, (void)timer, (void)end;
+    return MT_OK;
+}
+
+static mt_status plan_timer_read(mt_device *device, void *timer, double *seconds)
+{
+    (void)device, (void)timer;
+    *seconds = 0;
+    return MT_OK;
+}
+
 static void plan_destroy(mt_device *device)
 {
     free(device->impl);
@@ -57,6 +81,10 @@ static const struct mt_device_ops plan_ops = {
     .copy = plan_copy,
     .zero = plan_zero,
     .synchronize = plan_synchronize,
+    .timer_create = plan_timer_create,
+    .timer_destroy = plan_timer_destroy,
+    .timer_mark = plan_timer_mark,
+    .timer_read = plan_timer_read,
     .destroy = plan_destroy,
 };
 

@@ -3,6 +3,7 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "kernels/backends.h"
 #include "kernels/cpu/backend.h"
@@ -231,6 +232,40 @@ static mt_status cpu_synchronize(mt_device *device)
     return MT_OK;
 }
 
+struct timer {
+    struct timespec mark[2];
+};
+
+static mt_status cpu_timer_create(mt_device *device, void **timer)
+{
+    (void)device;
+    *timer = calloc(1, sizeof(struct timer));
+    MT_REQUIRE(*timer, MT_ENOMEM, "device cpu: no %zu bytes for a timer", sizeof(struct timer));
+    return MT_OK;
+}
+
+static void cpu_timer_destroy(mt_device *device, void *timer)
+{
+    (void)device;
+    free(timer);
+}
+
+static mt_status cpu_timer_mark(mt_stream *stream, void *timer, bool end)
+{
+    (void)stream;
+    clock_gettime(CLOCK_MONOTONIC, &((struct timer *)timer)->mark[end]);
+    return MT_OK;
+}
+
+static mt_status cpu_timer_read(mt_device *device, void *timer, double *seconds)
+{
+    (void)device;
+    const struct timespec *mark = ((const struct timer *)timer)->mark;
+    *seconds = (double)(mark[1].tv_sec - mark[0].tv_sec) +
+               1e-9 * (double)(mark[1].tv_nsec - mark[0].tv_nsec);
+    return MT_OK;
+}
+
 static void cpu_destroy(mt_device *device)
 {
     struct cpu *cpu = device->impl;
@@ -245,6 +280,10 @@ static const struct mt_device_ops cpu_ops = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .synchronize = cpu_synchronize,
+    .timer_create = cpu_timer_create,
+    .timer_destroy = cpu_timer_destroy,
+    .timer_mark = cpu_timer_mark,
+    .timer_read = cpu_timer_read,
     .destroy = cpu_destroy,
 };
 

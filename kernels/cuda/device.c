@@ -136,6 +136,50 @@ static mt_status cuda_synchronize(mt_device *device)
     return MT_OK;
 }
 
+struct timer {
+    cudaEvent_t mark[2];
+};
+
+static void cuda_timer_destroy(mt_device *device, void *timer)
+{
+    (void)device;
+    struct timer *t = timer;
+    for (int i = 0; i < 2; i++)
+        if (t->mark[i]) (void)cudaEventDestroy(t->mark[i]);
+    free(t);
+}
+
+static mt_status cuda_timer_create(mt_device *device, void **timer)
+{
+    struct timer *t = calloc(1, sizeof *t);
+    MT_REQUIRE(t, MT_ENOMEM, "device cuda: no %zu bytes for a timer", sizeof *t);
+    for (int i = 0; i < 2; i++) {
+        cudaError_t error = cudaEventCreate(&t->mark[i]);
+        if (error == cudaSuccess) continue;
+        cuda_timer_destroy(device, t);
+        return mt_cuda_error(error, "cudaEventCreate", __FILE__, __LINE__);
+    }
+    *timer = t;
+    return MT_OK;
+}
+
+static mt_status cuda_timer_mark(mt_stream *stream, void *timer, bool end)
+{
+    MT_CUDA(cudaEventRecord(((struct timer *)timer)->mark[end], mt_cuda_stream(stream)));
+    return MT_OK;
+}
+
+static mt_status cuda_timer_read(mt_device *device, void *timer, double *seconds)
+{
+    (void)device;
+    const struct timer *t = timer;
+    float ms;
+    MT_CUDA(cudaEventSynchronize(t->mark[1]));
+    MT_CUDA(cudaEventElapsedTime(&ms, t->mark[0], t->mark[1]));
+    *seconds = 1e-3 * (double)ms;
+    return MT_OK;
+}
+
 static void cuda_destroy(mt_device *device)
 {
     struct cuda *cuda = cuda_of(device);
@@ -151,6 +195,10 @@ static const struct mt_device_ops cuda_ops = {
     .copy = cuda_copy,
     .zero = cuda_zero,
     .synchronize = cuda_synchronize,
+    .timer_create = cuda_timer_create,
+    .timer_destroy = cuda_timer_destroy,
+    .timer_mark = cuda_timer_mark,
+    .timer_read = cuda_timer_read,
     .destroy = cuda_destroy,
 };
 

@@ -5,6 +5,7 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -225,16 +226,42 @@ static void test_subnormals(void **state)
     mt_device_destroy(&device);
 }
 
+/* A timer covers what lies between its marks, and can be used again. */
+static void test_timer(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "cpu", "plan" };
+    for (int i = 0; i < 2; i++) {
+        mt_device *device;
+        mt_timer timer;
+        double first = -1, second = -1;
+        const struct timespec pause = { 0, 20000000 };
+        assert_ok(mt_device_open(&device, names[i], NULL, 1));
+        mt_stream stream = { device, NULL };
+        assert_ok(mt_timer_create(&timer, device));
+        assert_ok(mt_timer_start(&timer, &stream));
+        nanosleep(&pause, NULL);
+        assert_ok(mt_timer_stop(&timer, &stream));
+        assert_ok(mt_timer_read(&timer, &first));
+        assert_ok(mt_timer_start(&timer, &stream));
+        assert_ok(mt_timer_stop(&timer, &stream));
+        assert_ok(mt_timer_read(&timer, &second));
+        mt_timer_destroy(&timer);
+        assert_null(timer.impl);
+        mt_timer_destroy(&timer);
+        assert_true(device->computes ? first >= 0.02 && second < first : first == 0);
+        assert_true(second >= 0);
+        mt_device_destroy(&device);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_kernel_sets),
-        cmocka_unit_test(test_accounting),
-        cmocka_unit_test(test_copy_and_zero),
-        cmocka_unit_test(test_plan_computes_nothing),
-        cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_subnormals),
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_timer),
+        cmocka_unit_test(test_kernel_sets),   cmocka_unit_test(test_accounting),
+        cmocka_unit_test(test_copy_and_zero), cmocka_unit_test(test_plan_computes_nothing),
+        cmocka_unit_test(test_scratch),       cmocka_unit_test(test_subnormals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,6 +89,31 @@ static mt_status guard_synchronize(mt_device *device)
     return MT_OK;
 }
 
+static mt_status guard_timer_create(mt_device *device, void **timer)
+{
+    const struct guard *g = device->impl;
+    return g->cpu->ops->timer_create(g->cpu, timer);
+}
+
+static void guard_timer_destroy(mt_device *device, void *timer)
+{
+    const struct guard *g = device->impl;
+    g->cpu->ops->timer_destroy(g->cpu, timer);
+}
+
+static mt_status guard_timer_mark(mt_stream *stream, void *timer, bool end)
+{
+    const struct guard *g = stream->device->impl;
+    mt_stream inner = { g->cpu, NULL };
+    return g->cpu->ops->timer_mark(&inner, timer, end);
+}
+
+static mt_status guard_timer_read(mt_device *device, void *timer, double *seconds)
+{
+    const struct guard *g = device->impl;
+    return g->cpu->ops->timer_read(g->cpu, timer, seconds);
+}
+
 static void guard_destroy(mt_device *device)
 {
     struct guard *g = device->impl;
@@ -103,6 +128,10 @@ static const struct mt_device_ops guard_ops = {
     .copy = guard_copy,
     .zero = guard_zero,
     .synchronize = guard_synchronize,
+    .timer_create = guard_timer_create,
+    .timer_destroy = guard_timer_destroy,
+    .timer_mark = guard_timer_mark,
+    .timer_read = guard_timer_read,
     .destroy = guard_destroy,
 };
 
