@@ -1,5 +1,6 @@
 /* Elementwise ops, SwiGLU, embedding. */
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 enum { THREADS = 256 };
 
@@ -96,21 +97,42 @@ template <typename T> static mt_status add(mt_stream *stream, const struct mt_ad
 MT_CUDA_OP(add)
 
 /* ---- SwiGLU -----------------------------------------------------------------------------------
- */
+ * A warp for each row: no division finds its place. */
+
+enum { WARPS = THREADS / 32, AHEAD = 2 };
 
 static __device__ __forceinline__ int64_t rows_of(int64_t rows, const int64_t *rows_used)
 {
     return rows_used && *rows_used < rows ? *rows_used : rows;
 }
-
-template <typename T> static __global__ void swiglu_fwd_kernel(struct mt_swiglu_fwd_args a)
+static __device__ __forceinline__ int64_t first_warp()
 {
-    int64_t width = a.width, count = rows_of(a.rows, a.rows_used) * width;
-    MT_GRID_STRIDE(i, count)
-    {
-        const T *gate = (const T *)a.x + i / width * 2 * width + i % width;
-        mt_real<T> g = mt_get(gate);
-        mt_put((T *)a.y + i, g / (1 + exp(-g)) * mt_get(gate + width));
+    return ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) swiglu_fwd_kernel(struct mt_swiglu_fwd_args a)
+{
+    typedef mt_vec<T, N> vec;
+    int64_t n = a.width / N, rows = rows_of(a.rows, a.rows_used);
+    for (int64_t r = first_warp(); r < rows; r += (int64_t)gridDim.x * WARPS) {
+        const vec *gate = (const vec *)a.x + r * 2 * n, *up = gate + n;
+        vec *y = (vec *)a.y + r * n;
+        for (int64_t base = threadIdx.x % 32; base < n; base += 32 * AHEAD) {
+            vec g[AHEAD], u[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++)
+                if (base + s * 32 < n) g[s] = gate[base + s * 32], u[s] = up[base + s * 32];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) {
+                if (base + s * 32 >= n) continue;
+                vec out;
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    mt_put(&out.at[j], mt_swiglu_of(mt_get(&g[s].at[j]), mt_get(&u[s].at[j])));
+                y[base + s * 32] = out;
+            }
+        }
     }
 }
 
@@ -118,24 +140,49 @@ template <typename T>
 static mt_status swiglu_fwd(mt_stream *stream, const struct mt_swiglu_fwd_args *a)
 {
     if (!a->rows || !a->width) return MT_OK;
-    swiglu_fwd_kernel<T>
-        <<<mt_blocks(stream, a->rows * a->width, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-            *a);
+    unsigned blocks = mt_blocks(stream, a->rows * 32, THREADS);
+    const void *operands[] = { a->y, a->x };
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
+        swiglu_fwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        swiglu_fwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "swiglu_fwd");
     return MT_OK;
 }
 MT_CUDA_OP(swiglu_fwd)
 
-template <typename T> static __global__ void swiglu_bwd_kernel(struct mt_swiglu_bwd_args a)
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) swiglu_bwd_kernel(struct mt_swiglu_bwd_args a)
 {
-    int64_t width = a.width, count = rows_of(a.rows, a.rows_used) * width;
-    MT_GRID_STRIDE(i, count)
-    {
-        int64_t at = i / width * 2 * width + i % width;
-        mt_real<T> g = mt_get((const T *)a.x + at), u = mt_get((const T *)a.x + at + width);
-        mt_real<T> dy = mt_get((const T *)a.dy + i), s = 1 / (1 + exp(-g));
-        mt_put((T *)a.dx + at, dy * u * s * (1 + g * (1 - s)));
-        mt_put((T *)a.dx + at + width, dy * g * s);
+    typedef mt_vec<T, N> vec;
+    int64_t n = a.width / N, rows = rows_of(a.rows, a.rows_used);
+    for (int64_t r = first_warp(); r < rows; r += (int64_t)gridDim.x * WARPS) {
+        const vec *gate = (const vec *)a.x + r * 2 * n, *up = gate + n;
+        const vec *dy = (const vec *)a.dy + r * n;
+        vec *dgate = (vec *)a.dx + r * 2 * n, *dup = dgate + n;
+        for (int64_t base = threadIdx.x % 32; base < n; base += 32 * AHEAD) {
+            vec g[AHEAD], u[AHEAD], d[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) {
+                int64_t c = base + s * 32;
+                if (c < n) g[s] = gate[c], u[s] = up[c], d[s] = dy[c];
+            }
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) {
+                if (base + s * 32 >= n) continue;
+                vec out_g, out_u;
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    mt_real<T> dg, du;
+                    mt_swiglu_gradient(&dg, &du, mt_get(&d[s].at[j]), mt_get(&g[s].at[j]),
+                                       mt_get(&u[s].at[j]));
+                    mt_put(&out_g.at[j], dg);
+                    mt_put(&out_u.at[j], du);
+                }
+                dgate[base + s * 32] = out_g, dup[base + s * 32] = out_u;
+            }
+        }
     }
 }
 
@@ -143,9 +190,13 @@ template <typename T>
 static mt_status swiglu_bwd(mt_stream *stream, const struct mt_swiglu_bwd_args *a)
 {
     if (!a->rows || !a->width) return MT_OK;
-    swiglu_bwd_kernel<T>
-        <<<mt_blocks(stream, a->rows * a->width, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-            *a);
+    unsigned blocks = mt_blocks(stream, a->rows * 32, THREADS);
+    const void *operands[] = { a->dx, a->dy, a->x };
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T)))
+        swiglu_bwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        swiglu_bwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "swiglu_bwd");
     return MT_OK;
 }
@@ -154,12 +205,32 @@ MT_CUDA_OP(swiglu_bwd)
 /* ---- embedding --------------------------------------------------------------------------------
  */
 
-template <typename T> static __global__ void embedding_fwd_kernel(struct mt_embedding_fwd_args a)
+/* A warp for each token, N reals of its row at a time. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    embedding_fwd_kernel(struct mt_embedding_fwd_args a)
 {
-    const mt_real<T> *w = (const mt_real<T> *)a.w;
-    MT_GRID_STRIDE(i, a.tokens_count * a.width)
-    {
-        mt_put((T *)a.y + i, w[a.tokens[i / a.width] * a.width + i % a.width]);
+    enum { LOADS = 4 };
+    typedef mt_vec<mt_real<T>, N> source;
+    typedef mt_vec<T, N> vec;
+    int64_t n = a.width / N;
+    for (int64_t t = first_warp(); t < a.tokens_count; t += (int64_t)gridDim.x * WARPS) {
+        const source *w = (const source *)a.w + a.tokens[t] * n;
+        vec *y = (vec *)a.y + t * n;
+        for (int64_t base = threadIdx.x % 32; base < n; base += 32 * LOADS) {
+            source in[LOADS];
+#pragma unroll
+            for (int s = 0; s < LOADS; s++)
+                if (base + s * 32 < n) in[s] = w[base + s * 32];
+#pragma unroll
+            for (int s = 0; s < LOADS; s++) {
+                if (base + s * 32 >= n) continue;
+                vec out;
+#pragma unroll
+                for (int j = 0; j < N; j++) mt_put(&out.at[j], in[s].at[j]);
+                y[base + s * 32] = out;
+            }
+        }
     }
 }
 
@@ -167,65 +238,87 @@ template <typename T>
 static mt_status embedding_fwd(mt_stream *stream, const struct mt_embedding_fwd_args *a)
 {
     if (!a->tokens_count || !a->width) return MT_OK;
-    embedding_fwd_kernel<T><<<mt_blocks(stream, a->tokens_count * a->width, THREADS), THREADS, 0,
-                              mt_cuda_stream(stream)>>>(*a);
+    enum { N = 16 / sizeof(mt_real<T>) };
+    unsigned blocks = mt_blocks(stream, a->tokens_count * 32, THREADS);
+    cudaStream_t on = mt_cuda_stream(stream);
+    bool aligned =
+        a->width % N == 0 && (uintptr_t)a->w % 16 == 0 && (uintptr_t)a->y % (N * sizeof(T)) == 0;
+    if (aligned)
+        embedding_fwd_kernel<T, N><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        embedding_fwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "embedding_fwd");
     return MT_OK;
 }
 MT_CUDA_OP(embedding_fwd)
 
-/* A block for each token; the block of a row's first token adds all tokens of that row, in order.
- * Each thread keeps COLUMNS columns in registers and so passes over the tokens once for every
- * THREADS * COLUMNS columns. */
-template <typename T> static __global__ void embedding_bwd_kernel(struct mt_embedding_bwd_args a)
+enum { COLUMNS = 2, CHUNK = THREADS * COLUMNS };
+
+/* Adds the rows dy of `count` tokens in order, loads running ROWS ahead of the sums. */
+template <typename T>
+static __device__ __forceinline__ void add_tokens(mt_real<T> (&sum)[COLUMNS], const T *dy,
+                                                  int64_t width, int64_t from,
+                                                  const int32_t *tokens, int count)
 {
-    enum { COLUMNS = 8 };
-    __shared__ int64_t tokens[THREADS];
-    __shared__ int found;
-    int64_t first = blockIdx.x;
-    int32_t row = a.tokens[first];
-    bool earlier = false;
-    for (int64_t t = threadIdx.x; t < first && !earlier; t += THREADS) earlier = a.tokens[t] == row;
-    if (__syncthreads_or(earlier)) return;
-    mt_real<T> *dw = (mt_real<T> *)a.dw + row * a.width;
-    for (int64_t from = threadIdx.x; from - threadIdx.x < a.width; from += THREADS * COLUMNS) {
-        mt_real<T> sum[COLUMNS];
+    enum { ROWS = 8 };
+    for (int first = 0; first < count; first += ROWS) {
+        T in[ROWS][COLUMNS];
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
-            int64_t c = from + j * THREADS;
-            sum[j] = a.accumulate && c < a.width ? dw[c] : 0;
-        }
-        for (int64_t base = first; base < a.tokens_count; base += THREADS) {
-            int64_t t = base + threadIdx.x;
-            bool mine = t < a.tokens_count && a.tokens[t] == row;
-            /* the places of this row's tokens, in order: warps one after another */
-            if (threadIdx.x == 0) found = 0;
-            for (int warp = 0; warp < THREADS / 32; warp++) {
-                __syncthreads();
-                if (threadIdx.x / 32 != warp) continue;
-                unsigned lanes = __ballot_sync(~0u, mine);
-                int at = found;
-                __syncwarp();
-                if (mine) tokens[at + __popc(lanes & ((1u << threadIdx.x % 32) - 1))] = t;
-                if (threadIdx.x % 32 == 0) found = at + __popc(lanes);
-            }
-            __syncthreads();
-            for (int i = 0; i < found; i++) {
-                const T *dy = (const T *)a.dy + tokens[i] * a.width;
+        for (int i = 0; i < ROWS; i++)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) {
-                    int64_t c = from + j * THREADS;
-                    if (c < a.width) sum[j] += mt_get(dy + c);
-                }
-            }
-            __syncthreads();
-        }
+            for (int j = 0; j < COLUMNS; j++)
+                if (first + i < count && from + j * THREADS < width)
+                    in[i][j] = dy[tokens[first + i] * width + from + j * THREADS];
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
-            int64_t c = from + j * THREADS;
-            if (c < a.width) dw[c] = sum[j];
-        }
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++)
+                if (first + i < count && from + j * THREADS < width) sum[j] += mt_get(&in[i][j]);
     }
+}
+
+/* A block for each token and CHUNK columns; that of a row's first token adds all tokens of the row,
+ * in order. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    embedding_bwd_kernel(struct mt_embedding_bwd_args a)
+{
+    __shared__ int32_t tokens[THREADS];
+    __shared__ int before[WARPS];
+    const int64_t first = blockIdx.x, from = (int64_t)blockIdx.y * CHUNK + threadIdx.x;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t row = a.tokens[first];
+    for (int64_t base = 0; base < first; base += THREADS) {
+        int64_t t = base + threadIdx.x;
+        if (__syncthreads_or(t < first && a.tokens[t] == row)) return;
+    }
+    mt_real<T> *dw = (mt_real<T> *)a.dw + row * a.width, sum[COLUMNS];
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+        int64_t c = from + j * THREADS;
+        sum[j] = a.accumulate && c < a.width ? dw[c] : 0;
+    }
+    for (int64_t base = first; base < a.tokens_count; base += THREADS) {
+        int64_t t = base + threadIdx.x;
+        bool mine = t < a.tokens_count && a.tokens[t] == row;
+        /* also: everyone has read the list of the last round */
+        if (!__syncthreads_or(mine)) continue;
+        unsigned lanes = __ballot_sync(~0u, mine);
+        if (lane == 0) before[warp] = __popc(lanes);
+        __syncthreads();
+        int at = 0, count = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            if (w < warp) at += before[w];
+            count += before[w];
+        }
+        if (mine) tokens[at + __popc(lanes & ((1u << lane) - 1))] = (int32_t)t;
+        __syncthreads();
+        add_tokens<T>(sum, (const T *)a.dy, a.width, from, tokens, count);
+    }
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++)
+        if (from + j * THREADS < a.width) dw[from + j * THREADS] = sum[j];
 }
 
 template <typename T>
@@ -234,8 +327,9 @@ static mt_status embedding_bwd(mt_stream *stream, const struct mt_embedding_bwd_
     cudaStream_t on = mt_cuda_stream(stream);
     size_t bytes = (size_t)(a->vocab * a->width) * sizeof(mt_real<T>);
     if (!a->accumulate && bytes) MT_CUDA(cudaMemsetAsync(a->dw, 0, bytes, on));
-    if (a->tokens_count && a->width)
-        embedding_bwd_kernel<T><<<(unsigned)a->tokens_count, THREADS, 0, on>>>(*a);
+    if (!a->tokens_count || !a->width) return MT_OK;
+    dim3 grid((unsigned)a->tokens_count, (unsigned)mt_ceil_div(a->width, CHUNK));
+    embedding_bwd_kernel<T><<<grid, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "embedding_bwd");
     return MT_OK;
 }
