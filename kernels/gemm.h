@@ -30,7 +30,7 @@ typedef enum mt_gemm_layout {
  * (beta = 1), NULL is beta = 0. With NT and c NULL the gradient of a member without rows is written
  * as zeros; with c it is c. bias real [N, n], TN only. Operands are of any format: those that are
  * neither dtype nor real are decoded to real first (or to dtype, where that holds them exactly).
- * Bound per element: (K + 1) 2^-24 sum |a b| (+ one output rounding). */
+ * Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). */
 struct mt_gemm_args {
     mt_dtype dtype;
     mt_gemm_layout layout;
@@ -49,6 +49,22 @@ static inline const mt_direction *mt_gemm_a(const struct mt_gemm_args *args)
 static inline const mt_direction *mt_gemm_b(const struct mt_gemm_args *args)
 {
     return &args->b->dir[args->layout == MT_GEMM_NT ? MT_COL : MT_ROW];
+}
+
+/* A backend may keep the f32 scale that a whole member has (fp8_tensor, fp8_delayed, the second
+ * level of nvfp4) out of the sum: codes are exact then, and the sum is multiplied by the product of
+ * the scales (what f32 has no normal number for may lose K 2^-117). The bound is about dequantized
+ * values, whose own roundings, one or two an operand, the sum is then without, and the factor has
+ * one. */
+static inline int mt_gemm_scale_roundings(const mt_format *a, const mt_format *b)
+{
+    const mt_format *both[] = { a, b };
+    int n = 0;
+    for (int i = 0; i < 2; i++) {
+        bool whole = both[i]->scale == MT_SCALE_F32 && both[i]->block == 0;
+        n += both[i]->second_level ? 2 : whole;
+    }
+    return n ? n + 1 : 0;
 }
 
 /* db[i, j] = (accumulate ? db : 0) + sum over the rows r of member i of dy[r, j]. dy ragged [rows,

@@ -76,7 +76,7 @@ struct mt_kernels {
     bool packed_shared;
     /* The dtype that a GEMM reads an operand of this format as: its own, or what it is decoded to
      * first. */
-    mt_dtype (*gemm_operand)(const mt_format *format);
+    mt_dtype (*gemm_operand)(const mt_format_spec *spec);
     /* One line for `doctor` and the log: which GEMM path runs on operands of the table's dtype. */
     const char *gemm_path;
 };

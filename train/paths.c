@@ -10,7 +10,7 @@ static void describe(char text[LINE / 4], const struct mt_kernels *kernels,
                      const mt_format_spec *spec)
 {
     char format[MT_FORMAT_SPEC_TEXT];
-    mt_dtype dtype = kernels->gemm_operand(spec->format);
+    mt_dtype dtype = kernels->gemm_operand(spec);
     bool in_place = spec->format == mt_format_plain(dtype);
     mt_format_spec_print(format, spec, 0);
     snprintf(text, LINE / 4, "%.60s%s%s", format, in_place ? "" : " decoded to ",

@@ -119,7 +119,8 @@ static void print_operands(const mt_device *device)
     char text[2][LINE] = { "", "" };
     if (mt_device_kernels(device, MT_BF16, &kernels) != MT_OK) return;
     for (int i = 0; i < MT_FORMAT_COUNT; i++) {
-        mt_dtype dtype = kernels->gemm_operand(&mt_formats[i]);
+        mt_format_spec spec = mt_format_spec_default((mt_format_id)i);
+        mt_dtype dtype = kernels->gemm_operand(&spec);
         char *to = text[dtype == MT_BF16];
         if (&mt_formats[i] == mt_format_plain(dtype)) continue;
         snprintf(to + strlen(to), LINE - strlen(to), "%s%s", *to ? " " : "", mt_formats[i].name);

@@ -34,7 +34,7 @@ mt_status mt_cpu_attention_fwd_amx_bf16(mt_stream *stream,
 mt_status mt_cpu_attention_bwd_amx_bf16(mt_stream *stream,
                                         const struct mt_attention_bwd_args *args);
 mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *args);
-mt_dtype mt_cpu_gemm_operand_amx_bf16(const mt_format *format);
+mt_dtype mt_cpu_gemm_operand_amx_bf16(const mt_format_spec *spec);
 mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args);
 size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m,
                                     int64_t k);

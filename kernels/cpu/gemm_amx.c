@@ -184,7 +184,7 @@ size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members,
     return MT_CPU(packed_bytes)(dtype, dir, members, m, k);
 }
 
-mt_dtype mt_cpu_gemm_operand_amx_bf16(const mt_format *format)
+mt_dtype mt_cpu_gemm_operand_amx_bf16(const mt_format_spec *spec)
 {
-    return MT_CPU(decoded)(format, true);
+    return MT_CPU(decoded)(spec->format, true);
 }

@@ -13,9 +13,9 @@ mt_dtype MT_CPU(decoded)(const mt_format *format, bool tiles)
     return MT_REAL_DTYPE;
 }
 
-mt_dtype MT_CPU(gemm_operand)(const mt_format *format)
+mt_dtype MT_CPU(gemm_operand)(const mt_format_spec *spec)
 {
-    return MT_CPU(decoded)(format, false);
+    return MT_CPU(decoded)(spec->format, false);
 }
 
 /* The dtype that a direction is decoded to; false: it is read in place. */

@@ -49,11 +49,15 @@ MT_DTYPE_OPS(MT_CUDA_DECLARE_OP)
     mt_status mt_cuda_##op(mt_stream *stream, const struct mt_##op##_args *args);
 MT_FORMAT_OPS(MT_CUDA_DECLARE_FORMAT_OP)
 
-/* gemm.cu: what its table entries need besides the op. */
+/* dequantize; `codes`: without the f32 scale that a member has one of (fp8_tensor, fp8_delayed, the
+ * second level of nvfp4). */
+mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantize_args *args, bool codes);
+
+/* gemm_pack.cu, gemm_operands.cu: what the GEMM's table entries need besides the op. */
 size_t mt_cuda_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
-mt_dtype mt_cuda_gemm_operand_f64(const mt_format *format);
-mt_dtype mt_cuda_gemm_operand_f32(const mt_format *format);
-mt_dtype mt_cuda_gemm_operand_bf16(const mt_format *format);
+mt_dtype mt_cuda_gemm_operand_f64(const mt_format_spec *spec);
+mt_dtype mt_cuda_gemm_operand_f32(const mt_format_spec *spec);
+mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec);
 
 /* table.c */
 extern const struct mt_kernels mt_cuda_kernels_f64, mt_cuda_kernels_f32, mt_cuda_kernels_bf16;

@@ -35,7 +35,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
             load_plain(x, source, t, false);
         } else {
             float amax = source.second_level ? source.amax[t.index] : 0;
-            load_quantized(x, source, j.e4m3, member_level(source, amax, NULL), t, SOURCE);
+            level l = member_level(source, amax, NULL);
+            if (source.bare) l.s_dec = 1.0f;
+            load_quantized(x, source, j.e4m3, l, t, SOURCE);
         }
         __syncthreads();
         store_plain(j.p.sides[MT_ROW], x, t);
@@ -43,7 +45,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
     }
 }
 
-extern "C" mt_status mt_cuda_dequantize(mt_stream *stream, const struct mt_dequantize_args *args)
+extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantize_args *args,
+                                    bool codes)
 {
     enum { PER_MULTIPROCESSOR = 8, BYTES = sizeof(decode_space) };
     decode_job j = {};
@@ -54,6 +57,7 @@ extern "C" mt_status mt_cuda_dequantize(mt_stream *stream, const struct mt_dequa
     y.codes = args->y;
     j.p.sides[MT_ROW] = mt_cuda_side_of(&y, MT_ROW, false);
     j.p.sides[SOURCE] = mt_cuda_side_of(&args->src->dir[args->dir], args->dir, true);
+    j.p.sides[SOURCE].bare = codes;
     int64_t units = mt_cuda_plan_units(&j.p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
     if (units == 0) return MT_OK;
@@ -66,6 +70,11 @@ extern "C" mt_status mt_cuda_dequantize(mt_stream *stream, const struct mt_dequa
                         mt_cuda_stream(stream)>>>(j);
     MT_LAUNCHED(stream, "dequantize");
     return MT_OK;
+}
+
+extern "C" mt_status mt_cuda_dequantize(mt_stream *stream, const struct mt_dequantize_args *args)
+{
+    return mt_cuda_decode(stream, args, false);
 }
 
 /* ---- scale layouts ----------------------------------------------------------------------------

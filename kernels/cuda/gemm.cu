@@ -1,5 +1,4 @@
-/* The grouped GEMM of the cuda backend: operands of other formats made plain, and the choice of a
- * path.
+/* The grouped GEMM of the cuda backend: the choice of a path.
  *
  * A tile of the result has one block, which takes the products in order of the depth; rows and
  * offsets are read on the device. */
@@ -9,80 +8,6 @@
 #include "kernels/cuda/gemm_sm90.cuh"
 
 enum { LARGE_TILES_PER_PROCESSOR = 2 };
-
-/* ---- operands of other formats ------------------------------------------------------------------
- */
-
-/* What an operand is read as. bf16 holds what E8M0 scales make of any code: at most 4 significant
- * bits times a power of two (but for exponents at the ends of f32's own range, NUMERICS section 5).
- */
-static mt_dtype decoded(const mt_format *format, mt_dtype dtype)
-{
-    mt_dtype real = mt_dtype_wide(dtype);
-    if (format == mt_format_plain(dtype) || format == mt_format_plain(real)) return format->dtype;
-    return dtype == MT_BF16 && format->scale == MT_SCALE_E8M0 ? MT_BF16 : real;
-}
-
-mt_dtype mt_cuda_gemm_operand_f64(const mt_format *format)
-{
-    return decoded(format, MT_F64);
-}
-mt_dtype mt_cuda_gemm_operand_f32(const mt_format *format)
-{
-    return decoded(format, MT_F32);
-}
-mt_dtype mt_cuda_gemm_operand_bf16(const mt_format *format)
-{
-    return decoded(format, MT_BF16);
-}
-
-static bool decodes(mt_dtype *as, const mt_direction *d, mt_dtype dtype)
-{
-    *as = decoded(d->format, dtype);
-    return d->format != mt_format_plain(*as);
-}
-
-static size_t decoded_bytes(const mt_qtensor *q, const mt_direction *d, mt_dtype dtype)
-{
-    mt_dtype as;
-    if (!decodes(&as, d, dtype)) return 0;
-    return ((size_t)mt_group_capacity(&q->group) * mt_dtype_size(as) + 255) / 256 * 256;
-}
-
-static mt_status decode(mt_stream *stream, mt_qtensor *out, const mt_qtensor *q,
-                        const mt_direction *d, mt_dtype dtype, void *to)
-{
-    mt_dtype as;
-    *out = *q;
-    if (!decodes(&as, d, dtype)) return MT_OK;
-    struct mt_dequantize_args args = {};
-    args.dtype = dtype, args.src = q, args.dir = (mt_dir)(d - q->dir);
-    args.y = to, args.y_dtype = as;
-    MT_TRY(mt_cuda_dequantize(stream, &args));
-    *out = mt_qtensor_plain(q->group, as, to);
-    return MT_OK;
-}
-
-/* The same product with operands of dtype or real, in the stream's operand memory where they were
- * neither. */
-struct gemm_plain {
-    mt_qtensor a, b;
-    struct mt_gemm_args args;
-};
-
-static mt_status make_plain(mt_stream *stream, gemm_plain *out, const struct mt_gemm_args *args)
-{
-    const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
-    size_t first = decoded_bytes(args->a, a, args->dtype),
-           second = decoded_bytes(args->b, b, args->dtype);
-    char *p = NULL;
-    if (first + second) MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second));
-    MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
-    MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));
-    out->args = *args;
-    out->args.a = &out->a, out->args.b = &out->b;
-    return MT_OK;
-}
 
 /* ---- the product -------------------------------------------------------------------------------
  */
@@ -179,8 +104,9 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
 {
     gemm_plain plain;
     gemm_problem g = {};
-    MT_TRY(make_plain(stream, &plain, args));
+    MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
     MT_TRY(describe(&g, &plain.args));
+    g.alpha = plain.alpha;
     if (!g.cols || !g.rows.members) return MT_OK;
     return multiply<T>(stream, &g);
 }

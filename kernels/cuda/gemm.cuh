@@ -1,11 +1,12 @@
 /* Inside the cuda grouped GEMM. Every layout is D(i, j) = sum_p A(i, p) B(j, p) + C(i, j) +
  * bias[j], member by member; A is the b of mt_gemm_args, B its a (a weight, or X for NT).
  *
- *   gemm.cu         operands made plain, the choice of a path, the entries of the table
- *   gemm_simt.cuh   fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
- *   gemm_mma.cuh    bf16 on tensor cores, any card from 8.0 on, any size and alignment
- *   gemm_sm90.cuh   bf16 on Hopper: wgmma and TMA
- *   gemm_pack.cu    compute copies of weights, gradients of biases */
+ *   gemm.cu           the choice of a path, the entries of the table
+ *   gemm_operands.cu  operands of other formats made plain
+ *   gemm_simt.cuh     fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
+ *   gemm_mma.cuh      bf16 on tensor cores, any card from 8.0 on, any size and alignment
+ *   gemm_sm90.cuh     bf16 on Hopper: wgmma and TMA
+ *   gemm_pack.cu      compute copies of weights, gradients of biases */
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -28,10 +29,21 @@ struct gemm_problem {
     const void *c;
     void *d;
     const void *bias;
+    const float2 *alpha; /* per member, what its sums are multiplied by, in two parts; NULL: 1 */
     bool d_real;
     bool d_vectors;               /* four columns from a multiple of four on are aligned */
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */
 };
+
+/* The same product with operands of dtype or real, in the stream's operand memory where they were
+ * neither; what bf16 does not hold of them is the factor alpha. */
+struct gemm_plain {
+    mt_qtensor a, b;
+    struct mt_gemm_args args;
+    const float2 *alpha;
+};
+extern "C" mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out,
+                                        const struct mt_gemm_args *args);
 
 /* The member and place of a block's tile. */
 struct gemm_tile {
@@ -73,6 +85,14 @@ static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_gro
         seen = __shfl_sync(~0u, end, 31);
     }
     return false;
+}
+
+/* A sum by its factor, whose second part is above 0 and below the first's last bit: rounded once,
+ * and an infinite sum stays what it is. */
+template <typename R>
+static __host__ __device__ __forceinline__ R gemm_scaled(R sum, float first, float second)
+{
+    return fma(sum, (R)first, sum * (R)second);
 }
 
 /* The first row of a member; offsets of no columns do not tell. */
@@ -126,9 +146,13 @@ static __device__ __forceinline__ void gemm_put(const gemm_problem *g, const gem
     const D *c = g->c ? (const D *)g->c + at : NULL;
     D *d = (D *)g->d + at;
     bool whole = g->d_vectors && count >= N;
-    R add[N];
+    R add[N], value[N];
+    float2 alpha = g->alpha ? g->alpha[t->member] : make_float2(1, 0);
 #pragma unroll
-    for (int x = 0; x < N; x++) add[x] = bias && x < count ? bias[x] : 0;
+    for (int x = 0; x < N; x++) {
+        add[x] = bias && x < count ? bias[x] : 0;
+        value[x] = g->alpha ? gemm_scaled(sum[x], alpha.x, alpha.y) : sum[x];
+    }
     if (whole) {
         mt_vec<D, N> out;
         if (c) {
@@ -137,14 +161,14 @@ static __device__ __forceinline__ void gemm_put(const gemm_problem *g, const gem
             for (int x = 0; x < N; x++) add[x] += mt_get(&old.at[x]);
         }
 #pragma unroll
-        for (int x = 0; x < N; x++) mt_put(&out.at[x], sum[x] + add[x]);
+        for (int x = 0; x < N; x++) mt_put(&out.at[x], value[x] + add[x]);
         *(mt_vec<D, N> *)d = out;
     } else {
 #pragma unroll
         for (int x = 0; x < N; x++) {
             if (x >= count) continue;
             if (c) add[x] += mt_get(c + x);
-            mt_put(d + x, sum[x] + add[x]);
+            mt_put(d + x, value[x] + add[x]);
         }
     }
 }

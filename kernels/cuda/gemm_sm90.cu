@@ -228,7 +228,7 @@ mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_c
     args.k = wgrad ? 0 : (int)g->depth;
     args.width = path->width, args.super = path->super;
     args.add = g->c != NULL;
-    args.bias = (const float *)g->bias;
+    args.bias = (const float *)g->bias, args.alpha = g->alpha;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = (unsigned)cluster;

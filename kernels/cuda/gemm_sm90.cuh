@@ -33,6 +33,7 @@ struct gemm_sm90_args {
     int super;   /* tiles along the fast direction that are taken together */
     bool add;    /* C */
     const float *bias;
+    const float2 *alpha; /* of gemm_problem */
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */

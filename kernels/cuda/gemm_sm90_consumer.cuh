@@ -94,6 +94,19 @@ static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const flo
         : "memory");
 }
 
+/* The sums by the member's factor. */
+template <class C>
+static __device__ __forceinline__ void sm90_scale(const sm90_result<C> &r,
+                                                  float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    if (!r.args->alpha) return;
+    const float2 alpha = r.args->alpha[r.member()];
+#pragma unroll
+    for (int mi = 0; mi < C::BLOCKS_M; mi++)
+#pragma unroll
+        for (int i = 0; i < WGMMA_SUMS; i++) d[mi][i] = gemm_scaled(d[mi][i], alpha.x, alpha.y);
+}
+
 /* The tile's result: each piece is written to a buffer in the copies' order (128-byte lines, their
  * 16-byte parts exchanged), and stored while the next is written. C comes into the same buffer
  * first, two pieces ahead. */
@@ -295,6 +308,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         for (int mi = 0; mi < C::BLOCKS_M; mi++)
 #pragma unroll
             for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
+        sm90_scale<C>(result, d);
         sm90_store_tile<C>(result, d);
     }
     if (threadIdx.x % 128 == 0) copies_done<0>();

@@ -34,6 +34,7 @@ struct side {
     bool square; /* a cell is block x block values */
     bool shared; /* and has one stored scale; else every line has its own */
     bool transposed, swizzled, block_major;
+    bool bare; /* when reading: without the scale of the whole member */
 };
 
 /* Running totals over members; what a member's parts begin at. */
@@ -472,7 +473,7 @@ static __device__ __forceinline__ void load_lines(float *x, const side &s, const
             int64_t place =
                 s.whole || planar ? 0 : scale_place(s, p, scale_line, first >> s.block_shift);
             if (s.scale == MT_SCALE_F32)
-                dec = ((const float *)scales)[place];
+                dec = s.bare && s.whole ? 1.0f : ((const float *)scales)[place];
             else if (!planar)
                 dec = scale_value(s, e4m3, l, scales[place]);
             values_of(v, s, q);

@@ -189,12 +189,15 @@ static void add_product(struct sum *s, double a, double b)
     s->value += a * b, s->size += fabs(a * b), s->terms++;
 }
 
-/* gamma_K, what tiles that flush subnormals lose, one rounding more, and that of the result. */
+/* gamma_K, what tiles that flush subnormals lose, one rounding more, those of scales, and that of
+ * the result. */
 static void check(const char *what, int64_t i, double got, struct sum s, double repeat,
-                  const struct rig *r, mt_dtype out)
+                  const struct rig *r, mt_pass pass, mt_dtype out)
 {
+    const mt_format_spec *slot = r->state.recipe.slot[pass];
+    int scales = mt_gemm_scale_roundings(slot[0].format, slot[1].format);
     double epsilon = test_epsilon(r->real), want = s.value * repeat;
-    double bound = repeat * ((s.terms + 2) * (epsilon * s.size + 0x1p-126));
+    double bound = repeat * ((s.terms + 2 + scales) * (epsilon * s.size + 0x1p-126));
     bound += test_epsilon(out) * (fabs(want) + bound);
     if (!(fabs(got - want) <= bound))
         fail_msg("%s, %s%s: %s[%lld] is %.17g, must be %.17g within %.3g", running,
@@ -220,7 +223,7 @@ static void check_y(const struct rig *r, const struct result *got)
             for (int64_t k = 0; k < IN; k++) add_product(&s, w[line * IN + k], x[t * IN + k]);
             if (r->layer.bias)
                 add_product(&s, mt_load_f64(r->layer.bias->master, r->real, line), 1);
-            check("y", t * OUT + j, got->y[t * OUT + j], s, 1, r, r->dtype);
+            check("y", t * OUT + j, got->y[t * OUT + j], s, 1, r, MT_FPROP, r->dtype);
         }
 }
 
@@ -233,7 +236,7 @@ static void check_dx(const struct rig *r, const struct result *got)
             struct sum s = { 0 };
             for (int64_t j = 0; j < OUT; j++)
                 add_product(&s, w[(member_of(r, t) * OUT + j) * IN + k], dy[t * OUT + j]);
-            check("dx", t * IN + k, got->dx[t * IN + k], s, 1, r, r->dtype);
+            check("dx", t * IN + k, got->dx[t * IN + k], s, 1, r, MT_DGRAD, r->dtype);
         }
 }
 
@@ -249,7 +252,7 @@ static void check_dw(const struct rig *r, const struct result *got)
                 add_product(&sums[(member_of(r, t) * OUT + j) * IN + k], dy[t * OUT + j],
                             x[t * IN + k]);
     for (int64_t i = 0; i < r->members * OUT * IN; i++)
-        check("dw", i, got->dw[i], sums[i], r->options & ACCUMULATED ? 2 : 1, r, r->real);
+        check("dw", i, got->dw[i], sums[i], r->options & ACCUMULATED ? 2 : 1, r, MT_WGRAD, r->real);
 }
 
 static void check_db(const struct rig *r, const struct result *got)
@@ -260,7 +263,7 @@ static void check_db(const struct rig *r, const struct result *got)
             add_product(&sums[member_of(r, t) * OUT + j], mt_load_f64(r->dy, r->dtype, t * OUT + j),
                         1);
     for (int64_t i = 0; i < r->members * OUT; i++)
-        check("db", i, got->db[i], sums[i], r->options & ACCUMULATED ? 2 : 1, r, r->real);
+        check("db", i, got->db[i], sums[i], r->options & ACCUMULATED ? 2 : 1, r, MT_WGRAD, r->real);
 }
 
 /* ---- recipes

@@ -1,0 +1,146 @@
+/* Operands of the grouped GEMM that are of other formats, made plain. */
+#include "kernels/cuda/gemm.cuh"
+
+enum { THREADS = 256, ALIGN = 256 };
+
+/* ---- what an operand is read as ----------------------------------------------------------------
+ * bf16 holds a code times a power of two: at most 4 significant bits (but for exponents at the ends
+ * of f32's own range, NUMERICS section 5), and an E2M1 code times an E4M3 scale: at most 6. The one
+ * f32 scale that a member has stays outside, as a factor of its sums. What is left, f32 scales of
+ * blocks that are no powers of two, is decoded to real. */
+
+enum outside { INSIDE, SCALE, SECOND_LEVEL };
+
+static enum outside outside_of(const mt_format *format)
+{
+    if (format->second_level) return SECOND_LEVEL;
+    return format->scale == MT_SCALE_F32 && format->block == 0 ? SCALE : INSIDE;
+}
+
+static mt_dtype decoded(const mt_format_spec *spec, mt_dtype dtype)
+{
+    const mt_format *format = spec->format;
+    mt_dtype real = mt_dtype_wide(dtype);
+    if (format == mt_format_plain(dtype) || format == mt_format_plain(real)) return format->dtype;
+    bool exact = format->scale == MT_SCALE_E8M0 || outside_of(format) != INSIDE ||
+                 (format->scale == MT_SCALE_F32 && spec->options.pow2);
+    return dtype == MT_BF16 && exact ? MT_BF16 : real;
+}
+
+mt_dtype mt_cuda_gemm_operand_f64(const mt_format_spec *spec)
+{
+    return decoded(spec, MT_F64);
+}
+mt_dtype mt_cuda_gemm_operand_f32(const mt_format_spec *spec)
+{
+    return decoded(spec, MT_F32);
+}
+mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec)
+{
+    return decoded(spec, MT_BF16);
+}
+
+/* ---- the factor of a member's sums -------------------------------------------------------------
+ */
+
+/* A member's scale that is not in its decoded codes. */
+struct outer_scale {
+    int kind; /* enum outside */
+    const float *scales, *amax;
+    mt_format_options options;
+};
+
+static outer_scale outer_scale_of(const mt_direction *d, mt_dtype as)
+{
+    outer_scale s = {};
+    if (as == MT_BF16) s.kind = outside_of(d->format);
+    s.scales = (const float *)d->scales, s.amax = d->amax, s.options = d->options;
+    return s;
+}
+
+static __device__ float value_of(const outer_scale &s, int64_t member)
+{
+    if (s.kind == SCALE) return s.scales[member];
+    return s.kind == SECOND_LEVEL ? mt_nvfp4_decode_scale(&s.options, s.amax[member]) : 1.0f;
+}
+
+/* The product of two scales: a part that is cut, and what is missing, which is never 0 (so that it
+ * is no NaN times Inf). */
+static __global__ void alpha_kernel(float2 *alpha, const __grid_constant__ outer_scale a,
+                                    const __grid_constant__ outer_scale b, int64_t members)
+{
+    MT_GRID_STRIDE(e, members)
+    {
+        double x = (double)value_of(a, e) * (double)value_of(b, e); /* exact */
+        float first = __double2float_rz(x), rest = (float)(x - (double)first);
+        alpha[e] = make_float2(first, fminf(fmaxf(rest, 0x1p-149f), 0x1p104f));
+    }
+}
+
+static mt_status make_alpha(mt_stream *stream, float2 *to, const outer_scale *a,
+                            const outer_scale *b, int64_t members)
+{
+    if (members == 0) return MT_OK;
+    alpha_kernel<<<mt_blocks(stream, members, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
+        to, *a, *b, members);
+    MT_LAUNCHED(stream, "gemm (factors)");
+    return MT_OK;
+}
+
+/* ---- operands ----------------------------------------------------------------------------------
+ */
+
+static bool decodes(mt_dtype *as, const mt_direction *d, mt_dtype dtype)
+{
+    mt_format_spec spec = mt_direction_spec(d);
+    *as = decoded(&spec, dtype);
+    return d->format != mt_format_plain(*as);
+}
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static size_t decoded_bytes(const mt_qtensor *q, const mt_direction *d, mt_dtype dtype)
+{
+    mt_dtype as;
+    if (!decodes(&as, d, dtype)) return 0;
+    return padded((size_t)mt_group_capacity(&q->group) * mt_dtype_size(as));
+}
+
+static mt_status decode(mt_stream *stream, mt_qtensor *out, const mt_qtensor *q,
+                        const mt_direction *d, mt_dtype dtype, void *to)
+{
+    mt_dtype as;
+    *out = *q;
+    if (!decodes(&as, d, dtype)) return MT_OK;
+    struct mt_dequantize_args args = {};
+    args.dtype = dtype, args.src = q, args.dir = (mt_dir)(d - q->dir);
+    args.y = to, args.y_dtype = as;
+    MT_TRY(mt_cuda_decode(stream, &args, as == MT_BF16));
+    *out = mt_qtensor_plain(q->group, as, to);
+    return MT_OK;
+}
+
+mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out, const struct mt_gemm_args *args)
+{
+    const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
+    mt_dtype as_a, as_b;
+    decodes(&as_a, a, args->dtype), decodes(&as_b, b, args->dtype);
+    outer_scale outer_a = outer_scale_of(a, as_a), outer_b = outer_scale_of(b, as_b);
+    bool outer = outer_a.kind != INSIDE || outer_b.kind != INSIDE;
+    int64_t members = args->a->group.members;
+    size_t first = decoded_bytes(args->a, a, args->dtype),
+           second = decoded_bytes(args->b, b, args->dtype),
+           factors = outer ? padded((size_t)members * sizeof(float2)) : 0;
+    char *p = NULL;
+    if (first + second) MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second + factors));
+    MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
+    MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));
+    out->alpha = outer ? (const float2 *)(p + first + second) : NULL;
+    if (outer) MT_TRY(make_alpha(stream, (float2 *)out->alpha, &outer_a, &outer_b, members));
+    out->args = *args;
+    out->args.a = &out->a, out->args.b = &out->b;
+    return MT_OK;
+}
