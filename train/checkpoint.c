@@ -82,7 +82,7 @@ static mt_status for_each_part(const mt_param_store *params, visit_part *visit, 
                    "the parts of '%s' have %lld elements of its %lld", p->name, (long long)covered,
                    (long long)mt_param_count(p));
     }
-    void *buffer = malloc(most);
+    void *buffer = malloc(most + sizeof(int32_t));
     MT_REQUIRE(buffer, MT_ENOMEM, "no memory for a tensor of %zu bytes", most);
     mt_status status = MT_OK;
     for (int64_t i = 0; i < n && status == MT_OK; i++) {
@@ -113,6 +113,36 @@ static mt_dtype part_dtype(const mt_checkpoint_state *s, const mt_param *param, 
     return moment ? mt_moments_dtype(s->moments, param->dtype) : param->dtype;
 }
 
+/* ---- ranks -------------------------------------------------------------------------------------
+ */
+
+bool mt_checkpoint_leads(const mt_checkpoint_state *s)
+{
+    return !s->comm || mt_comm_rank(s->comm) == 0;
+}
+
+/* Integers: every pattern of bits comes through a sum with zeros. */
+mt_status mt_checkpoint_collect(const mt_checkpoint_state *s, void *whole, size_t bytes)
+{
+    int64_t words = (int64_t)((bytes + sizeof(int32_t) - 1) / sizeof(int32_t));
+    if (!s->comm) return MT_OK;
+    return mt_comm_all_reduce(s->comm, NULL, whole, words, MT_I32, MT_REDUCE_SUM,
+                              "a checkpoint's tensor");
+}
+
+/* What this rank owns of a part: its first element in the part, how many, and where they begin
+ * among the own ones of the param. */
+static int64_t own_of(const mt_param *param, const mt_param_part *part, int64_t *first,
+                      int64_t *from)
+{
+    int64_t begin = (part->member * param->group.m + part->row) * param->group.k;
+    int64_t end = begin + part->rows * param->group.k, own = param->own.first;
+    int64_t low = begin > own ? begin : own, high = own + param->own.count;
+    if (end < high) high = end;
+    *first = low - begin, *from = low - own;
+    return high > low ? high - low : 0;
+}
+
 /* ---- writing -----------------------------------------------------------------------------------
  */
 
@@ -130,15 +160,19 @@ static mt_status write_part(void *user, const mt_param *param, const mt_param_pa
     const mt_checkpoint_state *s = w->state;
     char name[MAX_DATASET_NAME];
     mt_tensor t = mt_part_tensor(param, part, part_dtype(s, param, w->moment));
-    int64_t at = mt_part_offset(param, part);
+    size_t size = mt_dtype_size(t.dtype);
+    int64_t first, from, count = own_of(param, part, &first, &from);
+    char *to = (char *)buffer + (size_t)first * size;
+    if (s->comm) memset(buffer, 0, mt_tensor_bytes(&t) + sizeof(int32_t));
+    if (count && w->moment)
+        MT_TRY(mt_device_copy(mt_param_store_device(s->params), to,
+                              w->moment + (size_t)(param->offset + from) * size,
+                              (size_t)count * size));
+    else if (count)
+        MT_TRY(mt_param_read_master(s->params, param, param->own.first + from, count, to));
+    MT_TRY(mt_checkpoint_collect(s, buffer, mt_tensor_bytes(&t)));
+    if (!w->file) return MT_OK;
     MT_TRY(dataset_name(name, w->group, part->name));
-    if (w->moment)
-        MT_TRY(mt_device_copy(mt_param_store_device(s->params), buffer,
-                              w->moment + (size_t)at * mt_dtype_size(t.dtype),
-                              mt_tensor_bytes(&t)));
-    else
-        MT_TRY(mt_param_read_master(s->params, param, at - param->offset, mt_tensor_count(&t),
-                                    buffer));
     return mt_h5_write(w->file, name, t.dtype, t.ndim, t.shape, buffer);
 }
 
@@ -146,7 +180,7 @@ static mt_status write_parts(mt_h5 *file, const mt_checkpoint_state *s, const ch
                              const void *moment)
 {
     part_writer w = { file, s, group, moment };
-    MT_TRY(mt_h5_group(file, group));
+    if (file) MT_TRY(mt_h5_group(file, group));
     return for_each_part(s->params, write_part, &w);
 }
 
@@ -234,10 +268,22 @@ static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
     return mt_h5_set_i64(file, "/data", "step", s->step);
 }
 
+/* What another rank gives to write_state, in its order. */
+static mt_status send_state(const mt_checkpoint_state *s)
+{
+    MT_TRY(write_parts(NULL, s, "/model", NULL));
+    if (!s->m) return MT_OK;
+    MT_TRY(mt_checkpoint_write_nans(NULL, s));
+    MT_TRY(write_parts(NULL, s, "/optim/m", s->m));
+    MT_TRY(write_parts(NULL, s, "/optim/v", s->v));
+    return mt_checkpoint_write_moments(NULL, s);
+}
+
 mt_status mt_checkpoint_write(const char *path, const mt_checkpoint_state *state,
                               const mt_checkpoint_info *info)
 {
     mt_checkpoint_stage stage;
+    if (!mt_checkpoint_leads(state)) return send_state(state);
     mt_status status = mt_checkpoint_stage_begin(&stage, path);
     if (status == MT_OK) status = write_state(stage.file, state, info);
     if (status == MT_OK) status = mt_checkpoint_stage_publish(&stage);
@@ -396,17 +442,18 @@ static mt_status check_part(void *user, const mt_param *param, const mt_param_pa
                    r->group, part->name, has, must);
 }
 
-/* A part from host memory to where it belongs. */
+/* What this rank owns of a part, from host memory to where it belongs. */
 static mt_status place_part(const part_reader *r, const mt_param *param, const mt_param_part *part,
                             const void *from)
 {
     mt_param_store *params = r->state->params;
-    int64_t at = mt_part_offset(param, part), count = part->rows * param->group.k;
     size_t size = mt_dtype_size(part_dtype(r->state, param, r->moment));
-    if (r->moment)
-        return mt_device_copy(mt_param_store_device(params), r->moment + (size_t)at * size, from,
-                              (size_t)count * size);
-    return mt_param_write_master(params, param, at - param->offset, count, from);
+    int64_t first, to, count = own_of(param, part, &first, &to);
+    const char *own = (const char *)from + (size_t)first * size;
+    if (!r->moment) return mt_param_write_master(params, param, param->own.first + to, count, own);
+    return mt_device_copy(mt_param_store_device(params),
+                          r->moment + (size_t)(param->offset + to) * size, own,
+                          (size_t)count * size);
 }
 
 static mt_status read_part(void *user, const mt_param *param, const mt_param_part *part,

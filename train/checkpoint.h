@@ -39,7 +39,10 @@ typedef struct mt_checkpoint_info {
 /* ---- training runs -----------------------------------------------------------------------------
  */
 
-/* Saves DIR/step_00001000 (of the trainer's step), then DIR/latest, a file with that name; `path`,
+/* With ranks, saving and loading are collective: rank 0 writes one file of whole tensors, which any
+ * number of ranks loads, each its own part.
+ *
+ * Saves DIR/step_00001000 (of the trainer's step), then DIR/latest, a file with that name; `path`,
  * if not NULL, receives the checkpoint's. On failure (a full disk) nothing of it is left and older
  * ones are untouched. */
 mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
@@ -120,6 +123,7 @@ typedef struct mt_checkpoint_state {
     int64_t moe_layers;
     float *router_bias[MT_MAX_LAYERS]; /* f32 [num_experts] */
     const mt_precision *precision;     /* delayed scaling */
+    mt_comm *comm;                     /* ranks that hold shards of it; NULL: all is here */
 } mt_checkpoint_state;
 
 /* Writes the checkpoint directory `path`, replacing a checkpoint of that name at once. */

@@ -2,6 +2,7 @@
  * /state/delayed/<layer>.<slot>.{scale,history}; counts of NaN, /state/nan, i64. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "layers/precision.h"
 #include "train/checkpoint_priv.h"
@@ -97,7 +98,11 @@ mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *s)
     MT_REQUIRE(counts, MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
     mt_status status =
         mt_device_copy(mt_param_store_device(s->params), counts, t.data, mt_tensor_bytes(&t));
-    if (status == MT_OK) status = mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
+    if (status == MT_OK && s->comm)
+        status = mt_comm_all_reduce(s->comm, NULL, counts, t.shape[0], MT_I64, MT_REDUCE_SUM,
+                                    "counts of NaN");
+    if (status == MT_OK && file)
+        status = mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
     free(counts);
     return status;
 }
@@ -117,6 +122,7 @@ mt_status mt_checkpoint_read_nans(const mt_checkpoint_state *s, mt_checkpoint *c
     MT_REQUIRE(counts, MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
     MT_TRY_CLEANUP(mt_tensor_check(&got, "/state/nan", MT_I64, 1, t.shape));
     MT_TRY_CLEANUP(mt_checkpoint_read(c, "/state", "nan", &got));
+    if (!mt_checkpoint_leads(s)) memset(counts, 0, mt_tensor_bytes(&t)); /* the sum counts once */
     MT_TRY_CLEANUP(mt_device_copy(device, t.data, counts, mt_tensor_bytes(&t)));
 cleanup:
     free(counts);

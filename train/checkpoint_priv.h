@@ -31,6 +31,12 @@ mt_status mt_checkpoint_check_moments(mt_h5 *file, const mt_checkpoint_state *st
                                       const char *path);
 mt_status mt_checkpoint_read_moments(mt_h5 *file, const mt_checkpoint_state *state);
 
+/* Host memory in which every rank has filled in what it owns, and zeros elsewhere, becomes the
+ * whole on every rank. Room for up to 3 bytes more. Collective; nothing with one rank. */
+mt_status mt_checkpoint_collect(const mt_checkpoint_state *state, void *whole, size_t bytes);
+/* Whether this rank writes the file; the others give it their parts with a `file` of NULL. */
+bool mt_checkpoint_leads(const mt_checkpoint_state *state);
+
 /* Verifies every file that DONE lists. */
 mt_status mt_checkpoint_verify(const char *path);
 

@@ -27,7 +27,8 @@ static void describe_trainer(mt_checkpoint_state *s, const mt_trainer *trainer)
                                 .step_state = mt_optimizer_state(optimizer),
                                 .step = mt_trainer_steps(trainer),
                                 .seed = config->seed,
-                                .compute = config->dtype };
+                                .compute = config->dtype,
+                                .comm = config->comm };
     describe_model(s, mt_trainer_model(trainer));
 }
 
@@ -37,12 +38,14 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
     char target[MT_PATH_BYTES], latest[MT_PATH_BYTES], name[64];
     mt_checkpoint_state state;
     describe_trainer(&state, trainer);
-    MT_TRY(mt_dir_create(dir));
+    bool lead = !state.comm || mt_comm_rank(state.comm) == 0;
+    if (lead) MT_TRY(mt_dir_create(dir));
     int n = snprintf(name, sizeof name, "step_%08lld", (long long)state.step);
     MT_TRY(mt_path_format(target, "%s/%s", dir, name));
     MT_TRY(mt_path_format(latest, "%s/latest", dir));
     MT_TRY(mt_checkpoint_write(target, &state, info));
     if (path) memcpy(path, target, sizeof target);
+    if (!lead) return MT_OK;
     name[n] = '\n';
     return mt_file_write_all(latest, name, (size_t)n + 1);
 }

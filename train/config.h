@@ -28,9 +28,10 @@ typedef struct mt_config {
         log_every; /* eval_every 0: only at the end; eval_batches 0: all */
     int64_t checkpoint_every, keep_last, keep_every; /* checkpoint_every 0: only at the end */
     char device[MT_CONFIG_TEXT];
+    double rank_timeout; /* seconds that a rank waits for the others */
     /* Read and checked; each has one value that is available so far (column `only`). */
     mt_dtype grad_dtype, reduce_dtype;
-    bool optim_offload, keep_gathered;
+    bool optim_offload;
     char statistics_layers[MT_CONFIG_TEXT], statistics_tensors[MT_CONFIG_TEXT];
     char statistics_what_if[MT_CONFIG_TEXT];
     int64_t statistics_every, expert_parallel;

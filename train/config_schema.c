@@ -180,8 +180,10 @@ const mt_config_key mt_config_keys[] = {
 
     { "parallel.expert", MT_KEY_INT, AT(expert_parallel), SIZE_RANGE, .value = "1", .only = "1",
       .help = "ranks that share a layer's experts" },
-    { "parallel.keep_gathered", MT_KEY_BOOL, AT(keep_gathered), .value = "false", .only = "false",
-      .help = "gathered weights stay from forward to backward" },
+    { "parallel.keep_gathered", MT_KEY_BOOL, AT(trainer.keep_gathered), .value = "false",
+      .help = "gathered weights stay until they change: more memory, fewer bytes moved" },
+    { "parallel.timeout", MT_KEY_REAL, AT(rank_timeout), POSITIVE_RANGE, .value = "300",
+      .help = "seconds that a rank waits for the others before the run is ended" },
     { "parallel.expert_capacity", MT_KEY_REAL, AT(expert_capacity), POSITIVE_RANGE, .value = "0",
       .only = "0", .help = "receive buffer of the expert exchange, in mean loads; 0: worst case" },
 

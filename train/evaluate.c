@@ -11,27 +11,58 @@ double mt_bits(double nats)
     return nats / log(2);
 }
 
-static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_corpus *corpus,
-                             int64_t all, int32_t *tokens, int32_t *targets)
+/* What a rank found in one micro-batch. */
+typedef struct finding {
+    double sum;
+    int64_t counted, signal;
+} finding;
+
+/* A round: each rank runs the micro-batch of its place; what they found comes back in their order,
+ * which is that of one rank. A rank past the end runs the first one again, for the others' sake:
+ * they need its part of the weights. */
+static mt_status run_round(finding *all, const mt_evaluation *e, mt_trainer *trainer,
+                           const mt_corpus *corpus, int64_t first, int32_t *tokens,
+                           int32_t *targets)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
-    int64_t s = c->sequence_length;
+    int64_t s = c->sequence_length, windows = mt_corpus_windows(corpus, s);
+    int rank = c->comm ? mt_comm_rank(c->comm) : 0;
+    finding own = { .signal = mt_signals_pending() };
+    int64_t at = first + rank * c->micro_batch_size;
+    bool idle = at >= e->windows;
+    if (idle) at = 0;
+    int64_t count = e->windows - at < c->micro_batch_size ? e->windows - at : c->micro_batch_size;
+    for (int64_t i = 0; i < count; i++)
+        MT_TRY(mt_corpus_window(corpus, s, (at + i) * windows / e->windows, tokens + i * s,
+                                targets + i * s));
+    MT_TRY(mt_trainer_eval(trainer, tokens, targets, count, &own.sum, &own.counted));
+    if (idle) own.sum = 0, own.counted = 0;
+    all[rank] = own;
+    return c->comm ? mt_comm_all_gather(c->comm, NULL, all, &all[rank], sizeof own, "validation")
+                   : MT_OK;
+}
+
+static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_corpus *corpus,
+                             int32_t *tokens, int32_t *targets)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    int ranks = c->comm ? mt_comm_size(c->comm) : 1;
+    finding *all = calloc((size_t)ranks, sizeof *all);
+    MT_REQUIRE(all, MT_ENOMEM, "evaluation: no memory for %d ranks", ranks);
+    mt_status status = MT_OK;
     double sum = 0;
-    for (int64_t first = 0; first < e->windows; first += c->micro_batch_size) {
-        int64_t count = e->windows - first, counted = 0;
-        double part = 0;
-        if (count > c->micro_batch_size) count = c->micro_batch_size;
-        if (mt_signals_pending()) {
-            e->stopped = true;
-            return MT_OK;
+    for (int64_t first = 0; first < e->windows && !e->stopped && status == MT_OK;
+         first += c->micro_batch_size * ranks) {
+        status = run_round(all, e, trainer, corpus, first, tokens, targets);
+        for (int r = 0; r < ranks; r++) {
+            sum += all[r].sum;
+            e->tokens += all[r].counted;
+            e->stopped |= all[r].signal != 0;
         }
-        for (int64_t i = 0; i < count; i++)
-            MT_TRY(mt_corpus_window(corpus, s, (first + i) * all / e->windows, tokens + i * s,
-                                    targets + i * s));
-        MT_TRY(mt_trainer_eval(trainer, tokens, targets, count, &part, &counted));
-        sum += part;
-        e->tokens += counted;
     }
+    free(all);
+    MT_TRY(status);
+    if (e->stopped) return MT_OK;
     e->loss = sum / (double)e->tokens;
     MT_REQUIRE(isfinite(e->loss), MT_ENUMERIC, "the validation loss is %g", e->loss);
     return MT_OK;
@@ -49,9 +80,8 @@ mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpu
     result->full = result->windows == all;
     size_t bytes = (size_t)(c->micro_batch_size * c->sequence_length) * sizeof(int32_t);
     int32_t *tokens = malloc(bytes), *targets = malloc(bytes);
-    mt_status status = tokens && targets
-                           ? run_windows(result, trainer, corpus, all, tokens, targets)
-                           : MT_FAIL(MT_ENOMEM, "evaluation: no memory for a batch");
+    mt_status status = tokens && targets ? run_windows(result, trainer, corpus, tokens, targets)
+                                         : MT_FAIL(MT_ENOMEM, "evaluation: no memory for a batch");
     free(tokens);
     free(targets);
     return status;

@@ -16,8 +16,12 @@ struct mt_nan_watch {
 static mt_status read_counts(mt_nan_watch *w)
 {
     if (!mt_tensor_bytes(&w->counts)) return MT_OK;
-    return mt_device_copy(mt_trainer_device(w->trainer), w->now, w->counts.data,
-                          mt_tensor_bytes(&w->counts));
+    mt_comm *comm = mt_trainer_get_config(w->trainer)->comm;
+    MT_TRY(mt_device_copy(mt_trainer_device(w->trainer), w->now, w->counts.data,
+                          mt_tensor_bytes(&w->counts)));
+    return comm ? mt_comm_all_reduce(comm, NULL, w->now, w->counts.shape[0], MT_I64, MT_REDUCE_SUM,
+                                     "counts of NaN")
+                : MT_OK;
 }
 
 mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_trainer *trainer)

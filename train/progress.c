@@ -69,6 +69,7 @@ static void print_line(const mt_progress *p, const mt_metrics_step *line, double
 void mt_progress_step(mt_progress *p, const mt_metrics_step *line, bool interval)
 {
     double now = mt_progress_clock();
+    if (p->silent) return;
     if (!p->terminal && interval)
         print_line(p, line, now);
     else if (p->terminal && (now - p->drawn >= 0.1 || line->step == p->steps))
@@ -77,6 +78,7 @@ void mt_progress_step(mt_progress *p, const mt_metrics_step *line, bool interval
 
 void mt_progress_note(mt_progress *p, const char *format, ...)
 {
+    if (p->silent) return;
     if (p->bar_drawn) printf("\r\x1b[K");
     p->bar_drawn = false;
     p->drawn = 0;

@@ -9,6 +9,7 @@ extern "C" {
 #endif
 
 typedef struct mt_progress {
+    bool silent; /* set after begin: another rank speaks */
     bool terminal, bar_drawn;
     int64_t first_step, steps; /* of this session, of the run */
     double began, drawn;       /* seconds of mt_progress_clock */

@@ -14,6 +14,7 @@
 #include "train/nan_watch.h"
 #include "train/paths.h"
 #include "train/progress.h"
+#include "train/ranks.h"
 #include "train/signals.h"
 #include "train/statistics.h"
 
@@ -21,6 +22,9 @@ enum { SKIPS_END_A_RUN = 10, REASONS = 2048, IDENTITY = 256 };
 
 typedef struct run {
     const mt_config *config;
+    mt_trainer_config trainer_config; /* config's, with the ranks */
+    mt_comm *comm;
+    bool lead; /* rank 0: keeps the run's directory, and speaks */
     mt_rundir dir;
     mt_corpus *train, *valid; /* valid: NULL for none */
     char corpus[IDENTITY];    /* of the training corpus */
@@ -34,8 +38,10 @@ typedef struct run {
     mt_metrics_past past;
     mt_progress progress;
     int32_t *tokens, *targets; /* [batch_size, sequence_length] */
+    bool damaged;              /* a newer checkpoint than the one resumed from */
     int64_t saved_step;        /* of the newest checkpoint; -1: none */
     char saved_path[MT_CHECKPOINT_PATH];
+    int64_t signal;      /* that some rank has received */
     double seconds;      /* trained in this session */
     double pace_seconds; /* the same since the last metrics line, */
     int64_t pace_tokens; /* and the tokens of it */
@@ -112,14 +118,18 @@ static mt_status announce(run *r)
                      (long long)t->sequence_length,
                      (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
                          (long long)t->sequence_length);
+    if (mt_comm_size(r->comm) > 1)
+        mt_progress_note(&r->progress, "%d ranks over %s, weights sharded", mt_comm_size(r->comm),
+                         mt_comm_backend(r->comm));
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
-/* Goes on from the newest complete checkpoint; from the beginning where there is none at all. */
-static mt_status resume(run *r, bool force)
+/* Finds the newest complete checkpoint; *path is "" where there is none at all. */
+static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
 {
-    char path[MT_CHECKPOINT_PATH], skipped[REASONS] = "";
+    char skipped[REASONS] = "";
+    *path = '\0';
     if (!mt_path_exists(r->dir.checkpoints)) {
         mt_progress_note(&r->progress, "nothing saved in %s yet: from the beginning", r->dir.path);
         return MT_OK;
@@ -128,14 +138,27 @@ static mt_status resume(run *r, bool force)
     if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
     if (status == MT_EIO && !*skipped) {
         mt_error_clear();
+        *path = '\0';
         mt_progress_note(&r->progress, "no checkpoint in %s yet: from the beginning", r->dir.path);
         return MT_OK;
     }
-    MT_TRY(status);
-    MT_TRY(mt_checkpoint_load(r->trainer, path, r->corpus, force));
+    r->damaged = *skipped != '\0';
+    return status;
+}
+
+/* Goes on from the newest complete checkpoint: that which rank 0 sees. */
+static mt_status resume(run *r, bool force)
+{
+    char path[MT_CHECKPOINT_PATH] = "";
+    mt_status status = r->lead ? find_checkpoint(r, path) : MT_OK;
+    MT_TRY(mt_comm_agree(r->comm, status, "the newest checkpoint"));
+    MT_TRY(mt_comm_broadcast(r->comm, NULL, path, sizeof path, 0, "the newest checkpoint"));
+    if (!*path) return MT_OK;
+    status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
+    MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
-    if (*skipped) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
+    if (r->lead && r->damaged) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
     mt_progress_note(&r->progress, "resumed from %s", path);
     MT_REQUIRE(r->saved_step <= r->config->trainer.steps, MT_ECONFIG,
                "%.300s has made %lld steps, train.steps is %lld", path, (long long)r->saved_step,
@@ -143,29 +166,76 @@ static mt_status resume(run *r, bool force)
     return MT_OK;
 }
 
+/* The world, and what the configuration means in it: a rank's micro-batches are of its share. */
+static mt_status join_ranks(run *r)
+{
+    mt_trainer_config *t = &r->trainer_config;
+    *t = r->config->trainer;
+    MT_TRY(mt_ranks_open(&r->comm, r->config->rank_timeout));
+    r->lead = mt_comm_rank(r->comm) == 0;
+    MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
+    int64_t ranks = mt_comm_size(r->comm), share = t->batch_size / ranks;
+    t->comm = r->comm;
+    if (share > 0 && t->micro_batch_size > share) t->micro_batch_size = share;
+    MT_REQUIRE(ranks == 1 || !r->config->statistics_every, MT_EUNSUPPORTED,
+               "statistics.every is %lld: statistics are measured on one rank, not on %lld",
+               (long long)r->config->statistics_every, (long long)ranks);
+    return MT_OK;
+}
+
+/* The directory is rank 0's; the others only learn where it is. */
+static mt_status enter_directory(run *r, const mt_rundir_options *options)
+{
+    mt_status status = r->lead ? mt_rundir_open(&r->dir, &r->changed, r->config, options) : MT_OK;
+    MT_TRY(mt_comm_agree(r->comm, status, "the run's directory"));
+    MT_TRY(mt_comm_broadcast(r->comm, NULL, r->dir.path, sizeof r->dir.path, 0, "its path"));
+    return mt_comm_broadcast(r->comm, NULL, r->dir.checkpoints, sizeof r->dir.checkpoints, 0,
+                             "its checkpoints");
+}
+
+/* Rank 0's files of the run, and what they say of its past. */
+static mt_status open_records(run *r)
+{
+    mt_status status = MT_OK;
+    if (r->lead) {
+        status = mt_rundir_write(&r->dir, r->config, r->device, r->gemm_path);
+        if (status == MT_OK)
+            status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
+                                     mt_trainer_steps(r->trainer));
+    }
+    MT_TRY(mt_comm_agree(r->comm, status, "the run's records"));
+    MT_TRY(mt_comm_broadcast(r->comm, NULL, &r->past, sizeof r->past, 0, "the run's past"));
+    MT_TRY(mt_statistics_create(&r->statistics, r->trainer, r->config, r->metrics, r->dir.path));
+    return mt_nan_watch_create(&r->nans, r->trainer);
+}
+
+static void begin_progress(run *r)
+{
+    mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), r->config->trainer.steps);
+    r->progress.silent = !r->lead;
+}
+
 static mt_status start(run *r, const mt_rundir_options *options)
 {
     const mt_config *c = r->config;
     const struct mt_kernels *kernels = NULL;
-    MT_TRY(open_corpora(r));
     MT_TRY(mt_config_text(&r->config_text, c));
-    MT_TRY(mt_device_open(&r->device, c->device, NULL, 0));
+    MT_TRY(join_ranks(r));
+    MT_TRY(open_corpora(r));
+    MT_TRY(mt_device_open(&r->device, c->device, NULL, mt_ranks_threads()));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
-    MT_TRY(mt_rundir_open(&r->dir, &r->changed, c, options));
-    MT_TRY(mt_trainer_create(&r->trainer, r->device, &c->trainer));
+    MT_TRY(enter_directory(r, options));
+    MT_TRY(mt_trainer_create(&r->trainer, r->device, &r->trainer_config));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
     r->tokens = malloc(count * sizeof *r->tokens);
     r->targets = malloc(count * sizeof *r->targets);
     MT_REQUIRE(r->tokens && r->targets, MT_ENOMEM, "no memory for a batch of %zu tokens", count);
-    mt_progress_begin(&r->progress, 0, c->trainer.steps);
+    begin_progress(r);
     MT_TRY(announce(r));
     if (options->resume) MT_TRY(resume(r, options->force));
-    MT_TRY(mt_rundir_write(&r->dir, c, r->device, r->gemm_path));
-    MT_TRY(mt_metrics_open(&r->metrics, &r->past, r->dir.metrics, mt_trainer_steps(r->trainer)));
-    MT_TRY(mt_statistics_create(&r->statistics, r->trainer, c, r->metrics, r->dir.path));
-    MT_TRY(mt_nan_watch_create(&r->nans, r->trainer));
-    mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), c->trainer.steps);
+    MT_TRY(open_records(r));
+    begin_progress(r);
     return MT_OK;
 }
 
@@ -191,7 +261,7 @@ static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
         mt_evaluate(&e, r->trainer, r->valid, last ? 0 : c->eval_batches * c->trainer.batch_size));
     *stopped = e.stopped;
     if (e.stopped) return MT_OK;
-    MT_TRY(mt_metrics_eval(r->metrics, step, e.loss, e.full));
+    if (r->lead) MT_TRY(mt_metrics_eval(r->metrics, step, e.loss, e.full));
     *(e.full ? &r->past.last_full_eval : &r->past.last_eval) = step;
     mt_progress_note(
         &r->progress, "step %lld: validation loss %.4f, %.4f bits/byte (%lld windows%s)",
@@ -205,7 +275,7 @@ static mt_status save(run *r, int64_t step)
     const mt_checkpoint_info info = { .run_config = r->config_text,
                                       .git_revision = mt_build_revision(),
                                       .corpus = r->corpus };
-    MT_TRY(mt_metrics_sync(r->metrics));
+    if (r->lead) MT_TRY(mt_metrics_sync(r->metrics));
     mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
     if (status != MT_OK)
         return MT_FAIL(status, "the checkpoint of step %lld was not saved: %.700s (%s%.200s)",
@@ -214,8 +284,8 @@ static mt_status save(run *r, int64_t step)
                        r->saved_path);
     r->saved_step = step;
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
-    if (mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last, r->config->keep_every) !=
-        MT_OK)
+    if (r->lead && mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last,
+                                       r->config->keep_every) != MT_OK)
         mt_progress_note(&r->progress, "old checkpoints stay: %s", mt_error_message());
     return MT_OK;
 }
@@ -287,7 +357,7 @@ static mt_status report(run *r, const mt_step_result *result)
     MT_TRY(skipped_so_far(r, &line.skipped));
     r->pace_seconds = 0;
     r->pace_tokens = 0;
-    return mt_metrics_train(r->metrics, &line);
+    return r->lead ? mt_metrics_train(r->metrics, &line) : MT_OK;
 }
 
 static mt_status one_step(run *r, int64_t step)
@@ -316,7 +386,7 @@ static mt_status stop(run *r, int64_t step)
 {
     if (r->saved_step != step) MT_TRY(save(r, step));
     return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.300s; --resume goes on",
-                   mt_signals_name(mt_signals_pending()), (long long)step,
+                   mt_signals_name((int)r->signal), (long long)step,
                    (long long)r->config->trainer.steps, r->saved_path);
 }
 
@@ -326,7 +396,9 @@ static mt_status loop(run *r)
         int64_t step = mt_trainer_steps(r->trainer);
         bool last = step >= r->config->trainer.steps, stopped;
         MT_TRY(evaluate_if_due(r, step, last, &stopped));
-        if (stopped || (!last && mt_signals_pending())) return stop(r, step);
+        r->signal = mt_signals_pending();
+        MT_TRY(mt_ranks_largest(r->comm, &r->signal, "signals"));
+        if (stopped || (!last && r->signal)) return stop(r, step);
         MT_TRY(save_if_due(r, step, last));
         if (last) return MT_OK;
         MT_TRY(one_step(r, step));
@@ -365,6 +437,7 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
                          (long long)config->trainer.steps, r->past.seconds + r->seconds,
                          r->saved_path);
     finish(r);
+    mt_ranks_close(&r->comm, status);
     free(r);
     return status;
 }

@@ -40,7 +40,7 @@ static inline void need_ranks(void)
 /* Runs `mpirun -n ranks command` and returns its exit code; what it wrote is in ranks_output. */
 static inline int run_ranks(int ranks, const char *command)
 {
-    char line[2048];
+    char line[16384];
     snprintf(line, sizeof line,
              "OMP_NUM_THREADS=1 timeout 120 mpirun --oversubscribe --allow-run-as-root "
              "--mca mpi_yield_when_idle 1 -n %d %s 2>&1",

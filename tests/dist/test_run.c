@@ -1,0 +1,240 @@
+/* The program over ranks: the same training, checkpoints that any number of ranks goes on from,
+ * ranks that disagree, are asked to stop, or die. */
+#include "tests/dist/ranks.h"
+
+#include <math.h>
+
+#include "tests/train/program.h"
+#include "train/checkpoint.h"
+
+enum { STEPS = 8 };
+
+static const char config[] =
+    "model: {vocab_size: 256, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4,\n"
+    "  moe_intermediate_size: 40, num_experts: 3, num_experts_per_tok: 2}\n"
+    "data: {train: train.h5, valid: valid.h5, sequence_length: 16}\n"
+    "train: {steps: 8, batch_size: 4, micro_batch_size: 1, dtype: f64, log_every: 1}\n"
+    "optim: {lr: 0.01}\n"
+    "checkpoint: {every: 4, keep_last: 9}\n"
+    "parallel: {timeout: 30}\n"
+    "device: cpu\n";
+
+static void write_text(const char *name, int words)
+{
+    FILE *file = fopen(name, "w");
+    assert_non_null(file);
+    for (int i = 0; i < words; i++) fprintf(file, "%d in the beginning ", i * 7919 % 101);
+    fclose(file);
+}
+
+static int setup(void **state)
+{
+    program_setup(state);
+    write_text("train.txt", 600);
+    write_text("valid.txt", 12);
+    write_file("t.yaml", config);
+    assert_program("data pack train.txt -o train.h5", 0, "tokens");
+    assert_program("data pack valid.txt -o valid.h5", 0, "tokens");
+    assert_program("train t.yaml --run one", 0, "done: 8 steps");
+    return 0;
+}
+
+/* `mixtape train t.yaml ARGUMENTS` on so many ranks; what it wrote is in ranks_output. */
+static int train(int ranks, const char *arguments)
+{
+    char command[8192];
+    snprintf(command, sizeof command, "%s train t.yaml %s", program_path, arguments);
+    return run_ranks(ranks, command);
+}
+
+static void assert_train(int ranks, const char *arguments, int code, const char *words)
+{
+    int got = train(ranks, arguments);
+    if (got != code || !strstr(ranks_output, words))
+        fail_msg("%d ranks, %s: exit code %d, want %d with '%s':\n%s", ranks, arguments, got, code,
+                 words, ranks_output);
+}
+
+/* Every number after `field` in a run's metrics; returns how many. */
+static int read_field(const char *run, const char *field, double values[64])
+{
+    char path[256], line[4096], quoted[64];
+    int n = 0;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    snprintf(quoted, sizeof quoted, "\"%s\":", field);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (n < 64 && fgets(line, sizeof line, file)) {
+        const char *at = strstr(line, quoted);
+        if (at) values[n++] = strtod(at + strlen(quoted), NULL);
+    }
+    fclose(file);
+    return n;
+}
+
+static void assert_same_run(const char *run, const char *other, double limit)
+{
+    static const char *const fields[] = { "step", "loss", "aux_loss", "max_vio", "valid_loss" };
+    for (size_t f = 0; f < sizeof fields / sizeof fields[0]; f++) {
+        double a[64], b[64];
+        int n = read_field(run, fields[f], a);
+        assert_int_equal(n, read_field(other, fields[f], b));
+        assert_int_equal(n, f == 4   ? 1
+                            : f == 0 ? STEPS + 1
+                                     : STEPS); /* a line each, one of validation */
+        for (int i = 0; i < n; i++)
+            if (fabs(a[i] - b[i]) > limit * fabs(b[i]))
+                fail_msg("%s of %s is %.17g, of %s %.17g", fields[f], run, a[i], other, b[i]);
+    }
+}
+
+static void test_same_training(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_train(2, "--run two", 0, "done: 8 steps");
+    assert_non_null(strstr(ranks_output, "2 ranks over mpi"));
+    assert_same_run("two", "one", 1e-12);
+}
+
+/* Goes on from the middle of `from` with so many ranks. */
+static void go_on(const char *from, int ranks, const char *to, const char *sets)
+{
+    char line[4096];
+    snprintf(line, sizeof line, "rm -rf %s && cp -r %s %s && rm -r %s/ckpt/step_00000008", to, from,
+             to, to);
+    assert_int_equal(system(line), 0);
+    snprintf(line, sizeof line, "--run %s --resume %s", to, sets);
+    assert_train(ranks, line, 0, "resumed from");
+}
+
+static void test_other_counts(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_train(4, "--run four", 0, "done: 8 steps");
+    assert_same_run("four", "one", 1e-12);
+    static const struct {
+        const char *from;
+        int ranks;
+    } rows[] = { { "one", 2 }, { "one", 4 }, { "four", 1 }, { "four", 2 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        go_on(rows[i].from, rows[i].ranks, "next", "");
+        assert_same_run("next", "one", 1e-12);
+    }
+}
+
+/* The same number of ranks goes on bit for bit, whatever is sharded. */
+static void test_resume_exactly(void **state)
+{
+    (void)state;
+    need_ranks();
+    static const char *const sets[] = {
+        "--set train.dtype=bf16 --set recipe=fp8_delayed --set recipe.delayed.history=3 "
+        "--set optim.moments=fp8 --set train.log_every=1",
+        "--set train.dtype=f32 --set recipe=nvfp4 --set optim.moments=bf16 "
+        "--set optim.moments_sr=true --set optim.master=bf16+i16 --set parallel.keep_gathered=true"
+    };
+    for (int i = 0; i < 2; i++) {
+        char line[1024];
+        snprintf(line, sizeof line, "--run whole%d %s", i, sets[i]);
+        assert_train(2, line, 0, "done: 8 steps");
+        snprintf(line, sizeof line, "whole%d", i);
+        go_on(line, 2, "next", sets[i]);
+        assert_same_run("next", line, 0);
+    }
+}
+
+static void test_disagreement(void **state)
+{
+    (void)state;
+    need_ranks();
+    char command[12000];
+    snprintf(command, sizeof command,
+             "%s train t.yaml --run no : -n 1 %s train t.yaml --run no --set train.seed=3",
+             program_path, program_path);
+    assert_int_equal(run_ranks(1, command), 2);
+    assert_non_null(strstr(ranks_output, "rank 1: its configuration is another: '  seed: 3', on "
+                                         "rank 0 '  seed: 0'"));
+    assert_int_not_equal(access("no", F_OK), 0);
+    assert_train(3, "--run no", 2, "batch_size 4 must be a multiple");
+}
+
+/* ---- signals -----------------------------------------------------------------------------------
+ */
+
+/* The process of `rank` among the children of mpirun, from their environment. */
+static pid_t find_rank(int rank)
+{
+    char command[8192], want[64];
+    pid_t found = 0;
+    snprintf(want, sizeof want, "OMPI_COMM_WORLD_RANK=%d", rank);
+    snprintf(command, sizeof command,
+             "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -qx %s && "
+             "[ \"$(readlink $p/cwd)\" = %s ] && echo ${p#/proc/}; done 2>/dev/null",
+             want, program_dir);
+    FILE *out = popen(command, "r");
+    assert_non_null(out);
+    if (fscanf(out, "%d", &found) != 1) found = 0;
+    pclose(out);
+    return found;
+}
+
+/* Starts a run without end on two ranks, sends one of them a signal once it has saved, and returns
+ * mpirun's exit code. */
+static int signal_one(const char *run, int rank, int number)
+{
+    char line[6000], path[512];
+    snprintf(path, sizeof path, "%s/ckpt/step_00000004/DONE", run);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        snprintf(line, sizeof line, "--run %s --set train.steps=1000000", run);
+        int code = train(2, line);
+        write_file("said", ranks_output);
+        _exit(code > 255 ? 255 : code);
+    }
+    for (int i = 0; i < 600 && access(path, F_OK) != 0; i++) nap(0.05);
+    pid_t one = find_rank(rank);
+    assert_true(one > 0);
+    assert_int_equal(kill(one, number), 0);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    FILE *file = fopen("said", "r");
+    assert_non_null(file);
+    ranks_output[fread(ranks_output, 1, sizeof ranks_output - 1, file)] = '\0';
+    fclose(file);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_asked_to_stop(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_int_equal(signal_one("asked", 1, SIGTERM), 4);
+    assert_non_null(strstr(ranks_output, "SIGTERM after step"));
+    char path[MT_CHECKPOINT_PATH], skipped[512];
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "asked/ckpt"));
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_int_not_equal(signal_one("killed", 1, SIGKILL), 0);
+    if (!strstr(ranks_output, "rank 1 is gone") && !strstr(ranks_output, "process rank 1"))
+        fail_msg("nobody names rank 1:\n%s", ranks_output);
+    char path[MT_CHECKPOINT_PATH], skipped[512];
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "killed/ckpt"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_training),  cmocka_unit_test(test_other_counts),
+        cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_asked_to_stop),  cmocka_unit_test(test_killed),
+    };
+    return cmocka_run_group_tests(tests, setup, program_teardown);
+}

@@ -1,0 +1,109 @@
+/* Ranks of a run. */
+#include "train/ranks.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "train/cli.h"
+
+enum { LINE = 160 };
+
+static void nap(double seconds)
+{
+    struct timespec t = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
+    nanosleep(&t, NULL);
+}
+
+/* On the watchdog's thread. Rank 0 speaks; where it is the one that is gone, rank 1. The others
+ * leave later: the launcher ends everybody when the first process ends. */
+static void end_process(void *context, int by, const char *sentence)
+{
+    int rank = *(const int *)context;
+    bool leaderless = by == 0 && strstr(sentence, "is gone");
+    if (rank == 0 || (rank == 1 && leaderless)) {
+        if (by > 0 && !strstr(sentence, "rank "))
+            fprintf(stderr, "mixtape train: rank %d: %s\n", by, sentence);
+        else
+            fprintf(stderr, "mixtape train: %s\n", sentence);
+    }
+    nap(rank == 0 ? 0.3 : 1);
+    _exit(MT_EXIT_DEVICE);
+}
+
+mt_status mt_ranks_open(mt_comm **comm, double timeout_s)
+{
+    static int rank; /* for the watchdog's thread, which may outlive everything else */
+    mt_launch launch;
+    MT_TRY(mt_launch_detect(&launch));
+    rank = launch.rank;
+    const mt_comm_options options = { timeout_s, end_process, &rank };
+    return mt_comm_open(comm, &launch, &options);
+}
+
+int mt_ranks_threads(void)
+{
+    mt_launch launch;
+    cpu_set_t cores;
+    const char *given = getenv("OMP_NUM_THREADS");
+    if ((given && *given) || mt_launch_detect(&launch) != MT_OK || launch.local_world < 2) return 0;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < online) return 0;
+    return online > launch.local_world ? (int)(online / launch.local_world) : 1;
+}
+
+/* The first lines in which two texts differ. */
+static void first_difference(char a[LINE], char b[LINE], const char *x, const char *y)
+{
+    for (;;) {
+        size_t n = strcspn(x, "\n"), m = strcspn(y, "\n");
+        snprintf(a, LINE, "%.*s", (int)n, x);
+        snprintf(b, LINE, "%.*s", (int)m, y);
+        if (n != m || memcmp(x, y, n) != 0 || (!x[n] && !y[m])) return;
+        x += n + (x[n] == '\n'), y += m + (y[m] == '\n');
+    }
+}
+
+mt_status mt_ranks_check_config(mt_comm *comm, const char *text)
+{
+    int64_t bytes = (int64_t)strlen(text) + 1;
+    if (mt_comm_size(comm) == 1) return MT_OK;
+    MT_TRY(mt_comm_broadcast(comm, NULL, &bytes, sizeof bytes, 0, "length of the configuration"));
+    char *first = calloc(1, (size_t)bytes), ours[LINE], theirs[LINE];
+    MT_REQUIRE(first, MT_ENOMEM, "no memory for a configuration of %lld bytes", (long long)bytes);
+    if (mt_comm_rank(comm) == 0) memcpy(first, text, (size_t)bytes);
+    mt_status status = mt_comm_broadcast(comm, NULL, first, (size_t)bytes, 0, "configuration");
+    if (status == MT_OK && strcmp(first, text) != 0) {
+        first_difference(ours, theirs, text, first);
+        status =
+            MT_FAIL(MT_ECONFIG, "its configuration is another: '%s', on rank 0 '%s'", ours, theirs);
+    }
+    free(first);
+    return mt_comm_agree(comm, status, "configuration");
+}
+
+mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what)
+{
+    return mt_comm_all_reduce(comm, NULL, x, 1, MT_I64, MT_REDUCE_MAX, what);
+}
+
+void mt_ranks_close(mt_comm **comm, mt_status status)
+{
+    if (!*comm || mt_comm_size(*comm) == 1) {
+        mt_comm_close(comm);
+        return;
+    }
+    bool together = status == MT_OK || status == MT_EPREEMPTED;
+    int rank = mt_comm_rank(*comm);
+    if (together)
+        mt_comm_close(comm);
+    else
+        mt_comm_abort(*comm, mt_error_message());
+    if (rank && status != MT_OK) {
+        fflush(NULL);
+        _exit(mt_exit_code(status));
+    }
+}

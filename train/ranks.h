@@ -1,0 +1,30 @@
+/* The ranks of a run: how they start, agree and end together. */
+#pragma once
+
+#include "dist/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The world that this process was started in; `timeout_s`: how long a rank waits for the others.
+ * From then on a fault of another rank ends this process, with a line on stderr from rank 0. */
+mt_status mt_ranks_open(mt_comm **comm, double timeout_s);
+/* Threads for this rank: its share of the host's cores; 0 where that is decided elsewhere (one
+ * process, OMP_NUM_THREADS, cores bound by the launcher). */
+int mt_ranks_threads(void);
+
+/* Fails on every rank unless all have the same configuration: MT_ECONFIG names a rank and the first
+ * line in which it differs from rank 0. Collective. */
+mt_status mt_ranks_check_config(mt_comm *comm, const char *text);
+/* The largest of the ranks' numbers: a signal that any of them has received. Collective. */
+mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what);
+
+/* Ends the world after a run. Where only this rank failed (`status` is neither MT_OK nor something
+ * that all ranks return), the others are ended and told why. Ranks other than 0 do not return from
+ * a failure: rank 0 speaks for all. */
+void mt_ranks_close(mt_comm **comm, mt_status status);
+
+#ifdef __cplusplus
+}
+#endif
