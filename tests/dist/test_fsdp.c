@@ -42,6 +42,7 @@ static mt_trainer_config small_config(mt_dtype dtype, const char *recipe)
     return c;
 }
 
+/* In every fourth batch the second half has no targets: ranks with nothing to learn from. */
 static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens, int32_t *targets)
 {
     int64_t n = c->batch_size * c->sequence_length;
@@ -49,6 +50,7 @@ static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens
         uint64_t at = (uint64_t)(step * n + i), vocab = (uint64_t)c->model.vocab_size;
         tokens[i] = (int32_t)mt_rng_below(11, 1, at, vocab);
         targets[i] = mt_rng_below(11, 2, at, 10) ? (int32_t)mt_rng_below(11, 3, at, vocab) : -100;
+        if (step % 4 == 3 && i >= n / 2) targets[i] = -100;
     }
 }
 
@@ -326,10 +328,37 @@ static mt_status traffic(mt_comm *comm)
     return MT_OK;
 }
 
+/* A weight that is NaN on one rank: no rank updates, and all learn its name. */
+static mt_status nonfinite(mt_comm *comm)
+{
+    mt_trainer_config c = small_config(MT_F32, "none");
+    mt_trainer *t;
+    mt_step_result result;
+    int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
+    char name[128];
+    float bad = NAN;
+    c.comm = comm;
+    draw_batch(&c, 0, tokens, targets);
+    MT_TRY(mt_trainer_create(&t, test_device(), &c));
+    mt_param_store *store = mt_model_params(mt_trainer_model(t));
+    mt_param *p = mt_param_store_find(store, "model.layers.1.mlp.experts.down");
+    rank_check(p, "no such param");
+    MT_TRY(mt_param_write_master(store, p, mt_param_count(p) - 1, 1, &bad));
+    rank_check((p->own.first + p->own.count == mt_param_count(p)) ==
+                   (mt_param_read_master(store, p, mt_param_count(p) - 1, 1, &bad) == MT_OK),
+               "an element of another rank was read");
+    MT_TRY(mt_trainer_set_steps(t, 0));
+    MT_TRY(mt_trainer_step(t, tokens, targets, &result));
+    rank_check(!result.loss_finite && result.skipped, "a step of a NaN was made");
+    MT_TRY(mt_trainer_find_nonfinite(t, tokens, targets, name));
+    rank_check(!strcmp(name, p->name), "the first bad tensor is '%s'", name);
+    mt_trainer_destroy(&t);
+    return MT_OK;
+}
+
 static const rank_case cases[] = {
-    { "copies", copies },
-    { "training", training },
-    { "quantized_training", quantized_training },
+    { "nonfinite", nonfinite }, { "copies", copies },
+    { "training", training },   { "quantized_training", quantized_training },
     { "traffic", traffic },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
@@ -357,6 +386,13 @@ static void test_quantized_training(void **state)
     assert_ranks(2, "quantized_training");
 }
 
+static void test_nonfinite(void **state)
+{
+    (void)state;
+    need_ranks();
+    assert_ranks(2, "nonfinite");
+}
+
 static void test_traffic(void **state)
 {
     (void)state;
@@ -371,6 +407,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_training),
         cmocka_unit_test(test_quantized_training),
+        cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_traffic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
