@@ -106,7 +106,7 @@ static void release_jobs(mt_tape *t)
         deferred_job *j =
             (deferred_job *)(void *)(t->jobs.chunks[t->job_done / POOL_CHUNK] +
                                      (size_t)(t->job_done % POOL_CHUNK) * sizeof(deferred_job));
-        for (int i = 0; i < 4; i++) mt_storage_release(t, j->held[i]);
+        for (int i = 0; i < 2 + MT_WGRAD_EXTRAS; i++) mt_storage_release(t, j->held[i]);
         j->job.param->deferred--;
     }
 }
@@ -362,13 +362,13 @@ static storage *hold(storage *s)
 }
 
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
-                        const mt_value *dy, const int extra_saved[2])
+                        const mt_value *dy, const int extra_saved[MT_WGRAD_EXTRAS])
 {
     if (job->param->frozen) return mt_param_grad_end(tape, job->param);
     struct mt_wgrad filled = *job;
     if (x_saved >= 0) MT_TRY(mt_node_saved(tape, node, x_saved, &filled.x));
     filled.dy = dy ? dy->data : mt_node_grad_out(node, 0);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < MT_WGRAD_EXTRAS; i++)
         if (extra_saved[i] >= 0)
             MT_TRY(mt_node_saved(tape, node, extra_saved[i], &filled.extra[i]));
     if (!tape->options.defer_wgrad && !job->param->deferred) return run_job(tape, &filled);
@@ -378,7 +378,7 @@ mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job
     d->job = filled;
     if (x_saved >= 0) d->held[0] = hold(node->saved[x_saved]->data);
     d->held[1] = hold(dy ? ((const value *)dy)->data : node->outputs[0]->grad);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < MT_WGRAD_EXTRAS; i++)
         if (extra_saved[i] >= 0) d->held[2 + i] = hold(node->saved[extra_saved[i]]->data);
     tape->job_count++;
     job->param->deferred++;
@@ -393,7 +393,7 @@ mt_status mt_tape_run_deferred(mt_tape *tape)
                                                    (size_t)(i % POOL_CHUNK) * sizeof(deferred_job));
         d->job.param->deferred--;
         mt_status status = run_job(tape, &d->job);
-        for (int j = 0; j < 4; j++) mt_storage_release(tape, d->held[j]);
+        for (int j = 0; j < 2 + MT_WGRAD_EXTRAS; j++) mt_storage_release(tape, d->held[j]);
         if (status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
     }
     return MT_OK;

@@ -119,13 +119,14 @@ bool mt_node_grad_pass(mt_tape *tape, mt_node *node, int out, int in, bool *want
 /* Arena scratch for the time of one backward call. */
 mt_status mt_node_scratch(mt_tape *tape, mt_node *node, void **p, size_t bytes);
 
+enum { MT_WGRAD_EXTRAS = 4 };
 /* A weight gradient: computes param->grad = (accumulate ? grad : 0) + contribution from saved
  * tensors. `x` and `dy` are what it reads; the tape keeps both alive until it has run. */
 struct mt_wgrad {
     mt_status (*run)(mt_tape *tape, const struct mt_wgrad *job, bool accumulate);
     mt_param *param;
     mt_tensor x, dy;
-    mt_tensor extra[2]; /* further inputs, such as counts and offsets */
+    mt_tensor extra[MT_WGRAD_EXTRAS]; /* further inputs, such as counts and offsets */
     unsigned char attrs[64];
 };
 /* Fills in job->x from saved value `x_saved` (-1: absent), job->dy from `dy`, a value made for it,
@@ -134,7 +135,7 @@ struct mt_wgrad {
  * param already has queued ones). A frozen param's job does not run.
  */
 mt_status mt_tape_wgrad(mt_tape *tape, mt_node *node, const struct mt_wgrad *job, int x_saved,
-                        const mt_value *dy, const int extra_saved[2]);
+                        const mt_value *dy, const int extra_saved[MT_WGRAD_EXTRAS]);
 /* Runs the queue in order. */
 mt_status mt_tape_run_deferred(mt_tape *tape);
 /* For small param gradients written directly in backward: begin says whether to accumulate, end

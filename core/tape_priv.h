@@ -39,7 +39,7 @@ struct mt_node {
 
 typedef struct deferred_job {
     struct mt_wgrad job;
-    storage *held[4];
+    storage *held[2 + MT_WGRAD_EXTRAS];
 } deferred_job;
 
 /* Objects of one size, handed out in order and all taken back at once; chunks stay. */

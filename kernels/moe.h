@@ -2,7 +2,8 @@
  * T tokens, E experts, k = top_k, R = T k routed rows. "real" is f32 (f64 for f64). */
 #pragma once
 
-#include "core/tensor.h"
+#include "core/device.h"
+#include "kernels/gemm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -118,6 +119,36 @@ struct mt_combine_bwd_args {
     const void *weights;
     const int32_t *position;
 };
+
+/* A GEMM of an expert layer and the ops beside it, as one. The result is, to the bit, that of the
+ * same device's ops in turn:
+ *
+ * | layout | what is done |
+ * |--------|------------------------------------------------------------------------------------|
+ * | TN     | row_token: row r of X is row row_token[r] of gemm.b (mt_gather_fwd); act: the SwiGLU
+ * of d |        | as it is stored (mt_swiglu_fwd), [rows, n / 2] | | NN     | z: d [rows, 2k] =
+ * from the product, rounded to dtype, to the gradient of z [rows, 2k] |        | (mt_swiglu_bwd) |
+ * | NT     | row_token: row r of X is row row_token[r] of gemm.a |
+ *
+ * A gathered operand is plain, of dtype: its group gives the rows, its codes are X [tokens, k]. TN
+ * with act and NN with z have c NULL and results of dtype. */
+struct mt_moe_gemm_args {
+    mt_dtype dtype;
+    struct mt_gemm_args gemm;
+    const int32_t *row_token; /* int32 [rows]; NULL: rows are in place */
+    int64_t tokens;
+    const int64_t
+        *rows_used; /* device int64 [1]: rows of all members; NULL: all there is room for */
+    void *act;
+    const void *z;
+    void *scratch; /* mt_moe_gemm_scratch bytes */
+};
+
+/* Bytes that the op needs where the device does it in parts, 0 where it is one kernel. */
+mt_status mt_moe_gemm_scratch(mt_stream *stream, const struct mt_moe_gemm_args *args,
+                              size_t *bytes);
+/* The ops in turn: for backends, where they have nothing better. */
+mt_status mt_moe_gemm_parts(mt_stream *stream, const struct mt_moe_gemm_args *args);
 
 typedef enum mt_aux_kind {
     MT_AUX_NONE,

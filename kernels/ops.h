@@ -45,6 +45,7 @@ extern "C" {
     X(gather_bwd)                                                                                  \
     X(combine_fwd)                                                                                 \
     X(combine_bwd)                                                                                 \
+    X(moe_gemm)                                                                                    \
     X(aux_loss_fwd)                                                                                \
     X(aux_loss_bwd)                                                                                \
     X(router_bias_update)                                                                          \
@@ -72,6 +73,8 @@ struct mt_kernels {
 #undef MT_KERNEL_FIELD
     /* Bytes of one direction of a packed weight group (pack_weight, gemm). */
     size_t (*packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
+    /* Whether moe_gemm is one kernel for these arguments; NULL: never. */
+    bool (*moe_gemm_fuses)(const mt_stream *stream, const struct mt_moe_gemm_args *args);
     /* Both directions of a packed group may be the same memory. */
     bool packed_shared;
     /* The dtype that a GEMM reads an operand of this format as: its own, or what it is decoded to

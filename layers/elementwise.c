@@ -1,5 +1,5 @@
 /* Embedding, residual add, SwiGLU: forward beside backward. */
-#include "layers/functional.h"
+#include "layers/linear_priv.h"
 
 #include <string.h>
 
@@ -53,7 +53,7 @@ static mt_status embedding_backward(mt_tape *tape, mt_node *node)
     _Static_assert(sizeof(struct embedding_attrs) <= sizeof job.attrs,
                    "the job carries the node's attributes");
     memcpy(job.attrs, mt_node_attrs(node), sizeof(struct embedding_attrs));
-    return mt_tape_wgrad(tape, node, &job, -1, NULL, (int[]){ -1, -1 });
+    return mt_tape_wgrad(tape, node, &job, -1, NULL, (int[MT_WGRAD_EXTRAS]){ -1, -1, -1, -1 });
 }
 
 const mt_op mt_op_embedding = { "embedding", embedding_backward, NULL };
@@ -111,19 +111,24 @@ static mt_status swiglu_run(mt_tape *tape, void *y, const mt_tensor *x, const in
                                                        .x = x->data });
 }
 
-mt_status mt_swiglu(mt_tape *tape, mt_value **y, mt_value *x, const mt_ragged *rows)
+mt_status mt_swiglu_record(mt_tape *tape, mt_value *y, mt_value *x, const mt_ragged *rows)
 {
-    int64_t n = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data) / 2;
     struct swiglu_attrs attrs = { rows ? rows->members : 0 };
-    MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ n, width }));
-    MT_TRY(swiglu_run(tape, (*y)->data.data, &x->data,
-                      rows ? rows_used(rows->members, &rows->offsets->data) : NULL));
     return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_swiglu,
                                                  .attrs = &attrs,
                                                  .attrs_bytes = sizeof attrs,
                                                  .inputs = { x },
-                                                 .outputs = { *y },
+                                                 .outputs = { y },
                                                  .saved = { x, rows ? rows->offsets : NULL } });
+}
+
+mt_status mt_swiglu(mt_tape *tape, mt_value **y, mt_value *x, const mt_ragged *rows)
+{
+    int64_t n = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data) / 2;
+    MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ n, width }));
+    MT_TRY(swiglu_run(tape, (*y)->data.data, &x->data,
+                      rows ? rows_used(rows->members, &rows->offsets->data) : NULL));
+    return mt_swiglu_record(tape, *y, x, rows);
 }
 
 static mt_status swiglu_saved(mt_tape *tape, mt_node *node, mt_tensor *x, const int64_t **used)

@@ -71,6 +71,19 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
 /* y [rows, F] = silu(gate) up of x [rows, 2F]; rows NULL: all rows are used. */
 mt_status mt_swiglu(mt_tape *tape, mt_value **y, mt_value *x, const mt_ragged *rows);
 
+typedef struct mt_route mt_route;
+
+/* The two layers of an expert, with what lies beside their GEMMs: one op each where the device has
+ * it (mt_moe_gemm), and the same bits where it has not.
+ * mt_gate_up: z [rows, 2F] = x W^T (+ b) of x [T, D], whose rows `route` gathers (NULL: x [rows, D]
+ * in place), and a [rows, F], its SwiGLU.
+ * mt_down: y [rows, D] = a W^T (+ b). Its gradient goes to z, through the SwiGLU. */
+mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
+                     const mt_grouped_linear_layer *layer, const mt_ragged *rows,
+                     const mt_route *route);
+mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a,
+                  const mt_grouped_linear_layer *layer, const mt_ragged *rows);
+
 typedef struct mt_router_shape {
     int64_t experts, top_k;
     bool normalize;
@@ -92,12 +105,12 @@ mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w
 void mt_routing_release(mt_tape *tape, mt_routing *routing);
 
 /* The route plan of kernels/moe.h; references held. */
-typedef struct mt_route {
+struct mt_route {
     mt_ragged rows;
     mt_value *row_token; /* int32 [R] */
     mt_value *position;  /* int32 [T, k] */
     int64_t tokens, top_k;
-} mt_route;
+};
 
 /* capacity: rows an expert takes at most, 0 for all. dropped: device int64 [1] or NULL: += dropped
  * rows. */

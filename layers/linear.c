@@ -2,23 +2,55 @@
 #include "layers/linear_priv.h"
 
 struct linear_attrs {
-    int64_t members;         /* N */
-    int64_t in, out, rows;   /* K, N and M of the GEMM */
-    int64_t in_at, out_at;   /* where these widths stand among the element offsets; -1: dense */
-    int counts, elements, x; /* saved values; -1: none */
+    int64_t members;       /* N */
+    int64_t in, out, rows; /* K, N and M of the GEMM */
+    int8_t in_at, out_at;  /* where these widths stand among the element offsets; -1: dense */
+    /* saved values; -1: none */
+    int8_t counts, elements, offsets, row_token, x, position, z;
     bool bias;
     bool x_coded, dy_coded; /* what wgrad reads are column codes */
 };
 
-static int64_t width_index(const mt_ragged *rows, int64_t width)
+static int8_t width_index(const mt_ragged *rows, int64_t width)
 {
-    for (int64_t i = 0; i < MT_ROUTE_WIDTHS; i++)
+    for (int8_t i = 0; i < MT_ROUTE_WIDTHS; i++)
         if (rows->widths[i] == width) return i;
     return -1;
 }
 
+/* What runs into a layer's GEMMs; NULL: nothing. */
+struct beside {
+    const mt_route *route; /* gathers the rows of x */
+    mt_value *act;         /* SwiGLU of y */
+    mt_value *z;           /* what x is the SwiGLU of */
+};
+
+/* Device address of the number of rows in use. */
+static const int64_t *rows_used(const struct linear_attrs *a, const mt_tensor *offsets)
+{
+    return offsets->data ? (const int64_t *)offsets->data + a->members : NULL;
+}
+
+/* A GEMM with what runs into it. */
+static mt_status multiply(mt_tape *tape, struct mt_moe_gemm_args *args)
+{
+    mt_stream *stream = mt_tape_stream(tape);
+    mt_value *scratch = NULL;
+    size_t bytes;
+    if (!args->row_token && !args->act && !args->z) return mt_gemm(stream, &args->gemm);
+    args->dtype = args->gemm.dtype;
+    MT_TRY(mt_moe_gemm_scratch(stream, args, &bytes));
+    if (bytes) {
+        MT_TRY(mt_tape_value(tape, &scratch, MT_U8, 1, (int64_t[]){ (int64_t)bytes }));
+        args->scratch = scratch->data.data;
+    }
+    MT_TRY(mt_moe_gemm(stream, args));
+    mt_value_release(tape, &scratch);
+    return MT_OK;
+}
+
 /* The group that a matrix of `width` columns is. */
-static mt_group group_of(const struct linear_attrs *a, int64_t width, int64_t at,
+static mt_group group_of(const struct linear_attrs *a, int64_t width, int at,
                          const mt_tensor *counts, const mt_tensor *elements)
 {
     if (at < 0) return mt_group_uniform(1, a->rows, width);
@@ -47,27 +79,34 @@ static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
 
 /* What backward reads: which rows are whose, and, for wgrad, x or its column codes. */
 static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_value *codes,
-                 const mt_ragged *rows)
+                 const mt_ragged *rows, const struct beside *beside)
 {
-    int n = 0;
-    a->counts = a->elements = a->x = -1;
+    int8_t n = 0;
+    a->counts = a->elements = a->offsets = a->row_token = a->x = a->position = a->z = -1;
     if (rows) {
         spec->saved[a->counts = n++] = rows->counts;
         spec->saved[a->elements = n++] = rows->elements;
     }
+    if (rows && (beside->route || beside->z)) spec->saved[a->offsets = n++] = rows->offsets;
+    if (beside->route) spec->saved[a->position = n++] = beside->route->position;
+    if (beside->z) spec->saved[a->z = n++] = beside->z;
     if (spec->params[0]->frozen) return;
+    if (beside->route) spec->saved[a->row_token = n++] = beside->route->row_token;
     a->x_coded = codes != NULL;
     spec->saved[a->x = n] = codes ? codes : x;
 }
 
-mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
-                            const mt_grouped_linear_layer *layer, const mt_ragged *rows)
+static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
+                        const mt_grouped_linear_layer *layer, const mt_ragged *rows,
+                        const struct beside *beside)
 {
+    const mt_route *route = beside->route;
     mt_param *w = layer->weight;
     struct linear_attrs a = { .members = w->group.members,
                               .in = w->group.k,
                               .out = w->group.m,
-                              .rows = mt_tensor_rows(&x->data),
+                              .rows =
+                                  route ? route->tokens * route->top_k : mt_tensor_rows(&x->data),
                               .in_at = -1,
                               .out_at = -1,
                               .bias = layer->bias != NULL };
@@ -86,24 +125,64 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
     MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_X, &qx));
     MT_TRY(mt_param_need(w, MT_ROW));
     if (layer->bias) MT_TRY(mt_param_need(layer->bias, MT_ROW));
-    MT_TRY(mt_gemm(mt_tape_stream(tape),
-                   &(struct mt_gemm_args){ .dtype = dtype,
-                                           .layout = MT_GEMM_TN,
-                                           .a = &w->weight,
-                                           .b = &qx.q,
-                                           .d = (*y)->data.data,
-                                           .d_dtype = dtype,
-                                           .bias = layer->bias ? layer->bias->master : NULL }));
+    struct mt_moe_gemm_args args = {
+        .gemm = { .dtype = dtype,
+                  .layout = MT_GEMM_TN,
+                  .a = &w->weight,
+                  .b = &qx.q,
+                  .d = (*y)->data.data,
+                  .d_dtype = dtype,
+                  .bias = layer->bias ? layer->bias->master : NULL },
+        .row_token = route ? route->row_token->data.data : NULL,
+        .tokens = route ? route->tokens : 0,
+        .rows_used = rows && rows->offsets ? rows_used(&a, &rows->offsets->data) : NULL,
+        .act = beside->act ? beside->act->data.data : NULL,
+    };
+    MT_TRY(multiply(tape, &args));
     mt_node_spec spec = { .op = &mt_op_grouped_linear,
                           .attrs = &a,
                           .attrs_bytes = sizeof a,
-                          .inputs = { x },
+                          .inputs = { beside->z ? beside->z : x },
                           .outputs = { *y },
                           .params = { w, layer->bias } };
-    save(&spec, &a, x, qx.memory[MT_COL], rows);
+    save(&spec, &a, x, qx.memory[MT_COL], rows, beside);
     MT_TRY(mt_tape_record(tape, &spec));
     mt_linear_operand_release(tape, &qx);
     return MT_OK;
+}
+
+mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
+                            const mt_grouped_linear_layer *layer, const mt_ragged *rows)
+{
+    return linear(tape, y, x, layer, rows, &(struct beside){ 0 });
+}
+
+/* Whether X is read as it stands, so that its rows need not be. */
+static bool gathers(const mt_param *w)
+{
+    return mt_linear_is_native(w, MT_OPERAND_X, MT_ROW) && !mt_linear_observed(w) &&
+           (w->frozen || mt_linear_is_native(w, MT_OPERAND_X, MT_COL));
+}
+
+mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
+                     const mt_grouped_linear_layer *layer, const mt_ragged *rows,
+                     const mt_route *route)
+{
+    mt_value *gathered = NULL;
+    if (route && !gathers(layer->weight)) MT_TRY(mt_gather(tape, &gathered, x, route));
+    if (gathered) x = gathered, route = NULL;
+    int64_t n = route ? route->tokens * route->top_k : mt_tensor_rows(&x->data);
+    int64_t width = layer->weight->group.m / 2;
+    MT_TRY(mt_tape_value(tape, a, x->data.dtype, 2, (int64_t[]){ n, width }));
+    MT_TRY(linear(tape, z, x, layer, rows, &(struct beside){ .route = route, .act = *a }));
+    mt_value_release(tape, &gathered);
+    return mt_swiglu_record(tape, *a, *z, rows);
+}
+
+mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a,
+                  const mt_grouped_linear_layer *layer, const mt_ragged *rows)
+{
+    return linear(tape, y, a, layer, rows, &(struct beside){ .z = z });
 }
 
 /* The operand of wgrad in `from`: column codes, or a plain tensor to quantize now. */
@@ -130,14 +209,17 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
                          &job->x, a->x_coded));
     MT_TRY(wgrad_operand(tape, &dy, w, MT_OPERAND_DY,
                          group_of(a, a->out, a->out_at, counts, elements), &job->dy, a->dy_coded));
-    MT_TRY(
-        mt_gemm(mt_tape_stream(tape), &(struct mt_gemm_args){ .dtype = w->compute,
-                                                              .layout = MT_GEMM_NT,
-                                                              .a = &x.q,
-                                                              .b = &dy.q,
-                                                              .d = w->grad,
-                                                              .d_dtype = w->dtype,
-                                                              .c = accumulate ? w->grad : NULL }));
+    struct mt_moe_gemm_args args = { .gemm = { .dtype = w->compute,
+                                               .layout = MT_GEMM_NT,
+                                               .a = &x.q,
+                                               .b = &dy.q,
+                                               .d = w->grad,
+                                               .d_dtype = w->dtype,
+                                               .c = accumulate ? w->grad : NULL },
+                                     .row_token = job->extra[2].data,
+                                     .tokens = mt_tensor_rows(&job->x),
+                                     .rows_used = rows_used(a, &job->extra[3]) };
+    MT_TRY(multiply(tape, &args));
     mt_linear_operand_release(tape, &x);
     mt_linear_operand_release(tape, &dy);
     return MT_OK;
@@ -165,6 +247,44 @@ static mt_status prepare_dy(mt_tape *tape, mt_node *node, struct mt_linear_opera
     return bias ? mt_param_grad_end(tape, bias) : MT_OK;
 }
 
+/* dx = add + dy W, to the input of the layer, or through what runs into it. */
+static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, const mt_tensor *dx,
+                           const mt_tensor *add)
+{
+    const struct linear_attrs *a = mt_node_attrs(node);
+    mt_param *w = mt_node_param(node, 0);
+    mt_tensor offsets = { 0 }, z = { 0 }, position;
+    void *to = dx->data;
+    if (a->offsets >= 0) MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
+    if (a->z >= 0) MT_TRY(mt_node_saved(tape, node, a->z, &z));
+    MT_REQUIRE(!z.data || !add->data, MT_EINTERNAL, "%s: its input has a second consumer", w->name);
+    if (a->position >= 0)
+        MT_TRY(
+            mt_node_scratch(tape, node, &to, (size_t)(a->rows * a->in) * mt_dtype_size(dx->dtype)));
+    MT_TRY(mt_param_need(w, MT_COL));
+    struct mt_moe_gemm_args args = { .gemm = { .dtype = dx->dtype,
+                                               .layout = MT_GEMM_NN,
+                                               .a = &w->weight,
+                                               .b = dy,
+                                               .d = to,
+                                               .d_dtype = dx->dtype,
+                                               .c = a->position < 0 ? add->data : NULL },
+                                     .rows_used = rows_used(a, &offsets),
+                                     .z = z.data };
+    MT_TRY(multiply(tape, &args));
+    if (a->position < 0) return MT_OK;
+    MT_TRY(mt_node_saved(tape, node, a->position, &position));
+    return mt_gather_bwd(mt_tape_stream(tape),
+                         &(struct mt_gather_bwd_args){ .dtype = dx->dtype,
+                                                       .tokens = position.shape[0],
+                                                       .width = a->in,
+                                                       .top_k = position.shape[1],
+                                                       .dx = dx->data,
+                                                       .dx_add = add->data,
+                                                       .dy = to,
+                                                       .position = position.data });
+}
+
 static mt_status linear_backward(mt_tape *tape, mt_node *node)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
@@ -182,22 +302,15 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     };
     if (dy.data) MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
     MT_TRY(prepare_dy(tape, node, &qdy));
-    if (dx.data) MT_TRY(mt_param_need(w, MT_COL));
-    if (dx.data)
-        MT_TRY(mt_gemm(mt_tape_stream(tape), &(struct mt_gemm_args){ .dtype = dy.dtype,
-                                                                     .layout = MT_GEMM_NN,
-                                                                     .a = &w->weight,
-                                                                     .b = &qdy.q,
-                                                                     .d = dx.data,
-                                                                     .d_dtype = dy.dtype,
-                                                                     .c = add.data }));
+    if (dx.data) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add));
     struct mt_wgrad job = { .run = run_wgrad, .param = w };
     struct linear_attrs attrs = *a;
     attrs.dy_coded = qdy.memory[MT_COL] != NULL;
     _Static_assert(sizeof attrs <= sizeof job.attrs, "the job carries the node's attributes");
     memcpy(job.attrs, &attrs, sizeof attrs);
-    MT_TRY(mt_tape_wgrad(tape, node, &job, a->x, qdy.memory[MT_COL],
-                         (int[]){ a->counts, a->elements }));
+    MT_TRY(
+        mt_tape_wgrad(tape, node, &job, a->x, qdy.memory[MT_COL],
+                      (int[MT_WGRAD_EXTRAS]){ a->counts, a->elements, a->row_token, a->offsets }));
     mt_linear_operand_release(tape, &qdy);
     return MT_OK;
 }

@@ -188,10 +188,15 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     return mt_quantize(mt_tape_stream(tape), &args);
 }
 
+bool mt_linear_observed(const mt_param *w)
+{
+    return w->linear && w->linear->observe;
+}
+
 mt_status mt_linear_observe(mt_tape *tape, const mt_param *w, mt_operand operand,
                             const mt_qtensor *plain)
 {
-    if (!w->linear || !w->linear->observe) return MT_OK;
+    if (!mt_linear_observed(w)) return MT_OK;
     if (operand == MT_OPERAND_X && mt_tape_recomputing(tape)) return MT_OK; /* seen already */
     return w->linear->observe(w->linear->observer, w, operand, plain);
 }

@@ -27,7 +27,11 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *weight, mt_operand o
                              struct mt_linear_operand *o);
 void mt_linear_operand_release(mt_tape *tape, struct mt_linear_operand *o);
 
-/* Shows an operand to whoever watches the layer. */
+/* Records the SwiGLU y of x, which a GEMM has made already. */
+mt_status mt_swiglu_record(mt_tape *tape, mt_value *y, mt_value *x, const mt_ragged *rows);
+
+/* Shows an operand to whoever watches the layer, if anyone does. */
+bool mt_linear_observed(const mt_param *weight);
 mt_status mt_linear_observe(mt_tape *tape, const mt_param *weight, mt_operand operand,
                             const mt_qtensor *plain);
 

@@ -3,17 +3,17 @@
 
 #include <math.h>
 
-/* gate_up, SwiGLU, down on rows that are already in expert order. */
+/* gate_up, SwiGLU, down. route: gathers the rows of x, NULL: they are in expert order already. */
 static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x,
                          const mt_grouped_linear_layer *gate_up,
-                         const mt_grouped_linear_layer *down, const mt_ragged *rows)
+                         const mt_grouped_linear_layer *down, const mt_ragged *rows,
+                         const mt_route *route)
 {
     mt_value *h, *a;
-    MT_TRY(mt_grouped_linear(tape, &h, x, gate_up, rows));
-    MT_TRY(mt_swiglu(tape, &a, h, rows));
+    MT_TRY(mt_gate_up(tape, &h, &a, x, gate_up, rows, route));
     mt_value_recompute(tape, a);
+    MT_TRY(mt_down(tape, y, h, a, down, rows));
     mt_value_release(tape, &h);
-    MT_TRY(mt_grouped_linear(tape, y, a, down, rows));
     mt_value_release(tape, &a);
     return MT_OK;
 }
@@ -29,14 +29,12 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
     int64_t capacity =
         layer->capacity_factor > 0 ? (int64_t)ceil(layer->capacity_factor * fair) : 0;
     mt_route route;
-    mt_value *rows, *out;
+    mt_value *out;
     MT_TRY(mt_router(tape, routing, x, layer->router, s));
     MT_TRY(mt_tape_observe(tape, routing->weights, "%s.routing_weights", name));
     MT_TRY(mt_tape_observe(tape, routing->chosen, "%s.chosen_experts", name));
     MT_TRY(mt_route_tokens(tape, &route, routing, s->experts, capacity, widths, layer->dropped));
-    MT_TRY(mt_gather(tape, &rows, x, &route));
-    MT_TRY(experts(tape, &out, rows, &layer->gate_up, &layer->down, &route.rows));
-    mt_value_release(tape, &rows);
+    MT_TRY(experts(tape, &out, x, &layer->gate_up, &layer->down, &route.rows, &route));
     MT_TRY(mt_combine(tape, y, out, routing->weights, &route));
     mt_value_release(tape, &out);
     mt_route_release(tape, &route);
@@ -45,5 +43,5 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
 
 mt_status mt_mlp_forward(mt_tape *tape, mt_value **y, mt_value *x, const mt_mlp_layer *layer)
 {
-    return experts(tape, y, x, &layer->gate_up, &layer->down, NULL);
+    return experts(tape, y, x, &layer->gate_up, &layer->down, NULL, NULL);
 }

@@ -135,7 +135,7 @@ static mt_status scale_backward(mt_tape *tape, mt_node *node)
     MT_TRY(blown("toy_scale"));
     MT_TRY(contribute(tape, node, 0, mt_node_grad_out(node, 0).data, w->master));
     memcpy(job.attrs, mt_node_attrs(node), sizeof(double));
-    return mt_tape_wgrad(tape, node, &job, 0, NULL, (int[]){ -1, -1 });
+    return mt_tape_wgrad(tape, node, &job, 0, NULL, (int[MT_WGRAD_EXTRAS]){ -1, -1, -1, -1 });
 }
 
 mt_status toy_scale(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, double tag)

@@ -1,0 +1,259 @@
+/* GEMMs with the ops beside them against these ops one after the other: bit for bit. */
+#include "tests/kernels/dense.h"
+
+enum { MEMBERS_MAX = 12 };
+
+/* Rows of the members, and where the tokens of the rows lie. */
+struct rows {
+    int64_t members, used, room, tokens;
+    int64_t *counts, *offsets; /* in rows */
+    int32_t *row_token;
+};
+
+static struct rows rows_make(int64_t members, const int64_t *counts, int64_t tail, int64_t tokens)
+{
+    struct rows r = { .members = members, .tokens = tokens };
+    r.counts = test_alloc(members, MT_I64), r.offsets = test_alloc(members + 1, MT_I64);
+    r.offsets[0] = 0;
+    for (int64_t e = 0; e < members; e++) {
+        r.counts[e] = counts[e];
+        r.offsets[e + 1] = r.offsets[e] + counts[e];
+    }
+    r.used = r.offsets[members], r.room = r.used + tail;
+    r.row_token = test_alloc(r.room, MT_I32); /* those past the rows in use name no token */
+    for (int64_t i = 0; i < r.used; i++) r.row_token[i] = (int32_t)(i * 7 % tokens);
+    return r;
+}
+
+static void rows_free(struct rows *r)
+{
+    void *all[] = { r->counts, r->offsets, r->row_token };
+    for (int i = 0; i < 3; i++) test_free(all[i]);
+}
+
+/* A ragged matrix of these rows; `offsets` takes what the group points at. */
+static mt_qtensor ragged(const struct rows *r, int64_t width, mt_dtype dtype, void *data,
+                         int64_t **offsets)
+{
+    *offsets = test_alloc(r->members + 1, MT_I64);
+    for (int64_t e = 0; e <= r->members; e++) (*offsets)[e] = r->offsets[e] * width;
+    return mt_qtensor_plain(mt_group_ragged_rows(r->members, r->room, width, r->counts, *offsets),
+                            dtype, data);
+}
+
+static void *scratch_of(const struct mt_moe_gemm_args *args, size_t *bytes)
+{
+    assert_ok(mt_moe_gemm_scratch(stream(), args, bytes));
+    return test_alloc((int64_t)*bytes, MT_U8);
+}
+
+static void run(struct mt_moe_gemm_args *args)
+{
+    size_t bytes;
+    args->scratch = scratch_of(args, &bytes);
+    assert_ok(mt_moe_gemm(stream(), args));
+    assert_ok(mt_device_synchronize(test_device()));
+    test_free(args->scratch);
+}
+
+static void gather(void *y, const void *x, const struct rows *r, int64_t width, mt_dtype dtype)
+{
+    assert_ok(mt_gather_fwd(stream(),
+                            &(struct mt_gather_fwd_args){ .dtype = dtype,
+                                                          .tokens = r->tokens,
+                                                          .width = width,
+                                                          .top_k = 1,
+                                                          .rows = r->room,
+                                                          .y = y,
+                                                          .x = x,
+                                                          .row_token = r->row_token,
+                                                          .rows_used = r->offsets + r->members }));
+}
+
+/* z = x W^T + b of gathered rows or rows in place, and its SwiGLU. */
+static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype dtype, bool gathers,
+                          bool biased)
+{
+    int64_t *offsets, n = 2 * f;
+    mt_dtype real = mt_dtype_wide(dtype);
+    void *x = random_buffer(gathers ? r->tokens * k : r->room * k, dtype, 1, 1);
+    void *w = random_buffer(r->members * n * k, dtype, 1, 2);
+    void *bias = biased ? random_buffer(r->members * n, real, 1, 3) : NULL;
+    void *rows = test_alloc(r->room * k, dtype);
+    void *z = test_alloc(r->room * n, dtype), *act = test_alloc(r->room * f, dtype);
+    void *want_z = test_alloc(r->room * n, dtype), *want = test_alloc(r->room * f, dtype);
+    mt_qtensor qw = mt_qtensor_plain(mt_group_uniform(r->members, n, k), dtype, w);
+    mt_qtensor qx = ragged(r, k, dtype, x, &offsets);
+    struct mt_moe_gemm_args args = { .dtype = dtype,
+                                     .gemm = { .dtype = dtype,
+                                               .layout = MT_GEMM_TN,
+                                               .a = &qw,
+                                               .b = &qx,
+                                               .d = z,
+                                               .d_dtype = dtype,
+                                               .bias = bias },
+                                     .row_token = gathers ? r->row_token : NULL,
+                                     .tokens = r->tokens,
+                                     .rows_used = r->offsets + r->members,
+                                     .act = act };
+    run(&args);
+    if (gathers) gather(rows, x, r, k, dtype);
+    mt_qtensor qr = mt_qtensor_plain(qx.group, dtype, gathers ? rows : x);
+    args.gemm.b = &qr, args.gemm.d = want_z;
+    assert_ok(mt_gemm(stream(), &args.gemm));
+    assert_ok(
+        mt_swiglu_fwd(stream(), &(struct mt_swiglu_fwd_args){ .dtype = dtype,
+                                                              .rows = r->room,
+                                                              .width = f,
+                                                              .rows_used = r->offsets + r->members,
+                                                              .y = want,
+                                                              .x = want_z }));
+    assert_ok(mt_device_synchronize(test_device()));
+    assert_same_bits("z", z, want_z, r->room * n, dtype); /* the tail is poison in both */
+    assert_same_bits("act", act, want, r->room * f, dtype);
+    void *all[] = { x, w, bias, rows, z, act, want_z, want, offsets };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
+}
+
+/* dz from dy W through the SwiGLU. */
+static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtype dtype)
+{
+    int64_t *offsets;
+    void *dy = random_buffer(r->room * n, dtype, 1, 1);
+    void *w = random_buffer(r->members * n * f, dtype, 1, 2);
+    void *z = random_buffer(r->room * 2 * f, dtype, 3, 3);
+    void *da = test_alloc(r->room * f, dtype);
+    void *dz = test_alloc(r->room * 2 * f, dtype), *want = test_alloc(r->room * 2 * f, dtype);
+    mt_qtensor qw = mt_qtensor_plain(mt_group_uniform(r->members, n, f), dtype, w);
+    mt_qtensor qdy = ragged(r, n, dtype, dy, &offsets);
+    struct mt_moe_gemm_args args = { .dtype = dtype,
+                                     .gemm = { .dtype = dtype,
+                                               .layout = MT_GEMM_NN,
+                                               .a = &qw,
+                                               .b = &qdy,
+                                               .d = dz,
+                                               .d_dtype = dtype },
+                                     .rows_used = r->offsets + r->members,
+                                     .z = z };
+    run(&args);
+    args.gemm.d = da;
+    assert_ok(mt_gemm(stream(), &args.gemm));
+    assert_ok(
+        mt_swiglu_bwd(stream(), &(struct mt_swiglu_bwd_args){ .dtype = dtype,
+                                                              .rows = r->room,
+                                                              .width = f,
+                                                              .rows_used = r->offsets + r->members,
+                                                              .dx = want,
+                                                              .dy = da,
+                                                              .x = z }));
+    assert_ok(mt_device_synchronize(test_device()));
+    assert_same_bits("dz", dz, want, r->room * 2 * f, dtype);
+    void *all[] = { dy, w, z, da, dz, want, offsets };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
+}
+
+/* dw = dy^T x (+ dw) of gathered rows. */
+static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dtype, bool accumulate)
+{
+    int64_t *x_offsets, *dy_offsets, count = r->members * n * k;
+    mt_dtype real = mt_dtype_wide(dtype);
+    void *x = random_buffer(r->tokens * k, dtype, 1, 1),
+         *dy = random_buffer(r->room * n, dtype, 1, 2);
+    void *rows = test_alloc(r->room * k, dtype);
+    void *dw = random_buffer(count, real, 1, 3), *want = random_buffer(count, real, 1, 3);
+    mt_qtensor qx = ragged(r, k, dtype, x, &x_offsets), qdy = ragged(r, n, dtype, dy, &dy_offsets);
+    struct mt_moe_gemm_args args = { .dtype = dtype,
+                                     .gemm = { .dtype = dtype,
+                                               .layout = MT_GEMM_NT,
+                                               .a = &qx,
+                                               .b = &qdy,
+                                               .d = dw,
+                                               .d_dtype = real,
+                                               .c = accumulate ? dw : NULL },
+                                     .row_token = r->row_token,
+                                     .tokens = r->tokens,
+                                     .rows_used = r->offsets + r->members };
+    run(&args);
+    gather(rows, x, r, k, dtype);
+    mt_qtensor qr = mt_qtensor_plain(qx.group, dtype, rows);
+    args.gemm.a = &qr, args.gemm.d = want, args.gemm.c = accumulate ? want : NULL;
+    assert_ok(mt_gemm(stream(), &args.gemm));
+    assert_ok(mt_device_synchronize(test_device()));
+    assert_same_bits("dw", dw, want, count, real);
+    void *all[] = { x, dy, rows, dw, want, x_offsets, dy_offsets };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
+}
+
+struct moe_case {
+    int64_t members, counts[MEMBERS_MAX], tail, tokens, d, f;
+};
+
+/* Widths that a fused kernel takes, and such that it must leave to the parts. */
+static const struct moe_case cases[] = {
+    { 3, { 33, 0, 64 }, 5, 40, 136, 64 },
+    { 7, { 0, 70, 1, 0, 205, 9, 0 }, 0, 90, 72, 192 },
+    { 2, { 400, 40 }, 3, 64, 200, 320 },
+    { 4, { 0, 0, 0, 0 }, 4, 1, 64, 64 },
+    { 1, { 1 }, 0, 1, 8, 64 },
+    { 12, { 17, 8, 0, 3, 31, 1, 12, 2, 0, 64, 5, 7 }, 1, 33, 64, 128 },
+    { 3, { 5, 0, 9 }, 2, 7, 24, 40 }, /* F is no multiple of 64 */
+    { 2, { 3, 4 }, 0, 5, 7, 3 },      /* nothing is aligned */
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static void test_same_as_its_parts(void **state)
+{
+    (void)state;
+    for (int c = 0; c < CASES; c++)
+        for (int t = 0; t < DTYPES; t++) {
+            const struct moe_case *x = &cases[c];
+            struct rows r = rows_make(x->members, x->counts, x->tail, x->tokens);
+            for (int bits = 0; bits < 4; bits++)
+                check_gate_up(&r, x->f, x->d, dtypes[t], bits & 1, bits & 2);
+            check_down_dgrad(&r, x->f, x->d, dtypes[t]);
+            check_wgrad(&r, 2 * x->f, x->d, dtypes[t], false);
+            check_wgrad(&r, 2 * x->f, x->d, dtypes[t], true);
+            rows_free(&r);
+        }
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    int64_t counts[] = { 2, 2 }, *offsets;
+    struct rows r = rows_make(2, counts, 0, 3);
+    void *x = random_buffer(4 * 8, MT_F32, 1, 1), *w = random_buffer(2 * 8 * 8, MT_F32, 1, 2);
+    void *d = test_alloc(4 * 8, MT_F32);
+    mt_qtensor qw = mt_qtensor_plain(mt_group_uniform(2, 8, 8), MT_F32, w);
+    mt_qtensor qx = ragged(&r, 8, MT_F32, x, &offsets);
+    struct mt_moe_gemm_args good = {
+        .dtype = MT_F32,
+        .gemm = { .dtype = MT_F32, .a = &qw, .b = &qx, .d = d, .d_dtype = MT_F32 },
+        .tokens = 3
+    };
+    struct mt_moe_gemm_args args = good;
+    args.row_token = r.row_token;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "rows_used is NULL");
+    args.rows_used = r.offsets + 2;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "scratch is NULL");
+    args.gemm.layout = MT_GEMM_NN;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "no rows are gathered");
+    args = good, args.z = x;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "z is for an NN result");
+    args = good, args.act = d, args.gemm.c = d;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "without c");
+    args = good, args.gemm.dtype = MT_BF16;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "dtype is f32, that of the gemm bf16");
+    void *all[] = { x, w, d, offsets };
+    for (int i = 0; i < 4; i++) test_free(all[i]);
+    rows_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_as_its_parts),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
