@@ -13,7 +13,8 @@ static bool needs_amax(const mt_param *p)
     return p->packed && (scaled_by_amax(p, MT_ROW) || scaled_by_amax(p, MT_COL));
 }
 
-/* The own piece of a master in its dtype: as it lies there, or joined into the view. */
+/* The own piece of a master in its dtype: as it lies there, or joined into the
+ * view. */
 static mt_status own_master(const mt_param *p, mt_stream *stream, void **master)
 {
     *master = p->own_master ? p->own_master : (void *)p->view;
@@ -86,6 +87,71 @@ static mt_status quantize(mt_fsdp *f, const mt_fragment *x, mt_quantize_pass pas
     return mt_quantize(&f->stream, &a);
 }
 
+/* ---- columns from the rows' values, scaled by an amax of them
+ * ---------------------------------- That amax is known only after the rows
+ * have codes, which may need an amax of all ranks first. */
+
+static bool follows_rows(const mt_param *p)
+{
+    mt_format_spec col = mt_fsdp_spec(p, MT_COL);
+    return p->packed && col.options.from_dequantized && col.format->second_level;
+}
+
+/* The rows that columns are made from: the wire's, or where those are native,
+ * others in the columns' format, for the moment. */
+static mt_direction rows_of(const mt_fsdp *f, const mt_fragment *x)
+{
+    enum { ALIGN = 256 };
+    if (!mt_fsdp_native(x->param, MT_ROW))
+        return mt_fragment_direction(f, x, MT_ROW, own_wire(f, x->param->unit, MT_ROW));
+    mt_group group = mt_fragment_group(x);
+    mt_direction d = mt_direction_of(mt_fsdp_spec(x->param, MT_COL));
+    d.options.from_dequantized = false;
+    size_t codes = (mt_direction_code_bytes(&d, MT_ROW, &group) + ALIGN - 1) / ALIGN * ALIGN;
+    d.codes = f->staging;
+    d.scales = (char *)f->staging + codes;
+    d.amax = mt_fsdp_amax(f, x->param, MT_ROW) + x->member;
+    return d;
+}
+
+static mt_status quantize_rows(mt_fsdp *f, const mt_fragment *x, mt_quantize_pass pass,
+                               void *master, bool count_nans)
+{
+    mt_qtensor out = { .group = mt_fragment_group(x) };
+    mt_qtensor source =
+        mt_qtensor_plain(out.group, x->param->dtype, (void *)(uintptr_t)source_of(x, master));
+    struct mt_quantize_args a = args_of(x, pass);
+    out.dir[MT_ROW] = rows_of(f, x);
+    a.src = &source, a.out = &out;
+    if (!count_nans) a.running_nan = NULL;
+    return mt_quantize(&f->stream, &a);
+}
+
+/* From rows that have just been quantized. */
+static mt_status quantize_columns(mt_fsdp *f, const mt_fragment *x, mt_quantize_pass pass)
+{
+    mt_qtensor rows = { .group = mt_fragment_group(x) }, out = rows;
+    struct mt_quantize_args a = args_of(x, pass);
+    rows.dir[MT_ROW] = rows_of(f, x);
+    out.dir[MT_COL] =
+        mt_fragment_direction(f, twin(f, x), MT_COL, own_wire(f, x->param->unit, MT_COL));
+    out.dir[MT_COL].options.from_dequantized = false;
+    a.src = &rows, a.src_dir = MT_ROW, a.out = &out;
+    a.running_nan = NULL;
+    return mt_quantize(&f->stream, &a);
+}
+
+static mt_status measure_columns(mt_fsdp *f, const mt_fragment *x, void *master)
+{
+    if (!follows_rows(x->param)) return MT_OK;
+    MT_TRY(quantize_rows(f, x, MT_QUANTIZE_CODES, master, false));
+    return quantize_columns(f, x, MT_QUANTIZE_AMAX);
+}
+
+/* ---- both directions
+ * ---------------------------------------------------------------------------
+ */
+
 /* The native directions of a fragment: its masters, rounded. */
 static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
 {
@@ -104,7 +170,8 @@ static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
 
 typedef mt_status visit_fragment(mt_fsdp *f, const mt_fragment *x, void *master);
 
-/* Visits the own fragments of GEMM weights, each once, with the own piece of their master. */
+/* Visits the own fragments of GEMM weights, each once, with the own piece of
+ * their master. */
 static mt_status for_each_own(mt_fsdp *f, visit_fragment *visit)
 {
     for (int64_t u = 0; u < f->units; u++) {
@@ -124,6 +191,7 @@ static mt_status for_each_own(mt_fsdp *f, visit_fragment *visit)
 
 static mt_status measure(mt_fsdp *f, const mt_fragment *x, void *master)
 {
+    if (follows_rows(x->param)) return quantize_rows(f, x, MT_QUANTIZE_AMAX, master, false);
     return needs_amax(x->param) ? quantize(f, x, MT_QUANTIZE_AMAX, master) : MT_OK;
 }
 
@@ -131,21 +199,34 @@ static mt_status write_codes(mt_fsdp *f, const mt_fragment *x, void *master)
 {
     bool measured = needs_amax(x->param);
     MT_TRY(narrow(f, x, master));
+    if (follows_rows(x->param)) {
+        MT_TRY(quantize_rows(f, x, MT_QUANTIZE_CODES, master, true));
+        return quantize_columns(f, x, MT_QUANTIZE_CODES);
+    }
     return quantize(f, x, measured ? MT_QUANTIZE_CODES : MT_QUANTIZE_ALL, master);
+}
+
+/* One measurement of every own fragment, and its largest over all ranks. */
+static mt_status reduce_measured(mt_fsdp *f, visit_fragment *visit)
+{
+    MT_TRY(for_each_own(f, visit));
+    return mt_comm_all_reduce(f->comm, &f->stream, f->amax,
+                              (int64_t)(f->amax_bytes / sizeof(float)), MT_F32, MT_REDUCE_MAX,
+                              "amaxes of weights");
 }
 
 /* Members' amaxes over all ranks, where some format is scaled by them. */
 static mt_status reduce_amaxes(mt_fsdp *f)
 {
-    bool any = false;
-    for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
+    bool any = false, follow = false;
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++) {
         any |= needs_amax(mt_param_store_get(f->store, i));
+        follow |= follows_rows(mt_param_store_get(f->store, i));
+    }
     if (!any) return MT_OK;
     MT_TRY(mt_device_zero(f->device, f->amax, f->amax_bytes));
-    MT_TRY(for_each_own(f, measure));
-    return mt_comm_all_reduce(f->comm, &f->stream, f->amax,
-                              (int64_t)(f->amax_bytes / sizeof(float)), MT_F32, MT_REDUCE_MAX,
-                              "amaxes of weights");
+    MT_TRY(reduce_measured(f, measure));
+    return follow ? reduce_measured(f, measure_columns) : MT_OK;
 }
 
 /* Masters that travel as they are. */

@@ -1,4 +1,5 @@
-/* Wires: which bytes of which param each rank sends, and how they become compute copies. */
+/* Wires: which bytes of which param each rank sends, and how they become
+ * compute copies. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -38,7 +39,8 @@ mt_direction mt_fragment_direction(const mt_fsdp *f, const mt_fragment *x, mt_di
     return d;
 }
 
-/* ---- cutting -----------------------------------------------------------------------------------
+/* ---- cutting
+ * -----------------------------------------------------------------------------------
  */
 
 static mt_status append(mt_wire *w, const mt_fragment *x)
@@ -53,7 +55,8 @@ static mt_status append(mt_wire *w, const mt_fragment *x)
     return MT_OK;
 }
 
-/* Adds a fragment whose elements, members and rows are known behind *at bytes of its rank's wire.
+/* Adds a fragment whose elements, members and rows are known behind *at bytes
+ * of its rank's wire.
  */
 static mt_status add(mt_wire *w, mt_fragment *x, mt_dir dir, size_t *at)
 {
@@ -69,7 +72,8 @@ static mt_status add(mt_wire *w, mt_fragment *x, mt_dir dir, size_t *at)
     return append(w, x);
 }
 
-/* A piece of a GEMM weight: the rest of a member, whole members, the beginning of another. */
+/* A piece of a GEMM weight: the rest of a member, whole members, the beginning
+ * of another. */
 static mt_status add_rows(mt_wire *w, mt_param *p, int rank, mt_piece piece, mt_dir dir, size_t *at)
 {
     int64_t m = p->group.m, k = p->group.k, row = piece.first / k, left = piece.count / k;
@@ -107,18 +111,6 @@ static mt_status cut_rank(mt_fsdp *f, mt_wire *w, const mt_unit *u, mt_dir dir, 
     return MT_OK;
 }
 
-/* An amax that would have to be reduced between the two directions of one call. */
-static mt_status check_directions(const mt_param *p)
-{
-    mt_format_spec col = mt_fsdp_spec(p, MT_COL), row = mt_fsdp_spec(p, MT_ROW);
-    bool second = col.format->second_level || (row.format->second_level && !row.options.two_d);
-    MT_REQUIRE(!col.options.from_dequantized || !second, MT_EUNSUPPORTED,
-               "%s: W column %s with source=dequantized cannot be quantized in shards: its amax is "
-               "that of values that need another rank's amax first",
-               p->name, col.format->name);
-    return MT_OK;
-}
-
 mt_status mt_fsdp_cut_wires(mt_fsdp *f)
 {
     size_t own = 0, real = 0;
@@ -133,7 +125,6 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
         for (int64_t j = u.first; j < u.first + u.count; j++) {
             const mt_param *p = mt_param_store_get(f->store, j);
             size_t bytes = (size_t)mt_param_count(p) * mt_dtype_size(p->dtype);
-            if (p->packed) MT_TRY(check_directions(p));
             if (p->packed && mt_fsdp_native(p, dir) && bytes > real) real = bytes;
         }
     }
@@ -141,7 +132,8 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
     return MT_OK;
 }
 
-/* ---- compute copies ----------------------------------------------------------------------------
+/* ---- compute copies
+ * ----------------------------------------------------------------------------
  */
 
 /* The next part of a copy's memory. */
@@ -183,7 +175,8 @@ void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory)
     f->wire[wire].copy_bytes = at;
 }
 
-/* Masters that travel in both directions of a unit are then those of the direction that stays. */
+/* Masters that travel in both directions of a unit are then those of the
+ * direction that stays. */
 void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot)
 {
     int64_t wire = slot->wire;
@@ -195,7 +188,8 @@ void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot)
     if (other->slot >= 0) mt_fsdp_place(f, wire ^ 1, f->slots[other->slot].memory);
 }
 
-/* ---- unpacking ---------------------------------------------------------------------------------
+/* ---- unpacking
+ * ---------------------------------------------------------------------------------
  */
 
 /* `lines` runs of `bytes`, from one pitch to another. */
