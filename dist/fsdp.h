@@ -1,14 +1,11 @@
-/* Sharded weights: what each rank keeps, and how the rest comes and goes
- * (DESIGN section 4).
+/* Sharded weights: what each rank keeps, and how the rest comes and goes (DESIGN section 4).
  *
- * The store's params are cut into shards (core/param.h). A rank quantizes its
- * own shard from its own masters, each direction into a *wire*: the bytes that
- * it contributes to a gather. When a pass needs a unit, the ranks all-gather
- * the wires of one direction and unpack them to compute copies as one rank
- * would have them, bit for bit. Two units are here at a time, the one in use
- * and the next, which is fetched ahead: which comes next is learned from the
- * passes before. Gradients of a unit are reduced and scattered as soon as its
- * last one is final. */
+ * The store's params are cut into shards (core/param.h). A rank quantizes its own shard from its
+ * own masters, each direction into a *wire*: the bytes that it contributes to a gather. When a pass
+ * needs a unit, the ranks all-gather the wires of one direction and unpack them to compute copies
+ * as one rank would have them, bit for bit. Two units are here at a time, the one in use and the
+ * next, which is fetched ahead: which comes next is learned from the passes before. Gradients of a
+ * unit are reduced and scattered as soon as its last one is final. */
 #pragma once
 
 #include "core/param.h"
@@ -20,28 +17,25 @@ extern "C" {
 
 typedef struct mt_fsdp mt_fsdp;
 
-/* For a store cut over the ranks of `comm` and allocated; becomes the source of
- * its params. Keeps every unit that was gathered until the weights change if
- * `keep_gathered`. Ownership: store and comm are borrowed. */
+/* For a store cut over the ranks of `comm` and allocated; becomes the source of its params. Keeps
+ * every unit that was gathered until the weights change if `keep_gathered`. Ownership: store and
+ * comm are borrowed. */
 mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm, bool keep_gathered);
 void mt_fsdp_destroy(mt_fsdp **fsdp);
 
-/* Lays wires and copies out for the recipes in force (mt_param.linear): before
- * the first refresh, and when a recipe has changed. */
+/* Lays wires and copies out for the recipes in force (mt_param.linear): before the first refresh,
+ * and when a recipe has changed. */
 mt_status mt_fsdp_layout(mt_fsdp *fsdp);
-/* Writes the own wires from the masters; what was gathered before no longer
- * counts. Collective. */
+/* Writes the own wires from the masters; what was gathered before no longer counts. Collective. */
 mt_status mt_fsdp_refresh(mt_fsdp *fsdp, mt_stream *stream);
-/* Masters of quantized weights become what their codes hold; after a refresh.
- */
+/* Masters of quantized weights become what their codes hold; after a refresh. */
 mt_status mt_fsdp_quantized_masters(mt_fsdp *fsdp, mt_stream *stream);
 
-/* From now on, a unit whose last gradient is final (mt_fsdp_grad_ready, a
- * tape's hook) is reduced over the ranks into own_grad. */
+/* From now on, a unit whose last gradient is final (mt_fsdp_grad_ready, a tape's hook) is reduced
+ * over the ranks into own_grad. */
 void mt_fsdp_begin_reduce(mt_fsdp *fsdp);
 mt_status mt_fsdp_grad_ready(void *fsdp, mt_param *param);
-/* Reduces the units that are left: those with a param that no pass has used.
- * Collective. */
+/* Reduces the units that are left: those with a param that no pass has used. Collective. */
 mt_status mt_fsdp_end_reduce(mt_fsdp *fsdp, mt_stream *stream);
 
 /* What was moved since the start. */

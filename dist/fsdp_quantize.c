@@ -13,8 +13,7 @@ static bool needs_amax(const mt_param *p)
     return p->packed && (scaled_by_amax(p, MT_ROW) || scaled_by_amax(p, MT_COL));
 }
 
-/* The own piece of a master in its dtype: as it lies there, or joined into the
- * view. */
+/* The own piece of a master in its dtype: as it lies there, or joined into the view. */
 static mt_status own_master(const mt_param *p, mt_stream *stream, void **master)
 {
     *master = p->own_master ? p->own_master : (void *)p->view;
@@ -170,8 +169,7 @@ static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
 
 typedef mt_status visit_fragment(mt_fsdp *f, const mt_fragment *x, void *master);
 
-/* Visits the own fragments of GEMM weights, each once, with the own piece of
- * their master. */
+/* Visits the own fragments of GEMM weights, each once, with the own piece of their master. */
 static mt_status for_each_own(mt_fsdp *f, visit_fragment *visit)
 {
     for (int64_t u = 0; u < f->units; u++) {

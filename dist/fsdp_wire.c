@@ -1,5 +1,4 @@
-/* Wires: which bytes of which param each rank sends, and how they become
- * compute copies. */
+/* Wires: which bytes of which param each rank sends, and how they become compute copies. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -39,8 +38,7 @@ mt_direction mt_fragment_direction(const mt_fsdp *f, const mt_fragment *x, mt_di
     return d;
 }
 
-/* ---- cutting
- * -----------------------------------------------------------------------------------
+/* ---- cutting -----------------------------------------------------------------------------------
  */
 
 static mt_status append(mt_wire *w, const mt_fragment *x)
@@ -55,8 +53,7 @@ static mt_status append(mt_wire *w, const mt_fragment *x)
     return MT_OK;
 }
 
-/* Adds a fragment whose elements, members and rows are known behind *at bytes
- * of its rank's wire.
+/* Adds a fragment whose elements, members and rows are known behind *at bytes of its rank's wire.
  */
 static mt_status add(mt_wire *w, mt_fragment *x, mt_dir dir, size_t *at)
 {
@@ -72,8 +69,7 @@ static mt_status add(mt_wire *w, mt_fragment *x, mt_dir dir, size_t *at)
     return append(w, x);
 }
 
-/* A piece of a GEMM weight: the rest of a member, whole members, the beginning
- * of another. */
+/* A piece of a GEMM weight: the rest of a member, whole members, the beginning of another. */
 static mt_status add_rows(mt_wire *w, mt_param *p, int rank, mt_piece piece, mt_dir dir, size_t *at)
 {
     int64_t m = p->group.m, k = p->group.k, row = piece.first / k, left = piece.count / k;
@@ -132,8 +128,7 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
     return MT_OK;
 }
 
-/* ---- compute copies
- * ----------------------------------------------------------------------------
+/* ---- compute copies ----------------------------------------------------------------------------
  */
 
 /* The next part of a copy's memory. */
@@ -175,8 +170,7 @@ void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory)
     f->wire[wire].copy_bytes = at;
 }
 
-/* Masters that travel in both directions of a unit are then those of the
- * direction that stays. */
+/* Masters that travel in both directions of a unit are then those of the direction that stays. */
 void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot)
 {
     int64_t wire = slot->wire;
@@ -188,8 +182,7 @@ void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot)
     if (other->slot >= 0) mt_fsdp_place(f, wire ^ 1, f->slots[other->slot].memory);
 }
 
-/* ---- unpacking
- * ---------------------------------------------------------------------------------
+/* ---- unpacking ---------------------------------------------------------------------------------
  */
 
 /* `lines` runs of `bytes`, from one pitch to another. */

@@ -1,5 +1,4 @@
-/* Sharded weights against one rank: gathered copies bit for bit, training, and
- * what moves. */
+/* Sharded weights against one rank: gathered copies bit for bit, training, and what moves. */
 #include "tests/dist/ranks.h"
 
 #include <math.h>
@@ -10,8 +9,7 @@
 
 enum { SEQUENCE = 16, BATCH = 4, STEPS = 20, RANDOM_RECIPES = 10 };
 
-/* Members and rows that shards cut through, at every atom; widths of no round
- * number. */
+/* Members and rows that shards cut through, at every atom; widths of no round number. */
 static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
 {
     mt_trainer_config c = { .dtype = dtype,
@@ -44,8 +42,7 @@ static mt_trainer_config small_config(mt_dtype dtype, const char *recipe)
     return c;
 }
 
-/* In every fourth batch the second half has no targets: ranks with nothing to
- * learn from. */
+/* In every fourth batch the second half has no targets: ranks with nothing to learn from. */
 static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens, int32_t *targets)
 {
     int64_t n = c->batch_size * c->sequence_length;
@@ -57,8 +54,7 @@ static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens
     }
 }
 
-/* ---- copies
- * ------------------------------------------------------------------------------------
+/* ---- copies ------------------------------------------------------------------------------------
  */
 
 static mt_status same(const mt_param *p, const char *what, const void *a, const void *b,
@@ -213,8 +209,7 @@ static mt_status copies(mt_comm *comm)
     return MT_OK;
 }
 
-/* ---- training
- * ----------------------------------------------------------------------------------
+/* ---- training ----------------------------------------------------------------------------------
  */
 
 typedef struct history {
@@ -280,9 +275,8 @@ static mt_status training(mt_comm *comm)
     return compare_training(comm, c, 1e-12);
 }
 
-/* Under recipes the first loss is exact: the same codes, the same draws. Later
- * ones part as sums are made in another order; that they are the same run is
- * seen from the distance between runs. */
+/* Under recipes the first loss is exact: the same codes, the same draws. Later ones part as sums
+ * are made in another order; that they are the same run is seen from the distance between runs. */
 static mt_status quantized_training(mt_comm *comm)
 {
     static const char *const recipes[] = { "fp8_delayed", "nvfp4; steps=10.. mxfp8" };
@@ -307,9 +301,8 @@ static mt_status quantized_training(mt_comm *comm)
     return MT_OK;
 }
 
-/* What moves in steps of several micro-batches: gradients once, weights once
- * for each pass and direction, all but the first of each order ahead of use;
- * with kept units once a step. */
+/* What moves in steps of several micro-batches: gradients once, weights once for each pass and
+ * direction, all but the first of each order ahead of use; with kept units once a step. */
 static mt_status traffic(mt_comm *comm)
 {
     static history h;
@@ -324,9 +317,8 @@ static mt_status traffic(mt_comm *comm)
     int64_t passes = STEPS * BATCH / ranks;
     rank_check(counts[0].reduces == (int64_t)STEPS * units, "%lld reductions",
                (long long)counts[0].reduces);
-    /* A pass: each unit forward and back; the embedding has nothing that backward
-     * reads. Beside them what was fetched ahead in vain: until an order is known,
-     * and before weights change. */
+    /* A pass: each unit forward and back; the embedding has nothing that backward reads. Beside
+     * them what was fetched ahead in vain: until an order is known, and before weights change. */
     int64_t each = passes * (2 * units - 1) + units;
     rank_check(counts[0].gathers >= each - passes && counts[0].gathers <= each + 2 * STEPS,
                "%lld gathers in %lld passes", (long long)counts[0].gathers, (long long)passes);
