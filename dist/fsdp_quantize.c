@@ -86,9 +86,8 @@ static mt_status quantize(mt_fsdp *f, const mt_fragment *x, mt_quantize_pass pas
     return mt_quantize(&f->stream, &a);
 }
 
-/* ---- columns from the rows' values, scaled by an amax of them
- * ---------------------------------- That amax is known only after the rows
- * have codes, which may need an amax of all ranks first. */
+/* Columns that are made from the rows' values and scaled by an amax of them: it is known only after
+ * the rows have codes, which may need an amax of all ranks first. */
 
 static bool follows_rows(const mt_param *p)
 {
@@ -96,8 +95,8 @@ static bool follows_rows(const mt_param *p)
     return p->packed && col.options.from_dequantized && col.format->second_level;
 }
 
-/* The rows that columns are made from: the wire's, or where those are native,
- * others in the columns' format, for the moment. */
+/* The rows that columns are made from: the wire's, or where those are native, others in the
+ * columns' format, for the moment. */
 static mt_direction rows_of(const mt_fsdp *f, const mt_fragment *x)
 {
     enum { ALIGN = 256 };
@@ -146,10 +145,6 @@ static mt_status measure_columns(mt_fsdp *f, const mt_fragment *x, void *master)
     MT_TRY(quantize_rows(f, x, MT_QUANTIZE_CODES, master, false));
     return quantize_columns(f, x, MT_QUANTIZE_AMAX);
 }
-
-/* ---- both directions
- * ---------------------------------------------------------------------------
- */
 
 /* The native directions of a fragment: its masters, rounded. */
 static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
