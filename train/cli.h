@@ -29,6 +29,7 @@ extern "C" {
     X(trace, "CKPT --tokens IN.h5", "what a model computes, written out for comparison")           \
     X(inspect, "CKPT|FILE.h5|DIR", "what a checkpoint, a corpus or another file holds")            \
     X(plan, "CONFIG.yaml", "memory, parameters and work of a run, before it starts")               \
+    X(bench, "[FAMILY]", "how fast this build computes here, against what is possible")            \
     X(doctor, "", "what was found on this machine, and a self-check")
 
 /* argv[0] is the verb's name, the rest its arguments. */

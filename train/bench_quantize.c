@@ -1,0 +1,141 @@
+/* group_quantize and group_dequantize: bytes of source, codes, scales and result over time, against
+ * the copy bandwidth. A format whose scale needs the amax of a whole member reads its source twice.
+ */
+#include "train/bench.h"
+
+/* Activations of a dense layer, and of experts with ragged rows. */
+static const struct shape {
+    const char *name;
+    int64_t members, rows, cols;
+    unsigned devices;
+} shapes[] = {
+    { "dense_gpu", 1, 32768, 4096, MT_BENCH_GPU },
+    { "experts_gpu", 64, 65536, 2048, MT_BENCH_GPU },
+    { "dense_cpu", 1, 4096, 4096, MT_BENCH_CPU },
+    { "experts_cpu", 16, 16384, 512, MT_BENCH_CPU },
+    { "nano", 4, 96, 64, 0 },
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+const char *mt_bench_quantize_shape(int i)
+{
+    return i < SHAPES ? shapes[i].name : NULL;
+}
+
+static const char *const formats[] = { "fp8_tensor", "fp8_delayed", "fp8_block",
+                                       "mxfp8",      "mxfp4",       "nvfp4",
+                                       "nvfp4:sr",   "nvfp4:rht",   "nvfp4:4over6" };
+enum { FORMATS = sizeof formats / sizeof *formats, ROTATED = 2 };
+
+static const struct way {
+    const char *name;
+    bool quantizes, dir[MT_DIR_COUNT];
+} ways[] = {
+    { "quantize_row", true, { true, false } },    { "quantize_col", true, { false, true } },
+    { "quantize_both", true, { true, true } },    { "dequantize_row", false, { true, false } },
+    { "dequantize_col", false, { false, true } },
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+struct job {
+    mt_qtensor source[ROTATED], whole, q; /* plain; codes of both directions; those of this way */
+    mt_dir dir;                           /* that is dequantized */
+    void *y;
+};
+
+static mt_status launch_quantize(mt_bench *b, void *context, int64_t turn)
+{
+    const struct job *j = context;
+    return mt_quantize(&b->stream, &(struct mt_quantize_args){ .dtype = b->options.dtype,
+                                                               .src = &j->source[turn % ROTATED],
+                                                               .out = &j->q,
+                                                               .seed = 1,
+                                                               .step = (uint32_t)turn });
+}
+
+static mt_status launch_dequantize(mt_bench *b, void *context, int64_t turn)
+{
+    const struct job *j = context;
+    (void)turn;
+    return mt_dequantize(&b->stream, &(struct mt_dequantize_args){ .dtype = b->options.dtype,
+                                                                   .src = &j->q,
+                                                                   .dir = j->dir,
+                                                                   .y = j->y,
+                                                                   .y_dtype = b->options.dtype });
+}
+
+/* Both directions of a format; rht concerns columns, their rows do without. */
+static mt_status place(mt_bench *b, struct job *j, const char *format)
+{
+    mt_format_spec spec;
+    void *memory;
+    MT_TRY(mt_format_spec_parse(&spec, format));
+    j->whole = (mt_qtensor){ .group = j->source[0].group };
+    j->whole.dir[MT_ROW] = j->whole.dir[MT_COL] = mt_direction_of(spec);
+    j->whole.dir[MT_ROW].options.rht = false, j->whole.dir[MT_ROW].options.rht_mask = 0;
+    MT_TRY(mt_bench_alloc(b, &memory, mt_qtensor_bytes(&j->whole)));
+    mt_qtensor_place(&j->whole, memory);
+    j->q = j->whole;
+    return launch_quantize(b, j, 0);
+}
+
+static double way_bytes(const mt_bench *b, const struct job *j, const struct way *w)
+{
+    const mt_group *g = &j->source[0].group;
+    double plain = (double)mt_group_capacity(g) * (double)mt_dtype_size(b->options.dtype);
+    double bytes = 0;
+    bool amax = false;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        const mt_direction *dir = &j->whole.dir[d];
+        const mt_format *f = dir->format;
+        if (!w->dir[d]) continue;
+        bytes += (double)(mt_direction_code_bytes(dir, (mt_dir)d, g) +
+                          mt_direction_scale_bytes(dir, (mt_dir)d, g));
+        amax |= f->second_level || (f->scale == MT_SCALE_F32 && !f->block && !f->delayed);
+    }
+    return bytes + plain * (w->quantizes && amax ? 2 : 1);
+}
+
+static mt_status bench_way(mt_bench *b, struct job *j, const struct way *w, mt_bench_case *c)
+{
+    double seconds, bytes = way_bytes(b, j, w);
+    j->q = j->whole;
+    for (int d = 0; d < MT_DIR_COUNT; d++)
+        if (!w->dir[d]) j->q.dir[d] = (mt_direction){ 0 };
+    j->dir = w->dir[MT_ROW] ? MT_ROW : MT_COL;
+    MT_TRY(mt_bench_measure(b, &seconds, w->quantizes ? launch_quantize : launch_dequantize, j));
+    c->what = w->name, c->amount = bytes * 1e-9, c->floor = mt_bench_floor(b, 0, bytes);
+    return mt_bench_report(b, c, seconds);
+}
+
+static mt_status bench_format(mt_bench *b, const struct shape *s, const char *format)
+{
+    struct job j = { 0 };
+    mt_bench_case c = { "quantize", s->name, "all", format, "GB/s", 0, 0, { { NULL, 0 } } };
+    int64_t count = s->rows * s->cols;
+    mt_group group;
+    mt_status status = MT_OK;
+    void *x;
+    MT_TRY_CLEANUP(mt_bench_rows(b, &group, s->members, s->rows, s->cols));
+    if (s->members == 1) group = mt_group_uniform(1, s->rows, s->cols);
+    for (int i = 0; i < ROTATED; i++) {
+        MT_TRY_CLEANUP(mt_bench_random(b, &x, count, b->options.dtype, 1));
+        j.source[i] = mt_qtensor_plain(group, b->options.dtype, x);
+    }
+    MT_TRY_CLEANUP(mt_bench_alloc(b, &j.y, (size_t)count * mt_dtype_size(b->options.dtype)));
+    MT_TRY_CLEANUP(place(b, &j, format));
+    for (int w = 0; w < WAYS; w++) MT_TRY_CLEANUP(bench_way(b, &j, &ways[w], &c));
+cleanup:
+    if (status != MT_OK) status = mt_bench_give_up(b, &c, status);
+    mt_bench_release(b);
+    return status;
+}
+
+mt_status mt_bench_quantize(mt_bench *b)
+{
+    for (int i = 0; i < SHAPES; i++)
+        for (int f = 0; f < FORMATS; f++)
+            if (mt_bench_selected(b, shapes[i].name, shapes[i].devices))
+                MT_TRY(bench_format(b, &shapes[i], formats[f]));
+    return MT_OK;
+}

@@ -1,0 +1,75 @@
+/* mixtape bench: the speed of this build on a device, against floors measured in the same run. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/bench.h"
+#include "train/cli.h"
+
+enum { RECIPES = 64 };
+
+/* "none" where nothing is asked for; "all" stands for "none" and every preset. */
+static mt_status choose_recipes(const char *recipes[RECIPES], int *count,
+                                const mt_option_list *list)
+{
+    *count = 0;
+    if (!list->count) recipes[(*count)++] = "none";
+    for (int i = 0; i < list->count; i++) {
+        bool all = !strcmp(list->items[i], "all");
+        MT_REQUIRE(*count < RECIPES, MT_ECONFIG, "--recipe: more than %d", RECIPES);
+        recipes[(*count)++] = all ? "none" : list->items[i];
+        for (int p = 0; all && mt_recipe_preset(p) && *count < RECIPES; p++)
+            recipes[(*count)++] = mt_recipe_preset(p);
+    }
+    return MT_OK;
+}
+
+mt_status mt_verb_bench(int argc, char **argv)
+{
+    const char *device = "auto", *shape = NULL, *dtype = "bf16", *json = NULL;
+    const char *recipes[RECIPES];
+    mt_option_list list = { 0 };
+    int64_t threads = 0;
+    mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES };
+    const mt_option options[] = {
+        { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda or auto (default: auto)" },
+        { "shape", MT_OPTION_TEXT, &shape, "NAME", "a shape, a model's shapes, or all" },
+        { "dtype", MT_OPTION_TEXT, &dtype, "TYPE", "bf16, f32 or f64 (default: bf16)" },
+        { "recipe", MT_OPTION_LIST, &list, "RECIPE", "of linear layers; any number; all: presets" },
+        { "launches", MT_OPTION_INT, &bench.launches, "N", "timed ones of a case (default: 15)" },
+        { "threads", MT_OPTION_INT, &threads, "N", "of the cpu (default: every core)" },
+        { "json", MT_OPTION_TEXT, &json, "FILE", "also write an object a line for each case" },
+    };
+    const mt_command command = {
+        .usage = "mixtape bench [gemm|moe|quantize|ops|step] [options]",
+        .about = "Times families of work on a device: the grouped GEMM, the MoE layer, quantize, "
+                 "other ops,\nwhole steps; all of them without a name. Caches are flushed before "
+                 "each launch, inputs are\nrandom and taken in turns, times are the device's, "
+                 "medians count. First come copy bandwidth\nand a dense product: the floor of a "
+                 "case is the time that they allow, its share floor / time.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+        .min_arguments = 0,
+        .max_arguments = 1,
+    };
+    const mt_bench_family *family = NULL;
+    int count;
+    bool help;
+    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
+    if (help) return MT_OK;
+    if (count) MT_TRY(mt_bench_family_find(&family, argv[1]));
+    MT_TRY(mt_dtype_parse(&bench.dtype, dtype));
+    MT_REQUIRE(threads >= 0 && threads <= INT32_MAX, MT_ECONFIG, "--threads is %lld",
+               (long long)threads);
+    MT_TRY(choose_recipes(recipes, &bench.recipe_count, &list));
+    bench.device = device, bench.shape = shape, bench.recipes = recipes;
+    bench.threads = (int)threads;
+    if (json) {
+        bench.json = fopen(json, "w");
+        MT_REQUIRE(bench.json, MT_EIO, "bench: %s: %s", json, strerror(errno));
+    }
+    mt_status status = mt_bench_run(&bench, family);
+    if (bench.json && fclose(bench.json) != 0 && status == MT_OK)
+        status = MT_FAIL(MT_EIO, "bench: %s: %s", json, strerror(errno));
+    return status;
+}
