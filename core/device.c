@@ -37,6 +37,7 @@ void mt_device_free(mt_device *device, void **p, size_t bytes, mt_memory memory)
     if (!*p) return;
     device->ops->release(device, *p, bytes, memory == MT_MEMORY_HOST_POOL);
     device->bytes[memory] -= (int64_t)bytes;
+    device->frees++;
     *p = NULL;
 }
 
@@ -53,6 +54,47 @@ mt_status mt_device_zero(mt_device *device, void *p, size_t bytes)
     if (bytes == 0) return MT_OK;
     MT_REQUIRE(p, MT_EINVAL, "device %s: %zu bytes at NULL to zero", device->name, bytes);
     return device->ops->zero(device, p, bytes);
+}
+
+mt_status mt_device_copy_async(mt_stream *stream, void *to, const void *from, size_t bytes)
+{
+    mt_device *device = stream->device;
+    if (bytes == 0 || !device->ops->copy_async) return mt_device_copy(device, to, from, bytes);
+    MT_REQUIRE(to && from, MT_EINVAL, "device %s: copy of %zu bytes %s NULL", device->name, bytes,
+               to ? "from" : "to");
+    return device->ops->copy_async(stream, to, from, bytes);
+}
+
+bool mt_device_records(const mt_device *device)
+{
+    return device->ops->graph_begin != NULL;
+}
+
+mt_status mt_graph_begin(mt_device *device)
+{
+    MT_REQUIRE(mt_device_records(device), MT_EUNSUPPORTED, "device %s records no graphs",
+               device->name);
+    return device->ops->graph_begin(device);
+}
+
+mt_status mt_graph_end(mt_graph *graph, mt_device *device, bool keep)
+{
+    *graph = (mt_graph){ NULL, NULL };
+    MT_TRY(device->ops->graph_end(device, &graph->impl, keep));
+    if (keep) graph->device = device;
+    return MT_OK;
+}
+
+mt_status mt_graph_launch(const mt_graph *graph)
+{
+    MT_REQUIRE(graph->device, MT_EINVAL, "no graph to launch");
+    return graph->device->ops->graph_launch(graph->device, graph->impl);
+}
+
+void mt_graph_destroy(mt_graph *graph)
+{
+    if (graph->device) graph->device->ops->graph_destroy(graph->device, graph->impl);
+    *graph = (mt_graph){ NULL, NULL };
 }
 
 mt_status mt_device_synchronize(mt_device *device)

@@ -41,8 +41,15 @@ struct mt_device_ops {
     void (*release)(mt_device *device, void *p, size_t bytes, bool on_host);
     /* Any of the four directions; returns when the host may reuse its side. */
     mt_status (*copy)(mt_device *device, void *to, const void *from, size_t bytes);
+    /* In the stream's order, without waiting; NULL: copy. */
+    mt_status (*copy_async)(mt_stream *stream, void *to, const void *from, size_t bytes);
     mt_status (*zero)(mt_device *device, void *p, size_t bytes);
     mt_status (*synchronize)(mt_device *device);
+    /* Graphs: see below. All NULL where a device has none. */
+    mt_status (*graph_begin)(mt_device *device);
+    mt_status (*graph_end)(mt_device *device, void **graph, bool keep);
+    mt_status (*graph_launch)(mt_device *device, void *graph);
+    void (*graph_destroy)(mt_device *device, void *graph);
     /* Timers: see below. */
     mt_status (*timer_create)(mt_device *device, void **timer);
     void (*timer_destroy)(mt_device *device, void *timer);
@@ -60,6 +67,7 @@ struct mt_device {
     const struct mt_kernels
         *kernels[MT_DTYPE_COUNT]; /* by the dtype an op computes in; NULL where none */
     int64_t bytes[MT_MEMORY_COUNT], peak[MT_MEMORY_COUNT];
+    int64_t frees; /* blocks freed so far: while it stands still, no address has lost its meaning */
     void *impl;
 };
 
@@ -69,8 +77,24 @@ mt_status mt_device_alloc(mt_device *device, void **p, size_t bytes, mt_memory m
 /* NULL-safe; sets *p to NULL. `bytes` and `memory` as allocated. */
 void mt_device_free(mt_device *device, void **p, size_t bytes, mt_memory memory);
 mt_status mt_device_copy(mt_device *device, void *to, const void *from, size_t bytes);
+/* Returns before the copy is made: later work of the stream finds it done. Host memory must be of
+ * MT_MEMORY_HOST_POOL and stay as it is until then. */
+mt_status mt_device_copy_async(mt_stream *stream, void *to, const void *from, size_t bytes);
 mt_status mt_device_zero(mt_device *device, void *p, size_t bytes);
 mt_status mt_device_synchronize(mt_device *device);
+
+/* A graph is what was launched on the device's own stream between begin and end: recorded, not run,
+ * and launched again as a whole. Nothing may be allocated, freed or waited for in between; the
+ * addresses in it must live as long as it. `keep` false ends a recording that failed. */
+typedef struct mt_graph {
+    mt_device *device; /* NULL: no graph */
+    void *impl;
+} mt_graph;
+bool mt_device_records(const mt_device *device);
+mt_status mt_graph_begin(mt_device *device);
+mt_status mt_graph_end(mt_graph *graph, mt_device *device, bool keep);
+mt_status mt_graph_launch(const mt_graph *graph);
+void mt_graph_destroy(mt_graph *graph); /* also one that is all zero */
 
 /* A timer measures what its device does in a stream between two marks, by the device's own clock
  * (cuda: events; elsewhere the host's clock). */

@@ -41,10 +41,11 @@ typedef struct mt_linear_state {
     mt_recipe recipe;
     bool save_original_input; /* wgrad quantizes the saved input again; its column codes are not
                                  kept */
-    /* Stochastic rounding: a direction draws from (seed, stream + its number), and *pass, the
-     * micro-batch's number in the run. */
+    /* Stochastic rounding: a direction draws from (seed, stream + its number), and the
+     * micro-batch's number in the run: *pass in its step, and *first_pass (device), where the step
+     * begins. */
     uint32_t seed, stream;
-    const uint32_t *pass;
+    const uint32_t *pass, *first_pass;
     /* fp8_delayed: device f32 [N] scales and [length, N] amaxes, slot 0 gathering; else NULL. */
     struct mt_delayed {
         float *scale, *history;

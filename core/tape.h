@@ -169,6 +169,7 @@ mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_va
  * mt_tape_observe; never in a recompute. */
 typedef mt_status (*mt_observer)(void *context, const char *name, const mt_tensor *data);
 void mt_tape_set_observer(mt_tape *tape, mt_observer observer, void *context);
+bool mt_tape_observed(const mt_tape *tape);
 mt_status mt_tape_observe(mt_tape *tape, const mt_value *value, const char *format, ...)
     MT_PRINTF(3, 4);
 

@@ -91,7 +91,7 @@ static void drop_data(mt_tape *tape, value *v)
 static mt_status offload(mt_tape *tape, value *v)
 {
     MT_TRY(mt_arena_alloc(tape->host_pool, &v->host, &v->host_id, v->data->bytes));
-    MT_TRY(mt_device_copy(tape->stream->device, v->host, v->data->p, v->data->bytes));
+    MT_TRY(mt_device_copy_async(tape->stream, v->host, v->data->p, v->data->bytes));
     drop_data(tape, v);
     v->where = OFFLOADED;
     return MT_OK;
@@ -142,7 +142,7 @@ mt_status mt_value_fetch(mt_tape *tape, value *v)
     v->pub.data.data = v->data->p;
     v->where = RESIDENT;
     if (was == DROPPED) return v->producer->op->again(tape, v->producer, &v->pub.data);
-    mt_status status = mt_device_copy(tape->stream->device, v->data->p, v->host, v->data->bytes);
+    mt_status status = mt_device_copy_async(tape->stream, v->data->p, v->host, v->data->bytes);
     mt_arena_free(tape->host_pool, v->host_id);
     v->host = NULL;
     return status;
@@ -162,6 +162,11 @@ mt_tensor mt_value_grad(const mt_value *pub)
     mt_tensor t = v->pub.data;
     t.data = v->grad ? v->grad->p : NULL;
     return t;
+}
+
+bool mt_tape_observed(const mt_tape *tape)
+{
+    return tape->observer != NULL;
 }
 
 void mt_tape_set_observer(mt_tape *tape, mt_observer observer, void *context)

@@ -40,7 +40,7 @@ static struct mt_quantize_args args_of(const mt_fragment *x, mt_quantize_pass pa
     }
     if (state->nan[MT_OPERAND_W]) a.running_nan = state->nan[MT_OPERAND_W] + x->member;
     a.seed = state->seed, a.stream = state->stream + MT_OPERAND_W;
-    a.step = state->pass ? *state->pass : 0;
+    a.step = state->pass ? *state->pass : 0, a.first_step = state->first_pass;
     return a;
 }
 

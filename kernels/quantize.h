@@ -37,8 +37,8 @@ typedef enum mt_quantize_pass {
  * order within each 128, these sums in order; then added to what is there if accumulate. Not under
  * AMAX. nan: int64[N] or NULL: NaNs in the source. running_nan: int64[N] or NULL: running += NaNs
  * in the source; not under AMAX. Stochastic rounding draws from (seed, stream), the element's
- * place, and step (section 2). A call on part of a group says which: first_member is the index of
- * out's member 0, first_row the row in its whole member of member 0's first row. */
+ * place, and step + *first_step (section 2). A call on part of a group says which: first_member is
+ * the index of out's member 0, first_row the row in its whole member of member 0's first row. */
 struct mt_quantize_args {
     mt_dtype dtype;
     mt_quantize_pass pass;
@@ -51,6 +51,7 @@ struct mt_quantize_args {
     bool accumulate;
     int64_t *nan, *running_nan;
     uint32_t seed, stream, step;
+    const uint32_t *first_step; /* device; NULL: 0 */
     uint32_t first_member, first_row;
 };
 

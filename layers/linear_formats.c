@@ -95,7 +95,7 @@ struct mt_quantize_args mt_linear_quantize_args(const mt_param *w, mt_operand op
     }
     args.seed = state->seed;
     args.stream = state->stream + (uint32_t)operand;
-    args.step = state->pass ? *state->pass : 0;
+    args.step = state->pass ? *state->pass : 0, args.first_step = state->first_pass;
     return args;
 }
 

@@ -28,6 +28,7 @@ struct mt_precision {
     int margin;
     bool most_recent;
     uint32_t pass;
+    void *first_pass; /* device uint32 */
     uint64_t epoch;
     void *memory; /* scales and histories, device f32 */
     size_t bytes;
@@ -146,6 +147,7 @@ void mt_precision_destroy(mt_precision **precision)
     if (!p) return;
     mt_fsdp_destroy(&p->fsdp);
     mt_device_free(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE);
+    mt_device_free(device_of(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE);
     mt_device_free(device_of(p), &p->amaxes, (size_t)p->amax_count * sizeof(float),
                    MT_MEMORY_STATE);
     mt_device_free(device_of(p), &p->nans, (size_t)p->nan_count * sizeof(int64_t), MT_MEMORY_STATE);
@@ -354,6 +356,10 @@ static mt_status native_recipe(mt_recipe *recipe, mt_dtype compute)
 mt_status mt_precision_start(mt_precision *p)
 {
     bool changed;
+    MT_TRY(mt_device_alloc(device_of(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE));
+    MT_TRY(mt_device_zero(device_of(p), p->first_pass, sizeof(uint32_t)));
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->layers[i].state.pass) p->layers[i].state.first_pass = p->first_pass;
     MT_TRY(make_delayed(p));
     MT_TRY(make_nans(p));
     if (p->rules) return mt_precision_set_step(p, 0, &changed);
@@ -377,6 +383,13 @@ void mt_precision_observe(mt_precision *p, const char *layers,
     }
 }
 
+bool mt_precision_observed(const mt_precision *p)
+{
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->layers[i].state.observe) return true;
+    return false;
+}
+
 uint64_t mt_precision_epoch(const mt_precision *p)
 {
     return p->epoch;
@@ -385,6 +398,17 @@ uint64_t mt_precision_epoch(const mt_precision *p)
 void mt_precision_set_pass(mt_precision *p, uint32_t pass)
 {
     p->pass = pass;
+}
+
+mt_status mt_precision_set_first_pass(mt_precision *p, uint32_t first)
+{
+    p->pass = 0;
+    return mt_device_copy(device_of(p), p->first_pass, &first, sizeof first);
+}
+
+bool mt_precision_changes_after(const mt_precision *p, int64_t step)
+{
+    return p->rules && mt_recipe_rules_next_change(p->rules, step) == step + 1;
 }
 
 mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)

@@ -40,8 +40,13 @@ mt_status mt_precision_start(mt_precision *precision);
 mt_status mt_precision_set_step(mt_precision *precision, int64_t step, bool *changed);
 /* Changes so far: a part of the key of a tape's pass. */
 uint64_t mt_precision_epoch(const mt_precision *precision);
-/* Number of the micro-batch in the run that draws come next. */
+/* Number of the micro-batch, in its step, that draws come next. */
 void mt_precision_set_pass(mt_precision *precision, uint32_t pass);
+/* Number in the run of a step's first micro-batch; pass becomes 0. Kept on the device, so that a
+ * recorded step draws anew each time. */
+mt_status mt_precision_set_first_pass(mt_precision *precision, uint32_t first);
+/* Whether the step after `step` has other recipes. */
+bool mt_precision_changes_after(const mt_precision *precision, int64_t step);
 
 /* How the weights are shared; NULL with one rank. */
 mt_fsdp *mt_precision_fsdp(const mt_precision *precision);
@@ -60,6 +65,8 @@ void mt_precision_observe(mt_precision *precision, const char *layers,
                           mt_status (*observe)(void *observer, const mt_param *weight,
                                                mt_operand operand, const mt_qtensor *plain),
                           void *observer);
+
+bool mt_precision_observed(const mt_precision *precision);
 
 /* What a checkpoint holds of delayed scaling: tensor i, device f32, under a name such as
  * "model.layers.0.self_attn.qkv_proj.X_row.scale" [N] or "....history" [length, N]. */

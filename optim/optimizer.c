@@ -193,9 +193,13 @@ static mt_status norm(mt_optimizer *o, mt_stream *stream, const void *loss)
     return mt_grad_norm(stream, &args);
 }
 
-mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, double lr, const void *loss)
+mt_status mt_optimizer_set_lr(mt_optimizer *o, double lr)
 {
-    MT_TRY(mt_device_copy(o->device, &o->state->lr, &lr, sizeof lr));
+    return mt_device_copy(o->device, &o->state->lr, &lr, sizeof lr);
+}
+
+mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, const void *loss)
+{
     MT_TRY(norm(o, stream, loss));
     for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
         const mt_param *p = mt_param_store_get(o->store, i);

@@ -53,11 +53,12 @@ mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
 void mt_optimizer_set_comm(mt_optimizer *optimizer, mt_comm *comm);
 void mt_optimizer_destroy(mt_optimizer **optimizer);
 
-/* One update at this learning rate from the store's gradients. Collective where it is sharded.
- * Nothing is read back: a non-finite norm, or a non-finite *loss (device scalar of the params'
- * dtype, may be NULL), makes the update a no-op on the device and is counted there. */
-mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, double lr,
-                            const void *loss);
+/* The learning rate of the updates to come. */
+mt_status mt_optimizer_set_lr(mt_optimizer *optimizer, double lr);
+/* One update from the store's gradients. Collective where it is sharded. Nothing is read back: a
+ * non-finite norm, or a non-finite *loss (device scalar of the params' dtype, may be NULL), makes
+ * the update a no-op on the device and is counted there. */
+mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, const void *loss);
 
 /* Device step state (kernels/optimizer.h). */
 struct mt_step_state *mt_optimizer_state(const mt_optimizer *optimizer);

@@ -63,6 +63,11 @@ static void write_direction(workspace *ws, const job *j, mt_dir dir, const tile 
     if (!s->whole) write_scales(ws, s, t);
 }
 
+static uint32_t draw_step(const struct mt_quantize_args *a)
+{
+    return a->step + (a->first_step ? *a->first_step : 0);
+}
+
 static void run_tile(workspace *ws, const job *j, const sweep *w, const level levels[SIDES],
                      const tile *t, int64_t unit)
 {
@@ -79,7 +84,7 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
     if (draws && (w->codes || dequantize)) {
         const uint32_t key[2] = { a->seed, a->stream };
         uint32_t index = (uint32_t)t->index;
-        draw_tile(ws, t, key, index ? 0 : a->first_row, a->first_member + index, a->step);
+        draw_tile(ws, t, key, index ? 0 : a->first_row, a->first_member + index, draw_step(a));
     }
     if (row->present && (w->codes || w->measure[MT_ROW] || dequantize)) {
         make_codes(ws, j, w, MT_ROW, &levels[MT_ROW], t, x, w->codes || dequantize,

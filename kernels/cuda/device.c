@@ -10,6 +10,7 @@ static const mt_dtype compute_dtypes[COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16
 
 struct cuda {
     mt_device device;
+    struct mt_device_ops ops;
     struct mt_kernels kernels[COMPUTE_DTYPES];
     cudaStream_t stream;
     int multiprocessors;
@@ -123,10 +124,52 @@ static mt_status cuda_copy(mt_device *device, void *to, const void *from, size_t
     return MT_OK;
 }
 
+static mt_status cuda_copy_async(mt_stream *stream, void *to, const void *from, size_t bytes)
+{
+    MT_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, mt_cuda_stream(stream)));
+    return MT_OK;
+}
+
 static mt_status cuda_zero(mt_device *device, void *p, size_t bytes)
 {
     MT_CUDA(cudaMemsetAsync(p, 0, bytes, cuda_of(device)->stream));
+    if (cuda_of(device)->synchronous) MT_CUDA(cudaStreamSynchronize(cuda_of(device)->stream));
     return MT_OK;
+}
+
+/* ---- graphs -----------------------------------------------------------------------------------
+ */
+
+static mt_status cuda_graph_begin(mt_device *device)
+{
+    MT_CUDA(cudaStreamBeginCapture(cuda_of(device)->stream, cudaStreamCaptureModeThreadLocal));
+    return MT_OK;
+}
+
+static mt_status cuda_graph_end(mt_device *device, void **graph, bool keep)
+{
+    cudaGraph_t recorded = NULL;
+    cudaGraphExec_t ready = NULL;
+    cudaError_t error = cudaStreamEndCapture(cuda_of(device)->stream, &recorded);
+    if (error == cudaSuccess && keep) error = cudaGraphInstantiate(&ready, recorded, 0);
+    if (recorded) (void)cudaGraphDestroy(recorded);
+    if (!keep) (void)cudaGetLastError(); /* why it failed was said before */
+    if (keep && error != cudaSuccess)
+        return mt_cuda_error(error, "recording a graph", __FILE__, __LINE__);
+    *graph = ready;
+    return MT_OK;
+}
+
+static mt_status cuda_graph_launch(mt_device *device, void *graph)
+{
+    MT_CUDA(cudaGraphLaunch((cudaGraphExec_t)graph, cuda_of(device)->stream));
+    return MT_OK;
+}
+
+static void cuda_graph_destroy(mt_device *device, void *graph)
+{
+    (void)cudaStreamSynchronize(cuda_of(device)->stream);
+    (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }
 
 static mt_status cuda_synchronize(mt_device *device)
@@ -193,8 +236,13 @@ static const struct mt_device_ops cuda_ops = {
     .alloc = cuda_alloc,
     .release = cuda_release,
     .copy = cuda_copy,
+    .copy_async = cuda_copy_async,
     .zero = cuda_zero,
     .synchronize = cuda_synchronize,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_destroy = cuda_graph_destroy,
     .timer_create = cuda_timer_create,
     .timer_destroy = cuda_timer_destroy,
     .timer_mark = cuda_timer_mark,
@@ -269,13 +317,15 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
     mt_status status = MT_OK;
     const char *sync = getenv("MT_SYNC");
     cuda->synchronous = sync && *sync == '1';
+    cuda->ops = cuda_ops;
+    if (cuda->synchronous) cuda->ops.graph_begin = NULL; /* what is recorded cannot be waited for */
     cuda->multiprocessors = card.multiProcessorCount;
     cuda->hopper = set->capability == 90;
     cuda->device = (mt_device){ .name = "cuda",
                                 .kernel_set = set->name,
                                 .computes = true,
                                 .threads = threads > 0 ? threads : 1,
-                                .ops = &cuda_ops,
+                                .ops = &cuda->ops,
                                 .impl = cuda };
     for (int i = 0; i < COMPUTE_DTYPES; i++) {
         cuda->kernels[i] = *tables[i];

@@ -378,6 +378,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     c.j.p.group = args->src->group;
     c.j.e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
     c.j.key[0] = args->seed, c.j.key[1] = args->stream, c.j.step = args->step;
+    c.j.first_step = args->first_step;
     c.j.first_member = args->first_member, c.j.first_row = args->first_row;
     if (c.j.p.group.members == 0) return MT_OK;
     set_sides(&c);

@@ -49,7 +49,7 @@ static __device__ __forceinline__ void draw_segment(int32_t bits[SEGMENT], const
 #pragma unroll
     for (int d = 0; d < 2; d++) {
         uint32_t counter[4] = { (uint32_t)(t.c0 / 8) + (uint32_t)(at * 2 + d), row,
-                                j.first_member + (uint32_t)t.index, j.step };
+                                j.first_member + (uint32_t)t.index, draw_step(j) };
         uint32_t w[4];
         mt_philox(w, counter, j.key);
 #pragma unroll

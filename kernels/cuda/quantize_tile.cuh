@@ -12,6 +12,7 @@ struct job {
     unsigned long long *nans;         /* of members; NULL: not counted in this sweep */
     float *sums;                      /* column sums of 128 rows of a member; NULL: not wanted */
     uint32_t key[2], step, first_member, first_row;
+    const uint32_t *first_step; /* NULL: 0 */
     bool write[MT_DIR_COUNT];   /* the direction is in `out` and not the source's own bytes */
     bool measure[MT_DIR_COUNT]; /* gather members' amaxes */
     bool codes;                 /* write codes, scales, and the bias gradient's parts */
@@ -54,13 +55,18 @@ static __device__ __forceinline__ int draw_place(int r, int d)
     return r * TILE + (d ^ (r / SEGMENT & 7)) * 8;
 }
 
+static __device__ __forceinline__ uint32_t draw_step(const job &j)
+{
+    return j.step + (j.first_step ? *j.first_step : 0);
+}
+
 static __device__ __forceinline__ void draw_tile(uint16_t *random, const job &j, const tile &t)
 {
     uint32_t row = (uint32_t)t.r0 + (t.index ? 0 : j.first_row);
     for (int i = threadIdx.x; i < t.rows * (TILE / 8); i += TILE_THREADS) {
         int r = i / (TILE / 8), d = i % (TILE / 8);
         uint32_t counter[4] = { (uint32_t)(t.c0 / 8) + (uint32_t)d, row + (uint32_t)r,
-                                j.first_member + (uint32_t)t.index, j.step };
+                                j.first_member + (uint32_t)t.index, draw_step(j) };
         uint32_t w[4];
         if (d * 8 >= t.cols) continue;
         mt_philox(w, counter, j.key);

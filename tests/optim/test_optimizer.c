@@ -198,7 +198,8 @@ static void test_update_is_exact(void **state)
         for (int step = 1; step <= 6; step++) {
             double lr = 0.01 / step;
             draw_grads(store, (uint64_t)step, step % 2 ? 1e-3 : 5); /* below and above the clip */
-            assert_ok(mt_optimizer_step(optimizer, &stream, lr, NULL));
+            assert_ok(mt_optimizer_set_lr(optimizer, lr));
+            assert_ok(mt_optimizer_step(optimizer, &stream, NULL));
             const struct mt_step_state *s = mt_optimizer_state(optimizer);
             double sum = 0;
             for (int i = 0; i < PARAMS; i++)
@@ -242,7 +243,8 @@ static void test_decay_alone(void **state)
         memcpy(before[i], mt_param_store_get(store, i)->master, (size_t)sizes[i] * sizeof(double));
     mt_param_store_begin_step(store);
     assert_ok(mt_param_store_end_step(store));
-    assert_ok(mt_optimizer_step(optimizer, &stream, 0.5, NULL));
+    assert_ok(mt_optimizer_set_lr(optimizer, 0.5));
+    assert_ok(mt_optimizer_step(optimizer, &stream, NULL));
     for (int i = 0; i < PARAMS; i++) {
         const mt_param *p = mt_param_store_get(store, i);
         for (int64_t j = 0; j < sizes[i]; j++) {
@@ -277,7 +279,8 @@ static void test_skipped_steps(void **state)
                     loss = (float)bad[k];
                 else
                     ((float *)mt_param_store_get(store[0], 3)->grad)[k] = (float)bad[k];
-                assert_ok(mt_optimizer_step(optimizer[0], &stream, 0.1, &loss));
+                assert_ok(mt_optimizer_set_lr(optimizer[0], 0.1));
+                assert_ok(mt_optimizer_step(optimizer[0], &stream, &loss));
                 assert_int_equal(s->skip, 1);
                 assert_int_equal(s->skipped_in_a_row, k + 1);
                 assert_int_equal(s->applied, step - 1);
@@ -285,7 +288,8 @@ static void test_skipped_steps(void **state)
             }
             for (int i = 0; i < 2; i++) {
                 draw_grads(store[i], (uint64_t)step, 1);
-                assert_ok(mt_optimizer_step(optimizer[i], &stream, 0.1, &loss));
+                assert_ok(mt_optimizer_set_lr(optimizer[i], 0.1));
+                assert_ok(mt_optimizer_step(optimizer[i], &stream, &loss));
             }
             assert_int_equal(s->skip, 0);
             assert_int_equal(s->skipped_in_a_row, 0);

@@ -1,0 +1,89 @@
+/* After a loss that is not finite: the first bad tensor. */
+#include "train/trainer_priv.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct watch {
+    mt_trainer *trainer;
+    char *name;
+};
+
+static bool is_float(mt_dtype dtype)
+{
+    return dtype == MT_F64 || dtype == MT_F32 || dtype == MT_BF16 || dtype == MT_F16;
+}
+
+static bool has_nonfinite(const void *data, mt_dtype dtype, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(mt_load_f64(data, dtype, i))) return true;
+    return false;
+}
+
+static mt_status look(void *context, const char *name, const mt_tensor *data)
+{
+    struct watch *w = context;
+    if (w->name[0] || !is_float(data->dtype)) return MT_OK;
+    size_t bytes = mt_tensor_bytes(data);
+    void *host = malloc(bytes ? bytes : 1);
+    MT_REQUIRE(host, MT_ENOMEM, "trainer: %zu bytes to look at %s", bytes, name);
+    mt_status status = mt_device_copy(w->trainer->device, host, data->data, bytes);
+    if (status == MT_OK && has_nonfinite(host, data->dtype, mt_tensor_count(data)))
+        snprintf(w->name, 128, "%s", name);
+    free(host);
+    return status;
+}
+
+static mt_status look_at_master(struct watch *w, const mt_param_store *store, const mt_param *p)
+{
+    int64_t n = p->own.count;
+    void *host = malloc((size_t)n * mt_dtype_size(p->dtype) + 1);
+    MT_REQUIRE(host, MT_ENOMEM, "trainer: no memory to look at %s", p->name);
+    mt_status status = mt_param_read_master(store, p, p->own.first, n, host);
+    if (status == MT_OK && has_nonfinite(host, p->dtype, n)) snprintf(w->name, 128, "%s", p->name);
+    free(host);
+    return status;
+}
+
+/* The name that the first rank which has one has found. */
+static mt_status agree_on_name(mt_comm *comm, char name[128])
+{
+    int64_t first = *name ? mt_comm_size(comm) - mt_comm_rank(comm) : 0;
+    MT_TRY(mt_comm_all_reduce(comm, NULL, &first, 1, MT_I64, MT_REDUCE_MAX, "a bad tensor"));
+    if (!first) return MT_OK;
+    return mt_comm_broadcast(comm, NULL, name, 128, mt_comm_size(comm) - (int)first, "its name");
+}
+
+/* A weight that is not finite already is the first bad tensor. */
+static mt_status look_at_params(struct watch *w)
+{
+    mt_param_store *store = mt_model_params(w->trainer->model);
+    for (int64_t i = 0; i < mt_param_store_count(store) && !w->name[0]; i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        MT_TRY(look_at_master(w, store, p));
+    }
+    mt_comm *comm = w->trainer->config.comm;
+    return comm ? agree_on_name(comm, w->name) : MT_OK;
+}
+
+mt_status mt_trainer_find_nonfinite(mt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                    char name[128])
+{
+    struct watch w = { t, name };
+    int64_t counted, s = t->config.sequence_length;
+    double loss = 0;
+    name[0] = '\0';
+    MT_TRY(look_at_params(&w));
+    mt_tape_set_observer(t->tape, look, &w);
+    mt_status status = MT_OK;
+    for (int64_t i = 0; i < t->config.batch_size && !name[0] && status == MT_OK; i++) {
+        status = mt_trainer_upload(t, tokens + i * s, targets + i * s, s, &counted);
+        if (status == MT_OK) status = mt_trainer_upload_scalar(t, t->scale, 1);
+        if (status == MT_OK) status = mt_trainer_forward(t, MT_PASS_EVAL, 1, s, &loss, NULL);
+        if (status == MT_OK && !name[0] && !isfinite(loss)) snprintf(name, 128, "loss");
+    }
+    mt_tape_set_observer(t->tape, NULL, NULL);
+    return status;
+}
