@@ -233,7 +233,8 @@ struct copy {
     mt_device *from;
     mt_qtensor plain;
     const float *scale[MT_DIR_COUNT];
-    void *memory[4 + MT_DIR_COUNT];
+    const uint32_t *first_step;
+    void *memory[5 + MT_DIR_COUNT];
     int used;
 };
 
@@ -260,7 +261,7 @@ static mt_status fetch_tensor(struct copy *c)
     c->plain.dir[MT_COL] = *d;
     for (int i = 0; i < MT_DIR_COUNT; i++)
         MT_TRY(fetch(c, (const void **)&c->scale[i], members * sizeof(float)));
-    return MT_OK;
+    return fetch(c, (const void **)&c->first_step, sizeof *c->first_step);
 }
 
 static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtensor *q, mt_dir dir,
@@ -299,7 +300,7 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     mt_status status = MT_OK;
     mt_qtensor q = *out;
     struct mt_quantize_args now = *args;
-    struct copy c = { .from = device, .plain = *plain };
+    struct copy c = { .from = device, .plain = *plain, .first_step = args->first_step };
     size_t count = (size_t)mt_group_capacity(&plain->group) + 1;
     float *x = malloc(count * sizeof *x), *values = malloc(count * sizeof *values);
     void *memory = calloc(1, mt_qtensor_bytes(&q) + 1);
@@ -313,6 +314,7 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     mt_qtensor_place(&q, memory);
     now.src = &c.plain, now.src_dir = MT_ROW, now.out = &q;
     memcpy(now.scale, c.scale, sizeof c.scale);
+    now.first_step = c.first_step;
     MT_TRY_CLEANUP(mt_quantize(host, &now));
     MT_TRY_CLEANUP(decode(host, x, &c.plain, MT_ROW, args->dtype));
     MT_TRY_CLEANUP(decode(host, values, &q, dir, args->dtype));
