@@ -39,7 +39,9 @@ static void pin(const char *line)
     char rights[8] = "", path[4096] = "", self[4096] = "";
     if (sscanf(line, "%lx-%lx %7s %*s %*s %*s %4095s", &from, &to, rights, path) < 3) return;
     if (!realpath("/proc/self/exe", self)) return;
-    bool program = !strcmp(path, self) && rights[2] != 'x';
+    static unsigned long end; /* of the program's last mapping: its zeroed data follow, nameless */
+    bool program = (!strcmp(path, self) || (!*path && from == end)) && rights[2] != 'x';
+    if (program) end = to;
     if (!program && strcmp(path, "[heap]") != 0 && strcmp(path, "[stack]") != 0) return;
     void *p = (void *)from; /* constants too: a private copy that may be written can be pinned */
     size_t bytes = to - from;
