@@ -57,8 +57,21 @@ template <class C> struct sm90_result {
     }
 };
 
+/* The factor of a member's sums. They are multiplied as they are stored, never in place: wgmma's
+ * registers that other instructions write make the compiler wait after each wgmma. */
+struct sm90_factor {
+    bool given;
+    float first, second;
+
+    __device__ __forceinline__ float operator()(float sum) const
+    {
+        return given ? gemm_scaled(sum, first, second) : sum;
+    }
+};
+
 /* A thread's two sums of a row and what is added, in f32 [64][32]. */
-static __device__ __forceinline__ void sm90_put_real(uint32_t address, const float *sum, bool add)
+static __device__ __forceinline__ void sm90_put_real(uint32_t address, const float *sum, bool add,
+                                                     const sm90_factor &by)
 {
     float x = 0, y = 0;
     if (add)
@@ -66,13 +79,15 @@ static __device__ __forceinline__ void sm90_put_real(uint32_t address, const flo
                      : "=f"(x), "=f"(y)
                      : "r"(address)
                      : "memory");
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(sum[0] + x), "f"(sum[1] + y)
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(by(sum[0]) + x),
+                 "f"(by(sum[1]) + y)
                  : "memory");
 }
 
 /* A warp's 16 x 16 sums, transposed, in bf16. bias: of the thread's two rows. */
 static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const float *sum, bool add,
-                                                     float bias0, float bias1)
+                                                     const sm90_factor &by, float bias0,
+                                                     float bias1)
 {
     uint32_t out[4], old[4] = { 0, 0, 0, 0 };
     if (add)
@@ -83,28 +98,15 @@ static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const flo
 #pragma unroll
     for (int x = 0; x < 4; x++) {
         float bias = x % 2 ? bias1 : bias0;
-        __nv_bfloat162 pair =
-            __floats2bfloat162_rn(sum[2 * x] + (__uint_as_float(old[x] << 16) + bias),
-                                  sum[2 * x + 1] + (__uint_as_float(old[x] & 0xffff0000u) + bias));
+        __nv_bfloat162 pair = __floats2bfloat162_rn(
+            by(sum[2 * x]) + (__uint_as_float(old[x] << 16) + bias),
+            by(sum[2 * x + 1]) + (__uint_as_float(old[x] & 0xffff0000u) + bias));
         out[x] = *(uint32_t *)&pair;
     }
     asm volatile(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
         "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
         : "memory");
-}
-
-/* The sums by the member's factor. */
-template <class C>
-static __device__ __forceinline__ void sm90_scale(const sm90_result<C> &r,
-                                                  float (&d)[C::BLOCKS_M][WGMMA_SUMS])
-{
-    if (!r.args->alpha) return;
-    const float2 alpha = r.args->alpha[r.member()];
-#pragma unroll
-    for (int mi = 0; mi < C::BLOCKS_M; mi++)
-#pragma unroll
-        for (int i = 0; i < WGMMA_SUMS; i++) d[mi][i] = gemm_scaled(d[mi][i], alpha.x, alpha.y);
 }
 
 /* The tile's result: each piece is written to a buffer in the copies' order (128-byte lines, their
@@ -117,6 +119,9 @@ static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
     const bool add = r.args->add;
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
+    const float2 *alpha = r.args->alpha;
+    sm90_factor by = { alpha != nullptr, 1, 0 };
+    if (alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
     int x = 0;
 #pragma unroll
     for (int mi = 0; mi < C::BLOCKS_M; mi++) {
@@ -143,15 +148,15 @@ static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
                 for (int i = 0; i < 8; i++) { /* 8-column groups, two rows of each */
                     uint32_t line = warp * 16 + i % 2 * 8 + lane / 4, q = lane % 4, g = i / 2;
                     sm90_put_real(to + line * 128 + ((g * 2 + q / 2) ^ (line % 8)) * 16 + q % 2 * 8,
-                                  &d[mi][j * 16 + i * 2], add);
+                                  &d[mi][j * 16 + i * 2], add, by);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
                     uint32_t part = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
-                    sm90_put_bf16(to + line * 128 + part * 16, &d[mi][j * 32 + i * 8], add, bias0,
-                                  bias1);
+                    sm90_put_bf16(to + line * 128 + part * 16, &d[mi][j * 32 + i * 8], add, by,
+                                  bias0, bias1);
                 }
             }
             shared_to_copies();
@@ -308,7 +313,6 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         for (int mi = 0; mi < C::BLOCKS_M; mi++)
 #pragma unroll
             for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
-        sm90_scale<C>(result, d);
         sm90_store_tile<C>(result, d);
     }
     if (threadIdx.x % 128 == 0) copies_done<0>();
