@@ -402,15 +402,24 @@ mt_status mt_tape_run_deferred(mt_tape *tape)
 /* ---- the sweep ----------------------------------------------------------------------------------
  */
 
-mt_status mt_tape_seed_tensor(mt_tape *tape, mt_value *pub, mt_tensor grad)
+mt_status mt_tape_seed_room(mt_tape *tape, mt_value *pub, mt_tensor *grad)
 {
     value *v = mt_value_of(pub);
     MT_REQUIRE(!v->grad, MT_EINVAL, "tape: a value seeded twice");
-    size_t bytes = mt_tensor_bytes(&v->pub.data);
+    MT_TRY(mt_storage_create(tape, &v->grad, mt_tensor_bytes(&v->pub.data)));
+    *grad = pub->data;
+    grad->data = v->grad->p;
+    return MT_OK;
+}
+
+mt_status mt_tape_seed_tensor(mt_tape *tape, mt_value *pub, mt_tensor grad)
+{
+    size_t bytes = mt_tensor_bytes(&pub->data);
+    mt_tensor room;
     MT_REQUIRE(grad.dtype == pub->data.dtype && mt_tensor_bytes(&grad) == bytes, MT_EINVAL,
                "tape: a seed of %zu bytes for a value of %zu", mt_tensor_bytes(&grad), bytes);
-    MT_TRY(mt_storage_create(tape, &v->grad, bytes));
-    return mt_device_copy(tape->stream->device, v->grad->p, grad.data, bytes);
+    MT_TRY(mt_tape_seed_room(tape, pub, &room));
+    return mt_device_copy_async(tape->stream, room.data, grad.data, bytes);
 }
 
 mt_status mt_tape_seed(mt_tape *tape, mt_value *pub, double seed)
@@ -418,10 +427,10 @@ mt_status mt_tape_seed(mt_tape *tape, mt_value *pub, double seed)
     MT_REQUIRE(mt_tensor_count(&pub->data) == 1, MT_EINVAL,
                "tape: only a scalar takes a scalar seed");
     double bits = 0;
+    mt_tensor room;
     mt_store_f64(&bits, pub->data.dtype, 0, seed);
-    mt_tensor t = pub->data;
-    t.data = &bits;
-    return mt_tape_seed_tensor(tape, pub, t);
+    MT_TRY(mt_tape_seed_room(tape, pub, &room));
+    return mt_device_copy(tape->stream->device, room.data, &bits, mt_dtype_size(room.dtype));
 }
 
 static bool reached(const mt_node *n)

@@ -148,8 +148,10 @@ mt_status mt_param_grad_end(mt_tape *tape, mt_param *param);
 
 /* Seeds d(total)/d(value) = seed for a scalar of dtype f32 or f64; several losses may be seeded. */
 mt_status mt_tape_seed(mt_tape *tape, mt_value *value, double seed);
-/* Seeds with a whole tensor of gradients, copied. */
+/* Seeds with a whole tensor of gradients on the device, copied. */
 mt_status mt_tape_seed_tensor(mt_tape *tape, mt_value *value, mt_tensor grad);
+/* Room for it, like the value, for the caller to fill on the device. */
+mt_status mt_tape_seed_room(mt_tape *tape, mt_value *value, mt_tensor *grad);
 /* The reverse sweep. Values released by everyone else keep their storage until their node has run.
  */
 mt_status mt_tape_backward(mt_tape *tape);

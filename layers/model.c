@@ -278,7 +278,11 @@ mt_status mt_model_seed(mt_model *m, mt_tape *tape, const mt_model_output *out, 
 {
     const mt_model_config *c = &m->config;
     MT_REQUIRE(out->loss, MT_EINVAL, "model: a backward without targets");
-    MT_TRY(mt_tape_seed(tape, out->loss, 1.0));
+    mt_tensor one;
+    MT_TRY(mt_tape_seed_room(tape, out->loss, &one));
+    MT_TRY(mt_fill(
+        mt_tape_stream(tape),
+        &(struct mt_fill_args){ .dtype = one.dtype, .count = 1, .y = one.data, .value = 1 }));
     double aux = c->aux_loss == MT_AUX_NONE ? 0 : c->router_aux_loss_coef * aux_scale;
     double z = c->z_loss_coef * aux_scale;
     if (!m->moe_layers || (aux == 0 && z == 0)) return MT_OK;

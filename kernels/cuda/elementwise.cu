@@ -327,9 +327,8 @@ static mt_status embedding_bwd(mt_stream *stream, const struct mt_embedding_bwd_
     cudaStream_t on = mt_cuda_stream(stream);
     size_t bytes = (size_t)(a->vocab * a->width) * sizeof(mt_real<T>);
     if (!a->accumulate && bytes) MT_CUDA(cudaMemsetAsync(a->dw, 0, bytes, on));
-    if (!a->tokens_count || !a->width) return MT_OK;
     dim3 grid((unsigned)a->tokens_count, (unsigned)mt_ceil_div(a->width, CHUNK));
-    embedding_bwd_kernel<T><<<grid, THREADS, 0, on>>>(*a);
+    if (grid.x && grid.y) embedding_bwd_kernel<T><<<grid, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "embedding_bwd");
     return MT_OK;
 }
