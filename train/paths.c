@@ -25,6 +25,11 @@ static void describe_recipe(const mt_recipe *recipe, const struct mt_kernels *ke
         for (int i = 0; i < 2; i++) describe(operands[i], kernels, &recipe->slot[pass][i]);
         snprintf(text, sizeof text, "%s: %s %s, %s %s", mt_pass_names[pass], mt_slots[pass][0].name,
                  operands[0], mt_slots[pass][1].name, operands[1]);
+        if (kernels->gemm_codes && kernels->gemm_codes((mt_gemm_layout)pass, &recipe->slot[pass][0],
+                                                       &recipe->slot[pass][1]))
+            snprintf(text, sizeof text, "%s: %s by %s, codes on fp8 tensor cores",
+                     mt_pass_names[pass], recipe->slot[pass][0].format->name,
+                     recipe->slot[pass][1].format->name);
         line(context, text);
     }
 }

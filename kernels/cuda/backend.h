@@ -21,6 +21,8 @@ cudaStream_t mt_cuda_stream(const mt_stream *stream);
 int mt_cuda_multiprocessors(const mt_stream *stream);
 /* Whether the device runs the kernels written for compute capability 9.0a (wgmma, TMA). */
 bool mt_cuda_is_hopper(const mt_stream *stream);
+/* Whether the kernel set multiplies fp8 codes as they are (sm_90a_fp8). */
+bool mt_cuda_reads_fp8(const mt_stream *stream);
 
 /* Scratch of the device, 256-byte aligned, kept between calls and grown when a call needs more. One
  * user at a time: an op asks once and divides what it got; kernels in stream order share it.
@@ -58,6 +60,9 @@ size_t mt_cuda_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t
 mt_dtype mt_cuda_gemm_operand_f64(const mt_format_spec *spec);
 mt_dtype mt_cuda_gemm_operand_f32(const mt_format_spec *spec);
 mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec);
+/* gemm_codes.cu, where the kernel set reads fp8 */
+bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
+                              const mt_format_spec *b);
 
 /* table.c */
 extern const struct mt_kernels mt_cuda_kernels_f64, mt_cuda_kernels_f32, mt_cuda_kernels_bf16;

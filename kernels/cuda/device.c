@@ -14,7 +14,7 @@ struct cuda {
     struct mt_kernels kernels[COMPUTE_DTYPES];
     cudaStream_t stream;
     int multiprocessors;
-    bool hopper, synchronous; /* MT_SYNC=1 */
+    bool hopper, fp8, synchronous; /* MT_SYNC=1 */
     struct scratch {
         void *p;
         size_t bytes;
@@ -61,6 +61,11 @@ int mt_cuda_multiprocessors(const mt_stream *stream)
 bool mt_cuda_is_hopper(const mt_stream *stream)
 {
     return cuda_of(stream->device)->hopper;
+}
+
+bool mt_cuda_reads_fp8(const mt_stream *stream)
+{
+    return cuda_of(stream->device)->fp8;
 }
 
 static mt_status grow(mt_stream *stream, struct scratch *s, void **p, size_t bytes)
@@ -258,9 +263,16 @@ static const struct kernel_set {
     const char *name;
     int capability; /* major * 10 + minor, at least; 90: exactly the 9.0 of Hopper */
     const char *gemm_path[COMPUTE_DTYPES];
+    bool by_name; /* only where it is asked for */
+    bool fp8;     /* codes of fp8 are multiplied as they are, in fewer bits than f32 */
 } sets[] = {
-    { "sm_90a", 90, { "tiled f64", "tiled f32", "native wgmma bf16, TMA" } },
-    { "generic", 80, { "tiled f64", "tiled f32", "tiled bf16" } },
+    { "sm_90a", 90, { "tiled f64", "tiled f32", "native wgmma bf16, TMA" }, false, false },
+    { "sm_90a_fp8",
+      90,
+      { "tiled f64", "tiled f32", "native wgmma bf16 and fp8 (fprop, dgrad), TMA" },
+      true,
+      true },
+    { "generic", 80, { "tiled f64", "tiled f32", "tiled bf16" }, false, false },
 };
 enum { SETS = sizeof sets / sizeof sets[0] };
 
@@ -271,14 +283,14 @@ static mt_status choose_set(const struct kernel_set **set, const struct cudaDevi
     for (int i = 0; i < SETS; i++) {
         if (name && *name && strcmp(name, sets[i].name) != 0) continue;
         bool runs = sets[i].capability == 90 ? capability == 90 : capability >= sets[i].capability;
-        if (!runs && !(name && *name)) continue;
+        if ((!runs || sets[i].by_name) && !(name && *name)) continue;
         MT_REQUIRE(runs, MT_EDEVICE, "kernel set %s does not run on %s, compute capability %d.%d",
                    name, card->name, card->major, card->minor);
         *set = &sets[i];
         return MT_OK;
     }
-    MT_REQUIRE(!name || !*name, MT_ECONFIG, "kernel set '%s' is not one of sm_90a generic on cuda",
-               name);
+    MT_REQUIRE(!name || !*name, MT_ECONFIG,
+               "kernel set '%s' is not one of sm_90a sm_90a_fp8 generic on cuda", name);
     return MT_FAIL(MT_EDEVICE, "cuda: %s has compute capability %d.%d, at least 8.0 is needed",
                    card->name, card->major, card->minor);
 }
@@ -320,7 +332,7 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
     cuda->ops = cuda_ops;
     if (cuda->synchronous) cuda->ops.graph_begin = NULL; /* what is recorded cannot be waited for */
     cuda->multiprocessors = card.multiProcessorCount;
-    cuda->hopper = set->capability == 90;
+    cuda->hopper = set->capability == 90, cuda->fp8 = set->fp8;
     cuda->device = (mt_device){ .name = "cuda",
                                 .kernel_set = set->name,
                                 .computes = true,
@@ -330,6 +342,8 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
     for (int i = 0; i < COMPUTE_DTYPES; i++) {
         cuda->kernels[i] = *tables[i];
         cuda->kernels[i].gemm_path = set->gemm_path[i];
+        if (set->fp8 && compute_dtypes[i] == MT_BF16)
+            cuda->kernels[i].gemm_codes = mt_cuda_gemm_reads_codes;
         cuda->device.kernels[compute_dtypes[i]] = &cuda->kernels[i];
     }
     cudaError_t error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);

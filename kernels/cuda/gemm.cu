@@ -100,10 +100,28 @@ template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
     return multiply_by(stream, g, &path);
 }
 
+/* Codes as they are, where the kernel set reads them so and a kernel suits. */
+static mt_status multiply_codes(mt_stream *stream, const struct mt_gemm_args *args, bool *done)
+{
+    gemm_problem g = {};
+    mt_cuda_gemm_path path;
+    *done = false;
+    if (!mt_cuda_reads_fp8(stream) || !mt_cuda_gemm_codes(&g, args)) return MT_OK;
+    if (!g.cols || !g.rows.members) return MT_OK;
+    choose(stream, &g, &path);
+    if (path.variant != MT_CUDA_GEMM_FP8) return MT_OK;
+    *done = true;
+    MT_TRY(mt_cuda_gemm_alpha(stream, &g.alpha, args));
+    return mt_cuda_gemm_sm90(stream, &g, &path);
+}
+
 template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_gemm_args *args)
 {
+    bool done;
     gemm_plain plain;
     gemm_problem g = {};
+    MT_TRY(multiply_codes(stream, args, &done));
+    if (done) return MT_OK;
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
     MT_TRY(describe(&g, &plain.args));
     g.alpha = plain.alpha;
@@ -117,21 +135,25 @@ MT_CUDA_OP(gemm)
 
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
 {
-    static const char *const names[MT_CUDA_GEMM_VARIANTS] = {
+    static const char *const names[MT_CUDA_GEMM_FP8 + 1] = {
         "wgmma 256x192, pairs",
         "wgmma 256x192",
         "wgmma 128x192, ping-pong",
+        "wgmma fp8 128x192, f32 sums of 128",
     };
     return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
 }
 
-static mt_status describe_bf16(gemm_problem *g, const struct mt_gemm_args *args)
+/* Elements of bf16 or codes. */
+static mt_status describe_native(gemm_problem *g, const struct mt_gemm_args *args)
 {
     MT_TRY(mt_gemm_check(args));
+    if (mt_cuda_gemm_codes(g, args)) return MT_OK;
     const mt_format *bf16 = mt_format_plain(MT_BF16);
     MT_REQUIRE(args->dtype == MT_BF16 && mt_gemm_a(args)->format == bf16 &&
                    mt_gemm_b(args)->format == bf16,
-               MT_EUNSUPPORTED, "gemm: a path is chosen among those of bf16, not of %s by %s",
+               MT_EUNSUPPORTED,
+               "gemm: a path is chosen among those of bf16 and fp8, not of %s by %s",
                mt_gemm_a(args)->format->name, mt_gemm_b(args)->format->name);
     return describe(g, args);
 }
@@ -140,7 +162,7 @@ mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args
                               mt_cuda_gemm_path *path)
 {
     gemm_problem g = {};
-    MT_TRY(describe_bf16(&g, args));
+    MT_TRY(describe_native(&g, args));
     choose(stream, &g, path);
     return MT_OK;
 }
@@ -149,10 +171,11 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                           const mt_cuda_gemm_path *path)
 {
     gemm_problem g = {};
-    MT_TRY(describe_bf16(&g, args));
-    MT_REQUIRE(path->variant == MT_CUDA_GEMM_TILED ||
+    MT_TRY(describe_native(&g, args));
+    MT_REQUIRE((path->variant == MT_CUDA_GEMM_TILED && !g.fp8) ||
                    (mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path)),
                MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
                path->variant, path->width, path->super);
+    if (g.fp8) MT_TRY(mt_cuda_gemm_alpha(stream, &g.alpha, args));
     return multiply_by(stream, &g, path);
 }

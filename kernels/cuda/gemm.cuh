@@ -3,6 +3,7 @@
  *
  *   gemm.cu           the choice of a path, the entries of the table
  *   gemm_operands.cu  operands of other formats made plain
+ *   gemm_codes.cu     operands of fp8 read as they are, on Hopper
  *   gemm_simt.cuh     fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
  *   gemm_mma.cuh      bf16 on tensor cores, any card from 8.0 on, any size and alignment
  *   gemm_sm90.cuh     bf16 on Hopper: wgmma and TMA
@@ -30,6 +31,8 @@ struct gemm_problem {
     void *d;
     const void *bias;
     const float2 *alpha; /* per member, what its sums are multiplied by, in two parts; NULL: 1 */
+    int fp8; /* operands are codes, 1 + their row of mt_cuda_gemm_sm90_fp8; 0: plain elements */
+    const float *scales_a, *scales_b; /* of blocks of codes */
     bool d_real;
     bool d_vectors;               /* four columns from a multiple of four on are aligned */
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */
@@ -43,6 +46,9 @@ struct gemm_plain {
     const float2 *alpha;
 };
 extern "C" mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out,
+                                        const struct mt_gemm_args *args);
+/* Their factor alone, in operand memory; NULL where there is none. */
+extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
                                         const struct mt_gemm_args *args);
 
 /* The member and place of a block's tile. */

@@ -1,5 +1,5 @@
-/* How the cuda GEMM runs a product of bf16: what it chooses, and, for tests and benchmarks, any
- * other way that can run it. */
+/* How the cuda GEMM runs a product of bf16 or of fp8 codes: what it chooses, and, for tests and
+ * benchmarks, any other way that can run it. */
 #pragma once
 
 #include "kernels/ops.h"
@@ -14,7 +14,9 @@ enum {
     MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192 */
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows, one warpgroup stores while the
                                 other multiplies; TN, NN */
-    MT_CUDA_GEMM_VARIANTS
+    MT_CUDA_GEMM_VARIANTS,   /* of bf16 */
+    /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32; TN, NN */
+    MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS
 };
 
 typedef struct mt_cuda_gemm_path {
@@ -26,7 +28,7 @@ typedef struct mt_cuda_gemm_path {
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path);
 
-/* The path of mt_gemm for these arguments; bf16 operands, without decoding. */
+/* The path of mt_gemm for these arguments; bf16 operands, or fp8 codes that are not decoded. */
 mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,
                               mt_cuda_gemm_path *path);
 /* mt_gemm by a given path; MT_EUNSUPPORTED where it does not suit the product. */

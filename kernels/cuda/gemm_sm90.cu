@@ -31,7 +31,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
         mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
-    return &tables[g->layout][variant];
+    return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1] : &tables[g->layout][variant];
 }
 
 static int64_t rounded_up(int64_t x, int64_t unit)
@@ -57,15 +57,18 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     int64_t members = g->rows.members, rows = mt_ceil_div(most_rows(&g->rows), members);
     int64_t tiles_m = mt_ceil_div(g->cols, variant_of(g, MT_CUDA_GEMM_ALONE)->tile);
     int64_t pieces = mt_ceil_div(rows, SM90_WIDTH);
-    path->variant = pieces % 2 && pieces <= FEW_PIECES ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
+    int alone = g->fp8 ? MT_CUDA_GEMM_FP8 : MT_CUDA_GEMM_ALONE;
+    path->variant = g->fp8                               ? alone
+                    : pieces % 2 && pieces <= FEW_PIECES ? MT_CUDA_GEMM_ALONE
+                                                         : MT_CUDA_GEMM_WIDE;
     path->width = SM90_WIDTH, path->super = TOGETHER;
     if (members * pieces * tiles_m < FEW_WAVES * processors) {
-        path->variant = MT_CUDA_GEMM_ALONE;
+        path->variant = alone;
         for (int width = SM90_WIDTH - 8; width >= NARROWEST; width -= 8)
             if (cost(members, rows, tiles_m, width, processors) <
                 cost(members, rows, tiles_m, path->width, processors))
                 path->width = width;
-    } else if (g->depth <= SHORT_DEPTH) {
+    } else if (!g->fp8 && g->depth <= SHORT_DEPTH) {
         path->variant = MT_CUDA_GEMM_PINGPONG;
         path->super = 1;
     }
@@ -105,20 +108,22 @@ static size_t shared_bytes(const gemm_sm90_variant *variant, const gemm_problem 
 static bool suits_operands(const gemm_problem *g)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    size_t result = wgrad ? sizeof(float) : sizeof(mt_bf16);
+    size_t result = wgrad ? sizeof(float) : sizeof(mt_bf16), size = g->fp8 ? 1 : sizeof(mt_bf16);
     int64_t rows = most_rows(&g->rows);
     return !g->a.real && !g->b.real && g->d_real == wgrad && rows > 0 && rows < MOST &&
-           fits_map(g->a.data, g->a.width, sizeof(mt_bf16)) &&
-           fits_map(g->b.data, g->b.width, sizeof(mt_bf16)) && fits_map(g->d, g->cols, result) &&
-           fits_map(g->c, g->cols, result) && (wgrad ? g->height : g->depth) < MOST;
+           fits_map(g->a.data, g->a.width, size) && fits_map(g->b.data, g->b.width, size) &&
+           fits_map(g->d, g->cols, result) && fits_map(g->c, g->cols, result) &&
+           (wgrad ? g->height : g->depth) < MOST;
 }
 
 bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
     int grain = wgrad ? 64 : 8, variants = wgrad ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_VARIANTS;
-    if (path->variant < 0 || path->variant >= variants || path->width < grain ||
-        path->width > SM90_WIDTH || path->width % grain || path->super < 1 || !suits_operands(g))
+    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 : path->variant < 0 || path->variant >= variants)
+        return false;
+    if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||
+        !suits_operands(g))
         return false;
     int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
     int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
@@ -154,7 +159,7 @@ struct matrix {
     const void *data;
     int64_t columns, rows, members;
     int box_rows;
-    bool real;
+    size_t size; /* of an element */
 };
 
 /* Ragged: row r of the segment of `n` rows that ends at row `end` is asked for as (2^30 - n + r,
@@ -163,7 +168,10 @@ struct matrix {
 static mt_status make_map(CUtensorMap *map, map_encoder encode, const struct matrix *x)
 {
     enum { HUGE_EXTENT = 0x7fff0000 };
-    size_t size = x->real ? sizeof(float) : sizeof(mt_bf16);
+    size_t size = x->size;
+    CUtensorMapDataType type = size == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                               : size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     cuuint64_t w = (cuuint64_t)x->columns * size;
     cuuint64_t columns = (cuuint64_t)x->columns, rows = (cuuint64_t)x->rows;
     cuuint64_t plain[3] = { columns, rows, (cuuint64_t)x->members };
@@ -172,12 +180,10 @@ static mt_status make_map(CUtensorMap *map, map_encoder encode, const struct mat
     cuuint64_t ragged_strides[3] = { w, (1ull << 34) - w, w };
     cuuint32_t box[4] = { (cuuint32_t)(128 / size), (cuuint32_t)x->box_rows, 1, 1 };
     cuuint32_t ones[4] = { 1, 1, 1, 1 };
-    CUresult result =
-        encode(map, x->real ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-               rows ? 3 : 4, (void *)(uintptr_t)x->data, rows ? plain : ragged,
-               rows ? plain_strides : ragged_strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = encode(map, type, rows ? 3 : 4, (void *)(uintptr_t)x->data,
+                             rows ? plain : ragged, rows ? plain_strides : ragged_strides, box,
+                             ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     MT_REQUIRE(result == CUDA_SUCCESS, MT_EDEVICE,
                "gemm: no tensor map of %s, %lld columns, %lld rows, %lld members: CUresult %d",
                x->name, (long long)x->columns, (long long)x->rows, (long long)x->members,
@@ -192,12 +198,13 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
     MT_TRY(find_encoder(&encode));
     bool wgrad = g->layout == MT_GEMM_NT, along = g->layout == MT_GEMM_TN;
     int64_t members = g->rows.members;
+    size_t size = g->fp8 ? 1 : sizeof(mt_bf16), result = wgrad ? sizeof(float) : sizeof(mt_bf16);
     struct matrix p = { "a",        g->b.data,
                         g->b.width, along ? g->cols : g->depth,
                         members,    along ? variant->tile / variant->cluster_n : 64,
-                        false };
-    struct matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, false };
-    struct matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, wgrad };
+                        size };
+    struct matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
+    struct matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result };
     if (wgrad) { /* P is dY, Q is X */
         p = q, p.box_rows = 64;
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;
@@ -229,6 +236,7 @@ mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_c
     args.width = path->width, args.super = path->super;
     args.add = g->c != NULL;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
+    args.scales_p = g->scales_b, args.scales_q = g->scales_a;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = (unsigned)cluster;

@@ -1,4 +1,4 @@
-/* The grouped GEMM of bf16 on Hopper, D(i, j) = sum_p P(i, p) Q(j, p):
+/* The grouped GEMM of bf16, or of fp8 codes, on Hopper, D(i, j) = sum_p P(i, p) Q(j, p):
  *
  * | layout | P: the 64-row side of wgmma | Q: its columns     | D                      | depth |
  * |--------|-----------------------------|--------------------|------------------------|-------------|
@@ -33,7 +33,8 @@ struct gemm_sm90_args {
     int super;   /* tiles along the fast direction that are taken together */
     bool add;    /* C */
     const float *bias;
-    const float2 *alpha; /* of gemm_problem */
+    const float2 *alpha;              /* of gemm_problem */
+    const float *scales_p, *scales_q; /* fp8 with scales of blocks */
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
@@ -48,6 +49,10 @@ struct gemm_sm90_variant {
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS],
     mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_PINGPONG];
 
+/* Of fp8: elements of P and Q, and whether blocks have scales. */
+enum { MT_CUDA_FP8_E4M3_E4M3, MT_CUDA_FP8_E4M3_E5M2, MT_CUDA_FP8_BLOCKS, MT_CUDA_FP8_VARIANTS };
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
+
 enum {
     SM90_WIDTH = 192, /* most columns of a tile */
     SM90_THREADS = 384,
@@ -55,6 +60,8 @@ enum {
     SM90_MEMBER_BYTES = 2 * sizeof(int), /* of the table of members */
 };
 
+/* The problem of operands that are codes; false: none of these kernels reads them. */
+extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *args);
 /* Whether these kernels can run the product so: dtypes, alignment, extents. */
 extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path);
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */

@@ -109,6 +109,31 @@ static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const flo
         : "memory");
 }
 
+/* What the tensor cores summed over 128 of the depth, to the sums: as it is, or by the scales of
+ * the columns, which all have that of the rows. */
+template <class C, int N>
+static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
+                                                    float (&part)[WGMMA_SUMS], uint32_t scales)
+{
+    if constexpr (!C::SCALED) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) d[i] += part[i];
+    } else {
+        const float rows = __int_as_float(shared_now(scales + C::WIDTH * 4));
+        scales += thread_now() % 4 * 8;
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) {
+            float2 s = shared_pair(scales + i * 32);
+            s.x *= rows, s.y *= rows;
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+                d[i * 4 + j] = fma(part[i * 4 + j], s.x, d[i * 4 + j]);
+                d[i * 4 + j + 1] = fma(part[i * 4 + j + 1], s.y, d[i * 4 + j + 1]);
+            }
+        }
+    }
+}
+
 /* The tile's result: each piece is written to a buffer in the copies' order (128-byte lines, their
  * 16-byte parts exchanged), and stored while the next is written. C comes into the same buffer
  * first, two pieces ahead. */
@@ -298,12 +323,41 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             wgmma_wait<0>();
             release_last();
         };
+        /* Each sum of 128 in turn: the other warpgroup multiplies while this one adds. */
+        auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
+        {
+            constexpr int N = decltype(width)::value;
+            float part[WGMMA_SUMS]; /* given a value here, or the compiler serialises the wgmmas */
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                d[0][i] = 0;
+                asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
+            }
+            for (int step = 0; step < whole; step++) {
+                const uint32_t at = stage * (C::STAGE >> 4);
+                barrier_wait(base + C::FULL + stage * 8, parity);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p0 + at + k * 2),
+                                              (uint64_t)HIGH << 32 | (q0 + at + k * 2), k > 0);
+                wgmma_commit();
+                wgmma_finish<N>(part);
+                sm90_promote<C, N>(d[0], part, base + C::SCALES + stage * C::SCALE_LINE);
+                __syncwarp();
+                release(stage);
+                advance();
+            }
+        };
         auto pick = [&](auto self, auto width) __attribute__((always_inline))->void
         {
             constexpr int N = decltype(width)::value;
             if constexpr (N > 0) {
                 if (n == N)
-                    multiply(width);
+                    if constexpr (C::FP8)
+                        multiply_fp8(width);
+                    else
+                        multiply(width);
                 else
                     self(self, std::integral_constant<int, N - C::GRAIN>());
             }

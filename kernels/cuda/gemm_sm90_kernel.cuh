@@ -21,13 +21,19 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_> struct sm
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
         CLUSTER = CLUSTER_M * CLUSTER_N,
+        FP8 = false, /* see sm90_fp8 */
+        SCALED = false,
+        ELEMENTS = 0,
+        SCALES = 0,
+        SCALE_LINE = 0,
         BLOCKS_M = 2, /* 64-row instructions of a warpgroup */
         TILE = PINGPONG ? 128 : 256,
+        DEPTH = 64, /* elements of 128 bytes */
         WIDTH = SM90_WIDTH,
         GRAIN = WGRAD ? 64 : 8, /* of widths */
         STAGES = PINGPONG ? 4 : 3,
         BOX_Q = WGRAD || CLUSTER_M == 1 ? 64 : WIDTH / 2,
-        P_BYTES = TILE * 128, /* 64 deep */
+        P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
         BUFFERS = 3, /* of a warpgroup */
         BUFFER = 8192,
@@ -47,6 +53,51 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_> struct sm
     };
 };
 
+/* fp8 codes, TN: tiles of half the rows, so that a warpgroup has registers for two sums: those that
+ * the tensor cores take over 128 of the depth, and those in f32 that these are added to. SCALED: by
+ * the scales of each 1 x 128 of Q and 128 x 128 of P. */
+template <int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
+    enum {
+        LAYOUT = MT_GEMM_TN,
+        ELEMENTS = ELEMENTS_,
+        CLUSTER_M = 2,
+        CLUSTER_N = 1,
+        PINGPONG = false,
+        WGRAD = false,
+        ACROSS_P = false,
+        ACROSS_Q = false,
+        CLUSTER = CLUSTER_M * CLUSTER_N,
+        FP8 = true,
+        SCALED = SCALED_,
+        BLOCKS_M = 1,
+        TILE = 128,
+        DEPTH = 128,
+        WIDTH = SM90_WIDTH,
+        GRAIN = 8,
+        STAGES = 4,
+        BOX_Q = WIDTH / 2,
+        P_BYTES = TILE * 128,
+        STAGE = P_BYTES + WIDTH * 128,
+        BUFFERS = 3,
+        BUFFER = 8192,
+        PIECES = STAGES * STAGE,
+        TILES = PIECES + 2 * BUFFERS * BUFFER,
+        TILE_BYTES = 32,
+        RING = 8,
+        SCALES = TILES + RING * TILE_BYTES,
+        SCALE_LINE = WIDTH * 4 + 16, /* of a stage */
+        FULL = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
+        EMPTY = FULL + STAGES * 8,
+        ORDER = EMPTY + STAGES * 8,
+        HAND = ORDER + 16,
+        OLD = HAND + 8,
+        TABLE = OLD + 2 * BUFFERS * 8,
+        PIECE = 64,
+        PRODUCER_REGISTERS = 56,
+        CONSUMER_REGISTERS = 224
+    };
+};
+
 /* As the producer describes it to the consumers. */
 struct sm90_tile {
     int n;   /* width of the instruction; 0: no columns here, the block loads for others */
@@ -55,7 +106,7 @@ struct sm90_tile {
     int m0;  /* first row of P */
     int member;
     int n0;    /* first column of D: NT */
-    int whole; /* 64-deep steps */
+    int whole; /* steps of 128 bytes */
     int rest;  /* 16-deep steps of one more */
 };
 
@@ -103,7 +154,7 @@ template <class C> struct sm90_order {
             t->whole = depth / 64;
             t->rest = depth ? (depth % 64 + 15) / 16 : 1;
         } else { /* past the depth both operands are zero */
-            t->whole = (depth + 63) / 64;
+            t->whole = (depth + C::DEPTH - 1) / C::DEPTH;
             t->rest = 0;
         }
         return true;
@@ -151,8 +202,8 @@ static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90
     constexpr bool SHARED = C::CLUSTER_N > 1;
     constexpr int PART = C::TILE / C::CLUSTER_N; /* rows */
     if constexpr (!C::ACROSS_P) {
-        copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar, step * 64, t.m0 + cn * PART, t.member,
-                        blocks);
+        copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar, step * C::DEPTH, t.m0 + cn * PART,
+                        t.member, blocks);
     } else {
 #pragma unroll
         for (int i = 0; i < PART / 64; i++) {
@@ -181,7 +232,7 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
             copy_in_ragged<SHARED>(to + b * 8192, &maps.q, bar, t.n0 + b * 64, end, end - t.row,
                                    step * 64, blocks);
         } else {
-            copy_in_ragged<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, step * 64,
+            copy_in_ragged<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, step * C::DEPTH,
                                    t.row + t.len, t.len, b * C::BOX_Q, blocks);
         }
     }
@@ -216,6 +267,33 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     }
 }
 
+/* One warp: the scales of each step, those of Q's columns and after them that of P's rows. */
+template <class C>
+static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const gemm_sm90_args &a,
+                                                         sm90_order<C> order, int cm, int cn)
+{
+    const int lane = threadIdx.x % 32, blocks = (a.k + C::DEPTH - 1) / C::DEPTH;
+    int stage = 0;
+    uint32_t parity = 1;
+    sm90_tile t;
+    while (order.next(&t, a, cm, cn)) {
+        int first = order.start[t.member], rows = order.start[t.member + 1] - first;
+        const float *q = a.scales_q + (int64_t)first * blocks + (t.row - first);
+        const float *p = a.scales_p;
+        bool inside = t.m0 < a.m;
+        if (inside) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
+        for (int step = 0; step < t.whole; step++, q += rows) {
+            uint32_t to = base + C::SCALES + stage * C::SCALE_LINE;
+            barrier_wait(base + C::EMPTY + stage * 8, parity);
+            for (int i = lane; i < t.n; i += 32)
+                copy_word(to + i * 4, i < t.len ? q + i : a.scales_q, i < t.len);
+            if (lane == 0) copy_word(to + C::WIDTH * 4, inside ? p + step : p, inside);
+            words_arrive(base + C::FULL + stage * 8);
+            if (++stage == C::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
 #include "kernels/cuda/gemm_sm90_consumer.cuh"
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -236,7 +314,7 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
         C::WGRAD ? (a.n + a.width * C::CLUSTER_N - 1) / (a.width * C::CLUSTER_N) : 1;
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::STAGES; i++) {
-            barrier_init(base + C::FULL + i * 8, 1);
+            barrier_init(base + C::FULL + i * 8, C::SCALED ? 1 + 32 : 1);
             /* every warp that reads what this block brings */
             barrier_init(base + C::EMPTY + i * 8,
                          (C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
@@ -258,6 +336,8 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
             start, before, (int)a.rows.members, tiles_m, tiles_n, step, first, 0
         };
         if (threadIdx.x == 0) sm90_produce<C>(shared, base, maps, a, order, cm, cn);
+        if constexpr (C::SCALED)
+            if (threadIdx.x / 32 == 1) sm90_bring_scales<C>(base, a, order, cm, cn);
         __syncwarp();
     } else {
         registers_up<C::CONSUMER_REGISTERS>();
@@ -268,12 +348,16 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
 }
 
 /* The row of a table of variants. */
-template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG>
-static gemm_sm90_variant sm90_variant()
+template <class C> static gemm_sm90_variant sm90_variant_of()
 {
-    typedef sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG> C;
     static_assert(C::STAGE % 1024 == 0 && C::WIDTH % C::BOX_Q == 0, "stages and boxes are whole");
     return {
         (const void *)gemm_sm90_kernel<C>, C::TILE, C::CLUSTER_M, C::CLUSTER_N, C::BOX_Q, C::TABLE
     };
+}
+
+template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG>
+static gemm_sm90_variant sm90_variant()
+{
+    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG>>();
 }

@@ -24,6 +24,16 @@ static __device__ __forceinline__ int shared_now(uint32_t address)
     return v;
 }
 
+static __device__ __forceinline__ float2 shared_pair(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 /* ---- barriers ----------------------------------------------------------------------------------
  */
 
@@ -149,6 +159,18 @@ template <int N> static __device__ __forceinline__ void copies_read()
 template <int N> static __device__ __forceinline__ void copies_done()
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+/* Four bytes, 0 if there are none; what the thread asked for so far arrives once, when it is there.
+ */
+static __device__ __forceinline__ void copy_word(uint32_t to, const float *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 4 : 0)
+                 : "memory");
+}
+static __device__ __forceinline__ void words_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)
 {

@@ -1,5 +1,5 @@
-/* wgmma of bf16 with f32 sums, both operands in shared memory: 64 rows, N columns, 16 deep, for
- * every N that is a multiple of 8 up to 192. The sums may be an array larger than N / 2: a narrow
+/* wgmma with f32 sums, both operands in shared memory: 64 rows, N columns, 32 bytes deep, for every
+ * N that is a multiple of 8 up to 192. The sums may be an array larger than N / 2: a narrow
  * instruction uses its front, so that one array serves every width. */
 #pragma once
 
@@ -58,43 +58,85 @@ enum { WGMMA_MOST = 192, WGMMA_SUMS = WGMMA_MOST / 2 };
 #define SUMS_184 SUMS_176, D4(88)
 #define SUMS_192 SUMS_184, D4(92)
 
-#define WGMMA(n, a, b, scale, ta, tb)                                                              \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" TEXT_##n             \
-                 "}, " a ", " b ", p, 1, 1, " ta ", " tb ";\n}\n"                                  \
-                 : SUMS_##n                                                                        \
-                 : "l"(a_desc), "l"(b_desc), "r"(add), "n"(ACROSS_A), "n"(ACROSS_B))
+/* X(width, and the places of what follows the sums among the operands) */
+#define WGMMA_WIDTHS(X)                                                                            \
+    X(8, "%4", "%5", "%6", "%7", "%8")                                                             \
+    X(16, "%8", "%9", "%10", "%11", "%12")                                                         \
+    X(24, "%12", "%13", "%14", "%15", "%16")                                                       \
+    X(32, "%16", "%17", "%18", "%19", "%20")                                                       \
+    X(40, "%20", "%21", "%22", "%23", "%24")                                                       \
+    X(48, "%24", "%25", "%26", "%27", "%28")                                                       \
+    X(56, "%28", "%29", "%30", "%31", "%32")                                                       \
+    X(64, "%32", "%33", "%34", "%35", "%36")                                                       \
+    X(72, "%36", "%37", "%38", "%39", "%40")                                                       \
+    X(80, "%40", "%41", "%42", "%43", "%44")                                                       \
+    X(88, "%44", "%45", "%46", "%47", "%48")                                                       \
+    X(96, "%48", "%49", "%50", "%51", "%52")                                                       \
+    X(104, "%52", "%53", "%54", "%55", "%56")                                                      \
+    X(112, "%56", "%57", "%58", "%59", "%60")                                                      \
+    X(120, "%60", "%61", "%62", "%63", "%64")                                                      \
+    X(128, "%64", "%65", "%66", "%67", "%68")                                                      \
+    X(136, "%68", "%69", "%70", "%71", "%72")                                                      \
+    X(144, "%72", "%73", "%74", "%75", "%76")                                                      \
+    X(152, "%76", "%77", "%78", "%79", "%80")                                                      \
+    X(160, "%80", "%81", "%82", "%83", "%84")                                                      \
+    X(168, "%84", "%85", "%86", "%87", "%88")                                                      \
+    X(176, "%88", "%89", "%90", "%91", "%92")                                                      \
+    X(184, "%92", "%93", "%94", "%95", "%96")                                                      \
+    X(192, "%96", "%97", "%98", "%99", "%100")
 
-/* d = A B + (add ? d : 0). ACROSS_*: the operand's lines run across the depth. */
+/* d = A B + (add ? d : 0), of bf16. ACROSS_*: the operand's lines run across the depth. */
 template <int N, int ACROSS_A, int ACROSS_B>
 static __device__ __forceinline__ void wgmma(float (&d)[WGMMA_SUMS], uint64_t a_desc,
                                              uint64_t b_desc, int add)
 {
     static_assert(N % 8 == 0 && N > 0 && N <= WGMMA_MOST, "not a width of wgmma");
-    if constexpr (N == 8) WGMMA(8, "%4", "%5", "%6", "%7", "%8");
-    if constexpr (N == 16) WGMMA(16, "%8", "%9", "%10", "%11", "%12");
-    if constexpr (N == 24) WGMMA(24, "%12", "%13", "%14", "%15", "%16");
-    if constexpr (N == 32) WGMMA(32, "%16", "%17", "%18", "%19", "%20");
-    if constexpr (N == 40) WGMMA(40, "%20", "%21", "%22", "%23", "%24");
-    if constexpr (N == 48) WGMMA(48, "%24", "%25", "%26", "%27", "%28");
-    if constexpr (N == 56) WGMMA(56, "%28", "%29", "%30", "%31", "%32");
-    if constexpr (N == 64) WGMMA(64, "%32", "%33", "%34", "%35", "%36");
-    if constexpr (N == 72) WGMMA(72, "%36", "%37", "%38", "%39", "%40");
-    if constexpr (N == 80) WGMMA(80, "%40", "%41", "%42", "%43", "%44");
-    if constexpr (N == 88) WGMMA(88, "%44", "%45", "%46", "%47", "%48");
-    if constexpr (N == 96) WGMMA(96, "%48", "%49", "%50", "%51", "%52");
-    if constexpr (N == 104) WGMMA(104, "%52", "%53", "%54", "%55", "%56");
-    if constexpr (N == 112) WGMMA(112, "%56", "%57", "%58", "%59", "%60");
-    if constexpr (N == 120) WGMMA(120, "%60", "%61", "%62", "%63", "%64");
-    if constexpr (N == 128) WGMMA(128, "%64", "%65", "%66", "%67", "%68");
-    if constexpr (N == 136) WGMMA(136, "%68", "%69", "%70", "%71", "%72");
-    if constexpr (N == 144) WGMMA(144, "%72", "%73", "%74", "%75", "%76");
-    if constexpr (N == 152) WGMMA(152, "%76", "%77", "%78", "%79", "%80");
-    if constexpr (N == 160) WGMMA(160, "%80", "%81", "%82", "%83", "%84");
-    if constexpr (N == 168) WGMMA(168, "%84", "%85", "%86", "%87", "%88");
-    if constexpr (N == 176) WGMMA(176, "%88", "%89", "%90", "%91", "%92");
-    if constexpr (N == 184) WGMMA(184, "%92", "%93", "%94", "%95", "%96");
-    if constexpr (N == 192) WGMMA(192, "%96", "%97", "%98", "%99", "%100");
-}
+#define WGMMA(n, a, b, scale, ta, tb)                                                              \
+    if constexpr (N == n)                                                                          \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                            \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" TEXT_##n         \
+                     "}, " a ", " b ", p, 1, 1, " ta ", " tb ";\n}\n"                              \
+                     : SUMS_##n                                                                    \
+                     : "l"(a_desc), "l"(b_desc), "r"(add), "n"(ACROSS_A), "n"(ACROSS_B));
+    WGMMA_WIDTHS(WGMMA)
 #undef WGMMA
+}
+
+/* The same of fp8 codes, 32 deep; lines run along the depth. A, B: their elements, E4M3 or not. */
+enum { WGMMA_E4M3_E4M3, WGMMA_E4M3_E5M2, WGMMA_E5M2_E4M3, WGMMA_ELEMENTS };
+
+template <int N, int ELEMENTS>
+static __device__ __forceinline__ void wgmma_fp8(float (&d)[WGMMA_SUMS], uint64_t a_desc,
+                                                 uint64_t b_desc, int add)
+{
+    static_assert(N % 8 == 0 && N > 0 && N <= WGMMA_MOST, "not a width of wgmma");
+#define WGMMA_OF(n, a, b, scale, types)                                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                                \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " {" TEXT_##n             \
+                 "}, " a ", " b ", p, 1, 1;\n}\n"                                                  \
+                 : SUMS_##n                                                                        \
+                 : "l"(a_desc), "l"(b_desc), "r"(add))
+#define WGMMA(n, a, b, scale, ta, tb)                                                              \
+    if constexpr (N == n) {                                                                        \
+        if constexpr (ELEMENTS == WGMMA_E4M3_E4M3) WGMMA_OF(n, a, b, scale, "e4m3.e4m3");          \
+        if constexpr (ELEMENTS == WGMMA_E4M3_E5M2) WGMMA_OF(n, a, b, scale, "e4m3.e5m2");          \
+        if constexpr (ELEMENTS == WGMMA_E5M2_E4M3) WGMMA_OF(n, a, b, scale, "e5m2.e4m3");          \
+    }
+    WGMMA_WIDTHS(WGMMA)
+#undef WGMMA
+#undef WGMMA_OF
+}
+/* Until all have been done; what they wrote is read after it. */
+template <int N> static __device__ __forceinline__ void wgmma_finish(float (&d)[WGMMA_SUMS])
+{
+#define WGMMA(n, a, b, scale, ta, tb)                                                              \
+    if constexpr (N == n)                                                                          \
+        asm volatile("wgmma.wait_group.sync.aligned 0;"                                            \
+                     : SUMS_##n                                                                    \
+                     :                                                                             \
+                     : "memor"                                                                     \
+                       "y");
+    WGMMA_WIDTHS(WGMMA)
+#undef WGMMA
+}
 #undef D4

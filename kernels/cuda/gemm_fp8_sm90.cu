@@ -1,0 +1,8 @@
+/* The Hopper GEMM of fp8 codes: TN. */
+#include "kernels/cuda/gemm_sm90_kernel.cuh"
+
+const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS] = {
+    sm90_variant_of<sm90_fp8<WGMMA_E4M3_E4M3, false>>(),
+    sm90_variant_of<sm90_fp8<WGMMA_E4M3_E5M2, false>>(),
+    sm90_variant_of<sm90_fp8<WGMMA_E4M3_E4M3, true>>(),
+};
