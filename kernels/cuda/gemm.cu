@@ -29,7 +29,7 @@ static gemm_operand operand(const mt_qtensor *q, const mt_direction *d, mt_dtype
     return x;
 }
 
-static mt_status describe(gemm_problem *g, const struct mt_gemm_args *args)
+mt_status mt_cuda_gemm_describe(gemm_problem *g, const struct mt_gemm_args *args)
 {
     const mt_direction *a = mt_gemm_b(args), *b = mt_gemm_a(args);
     const mt_group *rows = &args->b->group, *other = &args->a->group;
@@ -123,7 +123,7 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
     MT_TRY(multiply_codes(stream, args, &done));
     if (done) return MT_OK;
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
-    MT_TRY(describe(&g, &plain.args));
+    MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
     g.alpha = plain.alpha;
     if (!g.cols || !g.rows.members) return MT_OK;
     return multiply<T>(stream, &g);
@@ -155,7 +155,7 @@ static mt_status describe_native(gemm_problem *g, const struct mt_gemm_args *arg
                MT_EUNSUPPORTED,
                "gemm: a path is chosen among those of bf16 and fp8, not of %s by %s",
                mt_gemm_a(args)->format->name, mt_gemm_b(args)->format->name);
-    return describe(g, args);
+    return mt_cuda_gemm_describe(g, args);
 }
 
 mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,

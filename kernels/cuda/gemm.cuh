@@ -45,6 +45,7 @@ struct gemm_plain {
     struct mt_gemm_args args;
     const float2 *alpha;
 };
+extern "C" mt_status mt_cuda_gemm_describe(gemm_problem *g, const struct mt_gemm_args *args);
 extern "C" mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out,
                                         const struct mt_gemm_args *args);
 /* Their factor alone, in operand memory; NULL where there is none. */

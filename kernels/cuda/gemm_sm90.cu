@@ -100,9 +100,9 @@ void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int 
         plan_rows(path, g, multiprocessors);
 }
 
-static size_t shared_bytes(const gemm_sm90_variant *variant, const gemm_problem *g)
+static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
 {
-    return variant->shared + (size_t)(g->rows.members + 1) * SM90_MEMBER_BYTES;
+    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
 }
 
 static bool suits_operands(const gemm_problem *g)
@@ -128,7 +128,7 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
     int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
     int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
                            : most_rows(&g->rows) / path->width + 2 * g->rows.members;
-    return shared_bytes(variant_of(g, path->variant), g) <= SM90_SHARED &&
+    return shared_bytes(variant_of(g, path->variant), g->rows.members) <= SM90_SHARED &&
            tiles * pieces < MOST / path->super;
 }
 
@@ -152,21 +152,13 @@ static mt_status find_encoder(map_encoder *encode)
     return MT_OK;
 }
 
-/* A matrix for the copies: members of `rows` rows beside each other, or, where rows is 0, ragged
- * ones. */
-struct matrix {
-    const char *name;
-    const void *data;
-    int64_t columns, rows, members;
-    int box_rows;
-    size_t size; /* of an element */
-};
-
 /* Ragged: row r of the segment of `n` rows that ends at row `end` is asked for as (2^30 - n + r,
  * 2^30, end) under strides w, 2^34 - w and w, whose sum is (end - n + r) w modulo 2^64; the bound
  * 2^30 of the first cuts at the segment's end. */
-static mt_status make_map(CUtensorMap *map, map_encoder encode, const struct matrix *x)
+mt_status mt_cuda_gemm_sm90_map(CUtensorMap *map, const gemm_sm90_matrix *x)
 {
+    map_encoder encode = NULL;
+    MT_TRY(find_encoder(&encode));
     enum { HUGE_EXTENT = 0x7fff0000 };
     size_t size = x->size;
     CUtensorMapDataType type = size == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
@@ -194,40 +186,57 @@ static mt_status make_map(CUtensorMap *map, map_encoder encode, const struct mat
 static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
                            const gemm_sm90_variant *variant)
 {
-    map_encoder encode = NULL;
-    MT_TRY(find_encoder(&encode));
     bool wgrad = g->layout == MT_GEMM_NT, along = g->layout == MT_GEMM_TN;
     int64_t members = g->rows.members;
     size_t size = g->fp8 ? 1 : sizeof(mt_bf16), result = wgrad ? sizeof(float) : sizeof(mt_bf16);
-    struct matrix p = { "a",        g->b.data,
-                        g->b.width, along ? g->cols : g->depth,
-                        members,    along ? variant->tile / variant->cluster_n : 64,
-                        size };
-    struct matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
-    struct matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result };
+    gemm_sm90_matrix p = { "a",        g->b.data,
+                           g->b.width, along ? g->cols : g->depth,
+                           members,    along ? variant->tile / variant->cluster_n : 64,
+                           size };
+    gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
+    gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result };
     if (wgrad) { /* P is dY, Q is X */
         p = q, p.box_rows = 64;
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;
         q.box_rows = 64;
     }
-    struct matrix c = d;
+    gemm_sm90_matrix c = d;
     c.name = "c", c.data = g->c ? g->c : g->d;
-    MT_TRY(make_map(&maps->p, encode, &p));
-    MT_TRY(make_map(&maps->q, encode, &q));
-    MT_TRY(make_map(&maps->d, encode, &d));
-    return make_map(&maps->c, encode, &c);
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps->p, &p));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps->q, &q));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps->d, &d));
+    return mt_cuda_gemm_sm90_map(&maps->c, &c);
 }
 
 /* ---- the launch --------------------------------------------------------------------------------
  */
 
-mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
+mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *variant,
+                                   const gemm_sm90_maps *maps, const gemm_sm90_args *args)
 {
-    const gemm_sm90_variant *variant = variant_of(g, path->variant);
-    bool wgrad = g->layout == MT_GEMM_NT;
     int cluster = variant->cluster_m * variant->cluster_n;
-    gemm_sm90_maps maps;
-    MT_TRY(make_maps(&maps, g, variant));
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = (unsigned)cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(mt_cuda_multiprocessors(stream) / cluster * cluster));
+    config.blockDim = dim3(SM90_THREADS);
+    config.dynamicSmemBytes = shared_bytes(variant, args->rows.members);
+    config.stream = mt_cuda_stream(stream);
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1;
+    void *parameters[] = { (void *)maps, (void *)args };
+    MT_CUDA(cudaFuncSetAttribute(variant->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 SM90_SHARED));
+    MT_CUDA(cudaLaunchKernelExC(&config, variant->kernel, parameters));
+    MT_LAUNCHED(stream, "gemm (sm90)");
+    return MT_OK;
+}
+
+gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
     gemm_sm90_args args = {};
     args.rows = g->rows;
     args.m = (int)(wgrad ? g->height : g->cols);
@@ -237,21 +246,14 @@ mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_c
     args.add = g->c != NULL;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
     args.scales_p = g->scales_b, args.scales_q = g->scales_a;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = (unsigned)cluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(mt_cuda_multiprocessors(stream) / cluster * cluster));
-    config.blockDim = dim3(SM90_THREADS);
-    config.dynamicSmemBytes = shared_bytes(variant, g);
-    config.stream = mt_cuda_stream(stream);
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 1;
-    void *parameters[] = { &maps, &args };
-    MT_CUDA(cudaFuncSetAttribute(variant->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 SM90_SHARED));
-    MT_CUDA(cudaLaunchKernelExC(&config, variant->kernel, parameters));
-    MT_LAUNCHED(stream, "gemm (sm90)");
-    return MT_OK;
+    return args;
+}
+
+mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    const gemm_sm90_variant *variant = variant_of(g, path->variant);
+    gemm_sm90_maps maps;
+    MT_TRY(make_maps(&maps, g, variant));
+    gemm_sm90_args args = mt_cuda_gemm_sm90_args(g, path);
+    return mt_cuda_gemm_sm90_launch(stream, variant, &maps, &args);
 }

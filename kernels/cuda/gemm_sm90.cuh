@@ -35,6 +35,8 @@ struct gemm_sm90_args {
     const float *bias;
     const float2 *alpha;              /* of gemm_problem */
     const float *scales_p, *scales_q; /* fp8 with scales of blocks */
+    const int32_t *row_token;         /* of gathered rows, */
+    const void *gathered;             /* and where they are */
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
@@ -67,5 +69,19 @@ extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gem
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */
 extern "C" void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g,
                                        int multiprocessors);
+/* A matrix for the copies: members of `rows` rows beside each other, or, where rows is 0, ragged
+ * ones. */
+struct gemm_sm90_matrix {
+    const char *name;
+    const void *data;
+    int64_t columns, rows, members;
+    int box_rows;
+    size_t size; /* of an element */
+};
+extern "C" mt_status mt_cuda_gemm_sm90_map(CUtensorMap *map, const gemm_sm90_matrix *x);
+gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_path *path);
+extern "C" mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *variant,
+                                              const gemm_sm90_maps *maps,
+                                              const gemm_sm90_args *args);
 extern "C" mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g,
                                        const mt_cuda_gemm_path *path);

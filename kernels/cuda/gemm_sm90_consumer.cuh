@@ -199,6 +199,13 @@ static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
     }
 }
 
+/* Lines that threads brought are seen by the tensor cores from here on. */
+template <class C> static __device__ __forceinline__ void sm90_begin_wgmma()
+{
+    if (sm90_beside<C>::GATHERS) shared_to_copies();
+    wgmma_fence();
+}
+
 template <class C>
 static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm90_maps &maps,
                                                     const gemm_sm90_args &a, int tiles, int cm,
@@ -222,7 +229,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i++)
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
-    sm90_result<C> result = { base, group, &maps, &a, 0, 0, 0 };
+    typename sm90_beside<C>::result result = { base, group, &maps, &a, 0, 0, 0 };
     int stage = 0;
     uint32_t parity = 0;
 
@@ -301,7 +308,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             };
             for (int step = 0; step < whole; step++) {
                 barrier_wait(base + C::FULL + stage * 8, parity);
-                wgmma_fence();
+                sm90_begin_wgmma<C>();
 #pragma unroll
                 for (int k = 0; k < 4; k++) deep16(k, (step | k) == 0);
                 wgmma_commit();
@@ -311,7 +318,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             }
             if (C::WGRAD && rest) {
                 barrier_wait(base + C::FULL + stage * 8, parity);
-                wgmma_fence();
+                sm90_begin_wgmma<C>();
 #pragma unroll 1
                 for (int k = 0; k < rest; k++) deep16(k, (whole | k) == 0);
                 wgmma_commit();

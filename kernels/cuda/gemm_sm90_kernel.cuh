@@ -97,6 +97,18 @@ template <int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         CONSUMER_REGISTERS = 224
     };
 };
+/* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
+ * GATHERS: all of whose threads bring lines; result: what is stored in its own way. */
+template <class C> struct sm90_result;
+template <class C> struct sm90_beside {
+    enum { PRODUCES = false, GATHERS = false };
+    typedef sm90_result<C> result;
+};
+template <class C> struct sm90_order;
+template <class C>
+static __device__ __forceinline__ void
+moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+            sm90_order<C> order, int cn);
 
 /* As the producer describes it to the consumers. */
 struct sm90_tile {
@@ -314,7 +326,8 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
         C::WGRAD ? (a.n + a.width * C::CLUSTER_N - 1) / (a.width * C::CLUSTER_N) : 1;
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::STAGES; i++) {
-            barrier_init(base + C::FULL + i * 8, C::SCALED ? 1 + 32 : 1);
+            barrier_init(base + C::FULL + i * 8,
+                         1 + (C::SCALED ? 32 : 0) + (sm90_beside<C>::GATHERS ? 128 : 0));
             /* every warp that reads what this block brings */
             barrier_init(base + C::EMPTY + i * 8,
                          (C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
@@ -335,7 +348,10 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
         sm90_order<C> order = {
             start, before, (int)a.rows.members, tiles_m, tiles_n, step, first, 0
         };
-        if (threadIdx.x == 0) sm90_produce<C>(shared, base, maps, a, order, cm, cn);
+        if constexpr (sm90_beside<C>::PRODUCES)
+            moe_produce<C>(shared, base, maps, a, order, cn);
+        else if (threadIdx.x == 0)
+            sm90_produce<C>(shared, base, maps, a, order, cm, cn);
         if constexpr (C::SCALED)
             if (threadIdx.x / 32 == 1) sm90_bring_scales<C>(base, a, order, cm, cn);
         __syncwarp();

@@ -1,0 +1,386 @@
+/* What the Hopper GEMM does beside multiplying for an expert layer.
+ *
+ * Gathered rows: the four warps of the producer bring Q line by line, 16 bytes a thread, to where
+ * the copies of a box would have put them. Gated: a tile has 64 rows of the gate's weights beside
+ * 64 of up's, so that one thread has the sums of both; z and its SwiGLU are stored. Ungated: z
+ * comes into the result's buffers, and the gradient of z replaces it there. */
+#pragma once
+
+#include "kernels/cuda/gemm_sm90_kernel.cuh"
+#include "kernels/cuda/swiglu.cuh"
+
+enum moe_beside { MOE_NOTHING, MOE_GATED, MOE_UNGATED };
+
+template <int LAYOUT, int CLUSTER_N, bool PINGPONG, bool GATHERS_, int BESIDE_>
+struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG> {
+    typedef sm90<LAYOUT, 1, CLUSTER_N, PINGPONG> plain;
+    enum {
+        GATHERS = GATHERS_,
+        BESIDE = BESIDE_,
+        PIECE = BESIDE == MOE_NOTHING ? (int)plain::PIECE : 32,
+        PART = PIECE * 128, /* bytes of a piece of z, or of its SwiGLU */
+    };
+};
+
+/* ---- the result --------------------------------------------------------------------------------
+ */
+
+template <class C> struct moe_result : sm90_result<C> {
+    /* Gated: two sets of three parts in the place of three buffers. */
+    __device__ __forceinline__ uint32_t set() const
+    {
+        return this->base + C::PIECES + this->group * C::BUFFERS * C::BUFFER +
+               this->buffer * 3 * C::PART;
+    }
+    /* First column of z in the tile's block: 64 of the gate. */
+    __device__ __forceinline__ int column(int mi) const
+    {
+        int m = shared_now(this->tile + 12);
+        if (C::BESIDE == MOE_GATED) return m / 2 + (C::PINGPONG ? 0 : this->group * 64);
+        return m + (C::PINGPONG ? mi : this->group * C::BLOCKS_M + mi) * 64;
+    }
+    __device__ __forceinline__ void put(const CUtensorMap *map, uint32_t from, int column,
+                                        int j) const
+    {
+        int len = this->len();
+        copy_out_ragged(map, from, column, this->row() + len, len, j * C::PIECE);
+    }
+    /* z of piece x, as sm90_result has it of C. */
+    __device__ __forceinline__ void load(int x, int ahead) const
+    {
+        int len = this->len(), per = (len + C::PIECE - 1) / C::PIECE;
+        int mi = x >= per, j = x - mi * per, m = column(mi);
+        if (x >= C::BLOCKS_M * per || m >= this->args->m) return;
+        int b = this->buffer + ahead;
+        b -= b >= C::BUFFERS ? C::BUFFERS : 0;
+        barrier_expect(this->old(b), 2 * C::PART);
+        for (int up = 0; up < 2; up++)
+            copy_in_ragged<false>(this->address(b) + up * C::PART, &this->maps->c, this->old(b),
+                                  m + up * this->args->m, this->row() + len, len, j * C::PIECE, 0);
+    }
+};
+
+template <int LAYOUT, int CLUSTER_N, bool PINGPONG, bool GATHERS_, int BESIDE>
+struct sm90_beside<moe<LAYOUT, CLUSTER_N, PINGPONG, GATHERS_, BESIDE>> {
+    typedef moe<LAYOUT, CLUSTER_N, PINGPONG, GATHERS_, BESIDE> C;
+    enum { GATHERS = GATHERS_, PRODUCES = GATHERS_ || BESIDE == (int)MOE_GATED };
+    typedef typename std::conditional<BESIDE == MOE_NOTHING, sm90_result<C>, moe_result<C>>::type
+        result;
+};
+
+static __device__ __forceinline__ uint32_t moe_pack(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+static __device__ __forceinline__ float moe_low(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+static __device__ __forceinline__ float moe_high(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+static __device__ __forceinline__ void moe_take(uint32_t address, uint32_t (&out)[4])
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+}
+static __device__ __forceinline__ void moe_give(uint32_t address, const uint32_t (&out)[4])
+{
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+        : "memory");
+}
+
+/* A warp's 16 x 16 sums of the gate and of up: z and its SwiGLU, each rounded as it is stored. */
+static __device__ __forceinline__ void moe_put_gated(uint32_t address, uint32_t part,
+                                                     const float *gate, const float *up,
+                                                     const float (&bias)[4])
+{
+    uint32_t g[4], u[4], a[4];
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        float add_g = 0.0f + bias[x % 2], add_u = 0.0f + bias[2 + x % 2];
+        g[x] = moe_pack(gate[2 * x] + add_g, gate[2 * x + 1] + add_g);
+        u[x] = moe_pack(up[2 * x] + add_u, up[2 * x + 1] + add_u);
+        a[x] = moe_pack(mt_swiglu_of(moe_low(g[x]), moe_low(u[x])),
+                        mt_swiglu_of(moe_high(g[x]), moe_high(u[x])));
+    }
+    moe_give(address, g);
+    moe_give(address + part, u);
+    moe_give(address + 2 * part, a);
+}
+
+/* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. */
+static __device__ __forceinline__ void moe_put_ungated(uint32_t address, uint32_t part,
+                                                       const float *sum)
+{
+    uint32_t g[4], u[4];
+    moe_take(address, g);
+    moe_take(address + part, u);
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        uint32_t d = moe_pack(sum[2 * x], sum[2 * x + 1]);
+        float dg0, dg1, du0, du1;
+        mt_swiglu_gradient(&dg0, &du0, moe_low(d), moe_low(g[x]), moe_low(u[x]));
+        mt_swiglu_gradient(&dg1, &du1, moe_high(d), moe_high(g[x]), moe_high(u[x]));
+        g[x] = moe_pack(dg0, dg1), u[x] = moe_pack(du0, du1);
+    }
+    moe_give(address, g);
+    moe_give(address + part, u);
+}
+
+/* Where a lane's row of a 16 x 16 block lies in a part: 128-byte lines, their 16-byte parts
+ * exchanged. */
+static __device__ __forceinline__ uint32_t moe_place(int i, uint32_t warp, uint32_t lane)
+{
+    uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
+    return line * 128 + ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+}
+
+template <class C>
+static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
+                                                       float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
+    const int len = r.len(), f = r.args->m / 2, column = r.column(0);
+    if (column >= f) return;
+    float bias[4] = { 0, 0, 0, 0 };
+    if (r.args->bias) {
+        const float *from = r.args->bias + (int64_t)r.member() * r.args->m;
+        from += column + warp * 16 + lane / 4;
+        bias[0] = from[0], bias[1] = from[8], bias[2] = from[f], bias[3] = from[f + 8];
+    }
+#pragma unroll
+    for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
+        if (j * C::PIECE >= len) continue;
+        if (thread == 0) copies_read<1>(); /* the set of the piece before the last */
+        barrier_threads(1 + r.group, 128);
+        const uint32_t to = r.set();
+#pragma unroll
+        for (int i = 0; i < C::PIECE / 16; i++)
+            moe_put_gated(to + moe_place(i, warp, lane), C::PART, &d[0][j * 16 + i * 8],
+                          &d[1][j * 16 + i * 8], bias);
+        shared_to_copies();
+        barrier_threads(1 + r.group, 128);
+        if (thread == 0) {
+            r.put(&r.maps->d, to, column, j);
+            r.put(&r.maps->d, to + C::PART, f + column, j);
+            r.put(&r.maps->c, to + 2 * C::PART, column, j);
+            copies_commit();
+        }
+        r.buffer ^= 1;
+    }
+}
+
+template <class C>
+static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
+                                                         float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
+    const int len = r.len(), f = r.args->m;
+    int x = 0;
+#pragma unroll
+    for (int mi = 0; mi < C::BLOCKS_M; mi++) {
+        if (r.column(mi) >= f) continue;
+#pragma unroll
+        for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
+            if (j * C::PIECE >= len) continue;
+            barrier_wait(r.old(r.buffer), r.parity);
+            const uint32_t to = r.address(r.buffer);
+#pragma unroll
+            for (int i = 0; i < C::PIECE / 16; i++)
+                moe_put_ungated(to + moe_place(i, warp, lane), C::PART, &d[mi][j * 16 + i * 8]);
+            shared_to_copies();
+            barrier_threads(1 + r.group, 128);
+            if (thread == 0) {
+                r.put(&r.maps->d, to, r.column(mi), j);
+                r.put(&r.maps->d, to + C::PART, f + r.column(mi), j);
+                copies_commit();
+                copies_read<1>(); /* the buffer of the piece before */
+                r.load(x + 2, 2);
+            }
+            x++;
+            r.next();
+        }
+    }
+}
+
+template <class C>
+static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
+                                                       float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    if constexpr (C::BESIDE == MOE_GATED)
+        moe_store_gated<C>(r, d);
+    else
+        moe_store_ungated<C>(r, d);
+}
+
+/* ---- the producer ------------------------------------------------------------------------------
+ */
+
+/* 16 bytes, zeros where there are none; what a thread asked for so far arrives once, when it is
+ * there. */
+static __device__ __forceinline__ void copy_line(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
+static __device__ __forceinline__ void lines_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+/* Eight threads bring a line of 128 bytes, the warpgroup 16 lines at a time. */
+enum { MOE_LINES = 16 };
+
+struct moe_thread {
+    int line, chunk; /* the first of its lines, its 16 bytes of them */
+    uint32_t place;  /* of these in a box */
+};
+
+static __device__ __forceinline__ moe_thread moe_this_thread()
+{
+    int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    return { line, chunk, (uint32_t)(line * 128 + (chunk ^ line % 8) * 16) };
+}
+
+/* TN: rows of X are lines, whose places are looked up once for a tile. Lines past the tile's rows
+ * repeat its last: what is made of them is not stored. */
+template <class C> struct moe_rows {
+    enum { EACH = C::WIDTH / MOE_LINES };
+    uint32_t at[EACH]; /* in 16 bytes */
+
+    __device__ __forceinline__ void begin(const gemm_sm90_args &a, const sm90_tile &t,
+                                          const moe_thread &me, int end)
+    {
+        (void)end;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int r = me.line + i * MOE_LINES;
+            if (r < t.n)
+                at[i] = (uint32_t)a.row_token[t.row + min(r, t.len - 1)] * (uint32_t)(a.k / 8);
+        }
+    }
+    __device__ __forceinline__ void bring(uint32_t q, const gemm_sm90_args &a, const sm90_tile &t,
+                                          const moe_thread &me, int step)
+    {
+        int part = step * 8 + me.chunk;
+        bool there = part * 8 < a.k;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (me.line + i * MOE_LINES < t.n)
+                copy_line(q + me.place + i * MOE_LINES * 128,
+                          (const uint4 *)a.gathered + (there ? (uint64_t)at[i] + part : 0), there);
+    }
+};
+
+/* NT: a step has the lines of 64 rows, in boxes of 64 columns; the tokens of the next step's are
+ * asked for beforehand. */
+template <class C> struct moe_depth {
+    enum { EACH = 64 / MOE_LINES };
+    int token[EACH], end; /* -1: the member has no such row */
+
+    __device__ __forceinline__ void look(const gemm_sm90_args &a, const sm90_tile &t,
+                                         const moe_thread &me, int step)
+    {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int row = t.row + step * 64 + me.line + i * MOE_LINES;
+            token[i] = row < end ? a.row_token[row] : -1;
+        }
+    }
+    __device__ __forceinline__ void begin(const gemm_sm90_args &a, const sm90_tile &t,
+                                          const moe_thread &me, int member_end)
+    {
+        end = member_end;
+        look(a, t, me, 0);
+    }
+    __device__ __forceinline__ void bring(uint32_t q, const gemm_sm90_args &a, const sm90_tile &t,
+                                          const moe_thread &me, int step)
+    {
+        for (int b = 0; b * 64 < t.n; b++) {
+            int column = t.n0 + b * 64 + me.chunk * 8;
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                bool there = token[i] >= 0 && column < a.n;
+                uint64_t at = there ? (uint64_t)token[i] * (uint32_t)(a.n / 8) + column / 8 : 0;
+                copy_line(q + b * 8192 + me.place + i * MOE_LINES * 128,
+                          (const uint4 *)a.gathered + at, there);
+            }
+        }
+        look(a, t, me, step + 1);
+    }
+};
+
+/* This block's part of P where a tile is gated: of each 128 rows, 64 of the gate and 64 of up. */
+template <class C>
+static __device__ __forceinline__ void
+moe_bring_gated(uint32_t to, const gemm_sm90_maps &maps, const gemm_sm90_args &a, uint32_t bar,
+                const sm90_tile &t, int step, int cn, uint16_t blocks)
+{
+    constexpr int PART = C::TILE / 64 / C::CLUSTER_N;
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int b = cn * PART + i, row = t.m0 / 2 + b / 2 * 64 + b % 2 * (a.m / 2);
+        copy_in<(C::CLUSTER_N > 1)>(to + b * 8192, &maps.p, bar, step * 64, row, t.member, blocks);
+    }
+}
+
+/* As sm90_produce, by all four warps where rows are gathered, else by one thread. */
+template <class C>
+static __device__ __forceinline__ void
+moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+            sm90_order<C> order, int cn)
+{
+    typedef typename std::conditional<C::WGRAD, moe_depth<C>, moe_rows<C>>::type gathered;
+    const uint16_t row = (uint16_t)((1 << C::CLUSTER_N) - 1);
+    const bool leads = threadIdx.x == 0;
+    if (!C::GATHERS && !leads) return;
+    const moe_thread me = moe_this_thread();
+    gathered lines;
+    int stage = 0;
+    uint32_t parity = 1;
+    sm90_tile t;
+    for (int tile = 0; order.next(&t, a, 0, cn); tile++) {
+        if (leads) {
+            int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
+            to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
+            to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
+        }
+        if (C::GATHERS && t.n) lines.begin(a, t, me, order.start[t.member + 1]);
+        int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q, steps = t.whole + (t.rest > 0);
+        uint32_t bytes = C::P_BYTES + (C::GATHERS ? 0 : boxes * (C::BOX_Q * 128));
+        for (int step = 0; step < steps; step++) {
+            uint32_t p = base + stage * C::STAGE, full = base + C::FULL + stage * 8;
+            if (!C::GATHERS || threadIdx.x % 32 == 0)
+                barrier_wait(base + C::EMPTY + stage * 8, parity);
+            if (C::GATHERS) __syncwarp();
+            if (leads) {
+                barrier_expect(full, bytes);
+                if constexpr (C::BESIDE == MOE_GATED)
+                    moe_bring_gated<C>(p, maps, a, full, t, step, cn, row);
+                else
+                    sm90_bring_p<C>(p, maps, full, t, step, order.start, cn, row);
+                if constexpr (!C::GATHERS)
+                    sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, order.start, 0, 1);
+            }
+            if constexpr (C::GATHERS) {
+                if (t.n) lines.bring(p + C::P_BYTES, a, t, me, step);
+                lines_arrive(full);
+            }
+            if (++stage == C::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
+template <int LAYOUT, int CLUSTER_N, bool PINGPONG, bool GATHERS, int BESIDE>
+static gemm_sm90_variant moe_variant()
+{
+    return sm90_variant_of<moe<LAYOUT, CLUSTER_N, PINGPONG, GATHERS, BESIDE>>();
+}
