@@ -7,99 +7,7 @@
  *
  * Times are medians of single launches between events, L2 flushed before each, inputs rotated,
  * random data, rows of the members drawn evenly. Needs a build with CUDA=1. */
-#include <cuda_runtime_api.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "core/rng.h"
-#include "kernels/cuda/gemm_path.h"
-#include "tests/support/test.h"
-
-#define CUDA_OK(call)                                                                              \
-    do {                                                                                           \
-        cudaError_t error_ = (call);                                                               \
-        if (error_ != cudaSuccess) fail_msg("%s: %s", #call, cudaGetErrorString(error_));          \
-    } while (0)
-
-enum { GUARD = 1 << 16, POISON = 0xff };
-
-static mt_device *device;
-static cudaStream_t queue;
-static mt_stream stream;
-
-/* ---- memory ------------------------------------------------------------------------------------
- * NaN bytes within and on both sides. */
-
-static void *device_buffer(size_t bytes)
-{
-    char *p;
-    CUDA_OK(cudaMalloc((void **)&p, bytes + 2 * GUARD));
-    CUDA_OK(cudaMemset(p, POISON, bytes + 2 * GUARD));
-    return p + GUARD;
-}
-
-static void device_free(void *p)
-{
-    if (p) CUDA_OK(cudaFree((char *)p - GUARD));
-}
-
-static void expect_poison(const char *what, const void *from, size_t bytes)
-{
-    unsigned char *p = malloc(bytes);
-    assert_non_null(p);
-    CUDA_OK(cudaMemcpy(p, from, bytes, cudaMemcpyDefault));
-    for (size_t i = 0; i < bytes; i++)
-        if (p[i] != POISON) fail_msg("%s: byte %zu was written", what, i);
-    free(p);
-}
-
-static void *upload(const void *from, size_t bytes)
-{
-    void *p = device_buffer(bytes);
-    CUDA_OK(cudaMemcpy(p, from, bytes, cudaMemcpyDefault));
-    return p;
-}
-
-/* ---- a product ---------------------------------------------------------------------------------
- */
-
-struct rows {
-    int64_t members, total, capacity;
-    int64_t *counts, *start;        /* host */
-    int64_t *first_dims;            /* device */
-    int64_t *offsets_n, *offsets_k; /* device, in elements of n and of k columns */
-};
-
-static int64_t *scaled(const struct rows *r, int64_t width)
-{
-    int64_t *offsets = malloc((size_t)(r->members + 1) * sizeof *offsets);
-    assert_non_null(offsets);
-    for (int64_t e = 0; e <= r->members; e++) offsets[e] = r->start[e] * width;
-    int64_t *p = upload(offsets, (size_t)(r->members + 1) * sizeof *offsets);
-    free(offsets);
-    return p;
-}
-
-static void make_rows(struct rows *r, int64_t members, const int64_t *counts, int64_t tail,
-                      int64_t n, int64_t k)
-{
-    *r = (struct rows){ .members = members };
-    r->counts = malloc((size_t)members * sizeof *r->counts);
-    r->start = calloc((size_t)members + 1, sizeof *r->start);
-    assert_true(r->counts && r->start);
-    for (int64_t e = 0; e < members; e++)
-        r->counts[e] = counts[e], r->start[e + 1] = r->start[e] + counts[e];
-    r->total = r->start[members], r->capacity = r->total + tail;
-    r->first_dims = upload(counts, (size_t)members * sizeof *counts);
-    r->offsets_n = scaled(r, n), r->offsets_k = scaled(r, k);
-}
-
-static void free_rows(struct rows *r)
-{
-    device_free(r->first_dims), device_free(r->offsets_n), device_free(r->offsets_k);
-    free(r->counts), free(r->start);
-}
+#include "tests/bench/gemm_cuda.h"
 
 /* The operands of a call; mt_gemm_args points into it. */
 struct call {
@@ -356,21 +264,7 @@ static void check(void)
 /* ---- time -------------------------------------------------------------------------------------
  */
 
-enum { ROTATED = 2, LAUNCHES = 15, MOST_MEMBERS = 256 };
-static const size_t FLUSH = (size_t)256 << 20;
-
-static const struct timed_shape {
-    const char *name;
-    int64_t members, k, n, rows;
-} shapes[] = {
-    { "Mixtral gate_up", 8, 4096, 28672, 16448 },    { "Mixtral down", 8, 14336, 4096, 16448 },
-    { "OLMoE gate_up", 64, 2048, 2048, 66016 },      { "OLMoE down", 64, 1024, 2048, 66016 },
-    { "Qwen3-30B gate_up", 128, 2048, 1536, 66464 }, { "Qwen3-30B down", 128, 768, 2048, 66464 },
-    { "DSv3 gate_up", 256, 7168, 4096, 67360 },      { "DSv3 down", 256, 2048, 7168, 67360 },
-    { "fine7b gate_up", 128, 1536, 512, 197488 },    { "fine7b down", 128, 256, 1536, 197488 },
-    { "small gate_up", 16, 512, 1024, 16496 },       { "small down", 16, 512, 512, 16496 },
-};
-
+enum { ROTATED = 2 };
 /* Random values everywhere: a block of them, again and again. */
 static void *random_buffer(int64_t count, double scale, uint64_t seed)
 {
@@ -393,12 +287,6 @@ struct timed {
     struct rows rows;
     void *x[ROTATED], *dy[ROTATED], *w, *out, *flush;
 };
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* Median TFLOP/s. */
 static double rate(struct timed *t, mt_gemm_layout layout, bool add, const mt_cuda_gemm_path *path)
@@ -470,10 +358,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool s
 static void time_shape(const struct timed_shape *s, bool sweep)
 {
     struct timed t = { .shape = s };
-    int64_t counts[MOST_MEMBERS] = { 0 };
-    for (int64_t r = 0; r < s->rows; r++)
-        counts[(int64_t)(mt_rng_uniform(5, 5, (uint64_t)r) * (double)s->members)]++;
-    make_rows(&t.rows, s->members, counts, 0, s->n, s->k);
+    draw_rows(&t.rows, s);
     for (int i = 0; i < ROTATED; i++) {
         t.x[i] = random_buffer(s->rows * s->k, 0.2, 10 + (uint64_t)i);
         t.dy[i] = random_buffer(s->rows * s->n, 0.2, 20 + (uint64_t)i);
@@ -491,16 +376,12 @@ static void time_shape(const struct timed_shape *s, bool sweep)
 int main(int argc, char **argv)
 {
     const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
-    assert_ok(mt_device_open(&device, "cuda", getenv("MIXTAPE_KERNELS"), 0));
-    CUDA_OK(cudaStreamCreate(&queue));
-    stream = (mt_stream){ device, queue };
-    printf("kernel set %s, %s\n", device->kernel_set, device->kernels[MT_BF16]->gemm_path);
+    open_gpu();
     if (!strcmp(verb, "check"))
         check();
     else
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             if (strstr(shapes[i].name, word)) time_shape(&shapes[i], !strcmp(verb, "sweep"));
-    CUDA_OK(cudaStreamDestroy(queue));
-    mt_device_destroy(&device);
+    close_gpu();
     return 0;
 }

@@ -1,0 +1,427 @@
+/* The grouped GEMM of quantized operands on a GPU: exact products (codes decoded, that counted) and
+ * fp8 tensor cores, against an f64 product and against bf16.
+ *
+ * Usage: bench_gemm_codes_cuda check          every format and pass at odd sizes; what fp8 tensor
+ *                                             cores lose
+ *        bench_gemm_codes_cuda [time] [SHAPE] the shapes with SHAPE in their names
+ *
+ * Times are medians of single launches between events, L2 flushed before each, the ways to multiply
+ * taking turns. Needs a build with CUDA=1. */
+#include "tests/bench/gemm_cuda.h"
+
+#include "core/recipe.h"
+#include "kernels/codec.h"
+
+/* Formats of W, X and dY, as presets have them. */
+static const struct coding {
+    const char *name;
+    mt_format_id id;
+    bool wide_dy, two_d_w, pow2;
+} codings[] = {
+    { "fp8_tensor", MT_FORMAT_FP8_TENSOR, true, false, false },
+    { "fp8_delayed", MT_FORMAT_FP8_DELAYED, false, false, false },
+    { "fp8_block", MT_FORMAT_FP8_BLOCK, false, true, true },
+    { "fp8_block:pow2=off", MT_FORMAT_FP8_BLOCK, false, true, false },
+    { "mxfp8", MT_FORMAT_MXFP8, false, false, true },
+    { "nvfp4", MT_FORMAT_NVFP4, false, true, false },
+};
+enum { CODINGS = sizeof codings / sizeof *codings };
+
+static const char *const layout_names[] = { "fprop", "dgrad", "wgrad" };
+
+/* ---- operands ----------------------------------------------------------------------------------
+ */
+
+enum values { INTEGERS, /* of at most 4: fp8 tensor cores lose nothing of sums of 128 */ NORMAL };
+
+/* `bytes` of memory on the device: a block of `size`-byte values, again and again. */
+static void *repeated(const void *block, size_t block_bytes, size_t bytes)
+{
+    char *p = device_buffer(bytes);
+    for (size_t at = 0; at < bytes; at = at ? 2 * at : block_bytes) {
+        size_t n = at ? at : block_bytes;
+        if (n > bytes - at) n = bytes - at;
+        CUDA_OK(cudaMemcpy(p + at, at ? (const void *)p : block, n, cudaMemcpyDefault));
+    }
+    return p;
+}
+
+static void *random_codes(const mt_direction *d, size_t bytes, enum values values, uint64_t seed)
+{
+    enum { BLOCK = (1 << 19) - 4099 };
+    mt_codec codec = mt_codec_of(d->options.element);
+    uint8_t *codes = malloc(BLOCK);
+    assert_non_null(codes);
+    for (int64_t i = 0; i < BLOCK; i++) {
+        double u = mt_rng_uniform(seed, 0, (uint64_t)i);
+        double v = values == INTEGERS ? floor(9 * u) - 4 : 16 * mt_rng_normal(seed, 1, (uint64_t)i);
+        codes[i] = d->format->codes_per_byte == 2 ? (uint8_t)(256 * u)
+                                                  : (uint8_t)mt_encode(codec, (float)v);
+    }
+    void *p = repeated(codes, BLOCK, bytes);
+    free(codes);
+    return p;
+}
+
+static void *random_scales(const mt_direction *d, size_t bytes, uint64_t seed)
+{
+    enum { BLOCK = 99991 };
+    mt_codec e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
+    size_t size = d->format->scale == MT_SCALE_F32 ? sizeof(float) : 1;
+    float *real = malloc(BLOCK * sizeof *real);
+    uint8_t *byte = malloc(BLOCK);
+    assert_true(real && byte);
+    for (int64_t i = 0; i < BLOCK; i++) {
+        double u = mt_rng_uniform(seed, 2, (uint64_t)i);
+        int e = (int)(5 * u) - 2;
+        real[i] = d->options.pow2 ? ldexpf(1, e) : (float)(0.5 + u);
+        byte[i] = (uint8_t)(d->format->scale == MT_SCALE_E8M0 ? 127 + e
+                                                              : mt_encode(e4m3, (float)(0.5 + u)));
+    }
+    void *p = repeated(size == 1 ? (void *)byte : real, BLOCK * size, bytes);
+    free(real), free(byte);
+    return p;
+}
+
+/* A direction of random codes. */
+static void make_coded(mt_qtensor *q, mt_group group, mt_dir dir, const struct coding *c,
+                       mt_operand operand, enum values values, uint64_t seed)
+{
+    mt_format_spec spec = mt_format_spec_default(c->id);
+    *q = (mt_qtensor){ .group = group };
+    mt_direction *d = &q->dir[dir];
+    bool weight = operand == MT_OPERAND_W;
+    if (operand == MT_OPERAND_DY && c->wide_dy) spec.options.element = MT_ELEMENT_E5M2;
+    spec.options.pow2 = spec.format->scale == MT_SCALE_F32 && c->pow2;
+    spec.options.two_d = weight && c->two_d_w;
+    *d = mt_direction_of(spec);
+    d->codes = random_codes(d, mt_direction_code_bytes(d, dir, &group), values, seed);
+    d->scales = random_scales(d, mt_direction_scale_bytes(d, dir, &group), seed + 1);
+    float *amax = malloc((size_t)group.members * sizeof *amax);
+    assert_non_null(amax);
+    for (int64_t e = 0; e < group.members; e++)
+        amax[e] = (float)(1 + mt_rng_uniform(seed, 3, (uint64_t)e));
+    d->amax = upload(amax, (size_t)group.members * sizeof *amax);
+    free(amax);
+}
+
+static void free_coded(mt_qtensor *q)
+{
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (!q->dir[d].format) continue;
+        device_free(q->dir[d].codes), device_free(q->dir[d].scales), device_free(q->dir[d].amax);
+    }
+}
+
+struct product {
+    mt_gemm_layout layout;
+    const struct coding *coding;
+    int64_t n, k, depth, columns, count; /* elements of the result */
+    mt_qtensor a, b;
+    struct mt_gemm_args args;
+};
+
+static void make_product(struct product *p, const struct rows *r, mt_gemm_layout layout,
+                         const struct coding *c, int64_t n, int64_t k, enum values values)
+{
+    mt_group rows_k = mt_group_ragged_rows(r->members, r->capacity, k, r->first_dims, r->offsets_k);
+    mt_group rows_n = mt_group_ragged_rows(r->members, r->capacity, n, r->first_dims, r->offsets_n);
+    mt_group w = mt_group_uniform(r->members, n, k);
+    bool wgrad = layout == MT_GEMM_NT, along = layout == MT_GEMM_TN;
+    *p = (struct product){ .layout = layout, .coding = c, .n = n, .k = k };
+    p->depth = along ? k : n, p->columns = along ? n : k;
+    p->count = (wgrad ? r->members * n : r->total) * p->columns;
+    make_coded(&p->a, wgrad ? rows_k : w, along ? MT_ROW : MT_COL, c,
+               wgrad ? MT_OPERAND_X : MT_OPERAND_W, values, 10);
+    make_coded(&p->b, along ? rows_k : rows_n, wgrad ? MT_COL : MT_ROW, c,
+               along ? MT_OPERAND_X : MT_OPERAND_DY, values, 20);
+    p->args = (struct mt_gemm_args){ .dtype = MT_BF16,
+                                     .layout = layout,
+                                     .a = &p->a,
+                                     .b = &p->b,
+                                     .d_dtype = wgrad ? MT_F32 : MT_BF16 };
+}
+
+static void free_product(struct product *p)
+{
+    free_coded(&p->a), free_coded(&p->b);
+}
+
+/* ---- check -------------------------------------------------------------------------------------
+ */
+
+/* The values of an operand; those past the last member's are 0. */
+static double *decoded(const mt_qtensor *q, const mt_direction *d)
+{
+    size_t bytes = (size_t)mt_group_capacity(&q->group) * sizeof(double);
+    double *host = malloc(bytes + 1);
+    assert_non_null(host);
+    void *y = device_buffer(bytes);
+    CUDA_OK(cudaMemset(y, 0, bytes));
+    assert_ok(mt_dequantize(
+        &stream,
+        &(struct mt_dequantize_args){
+            .dtype = MT_BF16, .src = q, .dir = (mt_dir)(d - q->dir), .y = y, .y_dtype = MT_F64 }));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    CUDA_OK(cudaMemcpy(host, y, bytes, cudaMemcpyDefault));
+    device_free(y);
+    return host;
+}
+
+/* The f64 product of these operands. */
+static double *reference(const struct product *p, const double *a, const double *b, bool sizes)
+{
+    int64_t counts[] = { mt_group_capacity(&p->a.group), mt_group_capacity(&p->b.group) };
+    const double *from[] = { a, b };
+    void *there[2];
+    double *d = malloc((size_t)p->count * sizeof *d + 1);
+    assert_non_null(d);
+    for (int o = 0; o < 2; o++) {
+        double *values = malloc((size_t)counts[o] * sizeof *values + 1);
+        assert_non_null(values);
+        for (int64_t i = 0; i < counts[o]; i++) values[i] = sizes ? fabs(from[o][i]) : from[o][i];
+        there[o] = upload(values, (size_t)counts[o] * sizeof *values);
+        free(values);
+    }
+    mt_qtensor x = mt_qtensor_plain(p->a.group, MT_F64, there[0]);
+    mt_qtensor y = mt_qtensor_plain(p->b.group, MT_F64, there[1]);
+    struct mt_gemm_args args = { .dtype = MT_F64,
+                                 .layout = p->layout,
+                                 .a = &x,
+                                 .b = &y,
+                                 .d = device_buffer((size_t)p->count * sizeof *d),
+                                 .d_dtype = MT_F64 };
+    assert_ok(mt_gemm(&stream, &args));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    CUDA_OK(cudaMemcpy(d, args.d, (size_t)p->count * sizeof *d, cudaMemcpyDefault));
+    device_free(args.d), device_free(there[0]), device_free(there[1]);
+    return d;
+}
+
+/* What fp8 tensor cores may lose in one element, row r of member e: mt_gemm_fp8_loss of each 128.
+ */
+static double loss_of(const struct product *p, const double *a, const double *b, int64_t e,
+                      int64_t r, int64_t j)
+{
+    double loss = 0, largest = 0, sum = 0;
+    for (int64_t q = 0; q < p->depth; q++) {
+        if (q % 128 == 0) loss += mt_gemm_fp8_loss(largest), largest = sum = 0;
+        int64_t at = e * p->n * p->k + (p->layout == MT_GEMM_TN ? j * p->k + q : q * p->k + j);
+        double x = a[at] * b[r * p->depth + q];
+        sum += x, largest = fmax(largest, fmax(fabs(x), fabs(sum)));
+    }
+    return loss + mt_gemm_fp8_loss(largest);
+}
+
+struct checked {
+    const struct product *p;
+    const struct rows *rows;
+    const double *a, *b, *sum, *size;
+    bool lossy; /* fp8 tensor cores and values that they round */
+    double worst;
+};
+
+static void verify(struct checked *c, const char *path, const void *got)
+{
+    const struct product *p = c->p;
+    bool wgrad = p->layout == MT_GEMM_NT;
+    int scales = mt_gemm_scale_roundings(mt_gemm_a(&p->args)->format, mt_gemm_b(&p->args)->format);
+    for (int64_t e = 0, at = 0; e < c->rows->members; e++) {
+        int64_t rows = c->rows->counts[e], depth = wgrad ? rows : p->depth;
+        int64_t first = at, end = at + (wgrad ? p->n : rows) * p->columns;
+        for (; at < end; at++) {
+            if (c->lossy && at % 61) continue;
+            double want = c->sum[at], value = mt_load_f64(got, p->args.d_dtype, at);
+            double limit = (double)(depth + 1 + scales) * test_epsilon(MT_F32) * c->size[at];
+            int64_t i = (at - first) / p->columns, j = (at - first) % p->columns;
+            if (c->lossy) limit += loss_of(p, c->a, c->b, e, c->rows->start[e] + i, j);
+            if (p->args.d_dtype == MT_BF16) limit += test_epsilon(MT_BF16) * (fabs(want) + limit);
+            if (!(fabs(value - want) <= limit))
+                fail_msg("%s %s by %s, n %lld, k %lld: row %lld, column %lld of member %lld is "
+                         "%.9g, must be %.9g within %.3g",
+                         p->coding->name, layout_names[p->layout], path, (long long)p->n,
+                         (long long)p->k, (long long)i, (long long)j, (long long)e, value, want,
+                         limit);
+            double lost = fabs(value - want) - test_epsilon(MT_BF16) * fabs(want);
+            if (c->size[at] > 0) c->worst = fmax(c->worst, lost / c->size[at]);
+        }
+    }
+}
+
+static void run_and_verify(struct checked *c, struct product *p, const mt_cuda_gemm_path *path)
+{
+    size_t bytes = (size_t)p->count * mt_dtype_size(p->args.d_dtype);
+    void *host = malloc(bytes + 1);
+    assert_non_null(host);
+    p->args.d = device_buffer(bytes);
+    assert_ok(path ? mt_cuda_gemm_by(&stream, &p->args, path) : mt_gemm(&stream, &p->args));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    CUDA_OK(cudaMemcpy(host, p->args.d, bytes, cudaMemcpyDefault));
+    verify(c, path ? mt_cuda_gemm_path_name(path) : "exact decoding", host);
+    expect_poison("before the result", (char *)p->args.d - GUARD, GUARD);
+    expect_poison("after the result", (char *)p->args.d + bytes, GUARD);
+    device_free(p->args.d);
+    free(host);
+}
+
+/* The path of fp8 codes, if there is one for this product. */
+static bool native(mt_cuda_gemm_path *path, const struct product *p)
+{
+    const mt_format *f = mt_gemm_a(&p->args)->format;
+    return f->scale == MT_SCALE_F32 && p->layout != MT_GEMM_NT &&
+           mt_cuda_gemm_choose(&stream, &p->args, path) == MT_OK &&
+           path->variant == MT_CUDA_GEMM_FP8;
+}
+
+static void check_product(const struct rows *rows, mt_gemm_layout layout, const struct coding *c,
+                          int64_t n, int64_t k, enum values values)
+{
+    struct product p;
+    mt_cuda_gemm_path path;
+    make_product(&p, rows, layout, c, n, k, values);
+    double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
+    double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
+    struct checked checked = { &p, rows, a, b, sum, size, false, 0 };
+    run_and_verify(&checked, &p, NULL);
+    p.args.d = sum; /* any: what is chosen does not depend on where it is */
+    if (native(&path, &p)) {
+        static const int widths[] = { 192, 136, 64 };
+        checked.lossy = values == NORMAL, checked.worst = 0;
+        for (int i = 0; i < 3; i++) {
+            path.width = widths[i], path.super = i ? 1 : 8;
+            run_and_verify(&checked, &p, &path);
+        }
+        if (checked.lossy)
+            printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n", c->name,
+                   layout_names[layout], (long long)n, (long long)k, mt_cuda_gemm_path_name(&path),
+                   checked.worst * 0x1p13);
+    }
+    free(a), free(b), free(sum), free(size);
+    free_product(&p);
+}
+
+static void check(void)
+{
+    static const int64_t counts[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129, 193, 0, 385, 600, 5, 0 };
+    static const int64_t sizes[][2] = { { 512, 320 }, { 336, 1104 }, { 16, 16 }, { 37, 41 } };
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        int64_t n = sizes[s][0], k = sizes[s][1];
+        struct rows rows;
+        make_rows(&rows, sizeof counts / sizeof *counts, counts, 5, n, k);
+        for (int c = 0; c < CODINGS; c++)
+            for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++)
+                for (int v = INTEGERS; v <= NORMAL; v++)
+                    check_product(&rows, (mt_gemm_layout)l, &codings[c], n, k, (enum values)v);
+        free_rows(&rows);
+        printf("n %lld, k %lld: right\n", (long long)n, (long long)k);
+        fflush(stdout);
+    }
+}
+
+/* ---- time --------------------------------------------------------------------------------------
+ */
+
+enum way { PLAIN, EXACT, NATIVE, WAYS };
+
+static double median(double times[LAUNCHES])
+{
+    qsort(times, LAUNCHES, sizeof *times, by_value);
+    return times[LAUNCHES / 2];
+}
+
+/* One launch, in milliseconds. */
+static double launch(const struct mt_gemm_args *args, const mt_cuda_gemm_path *path, void *flush,
+                     int turn)
+{
+    cudaEvent_t begin, end;
+    float ms;
+    CUDA_OK(cudaEventCreate(&begin));
+    CUDA_OK(cudaEventCreate(&end));
+    CUDA_OK(cudaMemsetAsync(flush, turn, FLUSH, queue));
+    CUDA_OK(cudaEventRecord(begin, queue));
+    assert_ok(path ? mt_cuda_gemm_by(&stream, args, path) : mt_gemm(&stream, args));
+    CUDA_OK(cudaEventRecord(end, queue));
+    CUDA_OK(cudaStreamSynchronize(queue));
+    CUDA_OK(cudaEventElapsedTime(&ms, begin, end));
+    CUDA_OK(cudaEventDestroy(begin));
+    CUDA_OK(cudaEventDestroy(end));
+    return (double)ms;
+}
+
+/* Random bf16 values of an operand's shape. */
+static void *plain_values(const mt_qtensor *q, double scale)
+{
+    enum { BLOCK = (1 << 19) - 4099 };
+    uint16_t *values = malloc(BLOCK * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < BLOCK; i++)
+        values[i] = mt_f32_to_bf16((float)(scale * mt_rng_normal(40, 0, (uint64_t)i)));
+    void *p = repeated(values, BLOCK * sizeof *values,
+                       (size_t)mt_group_capacity(&q->group) * sizeof *values);
+    free(values);
+    return p;
+}
+
+static void time_product(const struct timed_shape *s, const struct rows *rows,
+                         mt_gemm_layout layout, const struct coding *c, void *flush)
+{
+    struct product p;
+    mt_cuda_gemm_path path, best;
+    make_product(&p, rows, layout, c, s->n, s->k, NORMAL);
+    void *x = plain_values(&p.a, 0.1), *y = plain_values(&p.b, 0.1);
+    mt_qtensor a = mt_qtensor_plain(p.a.group, MT_BF16, x);
+    mt_qtensor b = mt_qtensor_plain(p.b.group, MT_BF16, y);
+    p.args.d = device_buffer((size_t)p.count * mt_dtype_size(p.args.d_dtype));
+    struct mt_gemm_args plain = p.args;
+    plain.a = &a, plain.b = &b;
+    assert_ok(mt_cuda_gemm_choose(&stream, &plain, &best));
+    bool has[WAYS] = { true, true, native(&path, &p) };
+    double times[WAYS][LAUNCHES], rates[WAYS] = { 0 };
+    for (int i = -1; i < LAUNCHES; i++) /* the first only warms up */
+        for (int w = 0; w < WAYS; w++) {
+            if (!has[w]) continue;
+            double ms = launch(w == PLAIN ? &plain : &p.args,
+                               w == PLAIN   ? &best
+                               : w == EXACT ? NULL
+                                            : &path,
+                               flush, i);
+            if (i >= 0) times[w][i] = ms;
+        }
+    for (int w = 0; w < WAYS; w++)
+        if (has[w]) rates[w] = 2e-9 * (double)(s->rows * s->n * s->k) / median(times[w]);
+    printf("%-18s %-6s %-18s bf16 %6.1f, exact %6.1f (%.2f)", s->name, layout_names[layout],
+           c->name, rates[PLAIN], rates[EXACT], rates[EXACT] / rates[PLAIN]);
+    if (has[NATIVE])
+        printf(", fp8 %6.1f (%.2f), width %d", rates[NATIVE], rates[NATIVE] / rates[PLAIN],
+               path.width);
+    printf(" TFLOP/s\n");
+    fflush(stdout);
+    device_free(x), device_free(y), device_free(p.args.d);
+    free_product(&p);
+}
+
+static void time_shape(const struct timed_shape *s)
+{
+    static const int timed[] = { 0, 2, 4, 5 }; /* of codings */
+    struct rows rows;
+    draw_rows(&rows, s);
+    void *flush = device_buffer(FLUSH);
+    for (size_t c = 0; c < sizeof timed / sizeof *timed; c++)
+        for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++)
+            time_product(s, &rows, (mt_gemm_layout)l, &codings[timed[c]], flush);
+    device_free(flush);
+    free_rows(&rows);
+}
+
+int main(int argc, char **argv)
+{
+    const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
+    open_gpu();
+    if (!strcmp(verb, "check"))
+        check();
+    else
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            if (strstr(shapes[i].name, word)) time_shape(&shapes[i]);
+    close_gpu();
+    return 0;
+}
