@@ -26,6 +26,7 @@ typedef struct mt_trainer_config {
     uint64_t seed;
     mt_recompute recompute;
     bool offload, defer_wgrad;
+    bool eager; /* a step's work is launched anew each time, though the device could record it */
     char recipe[MT_RECIPE_RULES_TEXT]; /* rules of core/recipe.h; "" or "none": the dtype everywhere
                                         */
     int64_t delayed_history, delayed_margin; /* as in mt_precision_options */

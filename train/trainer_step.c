@@ -204,8 +204,9 @@ static uint64_t kind_of(const mt_trainer *t)
 static bool can_record(const mt_trainer *t)
 {
     const mt_precision *p = mt_model_precision(t->model);
-    return mt_device_records(t->device) && mt_trainer_ranks(t) == 1 && !mt_tape_observed(t->tape) &&
-           !mt_precision_observed(p) && !mt_precision_changes_after(p, t->steps);
+    return !t->config.eager && mt_device_records(t->device) && mt_trainer_ranks(t) == 1 &&
+           !mt_tape_observed(t->tape) && !mt_precision_observed(p) &&
+           !mt_precision_changes_after(p, t->steps);
 }
 
 static mt_status record(mt_trainer *t)
