@@ -11,16 +11,14 @@
 #include "train/nearest.h"
 
 /* An odd length: buffers of round extents do not repeat themselves. */
-enum { NORMALS = (1 << 20) - 4099, WARM_UPS = 4 };
+enum { NORMALS = (1 << 18) - 1031, WARM_UPS = 4, ROTATED = 2 };
 
 const mt_bench_family mt_bench_families[] = {
-    { "gemm", "the grouped GEMM: fprop, dgrad, wgrad", mt_bench_gemm_shape, mt_bench_gemm },
-    { "moe", "the MoE layer through the tape, router included", mt_bench_layer_name, mt_bench_moe },
-    { "quantize", "group_quantize and group_dequantize by format and direction",
-      mt_bench_quantize_shape, mt_bench_quantize },
-    { "ops", "what a step has besides: AdamW, gather, combine, norms, attention, loss",
-      mt_bench_layer_name, mt_bench_ops },
-    { "step", "whole training steps of models", mt_bench_step_shape, mt_bench_step },
+    { "gemm", mt_bench_gemm_shape, mt_bench_gemm, true },
+    { "moe", mt_bench_layer_name, mt_bench_moe, true },
+    { "quantize", mt_bench_quantize_shape, mt_bench_quantize, true },
+    { "ops", mt_bench_layer_name, mt_bench_ops, true },
+    { "step", mt_bench_step_shape, mt_bench_step, false },
 };
 const int mt_bench_family_count = sizeof mt_bench_families / sizeof *mt_bench_families;
 
@@ -53,7 +51,7 @@ static const struct scale {
     int64_t dense;
 } scales[] = {
     { "cuda", MT_BENCH_GPU, (size_t)256 << 20, (size_t)2 << 30, 8192 },
-    { NULL, MT_BENCH_CPU, (size_t)64 << 20, (size_t)128 << 20, 1024 },
+    { NULL, MT_BENCH_CPU, (size_t)64 << 20, (size_t)128 << 20, 768 },
 };
 
 static const struct scale *scale_of(const mt_device *device)
@@ -210,21 +208,39 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static mt_status record(mt_bench *b, mt_graph *graph, mt_bench_launch launch, void *context,
+                        int64_t turn)
+{
+    MT_TRY(mt_graph_begin(b->device));
+    mt_status status = launch(b, context, turn);
+    mt_status ended = mt_graph_end(graph, b->device, status == MT_OK);
+    return status == MT_OK ? ended : status;
+}
+
 mt_status mt_bench_measure(mt_bench *b, double *median, mt_bench_launch launch, void *context)
 {
-    int64_t launches = b->options.launches, warm = launches < WARM_UPS ? launches : WARM_UPS;
+    int64_t launches = b->options.launches;
+    int64_t warm = launches < WARM_UPS && !b->graph ? launches : WARM_UPS;
+    mt_graph graphs[ROTATED] = { { 0 } };
+    mt_status status = MT_OK;
     for (int64_t i = 0; i < warm; i++) MT_TRY(launch(b, context, i));
+    for (int64_t i = 0; i < ROTATED && b->graph; i++)
+        MT_TRY_CLEANUP(record(b, &graphs[i], launch, context, i));
     for (int64_t i = 0; i < launches; i++) {
-        MT_TRY(mt_device_zero(b->device, b->flush, scale_of(b->device)->flush));
-        MT_TRY(mt_timer_start(&b->timers[i], &b->stream));
-        MT_TRY(launch(b, context, warm + i));
-        MT_TRY(mt_timer_stop(&b->timers[i], &b->stream));
+        MT_TRY_CLEANUP(mt_device_zero(b->device, b->flush, scale_of(b->device)->flush));
+        MT_TRY_CLEANUP(mt_timer_start(&b->timers[i], &b->stream));
+        MT_TRY_CLEANUP(b->graph ? mt_graph_launch(&graphs[i % ROTATED])
+                                : launch(b, context, warm + i));
+        MT_TRY_CLEANUP(mt_timer_stop(&b->timers[i], &b->stream));
     }
-    for (int64_t i = 0; i < launches; i++) MT_TRY(mt_timer_read(&b->timers[i], &b->seconds[i]));
+    for (int64_t i = 0; i < launches; i++)
+        MT_TRY_CLEANUP(mt_timer_read(&b->timers[i], &b->seconds[i]));
     qsort(b->seconds, (size_t)launches, sizeof *b->seconds, by_value);
     *median = b->seconds[launches / 2];
     if (*median <= 0) *median = 1e-9; /* of an empty launch: the clock's own grain */
-    return MT_OK;
+cleanup:
+    for (int i = 0; i < ROTATED; i++) mt_graph_destroy(&graphs[i]);
+    return status;
 }
 
 double mt_bench_floor(const mt_bench *b, double flop, double bytes)
@@ -310,8 +326,8 @@ struct copy {
 static mt_status launch_copy(mt_bench *b, void *context, int64_t turn)
 {
     const struct copy *c = context;
-    return turn % 2 ? mt_device_copy(b->device, c->from, c->to, c->bytes)
-                    : mt_device_copy(b->device, c->to, c->from, c->bytes);
+    return turn % 2 ? mt_device_copy_async(&b->stream, c->from, c->to, c->bytes)
+                    : mt_device_copy_async(&b->stream, c->to, c->from, c->bytes);
 }
 
 static mt_status launch_cast(mt_bench *b, void *context, int64_t turn)
@@ -401,13 +417,13 @@ static mt_status print_machine(mt_bench *b, int64_t n)
     printf("%-9s %-17s %-20s %-14s %13s %10s %-8s %19s %10s  %7s\n", "family", "shape", "case",
            "recipe", "median", "rate", "", "floor", "rate", "share");
     fflush(stdout);
-    return write_line(b,
-                      json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:f, s:f, s:I, s:I}", "family",
-                                "machine", "device", d->name, "kernel_set", d->kernel_set,
-                                "threads", d->threads, "revision", mt_build_revision(), "gemm_path",
-                                path, "dtype", mt_dtype_name(b->options.dtype), "copy_gbs",
-                                b->bandwidth * 1e-9, "dense_tflops", b->peak * 1e-12, "dense_n",
-                                (json_int_t)n, "launches", (json_int_t)b->options.launches));
+    return write_line(
+        b, json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b}", "family",
+                     "machine", "device", d->name, "kernel_set", d->kernel_set, "threads",
+                     d->threads, "revision", mt_build_revision(), "gemm_path", path, "dtype",
+                     mt_dtype_name(b->options.dtype), "copy_gbs", b->bandwidth * 1e-9,
+                     "dense_tflops", b->peak * 1e-12, "dense_n", (json_int_t)n, "launches",
+                     (json_int_t)b->options.launches, "graph", (int)b->options.graph));
 }
 
 /* ---- the run -----------------------------------------------------------------------------------
@@ -434,6 +450,8 @@ static mt_status open_bench(mt_bench *b)
     MT_REQUIRE(b->device->computes, MT_ECONFIG, "bench: device %s computes nothing",
                b->device->name);
     MT_TRY(mt_device_kernels(b->device, b->options.dtype, &kernels));
+    MT_REQUIRE(!b->options.graph || mt_device_records(b->device), MT_EUNSUPPORTED,
+               "bench: device %s records no graphs", b->device->name);
     b->stream.device = b->device;
     size_t launches = (size_t)b->options.launches;
     b->timers = calloc(launches, sizeof *b->timers), b->seconds = calloc(launches, sizeof(double));
@@ -468,7 +486,9 @@ mt_status mt_bench_run(const mt_bench_options *options, const mt_bench_family *f
     MT_TRY_CLEANUP(print_machine(&b, n));
     for (int i = 0; i < mt_bench_family_count; i++) {
         const mt_bench_family *f = &mt_bench_families[i];
-        if ((!family || f == family) && family_has(f, options->shape)) MT_TRY_CLEANUP(f->run(&b));
+        if ((family && f != family) || !family_has(f, options->shape)) continue;
+        b.graph = options->graph && f->records;
+        MT_TRY_CLEANUP(f->run(&b));
     }
     if (b.measured == 0)
         status = b.failed ? MT_FAIL(b.failed, "bench: no case ran; the last: %s", b.failure)

@@ -25,6 +25,7 @@ typedef struct mt_bench_options {
     const char *const *recipes; /* of linear layers; "none": the dtype */
     int recipe_count;
     int64_t launches; /* timed ones of each case, 1..MT_BENCH_LAUNCHES_MAX */
+    bool graph;       /* launches are replays of recorded graphs; steps are as they are */
     FILE *json;       /* an object a line, or NULL */
 } mt_bench_options;
 
@@ -46,6 +47,7 @@ typedef struct mt_bench {
     } * blocks; /* of device memory, freed by mt_bench_release */
     int64_t block_count, block_room;
     void *flush;
+    bool graph;       /* this family's launches are recorded */
     int64_t seed;     /* of the next buffer */
     double bandwidth; /* bytes a second, read and written */
     double peak;      /* FLOP a second of the dense product */
@@ -55,9 +57,10 @@ typedef struct mt_bench {
 } mt_bench;
 
 typedef struct mt_bench_family {
-    const char *name, *about;
+    const char *name;
     const char *(*shape)(int i); /* name of the i-th shape, NULL past the last */
     mt_status (*run)(mt_bench *b);
+    bool records; /* launches read nothing back, so they can be recorded */
 } mt_bench_family;
 
 /* gemm, moe, quantize, ops, step. */

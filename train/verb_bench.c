@@ -37,6 +37,7 @@ mt_status mt_verb_bench(int argc, char **argv)
         { "dtype", MT_OPTION_TEXT, &dtype, "TYPE", "bf16, f32 or f64 (default: bf16)" },
         { "recipe", MT_OPTION_LIST, &list, "RECIPE", "of linear layers; any number; all: presets" },
         { "launches", MT_OPTION_INT, &bench.launches, "N", "timed ones of a case (default: 15)" },
+        { "graph", MT_OPTION_FLAG, &bench.graph, NULL, "launch recorded graphs (cuda)" },
         { "threads", MT_OPTION_INT, &threads, "N", "of the cpu (default: every core)" },
         { "json", MT_OPTION_TEXT, &json, "FILE", "also write an object a line for each case" },
     };

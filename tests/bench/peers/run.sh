@@ -1,22 +1,24 @@
 #!/bin/sh
 # mixtape bench and its peers, interleaved on one machine, and the ratios of their rates.
 #
-# Usage: run.sh [-n ROUNDS] [-s SHAPE] [-q RECIPE]... [-o DIR] [PEER...]
+# Usage: run.sh [-n ROUNDS] [-s SHAPE] [-q RECIPE]... [-g] [-o DIR] [PEER...]
 #   -n  rounds; each runs mixtape, then the peers, family by family (3)
 #   -s  a shape or a model's shapes (mixtape's --shape); without it every shape of the device
 #   -q  recipes to measure, "none" for bf16; any number (none)
+#   -g  mixtape launches recorded graphs, which eager peers cannot (its --graph)
 #   -o  where the lines of JSON and the peers' own output go (build/peers)
 # Peers: those below whose packages Python finds, or those named. MIXTAPE is the program (./mixtape), PYTHON the Python.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-rounds=3 shape= recipes= out=build/peers
-while getopts n:s:q:o: option; do
+rounds=3 shape='' recipes='' graph='' out=build/peers
+while getopts n:s:q:go: option; do
     case $option in
     n) rounds=$OPTARG ;;
     s) shape=$OPTARG ;;
     q) recipes="$recipes --recipe $OPTARG" ;;
+    g) graph=--graph ;;
     o) out=$OPTARG ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -60,7 +62,7 @@ while [ "$round" -le "$rounds" ]; do
     for family in $(echo "$chosen" | cut -d' ' -f2 | uniq); do
         echo "== round $round: $family" >&2
         # shellcheck disable=SC2086
-        "$MIXTAPE" bench "$family" ${shape:+--shape "$shape"} $recipes --json "$out/ours.jsonl" >"$out/$family.txt" ||
+        "$MIXTAPE" bench "$family" ${shape:+--shape "$shape"} $recipes $graph --json "$out/ours.jsonl" >"$out/$family.txt" ||
             { echo "   mixtape bench $family failed: no ratios for it in this round" >&2; continue; }
         cat "$out/ours.jsonl" >>"$lines"
         echo "$chosen" | grep "^[^ ]* $family " | while read -r name _ _ takes command; do
