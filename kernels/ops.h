@@ -74,7 +74,7 @@ struct mt_kernels {
     /* Bytes of one direction of a packed weight group (pack_weight, gemm). */
     size_t (*packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
     /* Whether moe_gemm is one kernel for these arguments; NULL: never. */
-    bool (*moe_gemm_fuses)(const mt_stream *stream, const struct mt_moe_gemm_args *args);
+    bool (*moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args);
     /* Both directions of a packed group may be the same memory. */
     bool packed_shared;
     /* The dtype that a GEMM reads an operand of this format as: its own, or what it is decoded to

@@ -1,27 +1,52 @@
-/* GEMMs of the expert layer with the ops beside them: one kernel on Hopper where operands are bf16
- * and aligned, else the ops in turn. */
+/* GEMMs of the expert layer with the ops beside them: one kernel on Hopper where operands are bf16,
+ * once they are plain, and aligned, else the ops in turn. */
 #include <stdio.h>
 
 #include "kernels/check.h"
 #include "kernels/cuda/moe_gemm_path.h"
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
-static bool is_bf16(const mt_direction *d)
+enum { ALIGNED = 256 }; /* where operands are decoded to */
+
+/* Whether the operand is bf16 once it is plain. `as` is the operand then, for the choice of a path:
+ * of codes, nothing but where they would lie. */
+static bool is_bf16(mt_qtensor *as, const mt_qtensor *q, const mt_direction *d)
 {
-    return d->format == mt_format_plain(MT_BF16);
+    mt_format_spec spec = mt_direction_spec(d);
+    *as = *q;
+    if (d->format != mt_format_plain(MT_BF16))
+        *as = mt_qtensor_plain(q->group, MT_BF16, (void *)(uintptr_t)ALIGNED);
+    return mt_cuda_gemm_operand_bf16(&spec) == MT_BF16;
 }
 
-/* The product where a fused kernel may run it: on Hopper, of bf16. */
-static bool describe(gemm_problem *g, const mt_stream *stream, const struct mt_moe_gemm_args *args)
+/* The product where a fused kernel may run it: on Hopper, of bf16; fp8 multiplies faster alone. */
+static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args)
 {
-    const struct mt_gemm_args *gemm = &args->gemm;
-    if (!mt_cuda_is_hopper(stream) || args->dtype != MT_BF16) return false;
-    if (!is_bf16(mt_gemm_a(gemm)) || !is_bf16(mt_gemm_b(gemm))) return false;
+    struct mt_gemm_args gemm = args->gemm;
+    mt_qtensor a, b;
     *g = gemm_problem();
-    return mt_cuda_gemm_describe(g, gemm) == MT_OK && g->cols > 0 && g->rows.members > 0;
+    if (!mt_cuda_is_hopper(stream) || args->dtype != MT_BF16) return false;
+    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(g, &gemm)) return false;
+    if (!is_bf16(&a, gemm.a, mt_gemm_a(&gemm)) || !is_bf16(&b, gemm.b, mt_gemm_b(&gemm)))
+        return false;
+    gemm.a = &a, gemm.b = &b;
+    *g = gemm_problem();
+    return mt_cuda_gemm_describe(g, &gemm) == MT_OK && g->cols > 0 && g->rows.members > 0;
 }
 
-static bool choose(gemm_problem *g, const mt_stream *stream, const struct mt_moe_gemm_args *args,
+/* The fused kernel on operands made plain. */
+static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
+                     const mt_cuda_gemm_path *path)
+{
+    gemm_plain plain;
+    gemm_problem g = {};
+    MT_TRY(mt_cuda_gemm_plain(stream, &plain, &args->gemm));
+    MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
+    g.alpha = plain.alpha;
+    return mt_cuda_moe_gemm_sm90(stream, args, &g, path);
+}
+
+static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args,
                    mt_cuda_gemm_path *path)
 {
     path->variant = MT_CUDA_GEMM_TILED;
@@ -30,14 +55,14 @@ static bool choose(gemm_problem *g, const mt_stream *stream, const struct mt_moe
     return mt_cuda_moe_gemm_sm90_suits(args, g, path);
 }
 
-bool mt_cuda_moe_gemm_choose(const mt_stream *stream, const struct mt_moe_gemm_args *args,
+bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *args,
                              mt_cuda_gemm_path *path)
 {
     gemm_problem g;
     return choose(&g, stream, args, path);
 }
 
-bool mt_cuda_moe_gemm_fuses(const mt_stream *stream, const struct mt_moe_gemm_args *args)
+bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args)
 {
     mt_cuda_gemm_path path;
     return mt_cuda_moe_gemm_choose(stream, args, &path);
@@ -52,7 +77,7 @@ mt_status mt_cuda_moe_gemm_by(mt_stream *stream, const struct mt_moe_gemm_args *
                    mt_cuda_moe_gemm_sm90_suits(args, &g, path),
                MT_EUNSUPPORTED, "moe_gemm: variant %d, width %d, %d together cannot run this",
                path->variant, path->width, path->super);
-    return mt_cuda_moe_gemm_sm90(stream, args, &g, path);
+    return run(stream, args, path);
 }
 
 void mt_cuda_moe_gemm_print(char text[MT_CUDA_MOE_GEMM_TEXT], const struct mt_moe_gemm_args *args,
@@ -73,7 +98,7 @@ static mt_status moe_gemm(mt_stream *stream, const struct mt_moe_gemm_args *args
 {
     gemm_problem g;
     mt_cuda_gemm_path path;
-    return choose(&g, stream, args, &path) ? mt_cuda_moe_gemm_sm90(stream, args, &g, &path)
+    return choose(&g, stream, args, &path) ? run(stream, args, &path)
                                            : mt_moe_gemm_parts(stream, args);
 }
 MT_CUDA_OP(moe_gemm)

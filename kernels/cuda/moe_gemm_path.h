@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 /* False: gather, gemm and SwiGLU run in turn, the gemm by the path of mt_cuda_gemm_choose. */
-bool mt_cuda_moe_gemm_choose(const mt_stream *stream, const struct mt_moe_gemm_args *args,
+bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *args,
                              mt_cuda_gemm_path *path);
 
 /* The fused kernel by a given path, for tests and benchmarks; MT_EUNSUPPORTED where there is none

@@ -96,17 +96,28 @@ static __device__ __forceinline__ void moe_give(uint32_t address, const uint32_t
         : "memory");
 }
 
-/* A warp's 16 x 16 sums of the gate and of up: z and its SwiGLU, each rounded as it is stored. */
+/* Factors and biases are read again for every pair of sums: all registers hold sums. */
+static __device__ __forceinline__ float moe_factored(float sum, const float2 *alpha)
+{
+    return alpha ? gemm_scaled(sum, alpha->x, alpha->y) : sum;
+}
+static __device__ __forceinline__ uint32_t moe_rounded(const float *sum, const float2 *alpha,
+                                                       float add)
+{
+    return moe_pack(moe_factored(sum[0], alpha) + add, moe_factored(sum[1], alpha) + add);
+}
+
+/* A warp's 16 x 16 sums of the gate and of up: z and its SwiGLU, each rounded as it is stored.
+ * bias: of the thread's first row of the gate, or NULL; up's is `f` further. */
 static __device__ __forceinline__ void moe_put_gated(uint32_t address, uint32_t part,
                                                      const float *gate, const float *up,
-                                                     const float (&bias)[4])
+                                                     const float2 *alpha, const float *bias, int f)
 {
     uint32_t g[4], u[4], a[4];
 #pragma unroll
     for (int x = 0; x < 4; x++) {
-        float add_g = 0.0f + bias[x % 2], add_u = 0.0f + bias[2 + x % 2];
-        g[x] = moe_pack(gate[2 * x] + add_g, gate[2 * x + 1] + add_g);
-        u[x] = moe_pack(up[2 * x] + add_u, up[2 * x + 1] + add_u);
+        g[x] = moe_rounded(gate + 2 * x, alpha, 0.0f + (bias ? bias[x % 2 * 8] : 0.0f));
+        u[x] = moe_rounded(up + 2 * x, alpha, 0.0f + (bias ? bias[f + x % 2 * 8] : 0.0f));
         a[x] = moe_pack(mt_swiglu_of(moe_low(g[x]), moe_low(u[x])),
                         mt_swiglu_of(moe_high(g[x]), moe_high(u[x])));
     }
@@ -117,14 +128,14 @@ static __device__ __forceinline__ void moe_put_gated(uint32_t address, uint32_t 
 
 /* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. */
 static __device__ __forceinline__ void moe_put_ungated(uint32_t address, uint32_t part,
-                                                       const float *sum)
+                                                       const float *sum, const float2 *alpha)
 {
     uint32_t g[4], u[4];
     moe_take(address, g);
     moe_take(address + part, u);
 #pragma unroll
     for (int x = 0; x < 4; x++) {
-        uint32_t d = moe_pack(sum[2 * x], sum[2 * x + 1]);
+        uint32_t d = moe_rounded(sum + 2 * x, alpha, 0.0f); /* as ever: -0 becomes 0 */
         float dg0, dg1, du0, du1;
         mt_swiglu_gradient(&dg0, &du0, moe_low(d), moe_low(g[x]), moe_low(u[x]));
         mt_swiglu_gradient(&dg1, &du1, moe_high(d), moe_high(g[x]), moe_high(u[x]));
@@ -136,41 +147,47 @@ static __device__ __forceinline__ void moe_put_ungated(uint32_t address, uint32_
 
 /* Where a lane's row of a 16 x 16 block lies in a part: 128-byte lines, their 16-byte parts
  * exchanged. */
-static __device__ __forceinline__ uint32_t moe_place(int i, uint32_t warp, uint32_t lane)
+static __device__ __forceinline__ uint32_t moe_place(int i)
 {
+    const uint32_t warp = thread_now() % 128 / 32, lane = thread_now() % 32;
     uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
     return line * 128 + ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+}
+
+/* The factor of the tile's member. */
+template <class C> static __device__ __forceinline__ const float2 *moe_alpha(const moe_result<C> &r)
+{
+    return r.args->alpha ? r.args->alpha + r.member() : nullptr;
+}
+
+/* The bias of the thread's first row of the gate. */
+template <class C> static __device__ __forceinline__ const float *moe_bias(const moe_result<C> &r)
+{
+    if (!r.args->bias) return nullptr;
+    int row = r.column(0) + thread_now() % 128 / 32 * 16 + thread_now() % 32 / 4;
+    return r.args->bias + (int64_t)r.member() * r.args->m + row;
 }
 
 template <class C>
 static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
-    const int len = r.len(), f = r.args->m / 2, column = r.column(0);
-    if (column >= f) return;
-    float bias[4] = { 0, 0, 0, 0 };
-    if (r.args->bias) {
-        const float *from = r.args->bias + (int64_t)r.member() * r.args->m;
-        from += column + warp * 16 + lane / 4;
-        bias[0] = from[0], bias[1] = from[8], bias[2] = from[f], bias[3] = from[f + 8];
-    }
+    if (r.column(0) >= r.args->m / 2) return;
 #pragma unroll
     for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
-        if (j * C::PIECE >= len) continue;
-        if (thread == 0) copies_read<1>(); /* the set of the piece before the last */
+        if (j * C::PIECE >= r.len()) continue;
+        if (thread_now() % 128 == 0) copies_read<1>(); /* the set of the piece before the last */
         barrier_threads(1 + r.group, 128);
-        const uint32_t to = r.set();
 #pragma unroll
         for (int i = 0; i < C::PIECE / 16; i++)
-            moe_put_gated(to + moe_place(i, warp, lane), C::PART, &d[0][j * 16 + i * 8],
-                          &d[1][j * 16 + i * 8], bias);
+            moe_put_gated(r.set() + moe_place(i), C::PART, &d[0][j * 16 + i * 8],
+                          &d[1][j * 16 + i * 8], moe_alpha(r), moe_bias(r), r.args->m / 2);
         shared_to_copies();
         barrier_threads(1 + r.group, 128);
-        if (thread == 0) {
-            r.put(&r.maps->d, to, column, j);
-            r.put(&r.maps->d, to + C::PART, f + column, j);
-            r.put(&r.maps->c, to + 2 * C::PART, column, j);
+        if (thread_now() % 128 == 0) {
+            r.put(&r.maps->d, r.set(), r.column(0), j);
+            r.put(&r.maps->d, r.set() + C::PART, r.args->m / 2 + r.column(0), j);
+            r.put(&r.maps->c, r.set() + 2 * C::PART, r.column(0), j);
             copies_commit();
         }
         r.buffer ^= 1;
@@ -181,7 +198,6 @@ template <class C>
 static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
                                                          float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len(), f = r.args->m;
     int x = 0;
 #pragma unroll
@@ -194,10 +210,10 @@ static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
             const uint32_t to = r.address(r.buffer);
 #pragma unroll
             for (int i = 0; i < C::PIECE / 16; i++)
-                moe_put_ungated(to + moe_place(i, warp, lane), C::PART, &d[mi][j * 16 + i * 8]);
+                moe_put_ungated(to + moe_place(i), C::PART, &d[mi][j * 16 + i * 8], moe_alpha(r));
             shared_to_copies();
             barrier_threads(1 + r.group, 128);
-            if (thread == 0) {
+            if (thread_now() % 128 == 0) {
                 r.put(&r.maps->d, to, r.column(mi), j);
                 r.put(&r.maps->d, to + C::PART, f + r.column(mi), j);
                 copies_commit();

@@ -1,6 +1,10 @@
 /* GEMMs with the ops beside them against these ops one after the other: bit for bit. */
 #include "tests/kernels/dense.h"
 
+#ifdef MT_HAVE_cuda
+#include "kernels/cuda/moe_gemm_path.h"
+#endif
+
 enum { MEMBERS_MAX = 12 };
 
 /* Rows of the members, and where the tokens of the rows lie. */
@@ -47,13 +51,43 @@ static void *scratch_of(const struct mt_moe_gemm_args *args, size_t *bytes)
     return test_alloc((int64_t)*bytes, MT_U8);
 }
 
-static void run(struct mt_moe_gemm_args *args)
+/* One of the fused kernels of cuda instead of what mt_moe_gemm takes, by number; -1: the latter. */
+static int forced = -1, fused;
+
+/* False: there is no such kernel, or it does not take these arguments. */
+static bool run_forced(const struct mt_moe_gemm_args *args)
+{
+#ifdef MT_HAVE_cuda
+    bool wgrad = args->gemm.layout == MT_GEMM_NT;
+    mt_cuda_gemm_path path = { forced / 2 % 3,
+                               forced % 2 ? 192
+                               : wgrad    ? 64
+                                          : 40,
+                               forced % 2 ? 8 : 1 };
+    mt_status status = mt_cuda_moe_gemm_by(stream(), args, &path);
+    if (status == MT_EUNSUPPORTED) return false;
+    assert_ok(status);
+    fused++;
+    return true;
+#else
+    (void)args;
+    return false;
+#endif
+}
+
+/* False: not run. */
+static bool run(struct mt_moe_gemm_args *args)
 {
     size_t bytes;
-    args->scratch = scratch_of(args, &bytes);
-    assert_ok(mt_moe_gemm(stream(), args));
+    bool ran = forced >= 0 && run_forced(args);
+    if (forced < 0) {
+        args->scratch = scratch_of(args, &bytes);
+        assert_ok(mt_moe_gemm(stream(), args));
+        ran = true;
+    }
     assert_ok(mt_device_synchronize(test_device()));
     test_free(args->scratch);
+    return ran;
 }
 
 static void gather(void *y, const void *x, const struct rows *r, int64_t width, mt_dtype dtype)
@@ -96,7 +130,7 @@ static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype d
                                      .tokens = r->tokens,
                                      .rows_used = r->offsets + r->members,
                                      .act = act };
-    run(&args);
+    bool ran = run(&args);
     if (gathers) gather(rows, x, r, k, dtype);
     mt_qtensor qr = mt_qtensor_plain(qx.group, dtype, gathers ? rows : x);
     args.gemm.b = &qr, args.gemm.d = want_z;
@@ -109,8 +143,10 @@ static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype d
                                                               .y = want,
                                                               .x = want_z }));
     assert_ok(mt_device_synchronize(test_device()));
-    assert_same_bits("z", z, want_z, r->room * n, dtype); /* the tail is poison in both */
-    assert_same_bits("act", act, want, r->room * f, dtype);
+    if (ran) {
+        assert_same_bits("z", z, want_z, r->room * n, dtype); /* the tail is poison in both */
+        assert_same_bits("act", act, want, r->room * f, dtype);
+    }
     void *all[] = { x, w, bias, rows, z, act, want_z, want, offsets };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
@@ -135,7 +171,7 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
                                                .d_dtype = dtype },
                                      .rows_used = r->offsets + r->members,
                                      .z = z };
-    run(&args);
+    bool ran = run(&args);
     args.gemm.d = da;
     assert_ok(mt_gemm(stream(), &args.gemm));
     assert_ok(
@@ -147,7 +183,7 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
                                                               .dy = da,
                                                               .x = z }));
     assert_ok(mt_device_synchronize(test_device()));
-    assert_same_bits("dz", dz, want, r->room * 2 * f, dtype);
+    if (ran) assert_same_bits("dz", dz, want, r->room * 2 * f, dtype);
     void *all[] = { dy, w, z, da, dz, want, offsets };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
@@ -173,13 +209,13 @@ static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dty
                                      .row_token = r->row_token,
                                      .tokens = r->tokens,
                                      .rows_used = r->offsets + r->members };
-    run(&args);
+    bool ran = run(&args);
     gather(rows, x, r, k, dtype);
     mt_qtensor qr = mt_qtensor_plain(qx.group, dtype, rows);
     args.gemm.a = &qr, args.gemm.d = want, args.gemm.c = accumulate ? want : NULL;
     assert_ok(mt_gemm(stream(), &args.gemm));
     assert_ok(mt_device_synchronize(test_device()));
-    assert_same_bits("dw", dw, want, count, real);
+    if (ran) assert_same_bits("dw", dw, want, count, real);
     void *all[] = { x, dy, rows, dw, want, x_offsets, dy_offsets };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
@@ -201,20 +237,33 @@ static const struct moe_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
+static void check_case(const struct moe_case *x, mt_dtype dtype)
+{
+    struct rows r = rows_make(x->members, x->counts, x->tail, x->tokens);
+    for (int bits = 0; bits < 4; bits++) check_gate_up(&r, x->f, x->d, dtype, bits & 1, bits & 2);
+    check_down_dgrad(&r, x->f, x->d, dtype);
+    check_wgrad(&r, 2 * x->f, x->d, dtype, false);
+    check_wgrad(&r, 2 * x->f, x->d, dtype, true);
+    rows_free(&r);
+}
+
 static void test_same_as_its_parts(void **state)
 {
     (void)state;
     for (int c = 0; c < CASES; c++)
-        for (int t = 0; t < DTYPES; t++) {
-            const struct moe_case *x = &cases[c];
-            struct rows r = rows_make(x->members, x->counts, x->tail, x->tokens);
-            for (int bits = 0; bits < 4; bits++)
-                check_gate_up(&r, x->f, x->d, dtypes[t], bits & 1, bits & 2);
-            check_down_dgrad(&r, x->f, x->d, dtypes[t]);
-            check_wgrad(&r, 2 * x->f, x->d, dtypes[t], false);
-            check_wgrad(&r, 2 * x->f, x->d, dtypes[t], true);
-            rows_free(&r);
-        }
+        for (int t = 0; t < DTYPES; t++) check_case(&cases[c], dtypes[t]);
+}
+
+/* Each kernel by name, wherever it takes the case; on a GPU other than Hopper, and on the cpu,
+ * there are none. */
+static void test_every_fused_kernel(void **state)
+{
+    (void)state;
+    if (strcmp(test_device_name(), "cuda") != 0) skip();
+    for (forced = 0; forced < 6; forced++)
+        for (int c = 0; c < CASES; c++) check_case(&cases[c], MT_BF16);
+    forced = -1;
+    if (fused == 0) print_message("no kernel of this device fuses\n");
 }
 
 static void test_refusals(void **state)
@@ -253,6 +302,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_as_its_parts),
+        cmocka_unit_test(test_every_fused_kernel),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
