@@ -38,17 +38,31 @@ template <typename T> static __device__ __forceinline__ void convert(T *y, __hal
     mt_put(y, (mt_real<T>)__half2float(x));
 }
 
+/* Four elements at a time where `fours` says that the pointers allow it, the rest one by one. */
 template <typename T, typename X>
-static __global__ void cast_kernel(T *y, const X *x, int64_t count)
+static __global__ void cast_kernel(T *y, const X *x, int64_t count, int64_t fours)
 {
-    MT_GRID_STRIDE(i, count) convert(y + i, x[i]);
+    MT_GRID_STRIDE(i, fours)
+    {
+        mt_vec<X, 4> in = ((const mt_vec<X, 4> *)x)[i];
+        mt_vec<T, 4> out;
+#pragma unroll
+        for (int j = 0; j < 4; j++) convert(&out.at[j], in.at[j]);
+        ((mt_vec<T, 4> *)y)[i] = out;
+    }
+    for (int64_t i = fours * 4 + (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x)
+        convert(y + i, x[i]);
 }
 
 template <typename T, typename X>
 static void cast_from(mt_stream *stream, const struct mt_cast_args *a)
 {
-    cast_kernel<T, X><<<mt_blocks(stream, a->count, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-        (T *)a->y, (const X *)a->x, a->count);
+    bool aligned = (uintptr_t)a->x % (4 * sizeof(X)) == 0 && (uintptr_t)a->y % (4 * sizeof(T)) == 0;
+    int64_t fours = aligned ? a->count / 4 : 0;
+    unsigned blocks = mt_blocks(stream, fours ? fours : a->count, THREADS);
+    cast_kernel<T, X><<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>((T *)a->y, (const X *)a->x,
+                                                                      a->count, fours);
 }
 
 template <typename T> static mt_status cast(mt_stream *stream, const struct mt_cast_args *a)

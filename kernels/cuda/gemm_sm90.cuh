@@ -79,7 +79,8 @@ struct gemm_sm90_matrix {
     size_t size; /* of an element */
 };
 extern "C" mt_status mt_cuda_gemm_sm90_map(CUtensorMap *map, const gemm_sm90_matrix *x);
-gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_path *path);
+extern "C" gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g,
+                                                 const mt_cuda_gemm_path *path);
 extern "C" mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *variant,
                                               const gemm_sm90_maps *maps,
                                               const gemm_sm90_args *args);

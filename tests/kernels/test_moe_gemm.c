@@ -266,6 +266,26 @@ static void test_every_fused_kernel(void **state)
     if (fused == 0) print_message("no kernel of this device fuses\n");
 }
 
+static void test_paths_have_names(void **state)
+{
+    (void)state;
+#ifdef MT_HAVE_cuda
+    char text[MT_CUDA_MOE_GEMM_TEXT];
+    mt_cuda_gemm_path path = { MT_CUDA_GEMM_WIDE, 192, 8 };
+    int32_t rows = 0;
+    struct mt_moe_gemm_args args = { .row_token = &rows, .act = text };
+    mt_cuda_moe_gemm_print(text, &args, &path, true);
+    assert_string_equal(text, "gather + wgmma 256x192, pairs + swiglu, one kernel");
+    mt_cuda_moe_gemm_print(text, &args, &path, false);
+    assert_string_equal(text, "gather, then wgmma 256x192, pairs, then swiglu");
+    args = (struct mt_moe_gemm_args){ .z = text };
+    mt_cuda_moe_gemm_print(text, &args, &path, true);
+    assert_string_equal(text, "wgmma 256x192, pairs + swiglu backward, one kernel");
+#else
+    skip();
+#endif
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -303,6 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_as_its_parts),
         cmocka_unit_test(test_every_fused_kernel),
+        cmocka_unit_test(test_paths_have_names),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
