@@ -269,7 +269,7 @@ static const struct kernel_set {
     { "sm_90a", 90, { "tiled f64", "tiled f32", "native wgmma bf16, TMA" }, false, false },
     { "sm_90a_fp8",
       90,
-      { "tiled f64", "tiled f32", "native wgmma bf16 and fp8 (fprop, dgrad), TMA" },
+      { "tiled f64", "tiled f32", "native wgmma bf16 and fp8, TMA" },
       true,
       true },
     { "generic", 80, { "tiled f64", "tiled f32", "tiled bf16" }, false, false },

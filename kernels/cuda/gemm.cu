@@ -111,7 +111,7 @@ static mt_status multiply_codes(mt_stream *stream, const struct mt_gemm_args *ar
     choose(stream, &g, &path);
     if (path.variant != MT_CUDA_GEMM_FP8) return MT_OK;
     *done = true;
-    MT_TRY(mt_cuda_gemm_alpha(stream, &g.alpha, args));
+    MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args));
     return mt_cuda_gemm_sm90(stream, &g, &path);
 }
 
@@ -176,6 +176,6 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                    (mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path)),
                MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
                path->variant, path->width, path->super);
-    if (g.fp8) MT_TRY(mt_cuda_gemm_alpha(stream, &g.alpha, args));
+    if (g.fp8) MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args));
     return multiply_by(stream, &g, path);
 }

@@ -48,9 +48,9 @@ struct gemm_plain {
 extern "C" mt_status mt_cuda_gemm_describe(gemm_problem *g, const struct mt_gemm_args *args);
 extern "C" mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out,
                                         const struct mt_gemm_args *args);
-/* Their factor alone, in operand memory; NULL where there is none. */
+/* Their factor alone, in `memory`, a float2 a member; NULL where there is none. */
 extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
-                                        const struct mt_gemm_args *args);
+                                        const struct mt_gemm_args *args, void *memory);
 
 /* The member and place of a block's tile. */
 struct gemm_tile {

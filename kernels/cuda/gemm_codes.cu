@@ -1,49 +1,152 @@
-/* Products of fp8 codes read as they are, on Hopper: which there are, and how they are cut. */
+/* Products of fp8 codes read as they are, on Hopper: which there are, and where they lie. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-/* The row of mt_cuda_gemm_sm90_fp8 that multiplies a weight and rows of these formats; -1 if none
- * does. */
-static int row_of(const mt_format_spec *w, const mt_format_spec *rows)
+enum { THREADS = 256, GRAIN = 128, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
+
+/* ---- which there are ---------------------------------------------------------------------------
+ */
+
+/* The row of mt_cuda_gemm_sm90_fp8 that multiplies a weight (NT: X) and rows of these formats; -1
+ * if none does. */
+static int row_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_format_spec *rows)
 {
     const mt_format *a = w->format, *b = rows->format;
-    bool wide = rows->options.element != MT_ELEMENT_E4M3;
+    bool wide = rows->options.element != MT_ELEMENT_E4M3, wgrad = layout == MT_GEMM_NT;
+    int first = wgrad ? MT_CUDA_FP8_WGRAD : 0;
     if (a->scale != MT_SCALE_F32 || b->scale != MT_SCALE_F32 ||
         w->options.element != MT_ELEMENT_E4M3)
         return -1;
-    if (a->block && b->block && w->options.two_d && !rows->options.two_d)
-        return wide ? -1 : MT_CUDA_FP8_BLOCKS;
+    if (a->block && b->block && w->options.two_d == !wgrad && !rows->options.two_d)
+        return wide ? -1 : first + MT_CUDA_FP8_BLOCKS;
     if (a->block || b->block) return -1;
-    return wide ? MT_CUDA_FP8_E4M3_E5M2 : MT_CUDA_FP8_E4M3_E4M3;
+    return first + (wide ? MT_CUDA_FP8_E5M2 : MT_CUDA_FP8_E4M3);
 }
 
 bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
                               const mt_format_spec *b)
 {
-    return layout != MT_GEMM_NT && row_of(a, b) >= 0;
+    return row_of(layout, a, b) >= 0;
 }
 
-/* The codes of W's column direction are W^T, along the depth of dgrad: both passes are TN. */
+/* At least the rows of all members, each rounded up to GRAIN. */
+static int64_t line_of(const mt_group *rows)
+{
+    int64_t all = rows->first_dims ? rows->m : rows->members * rows->m;
+    return mt_ceil_div(all + rows->members * (GRAIN - 1), GRAIN) * GRAIN;
+}
+
+/* The codes of W's column direction are W^T, along the depth of dgrad: both passes are TN. Those of
+ * wgrad's operands lie along the rows of a member, and are placed anew. */
 extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *args)
 {
     const mt_direction *w = mt_gemm_a(args), *rows = mt_gemm_b(args);
     const mt_group *weight = &args->a->group;
-    bool along = args->layout == MT_GEMM_TN;
-    if (args->layout == MT_GEMM_NT || args->dtype != MT_BF16 || args->d_dtype != MT_BF16)
+    bool along = args->layout == MT_GEMM_TN, wgrad = args->layout == MT_GEMM_NT;
+    if (args->dtype != MT_BF16 || args->d_dtype != (wgrad ? MT_F32 : MT_BF16) ||
+        w->layout != MT_LAYOUT_COMPACT || rows->layout != MT_LAYOUT_COMPACT)
         return false;
-    if (w->layout != MT_LAYOUT_COMPACT || rows->layout != MT_LAYOUT_COMPACT) return false;
     mt_format_spec first = mt_direction_spec(w), second = mt_direction_spec(rows);
-    int row = row_of(&first, &second);
+    int row = row_of(args->layout, &first, &second);
     if (row < 0) return false;
     *g = {};
-    g->layout = MT_GEMM_TN;
+    g->layout = wgrad ? MT_GEMM_NT : MT_GEMM_TN;
     g->rows = args->b->group;
+    g->height = wgrad ? g->rows.k : 0;
+    if (wgrad && !g->height) return false;
     g->cols = along ? weight->m : weight->k;
     g->depth = along ? weight->k : weight->m;
-    g->a = { rows->codes, false, false, true, g->depth };
-    g->b = { w->codes, false, false, false, g->depth };
+    int64_t line = wgrad ? line_of(&g->rows) : g->depth;
+    g->a = { wgrad ? NULL : rows->codes, false, false, true, line };
+    g->b = { wgrad ? NULL : w->codes, false, false, wgrad, line };
     g->c = args->c, g->d = args->d, g->bias = args->bias;
+    g->d_real = wgrad;
     g->fp8 = row + 1;
-    if (row == MT_CUDA_FP8_BLOCKS)
+    if (row % MT_CUDA_FP8_WGRAD == MT_CUDA_FP8_BLOCKS)
         g->scales_a = (const float *)rows->scales, g->scales_b = (const float *)w->scales;
     return true;
+}
+
+/* ---- where they lie ----------------------------------------------------------------------------
+ * A member's column codes are lines of as many bytes as it has rows. Maps want lines at multiples
+ * of 16 bytes: the lines of all members become one, each member's part at a multiple of 128, with
+ * zeros up to the next. */
+
+/* 16 bytes that begin at any address, of which `count` are there; reads the words that those touch.
+ */
+static __host__ __device__ __forceinline__ void read_codes(uint32_t (&to)[4], const uint8_t *from,
+                                                           int count)
+{
+    unsigned skip = (unsigned)((uintptr_t)from & 3), bytes = (unsigned)count + skip;
+    const uint32_t *words = (const uint32_t *)(from - skip);
+    uint32_t w[5];
+    for (unsigned i = 0; i < 5; i++) w[i] = i * 4 < bytes && count > 0 ? words[i] : 0;
+    for (int i = 0; i < 4; i++) {
+        uint64_t both = (uint64_t)w[i + 1] << 32 | w[i];
+        int left = count - i * 4;
+        uint32_t mask = left >= 4 ? ~0u : left > 0 ? (1u << left * 8) - 1 : 0;
+        to[i] = (uint32_t)(both >> skip * 8) & mask;
+    }
+}
+
+/* A block takes lines in turn, a warp members. */
+static __global__ void __launch_bounds__(THREADS)
+    place_kernel(uint8_t *to, const uint8_t *codes, const __grid_constant__ mt_group rows,
+                 int64_t lines, int64_t line)
+{
+    extern __shared__ int first[]; /* rows before a member, and where it begins in a line */
+    const int members = (int)rows.members, lane = threadIdx.x % 32;
+    int *place = first + members + 1;
+    for (int e = threadIdx.x; e <= members; e += THREADS)
+        first[e] = (int)(rows.offsets ? rows.offsets[e] / rows.k : e * rows.m);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        place[0] = 0;
+        for (int e = 0; e < members; e++)
+            place[e + 1] = place[e] + (first[e + 1] - first[e] + GRAIN - 1) / GRAIN * GRAIN;
+    }
+    __syncthreads();
+    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
+        for (int e = threadIdx.x / 32; e < members; e += THREADS / 32) {
+            int count = first[e + 1] - first[e], length = place[e + 1] - place[e];
+            const uint8_t *from = codes + first[e] * lines + i * count;
+            uint8_t *at = to + i * line + place[e];
+            for (int j = lane * 16; j < length; j += 32 * 16) {
+                uint32_t w[4];
+                read_codes(w, from + j, count - j < 16 ? count - j : 16);
+                *(uint4 *)(at + j) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
+}
+
+static mt_status place(mt_stream *stream, const gemm_problem *g, gemm_operand *x, const void *codes,
+                       int64_t lines, void *memory)
+{
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
+    size_t shared = (size_t)(g->rows.members + 1) * 2 * sizeof(int);
+    place_kernel<<<(unsigned)(lines < most ? lines : most), THREADS, shared,
+                   mt_cuda_stream(stream)>>>((uint8_t *)memory, (const uint8_t *)codes, g->rows,
+                                             lines, x->width);
+    MT_LAUNCHED(stream, "gemm (codes)");
+    x->data = memory;
+    return MT_OK;
+}
+
+static size_t padded(int64_t bytes)
+{
+    return (size_t)(mt_ceil_div(bytes, ALIGN) * ALIGN);
+}
+
+extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
+                                              const struct mt_gemm_args *args)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    size_t first = wgrad ? padded(g->height * g->a.width) : 0;
+    size_t second = wgrad ? padded(g->cols * g->b.width) : 0;
+    char *p;
+    MT_TRY(mt_cuda_operands(stream, (void **)&p,
+                            first + second + (size_t)g->rows.members * sizeof(float2)));
+    MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, p + first + second));
+    if (!wgrad) return MT_OK;
+    MT_TRY(place(stream, g, &g->a, mt_gemm_b(args)->codes, g->height, p));
+    return place(stream, g, &g->b, mt_gemm_a(args)->codes, g->cols, p + first);
 }

@@ -88,17 +88,14 @@ static mt_status make_alpha(mt_stream *stream, float2 *to, const outer_scale *a,
 }
 
 extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
-                                        const struct mt_gemm_args *args)
+                                        const struct mt_gemm_args *args, void *memory)
 {
     outer_scale a = outer_scale_of(mt_gemm_a(args), MT_BF16);
     outer_scale b = outer_scale_of(mt_gemm_b(args), MT_BF16);
-    int64_t members = args->a->group.members;
-    void *p;
     *alpha = NULL;
     if (a.kind == INSIDE && b.kind == INSIDE) return MT_OK;
-    MT_TRY(mt_cuda_operands(stream, &p, (size_t)members * sizeof(float2)));
-    *alpha = (const float2 *)p;
-    return make_alpha(stream, (float2 *)p, &a, &b, members);
+    *alpha = (const float2 *)memory;
+    return make_alpha(stream, (float2 *)memory, &a, &b, args->a->group.members);
 }
 
 /* ---- operands ----------------------------------------------------------------------------------

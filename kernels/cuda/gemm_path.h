@@ -15,7 +15,7 @@ enum {
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows, one warpgroup stores while the
                                 other multiplies; TN, NN */
     MT_CUDA_GEMM_VARIANTS,   /* of bf16 */
-    /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32; TN, NN */
+    /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS
 };
 

@@ -80,12 +80,13 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
     int64_t members = g->rows.members, n = g->cols, pair = 2 * SM90_WIDTH;
     int64_t tiles = mt_ceil_div(n, SM90_WIDTH);
     int64_t tiles_m = mt_ceil_div(g->height, variant_of(g, MT_CUDA_GEMM_ALONE)->tile);
-    bool pairs = mt_ceil_div(n, pair) * pair <= n + n / 16;
-    path->variant = pairs ? MT_CUDA_GEMM_WIDE : MT_CUDA_GEMM_ALONE;
+    bool pairs = !g->fp8 && mt_ceil_div(n, pair) * pair <= n + n / 16;
+    int alone = g->fp8 ? MT_CUDA_GEMM_FP8 : MT_CUDA_GEMM_ALONE;
+    path->variant = pairs ? MT_CUDA_GEMM_WIDE : alone;
     path->width = pairs ? SM90_WIDTH : (int)rounded_up(mt_ceil_div(n, tiles), 64);
     path->super = TOGETHER;
     if (members * tiles * tiles_m >= FEW_WAVES * processors) return;
-    path->variant = MT_CUDA_GEMM_ALONE;
+    path->variant = alone;
     for (int width = SM90_WIDTH - 64; width >= NARROWEST; width -= 64)
         if (cost(members, n, tiles_m, width, processors) <
             cost(members, n, tiles_m, path->width, processors))
@@ -195,7 +196,10 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
                            size };
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
     gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result };
-    if (wgrad) { /* P is dY, Q is X */
+    if (wgrad && g->fp8) { /* all members in lines along the rows */
+        p = { "b", g->a.data, g->a.width, g->height, 1, variant->tile, size };
+        q = { "a", g->b.data, g->b.width, g->cols, 1, variant->box_q, size };
+    } else if (wgrad) { /* P is dY, Q is X */
         p = q, p.box_rows = 64;
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;
         q.box_rows = 64;
@@ -241,11 +245,12 @@ gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_
     args.rows = g->rows;
     args.m = (int)(wgrad ? g->height : g->cols);
     args.n = wgrad ? (int)g->cols : 0;
-    args.k = wgrad ? 0 : (int)g->depth;
+    args.k = (int)(wgrad ? g->a.width : g->depth);
     args.width = path->width, args.super = path->super;
     args.add = g->c != NULL;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
-    args.scales_p = g->scales_b, args.scales_q = g->scales_a;
+    args.scales_p = wgrad ? g->scales_a : g->scales_b;
+    args.scales_q = wgrad ? g->scales_b : g->scales_a;
     return args;
 }
 

@@ -28,7 +28,7 @@ struct gemm_sm90_maps {
 
 struct gemm_sm90_args {
     mt_group rows;
-    int m, n, k; /* see the table; n: NT only; k: TN, NN only */
+    int m, n, k; /* see the table; n: NT only; k, NT: the rows in a line, of fp8 */
     int width;   /* most columns of a tile */
     int super;   /* tiles along the fast direction that are taken together */
     bool add;    /* C */
@@ -51,8 +51,14 @@ struct gemm_sm90_variant {
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS],
     mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_PINGPONG];
 
-/* Of fp8: elements of P and Q, and whether blocks have scales. */
-enum { MT_CUDA_FP8_E4M3_E4M3, MT_CUDA_FP8_E4M3_E5M2, MT_CUDA_FP8_BLOCKS, MT_CUDA_FP8_VARIANTS };
+/* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks. */
+enum {
+    MT_CUDA_FP8_E4M3,
+    MT_CUDA_FP8_E5M2,
+    MT_CUDA_FP8_BLOCKS,
+    MT_CUDA_FP8_WGRAD,
+    MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
+};
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
 
 enum {
@@ -64,6 +70,9 @@ enum {
 
 /* The problem of operands that are codes; false: none of these kernels reads them. */
 extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *args);
+/* Its operands where the kernels read them, and their factor, in operand memory. */
+extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
+                                              const struct mt_gemm_args *args);
 /* Whether these kernels can run the product so: dtypes, alignment, extents. */
 extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path);
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */

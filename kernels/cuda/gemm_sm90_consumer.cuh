@@ -110,7 +110,7 @@ static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const flo
 }
 
 /* What the tensor cores summed over 128 of the depth, to the sums: as it is, or by the scales of
- * the columns, which all have that of the rows. */
+ * the columns and of the rows. */
 template <class C, int N>
 static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
                                                     float (&part)[WGMMA_SUMS], uint32_t scales)
@@ -119,17 +119,19 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
 #pragma unroll
         for (int i = 0; i < N / 2; i++) d[i] += part[i];
     } else {
-        const float rows = __int_as_float(shared_now(scales + C::WIDTH * 4));
-        scales += thread_now() % 4 * 8;
+        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
+        const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
+        const uint32_t rows = scales + (C::WIDTH + row) * 4;
+        const float above = __int_as_float(shared_now(rows));
+        const float below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : above;
+        scales += thread % 4 * 8;
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            float2 s = shared_pair(scales + i * 32);
-            s.x *= rows, s.y *= rows;
-#pragma unroll
-            for (int j = 0; j < 4; j += 2) {
-                d[i * 4 + j] = fma(part[i * 4 + j], s.x, d[i * 4 + j]);
-                d[i * 4 + j + 1] = fma(part[i * 4 + j + 1], s.y, d[i * 4 + j + 1]);
-            }
+            const float2 s = shared_pair(scales + i * 32);
+            d[i * 4] = fma(part[i * 4], s.x * above, d[i * 4]);
+            d[i * 4 + 1] = fma(part[i * 4 + 1], s.y * above, d[i * 4 + 1]);
+            d[i * 4 + 2] = fma(part[i * 4 + 2], s.x * below, d[i * 4 + 2]);
+            d[i * 4 + 3] = fma(part[i * 4 + 3], s.y * below, d[i * 4 + 3]);
         }
     }
 }

@@ -53,17 +53,18 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_> struct sm
     };
 };
 
-/* fp8 codes, TN: tiles of half the rows, so that a warpgroup has registers for two sums: those that
+/* fp8 codes: tiles of half the rows, so that a warpgroup has registers for two sums: those that
  * the tensor cores take over 128 of the depth, and those in f32 that these are added to. SCALED: by
- * the scales of each 1 x 128 of Q and 128 x 128 of P. */
-template <int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
+ * the scales of each 1 x 128 of Q and of 128 x 128 (NT: 1 x 128) of P. NT: both operands lie along
+ * the rows, members at multiples of 128 with zeros between them. */
+template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
     enum {
-        LAYOUT = MT_GEMM_TN,
+        LAYOUT = LAYOUT_,
         ELEMENTS = ELEMENTS_,
         CLUSTER_M = 2,
         CLUSTER_N = 1,
         PINGPONG = false,
-        WGRAD = false,
+        WGRAD = LAYOUT == MT_GEMM_NT,
         ACROSS_P = false,
         ACROSS_Q = false,
         CLUSTER = CLUSTER_M * CLUSTER_N,
@@ -73,7 +74,7 @@ template <int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         TILE = 128,
         DEPTH = 128,
         WIDTH = SM90_WIDTH,
-        GRAIN = 8,
+        GRAIN = WGRAD ? 64 : 8,
         STAGES = 4,
         BOX_Q = WIDTH / 2,
         P_BYTES = TILE * 128,
@@ -85,14 +86,14 @@ template <int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         TILE_BYTES = 32,
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
-        SCALE_LINE = WIDTH * 4 + 16, /* of a stage */
+        SCALE_LINE = WIDTH * 4 + (WGRAD ? TILE * 4 : 16), /* of a stage */
         FULL = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
         OLD = HAND + 8,
         TABLE = OLD + 2 * BUFFERS * 8,
-        PIECE = 64,
+        PIECE = WGRAD ? 32 : 64,
         PRODUCER_REGISTERS = 56,
         CONSUMER_REGISTERS = 224
     };
@@ -117,9 +118,10 @@ struct sm90_tile {
     int row; /* first row in the ragged matrices */
     int m0;  /* first row of P */
     int member;
-    int n0;    /* first column of D: NT */
-    int whole; /* steps of 128 bytes */
-    int rest;  /* 16-deep steps of one more */
+    int n0;     /* first column of D: NT */
+    int whole;  /* steps of 128 bytes */
+    int rest;   /* 16-deep steps of one more */
+    int column; /* fp8, NT: the first row in the operands' lines; past their end for no rows */
 };
 
 /* ---- the order of tiles ------------------------------------------------------------------------
@@ -129,11 +131,13 @@ struct sm90_tile {
 
 template <class C> struct sm90_order {
     const int *start, *before; /* rows and units (tiles of a cluster) before a member */
-    int members, tiles_m, tiles_n, step, unit, member;
+    int members, tiles_m, tiles_n, step, unit, member, column;
 
     __device__ __forceinline__ bool next(sm90_tile *t, const gemm_sm90_args &a, int cm, int cn)
     {
-        while (member < members && unit >= before[member + 1]) member++;
+        for (; member < members && unit >= before[member + 1]; member++)
+            if constexpr (C::FP8 && C::WGRAD)
+                column += (start[member + 1] - start[member] + 127) / 128 * 128;
         if (member >= members) return false;
         int local = unit - before[member], units = before[member + 1] - before[member];
         int first = start[member], rows = start[member + 1] - first;
@@ -150,6 +154,7 @@ template <class C> struct sm90_order {
             t->n0 = (slow * C::CLUSTER_N + cn) * a.width;
             t->len = max(0, min(a.width, a.n - t->n0));
             t->row = first;
+            t->column = rows ? column : a.k;
             depth = rows;
         } else {
             int pieces = fast_tiles * C::CLUSTER_N;
@@ -162,7 +167,11 @@ template <class C> struct sm90_order {
             depth = a.k;
         }
         t->n = (t->len + C::GRAIN - 1) / C::GRAIN * C::GRAIN;
-        if (C::WGRAD) { /* a member without rows has one step of zeros, which writes its zeros */
+        if constexpr (C::FP8) {
+            t->whole = max(1, (depth + C::DEPTH - 1) / C::DEPTH);
+            t->rest = 0;
+        } else if (C::WGRAD) { /* a member without rows has one step of zeros, which writes its
+                                  zeros */
             t->whole = depth / 64;
             t->rest = depth ? (depth % 64 + 15) / 16 : 1;
         } else { /* past the depth both operands are zero */
@@ -214,8 +223,9 @@ static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90
     constexpr bool SHARED = C::CLUSTER_N > 1;
     constexpr int PART = C::TILE / C::CLUSTER_N; /* rows */
     if constexpr (!C::ACROSS_P) {
-        copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar, step * C::DEPTH, t.m0 + cn * PART,
-                        t.member, blocks);
+        copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar,
+                        (C::WGRAD ? t.column : 0) + step * C::DEPTH, t.m0 + cn * PART,
+                        C::WGRAD ? 0 : t.member, blocks);
     } else {
 #pragma unroll
         for (int i = 0; i < PART / 64; i++) {
@@ -239,7 +249,10 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
     constexpr bool SHARED = C::CLUSTER_M > 1;
     int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q;
     for (int b = cm; b < boxes; b += C::CLUSTER_M) {
-        if (C::WGRAD) {
+        if constexpr (C::WGRAD && C::FP8) {
+            copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, t.column + step * C::DEPTH,
+                            t.n0 + b * C::BOX_Q, 0, blocks);
+        } else if (C::WGRAD) {
             int end = start[t.member + 1];
             copy_in_ragged<SHARED>(to + b * 8192, &maps.q, bar, t.n0 + b * 64, end, end - t.row,
                                    step * 64, blocks);
@@ -290,16 +303,24 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
     sm90_tile t;
     while (order.next(&t, a, cm, cn)) {
         int first = order.start[t.member], rows = order.start[t.member + 1] - first;
-        const float *q = a.scales_q + (int64_t)first * blocks + (t.row - first);
-        const float *p = a.scales_p;
-        bool inside = t.m0 < a.m;
-        if (inside) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
-        for (int step = 0; step < t.whole; step++, q += rows) {
+        const float *q = a.scales_q, *p = a.scales_p;
+        int len = t.len, height = max(0, min(C::WGRAD ? C::TILE : 1, a.m - t.m0));
+        int next_q = C::WGRAD ? a.n : rows, next_p = C::WGRAD ? a.m : 1;
+        if (C::WGRAD && rows == 0) len = height = 0;
+        if (C::WGRAD) {
+            q += (int64_t)(t.column / 128) * a.n + t.n0,
+                p += (int64_t)(t.column / 128) * a.m + t.m0;
+        } else {
+            q += (int64_t)first * blocks + (t.row - first);
+            p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
+        }
+        for (int step = 0; step < t.whole; step++, q += next_q, p += next_p) {
             uint32_t to = base + C::SCALES + stage * C::SCALE_LINE;
             barrier_wait(base + C::EMPTY + stage * 8, parity);
             for (int i = lane; i < t.n; i += 32)
-                copy_word(to + i * 4, i < t.len ? q + i : a.scales_q, i < t.len);
-            if (lane == 0) copy_word(to + C::WIDTH * 4, inside ? p + step : p, inside);
+                copy_word(to + i * 4, i < len ? q + i : a.scales_q, i < len);
+            for (int i = lane; i < (C::WGRAD ? C::TILE : 1); i += 32)
+                copy_word(to + (C::WIDTH + i) * 4, i < height ? p + i : a.scales_p, i < height);
             words_arrive(base + C::FULL + stage * 8);
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
         }
