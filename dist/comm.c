@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "dist/comm_priv.h"
 
@@ -16,6 +17,13 @@ static const struct backend {
     { "mpi", "Open MPI PMI SLURM", mt_comm_mpi_open },
 };
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+bool mt_comm_has(const char *backend)
+{
+    for (int i = 0; i < BACKENDS; i++)
+        if (!strcmp(backends[i].name, backend)) return backends[i].open != NULL;
+    return false;
+}
 
 static mt_status open_backend(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
 {

@@ -32,6 +32,9 @@ typedef struct mt_comm_options {
     void *context;
 } mt_comm_options;
 
+/* Whether this build connects processes by it: "mpi". */
+bool mt_comm_has(const char *backend);
+
 /* The world that `launch` describes. options may be NULL. Errors: MT_EUNSUPPORTED where this build
  * has nothing that connects these processes. */
 mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_options *options);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dist/comm.h"
 #include "kernels/ops.h"
 #include "train/build_info.h"
 #include "train/cli.h"
@@ -152,8 +153,9 @@ static void print_others(void)
     bool gpu = mt_device_open(&device, "cuda", NULL, 0) == MT_OK;
     row("GPU", gpu ? device->kernel_set : mt_error_message());
     mt_device_destroy(&device);
-    row("NCCL", "not in this build");
-    row("MPI", "not in this build");
+    row("NCCL", mt_comm_has("nccl") ? "in this build" : "not in this build");
+    row("MPI",
+        mt_comm_has("mpi") ? "in this build: mpirun -n N mixtape train" : "not in this build");
 }
 
 /* ---- self-check --------------------------------------------------------------------------------

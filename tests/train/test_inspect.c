@@ -2,6 +2,7 @@
 #include <hdf5.h>
 #include <math.h>
 
+#include "dist/comm.h"
 #include "tests/train/verbs.h"
 #include "train/corpus.h"
 #include "train/h5.h"
@@ -153,6 +154,7 @@ static void doctor_computes(void **state)
     setenv("MIXTAPE_KERNELS", "abacus", 1);
     assert_verb("doctor", MT_EXIT_USAGE, "abacus");
     unsetenv("MIXTAPE_KERNELS");
+    assert_verb("doctor", 0, mt_comm_has("mpi") ? "mpirun -n N" : "MPI                not in");
 }
 
 int main(void)
