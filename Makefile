@@ -108,7 +108,7 @@ endif
 ifeq ($(CUDA),1)
 LIB_OBJ  += $(CUDA_SRC:%.cu=$(BUILD)/%.cu.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c))
 CPPFLAGS += -DMT_HAVE_cuda=1
-$(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)) $(BUILD)/tests/support/pinned.o $(BUILD)/tests/bench/bench_gemm_cuda.o $(BUILD)/tests/bench/bench_gemm_codes_cuda.o: CPPFLAGS += $(CUDA_INC)
+$(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)) $(BUILD)/tests/support/pinned.o $(BUILD)/tests/bench/bench_gemm_cuda.o $(BUILD)/tests/bench/bench_gemm_codes_cuda.o $(BUILD)/tests/bench/bench_moe_gemm_cuda.o: CPPFLAGS += $(CUDA_INC)
 endif
 CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1) $(if $(HAVE_MPI),-DMT_HAVE_mpi=1)
 $(BUILD)/dist/comm_mpi.o: CPPFLAGS += $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
@@ -304,6 +304,8 @@ bench-gemm: $(BUILD)/tests/bench/bench_gemm ## GFLOP/s of the grouped GEMM (DTYP
 	$(BENCH) $< $(or $(DTYPE),f32)
 bench-gemm-cuda: $(BUILD)/tests/bench/bench_gemm_cuda $(BUILD)/tests/bench/bench_gemm_codes_cuda ## TFLOP/s of the grouped GEMM on a GPU, after checking its paths (CUDA=1)
 	for bench in $^; do $$bench check && $$bench time || exit 1; done
+bench-moe-gemm-cuda: $(BUILD)/tests/bench/bench_moe_gemm_cuda ## expert GEMMs as one kernel against their parts on a GPU (CUDA=1)
+	$<
 bench-quantize: $(BUILD)/tests/bench/bench_quantize ## GB/s of quantize and dequantize against memcpy
 	$(BENCH) $<
-.PHONY: bench bench-gemm bench-gemm-cuda bench-quantize
+.PHONY: bench bench-gemm bench-gemm-cuda bench-moe-gemm-cuda bench-quantize
