@@ -2,7 +2,7 @@
 #
 #   CONFIG=release|debug|asan|fuzz   objects go to build/<config>
 #   CC=gcc|clang                     WERROR=1 turns warnings into errors; V=1 prints whole commands
-#   CUDA=auto|0|1                    the cuda backend; auto: where nvcc is found (NVCC=, CUDA_HOME=)
+#   CUDA=0|1|auto                    the cuda backend, 0 unless given; auto: where nvcc is found (NVCC=, CUDA_HOME=)
 #   MPI=auto|0|1                     training over CPU processes; auto: where Open MPI is found
 
 CONFIG ?= release
@@ -58,7 +58,6 @@ CUDA_INC  := -isystem $(CUDA_ROOT)/include
 # libstdc++: what nvcc writes around launches has guarded statics.
 CUDA_LIBS := -L$(CUDA_ROOT)/lib64 -lcudart_static -ldl -lrt -lstdc++
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
-CUDA_HOPPER := $(wildcard kernels/cuda/*_sm90.cu)
 GENCODE   := -gencode=arch=compute_90a,code=sm_90a
 GENERIC   := -gencode=arch=compute_80,code=compute_80
 NVCCFLAGS := -std=c++17 -O3 -lineinfo -fmad=false --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall,-Wextra,-fno-exceptions,-fno-rtti \
