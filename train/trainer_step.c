@@ -82,6 +82,13 @@ static mt_status read_balance(mt_trainer *t, mt_step_result *result)
     return MT_OK;
 }
 
+static mt_status read_gradients(mt_trainer *t, mt_step_result *result)
+{
+    if (!t->device->computes) return MT_OK;
+    MT_TRY(read_metrics(t, result));
+    return read_balance(t, result);
+}
+
 static mt_status read_update(mt_trainer *t, double lr, mt_step_result *result)
 {
     struct mt_step_state state = { 0 };
@@ -174,9 +181,7 @@ mt_status mt_trainer_gradients(mt_trainer *t, const int32_t *tokens, const int32
     *result = (mt_step_result){ .step = t->steps };
     MT_TRY(put_inputs(t, tokens, targets));
     MT_TRY(work_gradients(t));
-    if (!t->device->computes) return MT_OK;
-    MT_TRY(read_metrics(t, result));
-    return read_balance(t, result);
+    return read_gradients(t, result);
 }
 
 mt_status mt_trainer_update(mt_trainer *t, double lr, mt_step_result *result)
@@ -227,19 +232,23 @@ static mt_status work_or_replay(mt_trainer *t)
     return advance(t);
 }
 
+/* Work of which the next step's recipes are a part. */
+static mt_status work_anew(mt_trainer *t)
+{
+    MT_TRY(work_gradients(t));
+    MT_TRY(work_update(t));
+    MT_TRY(advance(t));
+    return work_refresh(t);
+}
+
 mt_status mt_trainer_step(mt_trainer *t, const int32_t *tokens, const int32_t *targets,
                           mt_step_result *result)
 {
     double lr = mt_schedule_lr(&t->config.optim, t->steps, t->config.steps);
-    if (!can_record(t)) {
-        MT_TRY(mt_trainer_gradients(t, tokens, targets, result));
-        return mt_trainer_update(t, lr, result);
-    }
     *result = (mt_step_result){ .step = t->steps };
     MT_TRY(put_inputs(t, tokens, targets));
     MT_TRY(mt_optimizer_set_lr(t->optimizer, lr));
-    MT_TRY(work_or_replay(t));
-    MT_TRY(read_metrics(t, result));
-    MT_TRY(read_balance(t, result));
+    MT_TRY(can_record(t) ? work_or_replay(t) : work_anew(t));
+    MT_TRY(read_gradients(t, result));
     return read_update(t, lr, result);
 }
