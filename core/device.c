@@ -65,6 +65,78 @@ mt_status mt_device_copy_async(mt_stream *stream, void *to, const void *from, si
     return device->ops->copy_async(stream, to, from, bytes);
 }
 
+mt_status mt_device_zero_async(mt_stream *stream, void *p, size_t bytes)
+{
+    mt_device *device = stream->device;
+    if (bytes == 0 || !device->ops->zero_async) return mt_device_zero(device, p, bytes);
+    MT_REQUIRE(p, MT_EINVAL, "device %s: %zu bytes at NULL to zero", device->name, bytes);
+    return device->ops->zero_async(stream, p, bytes);
+}
+
+mt_status mt_device_copy_lines(mt_stream *stream, const struct mt_copy_lines *lines)
+{
+    struct mt_copy_lines c = *lines;
+    mt_device *device = stream->device;
+    if (c.bytes == 0 || c.lines <= 0) return MT_OK;
+    MT_REQUIRE(c.to && c.from, MT_EINVAL, "device %s: copy of %lld lines %s NULL", device->name,
+               (long long)c.lines, c.to ? "from" : "to");
+    MT_REQUIRE(c.lines == 1 || (c.to_pitch >= c.bytes && c.from_pitch >= c.bytes), MT_EINVAL,
+               "device %s: lines of %zu bytes, %zu and %zu apart", device->name, c.bytes,
+               c.to_pitch, c.from_pitch);
+    if (c.to_pitch == c.bytes && c.from_pitch == c.bytes) c.bytes *= (size_t)c.lines, c.lines = 1;
+    if (c.lines > 1 && device->ops->copy_lines) return device->ops->copy_lines(stream, &c);
+    for (int64_t i = 0; i < c.lines; i++)
+        MT_TRY(mt_device_copy_async(stream, (char *)c.to + (size_t)i * c.to_pitch,
+                                    (const char *)c.from + (size_t)i * c.from_pitch, c.bytes));
+    return MT_OK;
+}
+
+mt_status mt_stream_create(mt_stream *stream, mt_device *device)
+{
+    *stream = (mt_stream){ .device = device };
+    return device->ops->stream_create ? device->ops->stream_create(device, &stream->impl) : MT_OK;
+}
+
+void mt_stream_destroy(mt_stream *stream)
+{
+    if (stream->impl) stream->device->ops->stream_destroy(stream->device, stream->impl);
+    *stream = (mt_stream){ 0 };
+}
+
+mt_status mt_stream_synchronize(mt_stream *stream)
+{
+    const struct mt_device_ops *ops = stream->device->ops;
+    return ops->stream_synchronize ? ops->stream_synchronize(stream) : MT_OK;
+}
+
+mt_status mt_event_create(mt_event *event, mt_device *device)
+{
+    *event = (mt_event){ .device = device };
+    return device->ops->event_create ? device->ops->event_create(device, &event->impl) : MT_OK;
+}
+
+void mt_event_destroy(mt_event *event)
+{
+    if (event->impl) event->device->ops->event_destroy(event->device, event->impl);
+    *event = (mt_event){ 0 };
+}
+
+mt_status mt_event_record(mt_event *event, mt_stream *stream)
+{
+    return event->impl ? event->device->ops->event_record(stream, event->impl) : MT_OK;
+}
+
+mt_status mt_event_wait(const mt_event *event, mt_stream *stream)
+{
+    return event->impl ? event->device->ops->event_wait(stream, event->impl) : MT_OK;
+}
+
+mt_status mt_event_done(const mt_event *event, bool *done)
+{
+    *done = true;
+    return event->impl ? event->device->ops->event_done(event->device, event->impl, done) : MT_OK;
+}
+
 bool mt_device_records(const mt_device *device)
 {
     return device->ops->graph_begin != NULL;

@@ -35,6 +35,15 @@ typedef enum mt_memory {
 
 const char *mt_memory_name(mt_memory memory);
 
+/* `lines` runs of `bytes` each, from one pitch to another; they do not overlap. */
+struct mt_copy_lines {
+    void *to;
+    const void *from;
+    size_t to_pitch, from_pitch; /* bytes from line to line, at least `bytes` */
+    size_t bytes;
+    int64_t lines;
+};
+
 struct mt_device_ops {
     /* 64-byte aligned or better (CUDA: 256). Never called with 0 bytes. */
     mt_status (*alloc)(mt_device *device, void **p, size_t bytes, bool on_host);
@@ -45,6 +54,19 @@ struct mt_device_ops {
     mt_status (*copy_async)(mt_stream *stream, void *to, const void *from, size_t bytes);
     mt_status (*zero)(mt_device *device, void *p, size_t bytes);
     mt_status (*synchronize)(mt_device *device);
+    /* As copy_async and zero, of lines, and in any stream; NULL: line by line, zero. */
+    mt_status (*copy_lines)(mt_stream *stream, const struct mt_copy_lines *lines);
+    mt_status (*zero_async)(mt_stream *stream, void *p, size_t bytes);
+    /* Streams beside the device's own, and events: see below. All NULL where every call has
+     * finished when it returns. */
+    mt_status (*stream_create)(mt_device *device, void **stream);
+    void (*stream_destroy)(mt_device *device, void *stream);
+    mt_status (*stream_synchronize)(mt_stream *stream);
+    mt_status (*event_create)(mt_device *device, void **event);
+    void (*event_destroy)(mt_device *device, void *event);
+    mt_status (*event_record)(mt_stream *stream, void *event);
+    mt_status (*event_wait)(mt_stream *stream, void *event);
+    mt_status (*event_done)(mt_device *device, void *event, bool *done);
     /* Graphs: see below. All NULL where a device has none. */
     mt_status (*graph_begin)(mt_device *device);
     mt_status (*graph_end)(mt_device *device, void **graph, bool keep);
@@ -81,7 +103,36 @@ mt_status mt_device_copy(mt_device *device, void *to, const void *from, size_t b
  * MT_MEMORY_HOST_POOL and stay as it is until then. */
 mt_status mt_device_copy_async(mt_stream *stream, void *to, const void *from, size_t bytes);
 mt_status mt_device_zero(mt_device *device, void *p, size_t bytes);
+/* The same in any stream, and copies of lines: the stream's later work finds them done. */
+mt_status mt_device_zero_async(mt_stream *stream, void *p, size_t bytes);
+mt_status mt_device_copy_lines(mt_stream *stream, const struct mt_copy_lines *lines);
+/* Waits for all that the device was given. */
 mt_status mt_device_synchronize(mt_device *device);
+
+/* A stream beside the device's own (whose impl is NULL), for transfers: what is ready in both runs
+ * here first. Streams know nothing of each other's order but what events say. Kernels that need
+ * scratch of the device (kernels/cuda/backend.h) belong to the own stream. Where every call has
+ * finished when it returns (CPU), impl stays NULL. */
+mt_status mt_stream_create(mt_stream *stream, mt_device *device);
+void mt_stream_destroy(mt_stream *stream); /* waits for its work; also one that is all zero */
+/* Waits for all that the stream was given. */
+mt_status mt_stream_synchronize(mt_stream *stream);
+
+/* A place in a stream's work, that other streams can wait for. One that was never recorded is over.
+ */
+typedef struct mt_event {
+    mt_device *device;
+    void *impl;
+} mt_event;
+mt_status mt_event_create(mt_event *event, mt_device *device);
+void mt_event_destroy(mt_event *event); /* also one that is all zero */
+/* The event is over when what the stream has been given so far is done. */
+mt_status mt_event_record(mt_event *event, mt_stream *stream);
+/* What the stream is given from now on begins after the event as it was recorded last. The host
+ * does not wait. */
+mt_status mt_event_wait(const mt_event *event, mt_stream *stream);
+/* Whether it is over; on any thread. */
+mt_status mt_event_done(const mt_event *event, bool *done);
 
 /* A graph is what was launched on the device's own stream between begin and end: recorded, not run,
  * and launched again as a whole. Nothing may be allocated, freed or waited for in between; the

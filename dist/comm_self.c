@@ -4,7 +4,7 @@
 static mt_status copy(mt_stream *stream, void *to, const void *from, size_t bytes)
 {
     if (to == from) return MT_OK;
-    if (stream) return mt_device_copy(stream->device, to, from, bytes);
+    if (stream) return mt_device_copy_async(stream, to, from, bytes);
     memmove(to, from, bytes);
     return MT_OK;
 }

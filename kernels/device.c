@@ -1,4 +1,6 @@
 /* The list of backends. */
+#include <stdlib.h>
+
 #include "kernels/backends.h"
 
 /* In the order "auto" tries them; a backend that this build leaves out has no open function. */
@@ -6,17 +8,50 @@ static const struct backend {
     const char *name;
     mt_backend_open open;
     bool automatic; /* "auto" may choose it */
+    /* Where there can be several ("cuda:1"): makes one the thread's, and counts them. */
+    mt_status (*select)(int index);
+    mt_status (*count)(int *count);
 } backends[] = {
-    { "cuda", mt_cuda_open, true },
-    { "cpu", mt_cpu_open, true },
-    { "plan", mt_plan_open, false },
+    { "cuda", mt_cuda_open, true, mt_cuda_select, mt_cuda_count },
+    { "cpu", mt_cpu_open, true, NULL, NULL },
+    { "plan", mt_plan_open, false, NULL, NULL },
 };
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+/* "cuda:1": the second GPU that this process sees. */
+static mt_status open_numbered(mt_device **device, const char *name, const char *kernel_set,
+                               int threads)
+{
+    const char *colon = strchr(name, ':');
+    char *end;
+    long index = strtol(colon + 1, &end, 10);
+    for (int i = 0; i < BACKENDS; i++) {
+        const struct backend *b = &backends[i];
+        if (strlen(b->name) != (size_t)(colon - name) || strncmp(b->name, name, strlen(b->name)))
+            continue;
+        MT_REQUIRE(b->open, MT_EUNSUPPORTED, "device %s: this build has no %s backend", name,
+                   b->name);
+        MT_REQUIRE(b->select && end != colon + 1 && !*end && index >= 0 && index < 1 << 16,
+                   MT_ECONFIG, "device '%s': only cuda has a number behind it, from 0", name);
+        MT_TRY(b->select((int)index));
+        return b->open(device, kernel_set, threads);
+    }
+    return MT_FAIL(MT_ECONFIG, "device '%s' is not one of auto cpu cuda cuda:N plan", name);
+}
+
+mt_status mt_device_count(int *count, const char *name)
+{
+    *count = 1;
+    for (int i = 0; i < BACKENDS; i++)
+        if (!strcmp(backends[i].name, name) && backends[i].count) return backends[i].count(count);
+    return MT_OK;
+}
 
 mt_status mt_device_open(mt_device **device, const char *name, const char *kernel_set, int threads)
 {
     *device = NULL;
     MT_REQUIRE(name, MT_EINVAL, "device: no name");
+    if (strchr(name, ':')) return open_numbered(device, name, kernel_set, threads);
     bool automatic = !strcmp(name, "auto");
     for (int i = 0; i < BACKENDS; i++) {
         const struct backend *b = &backends[i];

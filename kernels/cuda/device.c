@@ -13,6 +13,7 @@ struct cuda {
     struct mt_device_ops ops;
     struct mt_kernels kernels[COMPUTE_DTYPES];
     cudaStream_t stream;
+    int index; /* among the machine's */
     int multiprocessors;
     bool hopper, fp8, synchronous; /* MT_SYNC=1 */
     struct scratch {
@@ -142,6 +143,86 @@ static mt_status cuda_zero(mt_device *device, void *p, size_t bytes)
     return MT_OK;
 }
 
+static mt_status cuda_zero_async(mt_stream *stream, void *p, size_t bytes)
+{
+    MT_CUDA(cudaMemsetAsync(p, 0, bytes, mt_cuda_stream(stream)));
+    return MT_OK;
+}
+
+static mt_status cuda_copy_lines(mt_stream *stream, const struct mt_copy_lines *c)
+{
+    MT_CUDA(cudaMemcpy2DAsync(c->to, c->to_pitch, c->from, c->from_pitch, c->bytes,
+                              (size_t)c->lines, cudaMemcpyDefault, mt_cuda_stream(stream)));
+    return MT_OK;
+}
+
+/* ---- streams and events -----------------------------------------------------------------------
+ */
+
+static mt_status cuda_stream_create(mt_device *device, void **stream)
+{
+    (void)device;
+    int least = 0, greatest = 0;
+    cudaStream_t made = NULL;
+    MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    MT_CUDA(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
+    *stream = made;
+    return MT_OK;
+}
+
+static void cuda_stream_destroy(mt_device *device, void *stream)
+{
+    (void)device;
+    (void)cudaStreamSynchronize((cudaStream_t)stream);
+    (void)cudaStreamDestroy((cudaStream_t)stream);
+}
+
+static mt_status cuda_stream_synchronize(mt_stream *stream)
+{
+    MT_CUDA(cudaStreamSynchronize(mt_cuda_stream(stream)));
+    return MT_OK;
+}
+
+static mt_status cuda_event_create(mt_device *device, void **event)
+{
+    (void)device;
+    cudaEvent_t made = NULL;
+    MT_CUDA(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+    *event = made;
+    return MT_OK;
+}
+
+static void cuda_event_destroy(mt_device *device, void *event)
+{
+    (void)device;
+    (void)cudaEventDestroy((cudaEvent_t)event);
+}
+
+static mt_status cuda_event_record(mt_stream *stream, void *event)
+{
+    MT_CUDA(cudaEventRecord((cudaEvent_t)event, mt_cuda_stream(stream)));
+    return MT_OK;
+}
+
+static mt_status cuda_event_wait(mt_stream *stream, void *event)
+{
+    MT_CUDA(cudaStreamWaitEvent(mt_cuda_stream(stream), (cudaEvent_t)event, 0));
+    return MT_OK;
+}
+
+/* On a thread that knows no device yet, the first call would open device 0. */
+static mt_status cuda_event_done(mt_device *device, void *event, bool *done)
+{
+    MT_CUDA(cudaSetDevice(cuda_of(device)->index));
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    *done = error != cudaErrorNotReady;
+    if (error == cudaErrorNotReady)
+        (void)cudaGetLastError();
+    else
+        MT_CUDA(error);
+    return MT_OK;
+}
+
 /* ---- graphs -----------------------------------------------------------------------------------
  */
 
@@ -244,6 +325,16 @@ static const struct mt_device_ops cuda_ops = {
     .copy_async = cuda_copy_async,
     .zero = cuda_zero,
     .synchronize = cuda_synchronize,
+    .copy_lines = cuda_copy_lines,
+    .zero_async = cuda_zero_async,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_synchronize = cuda_stream_synchronize,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_wait = cuda_event_wait,
+    .event_done = cuda_event_done,
     .graph_begin = cuda_graph_begin,
     .graph_end = cuda_graph_end,
     .graph_launch = cuda_graph_launch,
@@ -295,10 +386,10 @@ static mt_status choose_set(const struct kernel_set **set, const struct cudaDevi
                    card->name, card->major, card->minor);
 }
 
-static mt_status find_card(struct cudaDeviceProp *card)
+static mt_status count_cards(int *count)
 {
-    int count = 0, current = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
+    *count = 0;
+    cudaError_t error = cudaGetDeviceCount(count);
     if (error == cudaErrorInsufficientDriver) {
         int driver = 0, runtime = 0;
         (void)cudaDriverGetVersion(&driver);
@@ -308,10 +399,34 @@ static mt_status find_card(struct cudaDeviceProp *card)
                               : "cuda: no driver of NVIDIA is installed",
                        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     }
-    MT_REQUIRE(error == cudaSuccess && count > 0, MT_EDEVICE, "cuda: no GPU was found (%s)",
+    MT_REQUIRE(error == cudaSuccess && *count > 0, MT_EDEVICE, "cuda: no GPU was found (%s)",
                cudaGetErrorString(error));
-    MT_CUDA(cudaGetDevice(&current));
-    MT_CUDA(cudaGetDeviceProperties(card, current));
+    return MT_OK;
+}
+
+mt_status mt_cuda_select(int index)
+{
+    int count;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    MT_TRY(count_cards(&count));
+    MT_REQUIRE(index >= 0 && index < count, MT_EDEVICE,
+               "cuda: GPU %d is not one of the %d that this process sees%s%.100s", index, count,
+               visible ? ", CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+    MT_CUDA(cudaSetDevice(index));
+    return MT_OK;
+}
+
+mt_status mt_cuda_count(int *count)
+{
+    return count_cards(count);
+}
+
+static mt_status find_card(struct cudaDeviceProp *card, int *current)
+{
+    int count;
+    MT_TRY(count_cards(&count));
+    MT_CUDA(cudaGetDevice(current));
+    MT_CUDA(cudaGetDeviceProperties(card, *current));
     return MT_OK;
 }
 
@@ -322,7 +437,8 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
                                                                      &mt_cuda_kernels_bf16 };
     struct cudaDeviceProp card;
     const struct kernel_set *set = NULL;
-    MT_TRY(find_card(&card));
+    int index;
+    MT_TRY(find_card(&card, &index));
     MT_TRY(choose_set(&set, &card, kernel_set));
     struct cuda *cuda = calloc(1, sizeof *cuda);
     MT_REQUIRE(cuda, MT_ENOMEM, "device cuda: no %zu bytes for itself", sizeof *cuda);
@@ -331,7 +447,7 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
     cuda->synchronous = sync && *sync == '1';
     cuda->ops = cuda_ops;
     if (cuda->synchronous) cuda->ops.graph_begin = NULL; /* what is recorded cannot be waited for */
-    cuda->multiprocessors = card.multiProcessorCount;
+    cuda->index = index, cuda->multiprocessors = card.multiProcessorCount;
     cuda->hopper = set->capability == 90, cuda->fp8 = set->fp8;
     cuda->device = (mt_device){ .name = "cuda",
                                 .kernel_set = set->name,

@@ -25,6 +25,9 @@ static void test_names(void **state)
     assert_fails(mt_device_open(&device, "cuda", NULL, 0), MT_EUNSUPPORTED, "no cuda backend");
     assert_null(device);
     assert_fails(mt_device_open(&device, "tpu", NULL, 0), MT_ECONFIG, "auto cpu cuda plan");
+    assert_fails(mt_device_open(&device, "tpu:1", NULL, 0), MT_ECONFIG, "cuda:N");
+    assert_fails(mt_device_open(&device, "cpu:1", NULL, 0), MT_ECONFIG, "only cuda has a number");
+    assert_fails(mt_device_open(&device, "cuda:1", NULL, 0), MT_EUNSUPPORTED, "no cuda backend");
     assert_fails(mt_device_open(&device, "cpu", "sse9", 0), MT_ECONFIG, "'sse9'");
     assert_fails(mt_device_open(&device, "plan", "sse9", 0), MT_ECONFIG, "'sse9'");
     assert_fails(mt_device_open(&device, "cpu", NULL, -1), MT_ECONFIG, "-1");
@@ -149,6 +152,51 @@ static void test_copy_and_zero(void **state)
 }
 
 /* Every kernel of the plan device succeeds on addresses that are not memory. */
+/* Work handed from stream to stream by events, in lines and whole. */
+static void test_streams(void **state)
+{
+    (void)state;
+    enum { LINES = 5, BYTES = 12, PITCH = 20, WIDE = 32 };
+    mt_stream own = { .device = test_device() }, side;
+    mt_event ready;
+    bool done = false;
+    unsigned char *from = test_alloc(LINES * PITCH, MT_U8), *to = test_alloc(LINES * WIDE, MT_U8);
+    unsigned char *packed = test_alloc(LINES * BYTES, MT_U8);
+    for (int i = 0; i < LINES * PITCH; i++) from[i] = (unsigned char)(i * 7);
+    assert_ok(mt_stream_create(&side, own.device));
+    assert_ok(mt_event_create(&ready, own.device));
+    assert_ok(mt_event_done(&ready, &done));
+    assert_true(done);
+    assert_ok(mt_device_zero_async(&own, to, LINES * WIDE));
+    assert_ok(mt_event_record(&ready, &own));
+    assert_ok(mt_event_wait(&ready, &side));
+    struct mt_copy_lines spread = { to, from, WIDE, PITCH, BYTES, LINES };
+    struct mt_copy_lines gather = { packed, to, BYTES, WIDE, BYTES, LINES };
+    assert_ok(mt_device_copy_lines(&side, &spread));
+    assert_ok(mt_event_record(&ready, &side));
+    assert_ok(mt_event_wait(&ready, &own));
+    assert_ok(mt_device_copy_lines(&own, &gather));
+    assert_ok(mt_stream_synchronize(&own));
+    assert_ok(mt_event_done(&ready, &done));
+    assert_true(done);
+    for (int i = 0; i < LINES; i++)
+        for (int j = 0; j < WIDE; j++) {
+            int want = j < BYTES ? from[i * PITCH + j] : 0;
+            assert_int_equal(to[i * WIDE + j], want);
+            if (j < BYTES) assert_int_equal(packed[i * BYTES + j], want);
+        }
+    spread.to_pitch = BYTES - 1;
+    assert_fails(mt_device_copy_lines(&own, &spread), MT_EINVAL, "lines of 12 bytes, 11 and 20");
+    spread.lines = 0;
+    assert_ok(mt_device_copy_lines(&own, &spread));
+    mt_event_destroy(&ready);
+    mt_stream_destroy(&side);
+    mt_stream_destroy(&side);
+    test_free(from);
+    test_free(to);
+    test_free(packed);
+}
+
 static void test_plan_computes_nothing(void **state)
 {
     (void)state;
@@ -261,7 +309,8 @@ int main(void)
         cmocka_unit_test(test_names),         cmocka_unit_test(test_timer),
         cmocka_unit_test(test_kernel_sets),   cmocka_unit_test(test_accounting),
         cmocka_unit_test(test_copy_and_zero), cmocka_unit_test(test_plan_computes_nothing),
-        cmocka_unit_test(test_scratch),       cmocka_unit_test(test_subnormals),
+        cmocka_unit_test(test_streams),       cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_subnormals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
