@@ -4,6 +4,7 @@
 #   CC=gcc|clang                     WERROR=1 turns warnings into errors; V=1 prints whole commands
 #   CUDA=0|1|auto                    the cuda backend, 0 unless given; auto: where nvcc is found (NVCC=, CUDA_HOME=)
 #   MPI=auto|0|1                     training over CPU processes; auto: where Open MPI is found
+#   NCCL=auto|0|1                    training over GPUs, in builds with CUDA; auto: where nccl.h is found (the library itself at run time)
 
 CONFIG ?= release
 CC     ?= cc
@@ -77,13 +78,21 @@ endif
 endif
 MPI_LIBS := $(if $(HAVE_MPI),$(shell pkg-config --libs ompi-c))
 
+NCCL ?= auto
+ifneq ($(NCCL),0)
+HAVE_NCCL := $(if $(filter 1,$(CUDA)),$(firstword $(wildcard $(CUDA_ROOT)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)))
+ifeq ($(NCCL)$(HAVE_NCCL),1)
+$(error NCCL=1, but $(if $(filter 1,$(CUDA)),no nccl.h was found (libnccl-dev),it needs CUDA=1))
+endif
+endif
+
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
 CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
 CPU_AMX     := $(wildcard kernels/cpu/*_amx.c)
 CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_AMX),$(wildcard kernels/cpu/*.c))
 LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c) $(CPU_ONCE) \
-               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c),$(wildcard dist/*.c)) \
+               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c) $(if $(HAVE_NCCL),,dist/comm_nccl.c),$(wildcard dist/*.c)) \
                $(filter-out train/main.c,$(wildcard train/*.c))
 
 DTYPES := f64 f32 bf16
@@ -109,7 +118,8 @@ LIB_OBJ  += $(CUDA_SRC:%.cu=$(BUILD)/%.cu.o) $(patsubst %.c,$(BUILD)/%.o,$(wildc
 CPPFLAGS += -DMT_HAVE_cuda=1
 $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)) $(BUILD)/tests/support/pinned.o $(BUILD)/tests/bench/bench_gemm_cuda.o $(BUILD)/tests/bench/bench_gemm_codes_cuda.o $(BUILD)/tests/bench/bench_moe_gemm_cuda.o: CPPFLAGS += $(CUDA_INC)
 endif
-CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1) $(if $(HAVE_MPI),-DMT_HAVE_mpi=1)
+CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1) $(if $(HAVE_MPI),-DMT_HAVE_mpi=1) $(if $(HAVE_NCCL),-DMT_HAVE_nccl=1)
+$(BUILD)/dist/comm_nccl.o: CPPFLAGS += $(CUDA_INC) -isystem $(dir $(HAVE_NCCL))
 $(BUILD)/dist/comm_mpi.o: CPPFLAGS += $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
 
 LIB := $(BUILD)/libmixtape.a
@@ -121,7 +131,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/' | sort
 
 config: ## print the configuration in force
-	@echo "mixtape: CONFIG=$(CONFIG) CC=$(CC) ISAS='$(ISAS)' CUDA=$(if $(filter 1,$(CUDA)),$(CUDA_ROOT),0) MPI=$(or $(HAVE_MPI),0) packages=$(if $(HAVE_PKGS),found,MISSING)"
+	@echo "mixtape: CONFIG=$(CONFIG) CC=$(CC) ISAS='$(ISAS)' CUDA=$(if $(filter 1,$(CUDA)),$(CUDA_ROOT),0) MPI=$(or $(HAVE_MPI),0) NCCL=$(if $(HAVE_NCCL),1,0) packages=$(if $(HAVE_PKGS),found,MISSING)"
 	@test -n "$(HAVE_PKGS)" || { pkg-config --print-errors --exists $(PKGS); echo "missing libraries: run 'make deps'"; exit 1; }
 
 $(LIB): $(LIB_OBJ)
@@ -131,9 +141,10 @@ build/libmixtape.a: $(LIB)
 	@ln -f $< $@
 lib: $(LIB) ## the library of this configuration
 
-# What depends on whether there is MPI.
+# What depends on whether there is MPI, and NCCL.
+WITH := mpi=$(HAVE_MPI) nccl=$(HAVE_NCCL)
 $(BUILD)/with: FORCE
-	@mkdir -p $(@D); echo 'mpi=$(HAVE_MPI)' | cmp -s - $@ || echo 'mpi=$(HAVE_MPI)' > $@
+	@mkdir -p $(@D); echo '$(WITH)' | cmp -s - $@ || echo '$(WITH)' > $@
 $(patsubst %.c,$(BUILD)/%.o,$(wildcard dist/*.c tests/dist/*.c)): $(BUILD)/with
 
 $(BUILD)/%.o: %.c
