@@ -138,25 +138,32 @@ extern "C" mt_status mt_cuda_swizzle_scales(mt_stream *stream,
 /* ---- delayed scales ---------------------------------------------------------------------------
  */
 
-/* NUMERICS section 2: s = (max 2^-margin) / A where A is finite and above 0, else as before. */
+/* NUMERICS section 2: s = (max 2^-margin) / A where A is finite and above 0, else as before. One
+ * block a member: entry t > 1 moves to t - 1, a block's width of them at a time. */
 static __global__ void delayed_update_kernel(struct mt_delayed_update_args a, float largest)
 {
-    MT_GRID_STRIDE(i, a.members)
-    {
-        float *slot = a.history + i, last = slot[0], most = last;
-        int64_t n = a.members;
-        if (last == 0.0f) continue;
-        for (int64_t t = 1; t < a.length; t++) {
-            float x = slot[t * n];
-            if (!a.most_recent && x > most) most = x;
-            if (t > 1) slot[(t - 1) * n] = x;
-        }
-        slot[(a.length - 1) * n] = last;
-        slot[0] = 0;
-        if (!(most > 0.0f && most <= FLT_MAX)) continue;
-        float s = largest / most;
-        a.scale[i] = s > FLT_MAX ? FLT_MAX : s;
+    __shared__ float warps[THREADS / 32];
+    int64_t n = a.members;
+    float *slot = a.history + blockIdx.x, last = slot[0], most = fmaxf(last, slot[n]);
+    if (last == 0.0f) return;
+    for (int64_t first = 2; first < a.length; first += THREADS) {
+        int64_t t = first + threadIdx.x;
+        float x = t < a.length ? slot[t * n] : 0;
+        most = fmaxf(most, x);
+        __syncthreads();
+        if (t < a.length) slot[(t - 1) * n] = x;
     }
+    for (int lane = 16; lane; lane /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lane));
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x) return;
+    slot[(a.length - 1) * n] = last;
+    slot[0] = 0;
+    for (int i = 1; i < THREADS / 32; i++) most = fmaxf(most, warps[i]);
+    if (a.most_recent || isnan(last)) most = last;
+    if (!(most > 0.0f && most <= FLT_MAX)) return;
+    float s = largest / most;
+    a.scale[blockIdx.x] = s > FLT_MAX ? FLT_MAX : s;
 }
 
 extern "C" mt_status mt_cuda_delayed_update(mt_stream *stream,
@@ -164,8 +171,8 @@ extern "C" mt_status mt_cuda_delayed_update(mt_stream *stream,
 {
     if (args->members == 0) return MT_OK;
     float largest = ldexpf(mt_elements[args->element].max, -args->margin);
-    delayed_update_kernel<<<mt_blocks(stream, args->members, THREADS), THREADS, 0,
-                            mt_cuda_stream(stream)>>>(*args, largest);
+    delayed_update_kernel<<<(unsigned)args->members, THREADS, 0, mt_cuda_stream(stream)>>>(*args,
+                                                                                           largest);
     MT_LAUNCHED(stream, "delayed_update");
     return MT_OK;
 }

@@ -300,7 +300,9 @@ static void test_a_step_allocates_nothing(void **state)
             if (step >= 2) {
                 assert_int_equal(fault_allocations(), ours);
                 assert_memory_equal(device->bytes, memory, sizeof memory);
-                assert_true(mallinfo2().uordblks <= heap + cached); /* nor does anybody keep more */
+                /* nor does anybody keep more (the heap is a GPU's driver's, too) */
+                if (!strcmp(device->name, "cpu"))
+                    assert_true(mallinfo2().uordblks <= heap + cached);
             }
             ours = fault_allocations();
             memcpy(memory, device->bytes, sizeof memory);
