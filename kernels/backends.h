@@ -7,6 +7,25 @@
 extern "C" {
 #endif
 
+/* Kernel sets, best first. A name of MIXTAPE_KERNELS counts for the backend that has it, and leaves
+ * the other alone: a run on a GPU computes on the CPU too. */
+#define MT_CPU_SETS(X)                                                                             \
+    X(amx)                                                                                         \
+    X(avx512)                                                                                      \
+    X(avx2)                                                                                        \
+    X(portable)
+#define MT_CUDA_SETS(X)                                                                            \
+    X(sm_90a)                                                                                      \
+    X(sm_90a_fp8)                                                                                  \
+    X(cublaslt_grouped)                                                                            \
+    X(cublaslt)                                                                                    \
+    X(cublaslt_loop)                                                                               \
+    X(generic)
+
+/* The set that MIXTAPE_KERNELS names, as far as it concerns a backend: NULL where it is not set, or
+ * names a set of another. */
+const char *mt_kernel_set_asked(const char *backend);
+
 /* Opens a backend's device; kernel_set and threads as in mt_device_open. */
 typedef mt_status (*mt_backend_open)(mt_device **device, const char *kernel_set, int threads);
 

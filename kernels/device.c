@@ -1,4 +1,5 @@
 /* The list of backends. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/backends.h"
@@ -11,12 +12,35 @@ static const struct backend {
     /* Where there can be several ("cuda:1"): makes one the thread's, and counts them. */
     mt_status (*select)(int index);
     mt_status (*count)(int *count);
+    const char *sets; /* its kernel sets, each with a space before and behind */
 } backends[] = {
-    { "cuda", mt_cuda_open, true, mt_cuda_select, mt_cuda_count },
-    { "cpu", mt_cpu_open, true, NULL, NULL },
-    { "plan", mt_plan_open, false, NULL, NULL },
+#define SET(name) " " #name " "
+    { "cuda", mt_cuda_open, true, mt_cuda_select, mt_cuda_count, MT_CUDA_SETS(SET) },
+    { "cpu", mt_cpu_open, true, NULL, NULL, MT_CPU_SETS(SET) },
+    { "plan", mt_plan_open, false, NULL, NULL, MT_CPU_SETS(SET) },
+#undef SET
 };
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+static bool has_set(const struct backend *b, const char *name)
+{
+    char word[32];
+    return name && snprintf(word, sizeof word, " %s ", name) < (int)sizeof word &&
+           strstr(b->sets, word);
+}
+
+const char *mt_kernel_set_asked(const char *backend)
+{
+    const char *name = getenv("MIXTAPE_KERNELS");
+    bool others = false;
+    if (!name || !*name) return NULL;
+    for (int i = 0; i < BACKENDS; i++) {
+        bool has = has_set(&backends[i], name);
+        if (has && !strcmp(backends[i].name, backend)) return name;
+        others |= has;
+    }
+    return others ? NULL : name; /* what nobody has is the backend's to refuse */
+}
 
 /* "cuda:1": the second GPU that this process sees. */
 static mt_status open_numbered(mt_device **device, const char *name, const char *kernel_set,
@@ -58,7 +82,9 @@ mt_status mt_device_open(mt_device **device, const char *name, const char *kerne
         if (automatic ? !(b->automatic && b->open) : strcmp(b->name, name) != 0) continue;
         MT_REQUIRE(b->open, MT_EUNSUPPORTED, "device %s: this build has no %s backend", name, name);
         mt_status status = b->open(device, kernel_set, threads);
-        if (!automatic || status == MT_OK || i + 1 == BACKENDS || !backends[i + 1].automatic)
+        bool asked = has_set(b, kernel_set ? kernel_set : mt_kernel_set_asked(b->name));
+        if (!automatic || status == MT_OK || asked || i + 1 == BACKENDS ||
+            !backends[i + 1].automatic)
             return status;
         mt_error_clear(); /* no such device here: the next */
     }

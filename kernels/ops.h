@@ -67,6 +67,8 @@ extern "C" {
 
 #define MT_OPS(X) MT_DTYPE_OPS(X) MT_FORMAT_OPS(X)
 
+enum { MT_GEMM_TEXT = 160 };
+
 struct mt_kernels {
 #define MT_KERNEL_FIELD(op) mt_status (*op)(mt_stream *, const struct mt_##op##_args *);
     MT_OPS(MT_KERNEL_FIELD)
@@ -85,6 +87,10 @@ struct mt_kernels {
     bool (*gemm_codes)(mt_gemm_layout layout, const mt_format_spec *a, const mt_format_spec *b);
     /* One line for `doctor` and the log: which GEMM path runs on operands of the table's dtype. */
     const char *gemm_path;
+    /* One line: the path of gemm for these arguments, and why it is not the one that its kernel set
+     * is named after. NULL: gemm_path. */
+    mt_status (*gemm_chosen)(char text[MT_GEMM_TEXT], mt_stream *stream,
+                             const struct mt_gemm_args *args);
 };
 
 #define MT_OP_DECLARE(op) mt_status mt_##op(mt_stream *stream, const struct mt_##op##_args *args);

@@ -136,7 +136,7 @@ enum { SETS = sizeof sets / sizeof sets[0] };
 
 static mt_status choose_set(const struct kernel_set **set, const char *name)
 {
-    if (!name) name = getenv("MIXTAPE_KERNELS");
+    if (!name) name = mt_kernel_set_asked("cpu");
     bool any = !name || !*name;
     for (int i = 0; i < SETS; i++) {
         if (any ? !sets[i].runs_here() : strcmp(sets[i].name, name) != 0) continue;

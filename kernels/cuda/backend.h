@@ -23,6 +23,8 @@ int mt_cuda_multiprocessors(const mt_stream *stream);
 bool mt_cuda_is_hopper(const mt_stream *stream);
 /* Whether the kernel set multiplies fp8 codes as they are (sm_90a_fp8). */
 bool mt_cuda_reads_fp8(const mt_stream *stream);
+/* cuBLASLt (cublaslt.h), where the kernel set multiplies bf16 by it; else NULL. */
+struct mt_cublaslt *mt_cuda_cublaslt(const mt_stream *stream);
 
 /* Scratch of the device, 256-byte aligned, kept between calls and grown when a call needs more. One
  * user at a time: an op asks once and divides what it got; kernels in stream order share it.
@@ -62,6 +64,9 @@ size_t mt_cuda_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t
 mt_dtype mt_cuda_gemm_operand_f64(const mt_format_spec *spec);
 mt_dtype mt_cuda_gemm_operand_f32(const mt_format_spec *spec);
 mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec);
+/* gemm.cu: mt_kernels.gemm_chosen */
+mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
+                                   const struct mt_gemm_args *args);
 /* gemm_codes.cu, where the kernel set reads fp8 */
 bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
                               const mt_format_spec *b);

@@ -1,8 +1,11 @@
 /* The cuda device: memory, its stream, scratch, errors. */
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/backends.h"
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/cublaslt.h"
 
 enum { COMPUTE_DTYPES = 3, SCRATCH_GRAIN = 1 << 20 };
 
@@ -16,6 +19,8 @@ struct cuda {
     int index; /* among the machine's */
     int multiprocessors;
     bool hopper, fp8, synchronous; /* MT_SYNC=1 */
+    mt_cublaslt *lt;               /* NULL: GEMMs are ours */
+    char gemm_path[MT_GEMM_TEXT];  /* of bf16 */
     struct scratch {
         void *p;
         size_t bytes;
@@ -67,6 +72,11 @@ bool mt_cuda_is_hopper(const mt_stream *stream)
 bool mt_cuda_reads_fp8(const mt_stream *stream)
 {
     return cuda_of(stream->device)->fp8;
+}
+
+mt_cublaslt *mt_cuda_cublaslt(const mt_stream *stream)
+{
+    return cuda_of(stream->device)->lt;
 }
 
 static mt_status grow(mt_stream *stream, struct scratch *s, void **p, size_t bytes)
@@ -315,6 +325,7 @@ static void cuda_destroy(mt_device *device)
     mt_device_free(device, &cuda->scratch.p, cuda->scratch.bytes, MT_MEMORY_WORKSPACE);
     mt_device_free(device, &cuda->operands.p, cuda->operands.bytes, MT_MEMORY_WORKSPACE);
     if (cuda->stream) (void)cudaStreamDestroy(cuda->stream);
+    mt_cublaslt_close(&cuda->lt);
     free(cuda);
 }
 
@@ -349,39 +360,61 @@ static const struct mt_device_ops cuda_ops = {
 /* ---- opening ----------------------------------------------------------------------------------
  */
 
-/* The kernels that this card runs, best first, and the path that a GEMM takes on each dtype. */
+/* The kernels that a card may run, best first. */
+enum {
+#define SET(name) SET_##name,
+    MT_CUDA_SETS(SET)
+#undef SET
+        SETS
+};
+
 static const struct kernel_set {
     const char *name;
-    int capability; /* major * 10 + minor, at least; 90: exactly the 9.0 of Hopper */
-    const char *gemm_path[COMPUTE_DTYPES];
-    bool by_name; /* only where it is asked for */
-    bool fp8;     /* codes of fp8 are multiplied as they are, in fewer bits than f32 */
+    int least, most;       /* compute capability, major * 10 + minor */
+    const char *gemm_path; /* of bf16, where it is ours */
+    bool by_name;          /* only where it is asked for */
+    bool hopper;           /* kernels for 9.0a, on such a card */
+    bool fp8;              /* codes of fp8 are multiplied as they are, in fewer bits than f32 */
+    bool cublaslt;         /* what of bf16 it takes, and of ragged groups if it is to: */
+    mt_lt_groups groups;
 } sets[] = {
-    { "sm_90a", 90, { "tiled f64", "tiled f32", "native wgmma bf16, TMA" }, false, false },
-    { "sm_90a_fp8",
-      90,
-      { "tiled f64", "tiled f32", "native wgmma bf16 and fp8, TMA" },
-      true,
-      true },
-    { "generic", 80, { "tiled f64", "tiled f32", "tiled bf16" }, false, false },
+    [SET_sm_90a] = { "sm_90a", 90, 90, "native wgmma bf16, TMA", .hopper = true },
+    [SET_sm_90a_fp8] = { "sm_90a_fp8", 90, 90, "native wgmma bf16 and fp8, TMA", .by_name = true,
+                         .hopper = true, .fp8 = true },
+    [SET_cublaslt_grouped] = { "cublaslt_grouped", 90, 119, "native wgmma bf16, TMA",
+                               .hopper = true, .cublaslt = true, .groups = MT_LT_GROUPED },
+    [SET_cublaslt] = { "cublaslt", 80, INT_MAX, "native wgmma bf16, TMA", .hopper = true,
+                       .cublaslt = true, .groups = MT_LT_OURS },
+    [SET_cublaslt_loop] = { "cublaslt_loop", 80, INT_MAX, "native wgmma bf16, TMA", .by_name = true,
+                            .hopper = true, .cublaslt = true, .groups = MT_LT_LOOP },
+    [SET_generic] = { "generic", 80, INT_MAX, "tiled bf16" },
 };
-enum { SETS = sizeof sets / sizeof sets[0] };
+_Static_assert(sizeof sets / sizeof sets[0] == SETS, "a row for each of MT_CUDA_SETS");
 
-static mt_status choose_set(const struct kernel_set **set, const struct cudaDeviceProp *card,
-                            const char *name)
+/* A set that runs on the card, with cuBLASLt opened where it has it. One that was not asked for by
+ * its name gives way to the next. */
+static mt_status choose_set(const struct kernel_set **set, mt_cublaslt **lt,
+                            const struct cudaDeviceProp *card, const char *name)
 {
+#define NAME(x) " " #x
+    static const char names[] = MT_CUDA_SETS(NAME);
+#undef NAME
     int capability = card->major * 10 + card->minor;
+    bool named = name && *name;
+    *lt = NULL;
     for (int i = 0; i < SETS; i++) {
-        if (name && *name && strcmp(name, sets[i].name) != 0) continue;
-        bool runs = sets[i].capability == 90 ? capability == 90 : capability >= sets[i].capability;
-        if ((!runs || sets[i].by_name) && !(name && *name)) continue;
+        const struct kernel_set *s = &sets[i];
+        bool runs = capability >= s->least && capability <= s->most;
+        if (named ? strcmp(name, s->name) != 0 : !runs || s->by_name) continue;
         MT_REQUIRE(runs, MT_EDEVICE, "kernel set %s does not run on %s, compute capability %d.%d",
                    name, card->name, card->major, card->minor);
-        *set = &sets[i];
-        return MT_OK;
+        mt_status status = s->cublaslt ? mt_cublaslt_open(lt, s->groups, capability) : MT_OK;
+        if (named && status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
+        *set = s;
+        if (status == MT_OK) return MT_OK;
+        mt_error_clear();
     }
-    MT_REQUIRE(!name || !*name, MT_ECONFIG,
-               "kernel set '%s' is not one of sm_90a sm_90a_fp8 generic on cuda", name);
+    MT_REQUIRE(!named, MT_ECONFIG, "kernel set '%s' is not one of%s on cuda", name, names);
     return MT_FAIL(MT_EDEVICE, "cuda: %s has compute capability %d.%d, at least 8.0 is needed",
                    card->name, card->major, card->minor);
 }
@@ -430,41 +463,60 @@ static mt_status find_card(struct cudaDeviceProp *card, int *current)
     return MT_OK;
 }
 
-mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
+/* What follows from the kernel set. */
+static void take_set(struct cuda *cuda, const struct kernel_set *set,
+                     const struct cudaDeviceProp *card)
 {
     static const struct mt_kernels *const tables[COMPUTE_DTYPES] = { &mt_cuda_kernels_f64,
                                                                      &mt_cuda_kernels_f32,
                                                                      &mt_cuda_kernels_bf16 };
+    static const char *const paths[COMPUTE_DTYPES] = { "tiled f64", "tiled f32", NULL };
+    cuda->hopper = set->hopper && card->major == 9 && card->minor == 0, cuda->fp8 = set->fp8;
+    snprintf(cuda->gemm_path, sizeof cuda->gemm_path, "%s%s%s",
+             cuda->lt ? mt_cublaslt_text(cuda->lt) : "", cuda->lt ? "; else " : "",
+             set->hopper && !cuda->hopper ? sets[SET_generic].gemm_path : set->gemm_path);
+    for (int i = 0; i < COMPUTE_DTYPES; i++) {
+        struct mt_kernels *k = &cuda->kernels[i];
+        *k = *tables[i];
+        k->gemm_path = paths[i] ? paths[i] : cuda->gemm_path;
+        if (compute_dtypes[i] == MT_BF16) k->gemm_chosen = mt_cuda_gemm_chosen_bf16;
+        if (set->fp8 && compute_dtypes[i] == MT_BF16) k->gemm_codes = mt_cuda_gemm_reads_codes;
+        cuda->device.kernels[compute_dtypes[i]] = k;
+    }
+}
+
+mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
+{
     struct cudaDeviceProp card;
     const struct kernel_set *set = NULL;
+    mt_cublaslt *lt;
     int index;
+    if (!kernel_set) kernel_set = mt_kernel_set_asked("cuda");
     MT_TRY(find_card(&card, &index));
-    MT_TRY(choose_set(&set, &card, kernel_set));
+    MT_TRY(choose_set(&set, &lt, &card, kernel_set));
     struct cuda *cuda = calloc(1, sizeof *cuda);
-    MT_REQUIRE(cuda, MT_ENOMEM, "device cuda: no %zu bytes for itself", sizeof *cuda);
-    mt_status status = MT_OK;
+    if (!cuda) {
+        mt_cublaslt_close(&lt);
+        return MT_FAIL(MT_ENOMEM, "device cuda: no %zu bytes for itself", sizeof *cuda);
+    }
     const char *sync = getenv("MT_SYNC");
     cuda->synchronous = sync && *sync == '1';
     cuda->ops = cuda_ops;
-    if (cuda->synchronous) cuda->ops.graph_begin = NULL; /* what is recorded cannot be waited for */
-    cuda->index = index, cuda->multiprocessors = card.multiProcessorCount;
-    cuda->hopper = set->capability == 90, cuda->fp8 = set->fp8;
+    /* What is recorded cannot be waited for, nor read back. */
+    if (cuda->synchronous || (lt && mt_cublaslt_groups(lt) == MT_LT_LOOP))
+        cuda->ops.graph_begin = NULL;
+    cuda->index = index, cuda->multiprocessors = card.multiProcessorCount, cuda->lt = lt;
     cuda->device = (mt_device){ .name = "cuda",
                                 .kernel_set = set->name,
                                 .computes = true,
                                 .threads = threads > 0 ? threads : 1,
                                 .ops = &cuda->ops,
                                 .impl = cuda };
-    for (int i = 0; i < COMPUTE_DTYPES; i++) {
-        cuda->kernels[i] = *tables[i];
-        cuda->kernels[i].gemm_path = set->gemm_path[i];
-        if (set->fp8 && compute_dtypes[i] == MT_BF16)
-            cuda->kernels[i].gemm_codes = mt_cuda_gemm_reads_codes;
-        cuda->device.kernels[compute_dtypes[i]] = &cuda->kernels[i];
-    }
+    take_set(cuda, set, &card);
     cudaError_t error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error != cudaSuccess) {
-        status = mt_cuda_error(error, "cudaStreamCreateWithFlags", __FILE__, __LINE__);
+        mt_status status = mt_cuda_error(error, "cudaStreamCreateWithFlags", __FILE__, __LINE__);
+        mt_cublaslt_close(&cuda->lt);
         free(cuda);
         return status;
     }

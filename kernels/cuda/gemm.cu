@@ -2,7 +2,10 @@
  *
  * A tile of the result has one block, which takes the products in order of the depth; rows and
  * offsets are read on the device. */
+#include <stdio.h>
+
 #include "kernels/check.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_simt.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
@@ -85,6 +88,39 @@ static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *
     if (!mt_cuda_gemm_sm90_suits(g, path)) path->variant = MT_CUDA_GEMM_TILED;
 }
 
+/* The product as cuBLASLt's, which the kernel set may have; *why: it does not take it. */
+static mt_status try_cublaslt(mt_stream *stream, const gemm_problem *g, bool run, int *variant,
+                              const char **why)
+{
+    static const int ragged[] = { MT_CUDA_GEMM_TILED, MT_CUDA_GEMM_CUBLASLT_GROUPED,
+                                  MT_CUDA_GEMM_CUBLASLT_LOOP };
+    static_assert(MT_LT_OURS == 0 && MT_LT_GROUPED == 1 && MT_LT_LOOP == 2,
+                  "the order of `ragged`");
+    mt_cublaslt *lt = mt_cuda_cublaslt(stream);
+    bool along = g->layout == MT_GEMM_TN, wgrad = g->layout == MT_GEMM_NT;
+    mt_lt_product p = {};
+    *variant = MT_CUDA_GEMM_TILED, *why = NULL;
+    if (!lt) return MT_OK;
+    p.layout = g->layout, p.rows = g->rows;
+    p.n = along ? g->cols : wgrad ? g->height : g->depth;
+    p.k = along ? g->depth : g->cols;
+    p.a = g->b.data, p.b = g->a.data, p.c = g->c, p.d = g->d;
+    p.d_real = g->d_real, p.bias = g->bias != NULL, p.alpha = g->alpha;
+    MT_TRY(mt_cublaslt_gemm(stream, lt, &p, run, why));
+    if (*why) return MT_OK;
+    *variant = mt_cublaslt_is_uniform(&p) ? MT_CUDA_GEMM_CUBLASLT : ragged[mt_cublaslt_groups(lt)];
+    return MT_OK;
+}
+
+/* cuBLASLt where the kernel set has it and it can, else ours. */
+static mt_status choose_any(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
+{
+    path->width = path->super = 0;
+    MT_TRY(try_cublaslt(stream, g, false, &path->variant, &path->why));
+    if (path->variant == MT_CUDA_GEMM_TILED) choose(stream, g, path);
+    return MT_OK;
+}
+
 static mt_status multiply_by(mt_stream *stream, gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     if (path->variant != MT_CUDA_GEMM_TILED) return mt_cuda_gemm_sm90(stream, g, path);
@@ -96,6 +132,8 @@ template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
 {
     mt_cuda_gemm_path path;
     if (g->a.real || g->b.real) return simt<mt_bf16>(stream, g);
+    MT_TRY(try_cublaslt(stream, g, true, &path.variant, &path.why));
+    if (path.variant != MT_CUDA_GEMM_TILED) return MT_OK;
     choose(stream, g, &path);
     return multiply_by(stream, g, &path);
 }
@@ -135,11 +173,14 @@ MT_CUDA_OP(gemm)
 
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
 {
-    static const char *const names[MT_CUDA_GEMM_FP8 + 1] = {
+    static const char *const names[MT_CUDA_GEMM_NAMES] = {
         "wgmma 256x192, pairs",
         "wgmma 256x192",
         "wgmma 128x192, ping-pong",
         "wgmma fp8 128x192, f32 sums of 128",
+        "cuBLASLt",
+        "cuBLASLt, grouped",
+        "cuBLASLt, a call per member",
     };
     return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
 }
@@ -163,7 +204,39 @@ mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args
 {
     gemm_problem g = {};
     MT_TRY(describe_native(&g, args));
+    if (!g.fp8) return choose_any(stream, &g, path);
+    path->why = NULL;
     choose(stream, &g, path);
+    return MT_OK;
+}
+
+static void print_path(char text[MT_GEMM_TEXT], const mt_cuda_gemm_path *path)
+{
+    snprintf(text, MT_GEMM_TEXT, "%s%s%s", mt_cuda_gemm_path_name(path),
+             path->why ? ", not cuBLASLt: " : "", path->why ? path->why : "");
+}
+
+/* As gemm goes about it, up to the product itself. */
+mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
+                                   const struct mt_gemm_args *args)
+{
+    gemm_plain plain;
+    gemm_problem g = {};
+    mt_cuda_gemm_path path = {};
+    MT_TRY(mt_gemm_check(args));
+    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args)) choose(stream, &g, &path);
+    if (path.variant != MT_CUDA_GEMM_FP8) {
+        g = {};
+        MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
+        MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
+        g.alpha = plain.alpha;
+        if (g.a.real || g.b.real) {
+            snprintf(text, MT_GEMM_TEXT, "tiled, operands of f32");
+            return MT_OK;
+        }
+        MT_TRY(choose_any(stream, &g, &path));
+    }
+    print_path(text, &path);
     return MT_OK;
 }
 
@@ -172,6 +245,14 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
 {
     gemm_problem g = {};
     MT_TRY(describe_native(&g, args));
+    if (path->variant >= MT_CUDA_GEMM_CUBLASLT) {
+        int variant;
+        const char *why = NULL;
+        MT_TRY(try_cublaslt(stream, &g, true, &variant, &why));
+        MT_REQUIRE(variant == path->variant, MT_EUNSUPPORTED, "gemm: not by %s: %s",
+                   mt_cuda_gemm_path_name(path), why ? why : "another way of the kernel set's");
+        return MT_OK;
+    }
     MT_REQUIRE((path->variant == MT_CUDA_GEMM_TILED && !g.fp8) ||
                    (mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path)),
                MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",

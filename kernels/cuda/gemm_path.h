@@ -16,13 +16,20 @@ enum {
                                 other multiplies; TN, NN */
     MT_CUDA_GEMM_VARIANTS,   /* of bf16 */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
-    MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS
+    MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
+    /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
+     * all members, one a member */
+    MT_CUDA_GEMM_CUBLASLT,
+    MT_CUDA_GEMM_CUBLASLT_GROUPED,
+    MT_CUDA_GEMM_CUBLASLT_LOOP,
+    MT_CUDA_GEMM_NAMES
 };
 
 typedef struct mt_cuda_gemm_path {
     int variant;
-    int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 */
-    int super; /* wgmma: tiles of one direction that are taken together */
+    int width;       /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 */
+    int super;       /* wgmma: tiles of one direction that are taken together */
+    const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */

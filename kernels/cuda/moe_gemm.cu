@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "kernels/check.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/moe_gemm_path.h"
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
@@ -19,12 +20,15 @@ static bool is_bf16(mt_qtensor *as, const mt_qtensor *q, const mt_direction *d)
     return mt_cuda_gemm_operand_bf16(&spec) == MT_BF16;
 }
 
-/* The product where a fused kernel may run it: on Hopper, of bf16; fp8 multiplies faster alone. */
+/* The product where a fused kernel may run it: on Hopper, of bf16, in a kernel set whose ragged
+ * groups are ours; fp8 multiplies faster alone. */
 static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args)
 {
     struct mt_gemm_args gemm = args->gemm;
     mt_qtensor a, b;
+    mt_cublaslt *lt = mt_cuda_cublaslt(stream);
     *g = gemm_problem();
+    if (lt && mt_cublaslt_groups(lt) != MT_LT_OURS) return false;
     if (!mt_cuda_is_hopper(stream) || args->dtype != MT_BF16) return false;
     if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(g, &gemm)) return false;
     if (!is_bf16(&a, gemm.a, mt_gemm_a(&gemm)) || !is_bf16(&b, gemm.b, mt_gemm_b(&gemm)))
