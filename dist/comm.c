@@ -9,12 +9,15 @@
 
 enum { DEFAULT_TIMEOUT_S = 300, REASON = 400 };
 
-/* Who connects processes, in order of preference: only what their launcher has prepared works. */
+/* Who connects processes of a device: only what their launcher has prepared works. */
 static const struct backend {
-    const char *name, *launchers; /* a list, or NULL: any */
-    mt_comm_backend_open open;    /* NULL: not in this build */
+    const char *name, *title;
+    const char *device;        /* its name; NULL: any that has no row of its own */
+    const char *launchers;     /* a list, or NULL: any */
+    mt_comm_backend_open open; /* NULL: not in this build */
 } backends[] = {
-    { "mpi", "Open MPI PMI SLURM", mt_comm_mpi_open },
+    { "nccl", "NCCL", "cuda", NULL, mt_comm_nccl_open },
+    { "mpi", "MPI", NULL, "Open MPI PMI SLURM", mt_comm_mpi_open },
 };
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
 
@@ -25,21 +28,29 @@ bool mt_comm_has(const char *backend)
     return false;
 }
 
+static bool connects(const struct backend *b, const char *device)
+{
+    for (int i = 0; !b->device && i < BACKENDS; i++)
+        if (backends[i].device && !strcmp(backends[i].device, device)) return false;
+    return !b->device || !strcmp(b->device, device);
+}
+
 static mt_status open_backend(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
 {
-    const char *missing = "";
+    const char *device = options->device ? options->device->name : "cpu";
     for (int i = 0; i < BACKENDS; i++) {
         const struct backend *b = &backends[i];
+        if (!connects(b, device)) continue;
         if (b->launchers && !strstr(b->launchers, launch->launcher)) continue;
-        if (b->open) return b->open(c, launch, options);
-        missing = b->name;
+        MT_REQUIRE(b->open, MT_EUNSUPPORTED,
+                   "%d processes of %s on %s: this build has no %s to connect them", launch->world,
+                   launch->launcher, device, b->title);
+        return b->open(c, launch, options);
     }
-    if (*missing)
-        return MT_FAIL(MT_EUNSUPPORTED, "%d processes of %s: this build has no %s to connect them",
-                       launch->world, launch->launcher, missing);
-    return MT_FAIL(MT_EUNSUPPORTED,
-                   "%d processes of %s: nothing here connects them; CPU processes run under mpirun",
-                   launch->world, launch->launcher);
+    return MT_FAIL(
+        MT_EUNSUPPORTED,
+        "%d processes of %s on %s: nothing here connects them; CPU processes run under mpirun",
+        launch->world, launch->launcher, device);
 }
 
 mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_options *options)
@@ -49,6 +60,7 @@ mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_op
     if (o.timeout_s <= 0) o.timeout_s = DEFAULT_TIMEOUT_S;
     mt_comm *c = calloc(1, sizeof *c);
     MT_REQUIRE(c, MT_ENOMEM, "comm: out of memory");
+    c->call.op = c->call.what = "";
     c->ops = &mt_comm_self, c->size = 1;
     mt_status status = launch->world > 1 ? open_backend(c, launch, &o) : MT_OK;
     if (status != MT_OK) {
@@ -71,7 +83,9 @@ void mt_comm_close(mt_comm **comm)
 
 void mt_comm_abort(mt_comm *comm, const char *sentence)
 {
-    if (comm && comm->watch) mt_watch_fault(comm->watch, sentence);
+    if (!comm || !comm->watch) return;
+    mt_watch_fault(comm->watch, sentence);
+    if (comm->ops->abort) comm->ops->abort(comm);
 }
 
 int mt_comm_rank(const mt_comm *comm)
@@ -100,6 +114,7 @@ uint64_t mt_comm_sequence(const mt_comm *comm)
 
 static void enter(mt_comm *c, const char *op, const char *what, size_t bytes)
 {
+    c->call.op = op, c->call.what = what, c->call.bytes = bytes;
     if (c->watch)
         mt_watch_enter(c->watch, op, what, bytes, c->group);
     else

@@ -1,13 +1,21 @@
-/* How ranks talk: one contract, a backend behind it (self: one process; mpi: CPU processes).
+/* How ranks talk: one contract, a backend behind it (self: one process; mpi: CPU processes; nccl: a
+ * GPU each).
  *
  * Every function below that takes a comm is collective: all its ranks call it, in the same order,
  * with the same sizes. `what` says what is moved, for the watchdog: a literal, or text that lives
  * through the call. Memory is the stream's device's, or host memory where the stream is NULL; a
- * call is ordered after what the stream was given before. `to` and `from` do not overlap unless
- * said. 0 bytes are legal.
+ * call is ordered after what the stream was given before, and what the stream is given later finds
+ * it done. `to` and `from` do not overlap unless said. 0 bytes are legal.
+ *
+ * With a stream of a device that works behind the host's back (cuda) a call returns when the work
+ * is in the stream: memory stays as it is until the stream has done it. Collectives run one after
+ * another in the order in which they were called, whatever comms and streams they belong to. Host
+ * memory, a barrier and a split are waited for. The watchdog follows a collective until its data
+ * are there. None can be recorded in a graph.
  *
  * Sums are made in the order of the ranks, ((x0 + x1) + x2) + ..., each addition rounded to the
- * type (bf16: in f32, rounded once at the end): the same bits on every rank, in every run.
+ * type (bf16: in f32, rounded once at the end): the same bits on every rank, in every run, from
+ * every backend (nccl only moves bytes; it adds nothing up).
  *
  * The ranks' collectives are numbered together, whatever comm they belong to. Errors: MT_EINVAL
  * names the collective and the rule; MT_EDEVICE the backend's reason. A rank that does not come is
@@ -30,13 +38,15 @@ typedef struct mt_comm_options {
     /* As in dist/watch.h: should print the sentence (on one rank) and end the process. */
     void (*on_fault)(void *context, int by, const char *sentence);
     void *context;
+    mt_device *device; /* of the streams, borrowed until the world is closed; NULL: host memory */
 } mt_comm_options;
 
-/* Whether this build connects processes by it: "mpi". */
+/* Whether this build connects processes by it: "mpi", "nccl". */
 bool mt_comm_has(const char *backend);
 
-/* The world that `launch` describes. options may be NULL. Errors: MT_EUNSUPPORTED where this build
- * has nothing that connects these processes. */
+/* The world that `launch` describes: over NCCL where the device is cuda, else over MPI. options may
+ * be NULL. Collective. Errors: MT_EUNSUPPORTED where this build or machine has nothing that
+ * connects these processes; MT_ECONFIG of dist/launch.h, MT_EDEVICE of dist/rendezvous.h. */
 mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_options *options);
 /* Closes a comm; the world last. Collective. NULL-safe. */
 void mt_comm_close(mt_comm **comm);
@@ -46,7 +56,7 @@ void mt_comm_abort(mt_comm *comm, const char *sentence);
 
 int mt_comm_rank(const mt_comm *comm);
 int mt_comm_size(const mt_comm *comm);
-const char *mt_comm_backend(const mt_comm *comm); /* "self", "mpi" */
+const char *mt_comm_backend(const mt_comm *comm); /* "self", "mpi", "nccl" */
 /* Collectives this process has made, over all comms. */
 uint64_t mt_comm_sequence(const mt_comm *comm);
 
@@ -64,7 +74,8 @@ mt_status mt_comm_all_reduce(mt_comm *comm, mt_stream *stream, void *data, int64
                              mt_dtype dtype, mt_reduce reduce, const char *what);
 /* Block r of `from` goes to rank r, whose block for this rank comes into block r of `to`. A block
  * is `block_bytes` long, a multiple of 8, and begins with an int64: how many of the bytes that
- * follow are in use. What is beyond them may not be sent: it is undefined in `to`. */
+ * follow are in use. What is beyond them may not be sent: it is undefined in `to`. Counts in host
+ * memory are checked (MT_EINVAL), those on a device are not looked at. */
 mt_status mt_comm_all_to_all(mt_comm *comm, mt_stream *stream, void *to, const void *from,
                              size_t block_bytes, const char *what);
 /* data of every rank = that of rank `root`. */

@@ -18,6 +18,7 @@ struct mt_comm_ops {
                             size_t block_bytes);
     mt_status (*broadcast)(mt_comm *comm, mt_stream *stream, void *data, size_t bytes, int root);
     mt_status (*barrier)(mt_comm *comm);
+    void (*abort)(mt_comm *comm); /* ends what is under way; NULL: nothing is */
     void (*close)(mt_comm *comm);
 };
 
@@ -29,6 +30,10 @@ struct mt_comm {
     mt_comm *world;  /* NULL: this is it */
     int splits;      /* made of it so far */
     uint64_t alone;  /* collectives of a process without a watchdog */
+    struct {
+        const char *op, *what;
+        size_t bytes;
+    } call; /* the present one, or the last */
     void *impl;
 };
 
@@ -42,6 +47,13 @@ extern const struct mt_comm_ops mt_comm_mpi;
 mt_status mt_comm_mpi_open(mt_comm *comm, const mt_launch *launch, const mt_comm_options *options);
 #else
 #define mt_comm_mpi_open NULL
+#endif
+
+#ifdef MT_HAVE_nccl
+extern const struct mt_comm_ops mt_comm_nccl;
+mt_status mt_comm_nccl_open(mt_comm *comm, const mt_launch *launch, const mt_comm_options *options);
+#else
+#define mt_comm_nccl_open NULL
 #endif
 
 /* to[i] = reduction of `blocks` blocks of `count` elements, `stride` elements apart, in order. Host

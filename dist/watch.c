@@ -50,6 +50,8 @@ struct mt_watch {
     bool led;                         /* rank 0 has not left yet */
     int listener, upward;             /* sockets; upward: to rank 0 */
     peer *peers;                      /* rank 0: of every rank */
+    mt_watch_poll poll;
+    void *polled; /* its context */
 };
 
 static double now(void)
@@ -116,12 +118,26 @@ static bool receive_message(int from, message *m)
 /* ---- judging: rank 0 ---------------------------------------------------------------------------
  */
 
-static place place_here(mt_watch *w)
+/* Where this rank is: in the oldest collective whose data are on their way, else where its host is.
+ */
+static place place_here(mt_watch *w, char failure[MT_WATCH_TEXT])
 {
+    mt_watch_pending oldest;
+    *failure = '\0';
     pthread_mutex_lock(&w->lock);
     place p = w->here;
     if (p.waiting) p.waited = now() - w->entered;
+    mt_watch_poll poll = w->poll;
+    void *context = w->polled;
     pthread_mutex_unlock(&w->lock);
+    if (!poll || !poll(context, &oldest, failure)) return p;
+    p = (place){ .sequence = oldest.sequence,
+                 .bytes = oldest.bytes,
+                 .group = oldest.group,
+                 .waited = oldest.waited,
+                 .waiting = true };
+    snprintf(p.op, WORD, "%s", oldest.op);
+    snprintf(p.what, WORD, "%s", oldest.what);
     return p;
 }
 
@@ -187,7 +203,12 @@ static bool judge_pair(mt_watch *w, int a, int b)
 
 static void judge(mt_watch *w)
 {
-    w->peers[0].place = place_here(w);
+    char failure[MT_WATCH_TEXT];
+    w->peers[0].place = place_here(w, failure);
+    if (*failure) {
+        declare(w, 0, failure);
+        return;
+    }
     for (int r = 0; r < w->options.world; r++) {
         const place *p = &w->peers[r].place;
         for (int before = 0; before < r; before++)
@@ -277,8 +298,14 @@ static void lead(mt_watch *w, struct pollfd *polled, int *ranks)
 static void follow(mt_watch *w)
 {
     struct pollfd up = { .fd = w->upward, .events = POLLIN };
-    message m = { .kind = STATE, .rank = w->options.rank, .place = place_here(w) };
+    message m = { .kind = STATE, .rank = w->options.rank };
+    m.place = place_here(w, m.text);
+    if (*m.text) m.kind = FAULT;
     send_message(w->upward, &m);
+    if (m.kind == FAULT) {
+        declare(w, m.rank, m.text);
+        return;
+    }
     if (poll(&up, 1, TICK_MS) <= 0) return;
     if (!receive_message(w->upward, &m)) {
         m = (message){ .kind = FAULT };
@@ -385,6 +412,13 @@ void mt_watch_stop(mt_watch **watch)
     send_message(w->upward, &bye);
     for (int r = 1; w->peers && r < w->options.world; r++) send_message(w->peers[r].socket, &bye);
     release(watch);
+}
+
+void mt_watch_set_poll(mt_watch *w, mt_watch_poll poll, void *context)
+{
+    pthread_mutex_lock(&w->lock);
+    w->poll = poll, w->polled = context;
+    pthread_mutex_unlock(&w->lock);
 }
 
 void mt_watch_enter(mt_watch *w, const char *op, const char *what, uint64_t bytes, uint64_t group)

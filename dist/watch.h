@@ -32,6 +32,20 @@ typedef struct mt_watch_options {
     void *context;
 } mt_watch_options;
 
+/* A collective that was left while its data still move, on a device. */
+typedef struct mt_watch_pending {
+    uint64_t sequence, bytes, group;
+    double waited; /* seconds for which it has been the oldest one */
+    const char *op, *what;
+} mt_watch_pending;
+
+/* Asked several times a second on the watchdog's thread: the oldest collective under way, whose
+ * texts live until the next call; false for none. What moves the data may have failed: then
+ * `failure` is not "" any more, and it is this rank's fault. */
+typedef bool (*mt_watch_poll)(void *context, mt_watch_pending *oldest, char failure[MT_WATCH_TEXT]);
+/* Sets who is asked, after the start; until the watchdog stops. */
+void mt_watch_set_poll(mt_watch *watch, mt_watch_poll poll, void *context);
+
 /* Rank 0, before anyone starts: begins to listen; `address`, "host:port", goes to the others. */
 mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS]);
 /* Starts the thread. Rank 0 passes its listener, which it then owns; the others -1, and wait for
@@ -41,8 +55,9 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
 /* Leaves: from now on this rank's end is no fault. NULL-safe. */
 void mt_watch_stop(mt_watch **watch);
 
-/* Around every collective, on the thread that makes it. `op` and `what` are borrowed until the
- * next one. Ranks of one `group` (a number that its members share) must agree in op and bytes. */
+/* Around every collective, on the thread that makes it: one that only begins a transfer is followed
+ * by mt_watch_poll from there. Ranks of one `group` (a number that its members share) must agree in
+ * op and bytes. */
 void mt_watch_enter(mt_watch *watch, const char *op, const char *what, uint64_t bytes,
                     uint64_t group);
 void mt_watch_leave(mt_watch *watch);

@@ -66,8 +66,12 @@ static mt_status open_numbered(mt_device **device, const char *name, const char 
 mt_status mt_device_count(int *count, const char *name)
 {
     *count = 1;
-    for (int i = 0; i < BACKENDS; i++)
-        if (!strcmp(backends[i].name, name) && backends[i].count) return backends[i].count(count);
+    for (int i = 0; i < BACKENDS; i++) {
+        if (strcmp(backends[i].name, name) != 0) continue;
+        MT_REQUIRE(backends[i].open, MT_EUNSUPPORTED, "device %s: this build has no %s backend",
+                   name, name);
+        if (backends[i].count) return backends[i].count(count);
+    }
     return MT_OK;
 }
 

@@ -8,9 +8,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/ops.h"
 #include "train/cli.h"
+#include "train/supervise.h"
 
-enum { LINE = 160 };
+enum { LINE = 160, MOST_RANKS = 1024 };
+static const double grace_s = 10; /* for the others to hear of a failure, and end */
 
 static void nap(double seconds)
 {
@@ -34,13 +37,63 @@ static void end_process(void *context, int by, const char *sentence)
     _exit(MT_EXIT_DEVICE);
 }
 
-mt_status mt_ranks_open(mt_comm **comm, double timeout_s)
+mt_status mt_ranks_start(int64_t count, char *const *argv)
+{
+    mt_launch launch;
+    int code, rank;
+    MT_REQUIRE(count > 0 && count <= MOST_RANKS, MT_ECONFIG, "--gpus %lld: must be from 1 to %d",
+               (long long)count, MOST_RANKS);
+    MT_TRY(mt_launch_detect(&launch));
+    MT_REQUIRE(launch.world == 1 || !strcmp(launch.launcher, "mixtape"), MT_ECONFIG,
+               "--gpus %lld: %s has started this as rank %d of %d already", (long long)count,
+               launch.launcher, launch.rank, launch.world);
+    if (launch.world > 1 || count == 1) return MT_OK;
+    MT_TRY(mt_supervise(&code, &rank, "/proc/self/exe", argv, (int)count, grace_s));
+    if (code > 128)
+        fprintf(stderr, "mixtape train: rank %d of %d was ended by signal %d (%s)\n", rank,
+                (int)count, code - 128, strsignal(code - 128));
+    fflush(NULL);
+    _exit(code);
+}
+
+/* The GPU of this rank, by its number on its host. */
+static mt_status choose_gpu(int *index, const mt_launch *launch, int count)
+{
+    *index = launch->local_rank < count ? launch->local_rank : 0;
+    MT_REQUIRE(launch->local_rank < count || count == 1, MT_ECONFIG,
+               "rank %d is number %d on its host, where it sees %d GPUs: one rank a GPU",
+               launch->rank, launch->local_rank, count);
+    return MT_OK;
+}
+
+mt_status mt_ranks_open_device(mt_device **device, const char *name)
+{
+    mt_launch launch;
+    int count, index, threads = mt_ranks_threads();
+    char numbered[32];
+    bool automatic = !strcmp(name, "auto");
+    *device = NULL;
+    MT_TRY(mt_launch_detect(&launch));
+    if (launch.world == 1 || (!automatic && strcmp(name, "cuda") != 0))
+        return mt_device_open(device, name, NULL, threads);
+    mt_status status = mt_device_count(&count, "cuda");
+    if (status != MT_OK && automatic) {
+        mt_error_clear(); /* no GPUs here */
+        return mt_device_open(device, "cpu", NULL, threads);
+    }
+    MT_TRY(status);
+    MT_TRY(choose_gpu(&index, &launch, count));
+    snprintf(numbered, sizeof numbered, "cuda:%d", index);
+    return mt_device_open(device, numbered, NULL, threads);
+}
+
+mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s)
 {
     static int rank; /* for the watchdog's thread, which may outlive everything else */
     mt_launch launch;
     MT_TRY(mt_launch_detect(&launch));
     rank = launch.rank;
-    const mt_comm_options options = { timeout_s, end_process, &rank };
+    const mt_comm_options options = { timeout_s, end_process, &rank, device };
     return mt_comm_open(comm, &launch, &options);
 }
 

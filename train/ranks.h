@@ -7,9 +7,17 @@
 extern "C" {
 #endif
 
+/* Runs `argv` again as `count` ranks on the GPUs of this host, and exits as the first that failed;
+ * where this is one of them, returns at once. MT_ECONFIG: a count that is not positive, or another
+ * launcher has started this process as one of several. */
+mt_status mt_ranks_start(int64_t count, char *const *argv);
+
+/* The device that a configuration names: among ranks, "cuda" and "auto" are the GPU of this rank's
+ * number on its host, or the only one that it sees. MT_ECONFIG: more ranks than GPUs. */
+mt_status mt_ranks_open_device(mt_device **device, const char *name);
 /* The world that this process was started in; `timeout_s`: how long a rank waits for the others.
  * From then on a fault of another rank ends this process, with a line on stderr from rank 0. */
-mt_status mt_ranks_open(mt_comm **comm, double timeout_s);
+mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s);
 /* Threads for this rank: its share of the host's cores; 0 where that is decided elsewhere (one
  * process, OMP_NUM_THREADS, cores bound by the launcher). */
 int mt_ranks_threads(void);

@@ -166,12 +166,14 @@ static mt_status resume(run *r, bool force)
     return MT_OK;
 }
 
-/* The world, and what the configuration means in it: a rank's micro-batches are of its share. */
+/* The device, the world, and what the configuration means in it: a rank's micro-batches are of its
+ * share. */
 static mt_status join_ranks(run *r)
 {
     mt_trainer_config *t = &r->trainer_config;
     *t = r->config->trainer;
-    MT_TRY(mt_ranks_open(&r->comm, r->config->rank_timeout));
+    MT_TRY(mt_ranks_open_device(&r->device, r->config->device));
+    MT_TRY(mt_ranks_open(&r->comm, r->device, r->config->rank_timeout));
     r->lead = mt_comm_rank(r->comm) == 0;
     MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
     int64_t ranks = mt_comm_size(r->comm), share = t->batch_size / ranks;
@@ -222,7 +224,6 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_TRY(mt_config_text(&r->config_text, c));
     MT_TRY(join_ranks(r));
     MT_TRY(open_corpora(r));
-    MT_TRY(mt_device_open(&r->device, c->device, NULL, mt_ranks_threads()));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
     MT_TRY(enter_directory(r, options));
@@ -412,7 +413,6 @@ static void finish(run *r)
     mt_nan_watch_destroy(&r->nans);
     mt_metrics_close(&r->metrics);
     mt_trainer_destroy(&r->trainer);
-    mt_device_destroy(&r->device);
     mt_rundir_close(&r->dir);
     mt_corpus_close(&r->train);
     mt_corpus_close(&r->valid);
@@ -438,6 +438,7 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
                          r->saved_path);
     finish(r);
     mt_ranks_close(&r->comm, status);
+    mt_device_destroy(&r->device);
     free(r);
     return status;
 }

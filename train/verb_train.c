@@ -1,46 +1,90 @@
 /* mixtape train */
+#include <stdlib.h>
+#include <string.h>
+
 #include "train/cli.h"
+#include "train/ranks.h"
 #include "train/run.h"
+
+enum { NOT_GIVEN = -1 };
+
+/* The command line as it was, with the program before it, to be freed: reading options moves words.
+ */
+static mt_status copy_words(char ***words, int argc, char **argv)
+{
+    static char program[] = "mixtape";
+    *words = calloc((size_t)argc + 2, sizeof **words);
+    MT_REQUIRE(*words, MT_ENOMEM, "no memory for the command line");
+    (*words)[0] = program;
+    memcpy(*words + 1, argv, (size_t)argc * sizeof *argv);
+    return MT_OK;
+}
+
+/* --gpus: the same again, once for each. Returns in the ranks, and where there is only one. */
+static mt_status start_ranks(int64_t gpus, const mt_config *config, char *const *words)
+{
+    if (gpus == NOT_GIVEN) return MT_OK;
+    MT_REQUIRE(strcmp(config->device, "cpu") != 0, MT_ECONFIG,
+               "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)gpus);
+    return mt_ranks_start(gpus, words);
+}
+
+/* What the command line gave. */
+typedef struct given {
+    mt_rundir_options run;
+    mt_option_list sets;
+    const char *device;
+    int64_t gpus;
+} given;
+
+static mt_status train(const char *path, given *g, char *const *words)
+{
+    char device_set[MT_CONFIG_TEXT];
+    mt_config config;
+    if (g->device) {
+        MT_REQUIRE(g->sets.count < MT_OPTION_LIST_MAX, MT_ECONFIG, "too many --set");
+        snprintf(device_set, sizeof device_set, "device=%s", g->device);
+        g->sets.items[g->sets.count++] = device_set;
+    }
+    MT_TRY(mt_config_load(&config, path, g->sets.items, g->sets.count));
+    MT_TRY(start_ranks(g->gpus, &config, words));
+    return mt_run_train(&config, &g->run);
+}
 
 mt_status mt_verb_train(int argc, char **argv)
 {
-    mt_rundir_options run = { .path = NULL };
-    mt_option_list sets = { .count = 0 };
-    const char *device = NULL;
+    given g = { .gpus = NOT_GIVEN };
     bool help_config = false, help;
     int count;
+    char **words = NULL;
     const mt_option options[] = {
-        { "run", MT_OPTION_TEXT, &run.path, "DIR",
+        { "run", MT_OPTION_TEXT, &g.run.path, "DIR",
           "the run's directory (default: runs/<config name>-<date>)" },
-        { "resume", MT_OPTION_FLAG, &run.resume, NULL,
+        { "resume", MT_OPTION_FLAG, &g.run.resume, NULL,
           "go on from the newest complete checkpoint in --run" },
-        { "force", MT_OPTION_FLAG, &run.force, NULL,
+        { "force", MT_OPTION_FLAG, &g.run.force, NULL,
           "resume although the model or the corpus is another" },
-        { "set", MT_OPTION_LIST, &sets, "a.b=c",
+        { "set", MT_OPTION_LIST, &g.sets, "a.b=c",
           "override a configuration key; any number of times" },
-        { "device", MT_OPTION_TEXT, &device, "NAME", "auto, cpu or cuda: the key device" },
+        { "device", MT_OPTION_TEXT, &g.device, "NAME", "auto, cpu or cuda: the key device" },
+        { "gpus", MT_OPTION_INT, &g.gpus, "N", "train on N GPUs of this host, a rank on each" },
         { "help-config", MT_OPTION_FLAG, &help_config, NULL,
           "list every configuration key with its default" },
     };
     const mt_command command = {
-        .usage = "mixtape train CONFIG.yaml [--run DIR] [--resume] [--set a.b=c]...",
+        .usage = "mixtape train CONFIG.yaml [--run DIR] [--resume] [--gpus N] [--set a.b=c]...",
         .about = "Trains a model. SIGTERM, SIGUSR1 or Ctrl-C end the run after the step, with a "
                  "checkpoint;\na second one ends it at once.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .max_arguments = 1,
     };
-    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
-    if (help) return MT_OK;
-    if (help_config) return mt_config_help(stdout);
-    MT_REQUIRE(count == 1, MT_ECONFIG, "no configuration given; usage: %s", command.usage);
-    char device_set[MT_CONFIG_TEXT];
-    if (device) {
-        MT_REQUIRE(sets.count < MT_OPTION_LIST_MAX, MT_ECONFIG, "too many --set");
-        snprintf(device_set, sizeof device_set, "device=%s", device);
-        sets.items[sets.count++] = device_set;
-    }
-    mt_config config;
-    MT_TRY(mt_config_load(&config, argv[1], sets.items, sets.count));
-    return mt_run_train(&config, &run);
+    MT_TRY(copy_words(&words, argc, argv));
+    mt_status status = mt_command_parse(&command, argc, argv, &count, &help);
+    if (status == MT_OK && !help && !help_config && count != 1)
+        status = MT_FAIL(MT_ECONFIG, "no configuration given; usage: %s", command.usage);
+    if (status == MT_OK && !help)
+        status = help_config ? mt_config_help(stdout) : train(argv[1], &g, words);
+    free(words);
+    return status;
 }

@@ -82,7 +82,7 @@ static inline int rank_main(const rank_case *cases, int count, const char *name,
     mt_comm *world;
     mt_status status = mt_launch_detect(&launch);
     rank = launch.rank;
-    mt_comm_options options = { timeout_s, rank_fault, &rank };
+    mt_comm_options options = { timeout_s, rank_fault, &rank, NULL };
     if (status == MT_OK) status = mt_comm_open(&world, &launch, &options);
     if (status != MT_OK) {
         fprintf(stderr, "rank %d: %s\n", launch.rank, mt_error_message());

@@ -1,0 +1,584 @@
+/* GPUs over NCCL, which is loaded when a world is opened. NCCL moves bytes and nothing else: sums
+ * are made here, in the order of the ranks, so that no choice of NCCL's (algorithm, protocol,
+ * channels) changes a bit. The only door to nccl.h.
+ *
+ * Collectives begin in the order in which they are called and run one after another, whatever
+ * streams they are in. A reduction goes through scratch in pieces of two halves: while one is added
+ * up, in a stream of its own, the next piece comes in. Host memory is staged on the device. */
+#include "dist/comm_priv.h"
+
+#include <dlfcn.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dist/inflight.h"
+#include "dist/rendezvous.h"
+#include "kernels/cuda/backend.h"
+#include "kernels/cuda/fold.h"
+
+static const size_t HALF_BYTES = (size_t)128 << 20, STAGE_BYTES = (size_t)16 << 20;
+enum { HALVES = 2, GRAIN = 64, OLDEST_VERSION = 21800 };
+
+#define FUNCTIONS(X)                                                                               \
+    X(GetErrorString)                                                                              \
+    X(GetLastError)                                                                                \
+    X(GetVersion)                                                                                  \
+    X(GetUniqueId)                                                                                 \
+    X(CommInitRank)                                                                                \
+    X(CommSplit)                                                                                   \
+    X(CommDestroy)                                                                                 \
+    X(CommAbort)                                                                                   \
+    X(CommGetAsyncError)                                                                           \
+    X(AllGather)                                                                                   \
+    X(Broadcast)                                                                                   \
+    X(Send)                                                                                        \
+    X(Recv)                                                                                        \
+    X(GroupStart)                                                                                  \
+    X(GroupEnd)
+
+typedef struct api {
+    void *library;
+#define FIELD(name) __typeof__(nccl##name) *name;
+    FUNCTIONS(FIELD)
+#undef FIELD
+} api;
+
+/* What all parts of a world share. */
+typedef struct shared {
+    api nccl;
+    ncclComm_t comm; /* of the whole world */
+    mt_device *device;
+    mt_inflight *inflight;
+    mt_stream host, folds; /* of collectives of host memory; where reductions are added up */
+    mt_event came, folded[HALVES];
+    void *scratch, *stage;
+    size_t scratch_bytes;
+} shared;
+
+typedef struct nccl {
+    ncclComm_t comm;
+    shared *shared;
+} nccl;
+
+static nccl *of(const mt_comm *c)
+{
+    return c->impl;
+}
+
+static mt_status check(const shared *s, const char *doing, ncclResult_t code)
+{
+    if (code == ncclSuccess || code == ncclInProgress) return MT_OK;
+    const char *why = s->nccl.GetLastError(NULL);
+    return MT_FAIL(MT_EDEVICE, "NCCL: %s: %s%s%.300s", doing, s->nccl.GetErrorString(code),
+                   why && *why ? ": " : "", why ? why : "");
+}
+#define MT_NCCL(s, doing, x) MT_TRY(check((s), (doing), (x)))
+
+/* ---- begin and end of a transfer ---------------------------------------------------------------
+ */
+
+static mt_status begin(mt_comm *c, mt_stream *stream)
+{
+    return mt_inflight_follow(of(c)->shared->inflight, stream);
+}
+
+/* The stream has been given all of it. */
+static mt_status end(mt_comm *c, mt_stream *stream)
+{
+    const mt_watch_pending call = { .sequence = mt_watch_sequence(c->watch),
+                                    .bytes = c->call.bytes,
+                                    .group = c->group,
+                                    .op = c->call.op,
+                                    .what = c->call.what };
+    return mt_inflight_add(of(c)->shared->inflight, stream, &call);
+}
+
+/* The watchdog's question. */
+static bool poll_world(void *context, mt_watch_pending *oldest, char failure[MT_WATCH_TEXT])
+{
+    shared *s = context;
+    bool any;
+    ncclResult_t code = ncclSuccess;
+    mt_status status = mt_inflight_oldest(s->inflight, oldest, &any);
+    if (status == MT_OK && s->nccl.CommGetAsyncError(s->comm, &code) == ncclSuccess)
+        status = check(s, "moving data", code);
+    if (status != MT_OK) snprintf(failure, MT_WATCH_TEXT, "%.500s", mt_error_message());
+    return status == MT_OK && any;
+}
+
+/* ---- moving ------------------------------------------------------------------------------------
+ */
+
+static mt_status device_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                   size_t bytes)
+{
+    const shared *s = of(c)->shared;
+    MT_TRY(begin(c, stream));
+    MT_NCCL(s, "ncclAllGather",
+            s->nccl.AllGather(from, to, bytes, ncclUint8, of(c)->comm, mt_cuda_stream(stream)));
+    return end(c, stream);
+}
+
+static mt_status device_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
+{
+    const shared *s = of(c)->shared;
+    MT_TRY(begin(c, stream));
+    MT_NCCL(
+        s, "ncclBroadcast",
+        s->nccl.Broadcast(data, data, bytes, ncclUint8, root, of(c)->comm, mt_cuda_stream(stream)));
+    return end(c, stream);
+}
+
+/* Block r of `from` to rank r, whose own comes to place r of `to`; pitches in bytes. The own block
+ * moves only where `own` says so. */
+static mt_status swap_blocks(mt_comm *c, mt_stream *stream, char *to, size_t to_pitch,
+                             const char *from, size_t from_pitch, size_t bytes, bool own)
+{
+    const shared *s = of(c)->shared;
+    cudaStream_t cuda = mt_cuda_stream(stream);
+    MT_NCCL(s, "ncclGroupStart", s->nccl.GroupStart());
+    ncclResult_t code = ncclSuccess;
+    for (int turn = own ? 0 : 1; turn < c->size && code == ncclSuccess; turn++) {
+        int there = (c->rank + turn) % c->size, back = (c->rank - turn + c->size) % c->size;
+        code = s->nccl.Send(from + (size_t)there * from_pitch, bytes, ncclUint8, there, of(c)->comm,
+                            cuda);
+        if (code == ncclSuccess)
+            code = s->nccl.Recv(to + (size_t)back * to_pitch, bytes, ncclUint8, back, of(c)->comm,
+                                cuda);
+    }
+    ncclResult_t ended = s->nccl.GroupEnd();
+    MT_NCCL(s, "ncclSend, ncclRecv", code);
+    MT_NCCL(s, "ncclGroupEnd", ended);
+    return MT_OK;
+}
+
+static mt_status device_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                   size_t block_bytes)
+{
+    MT_TRY(begin(c, stream));
+    MT_TRY(swap_blocks(c, stream, to, block_bytes, from, block_bytes, block_bytes, true));
+    return end(c, stream);
+}
+
+/* ---- reductions --------------------------------------------------------------------------------
+ */
+
+typedef struct reduction {
+    const char *from; /* scatter: `count` elements for each rank; else the same as `to` */
+    char *to;
+    int64_t count;
+    mt_dtype dtype;
+    mt_reduce reduce;
+    bool scatter;
+} reduction;
+
+/* Growing waits for the device, where earlier reductions may still read the old one. */
+static mt_status reserve(shared *s, size_t bytes)
+{
+    if (bytes <= s->scratch_bytes) return MT_OK;
+    MT_TRY(mt_device_synchronize(s->device));
+    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_WORKSPACE);
+    s->scratch_bytes = 0;
+    MT_TRY(mt_device_alloc(s->device, &s->scratch, bytes, MT_MEMORY_WORKSPACE));
+    s->scratch_bytes = bytes;
+    return MT_OK;
+}
+
+/* Elements [at, at + n) of every rank into one half of the scratch, then added up. */
+static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const reduction *r, int64_t at,
+                              int64_t n, int64_t step, int half)
+{
+    shared *s = of(c)->shared;
+    size_t size = mt_dtype_size(r->dtype), pitch = (size_t)step * size;
+    char *into = (char *)s->scratch + (size_t)half * (size_t)c->size * pitch;
+    const char *from = r->from + (size_t)at * size;
+    struct mt_fold_args fold = { .dtype = r->dtype,
+                                 .largest = r->reduce == MT_REDUCE_MAX,
+                                 .blocks = c->size,
+                                 .apart_block = c->rank,
+                                 .count = n,
+                                 .stride = r->scatter ? step : n,
+                                 .to = r->to + (size_t)at * size,
+                                 .from = into };
+    MT_TRY(mt_event_wait(&s->folded[half], stream));
+    if (r->scatter) {
+        size_t block = (size_t)r->count * size;
+        fold.apart = from + (size_t)c->rank * block;
+        MT_TRY(swap_blocks(c, stream, into, pitch, from, block, (size_t)n * size, false));
+    } else {
+        MT_NCCL(s, "ncclAllGather",
+                s->nccl.AllGather(from, into, (size_t)n * size, ncclUint8, of(c)->comm,
+                                  mt_cuda_stream(stream)));
+    }
+    MT_TRY(mt_event_record(&s->came, stream));
+    MT_TRY(mt_event_wait(&s->came, &s->folds));
+    MT_TRY(mt_cuda_fold(&s->folds, &fold));
+    return mt_event_record(&s->folded[half], &s->folds);
+}
+
+static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
+{
+    static const bool sums[MT_DTYPE_COUNT] = {
+        [MT_F64] = true, [MT_F32] = true, [MT_BF16] = true, [MT_I64] = true, [MT_I32] = true
+    };
+    MT_REQUIRE((unsigned)r->dtype < MT_DTYPE_COUNT && sums[r->dtype], MT_EUNSUPPORTED,
+               "comm: %s cannot be reduced", mt_dtype_name(r->dtype));
+    shared *s = of(c)->shared;
+    size_t across = (size_t)c->size * mt_dtype_size(r->dtype); /* an element of every rank */
+    int64_t most = (int64_t)(HALF_BYTES / across) / GRAIN * GRAIN;
+    int64_t all = (r->count + GRAIN - 1) / GRAIN * GRAIN, step = all < most ? all : most;
+    MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: a reduction over %d ranks", c->size);
+    int halves = all > step ? HALVES : 1;
+    MT_TRY(reserve(s, (size_t)halves * (size_t)step * across));
+    MT_TRY(begin(c, stream));
+    for (int i = 0; i < HALVES; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
+    for (int64_t at = 0, piece = 0; at < r->count; at += step, piece++) {
+        int64_t n = r->count - at < step ? r->count - at : step;
+        MT_TRY(reduce_piece(c, stream, r, at, n, step, (int)(piece % HALVES)));
+    }
+    MT_TRY(end(c, stream));
+    for (int i = 0; i < halves; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
+    return MT_OK;
+}
+
+static mt_status device_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                       int64_t count, mt_dtype dtype, mt_reduce how)
+{
+    const reduction r = { from, to, count, dtype, how, true };
+    return reduce(c, stream, &r);
+}
+
+static mt_status device_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
+                                   mt_dtype dtype, mt_reduce how)
+{
+    const reduction r = { data, data, count, dtype, how, false };
+    return reduce(c, stream, &r);
+}
+
+/* ---- host memory -------------------------------------------------------------------------------
+ */
+
+/* A collective of lines: `in` of them go to the device, `out` come back, `bytes` each. */
+typedef struct staged {
+    void *to;
+    const void *from;
+    size_t bytes;
+    int in, out;
+    mt_dtype dtype; /* of reductions */
+    mt_reduce reduce;
+    int root;
+    /* Bytes [0, bytes) of each line, one after another; *to may be changed to `from`. */
+    mt_status (*run)(mt_comm *c, mt_stream *stream, const struct staged *call, void **to,
+                     void *from, size_t bytes);
+} staged;
+
+static mt_status run_all_gather(mt_comm *c, mt_stream *stream, const staged *call, void **to,
+                                void *from, size_t bytes)
+{
+    (void)call;
+    return device_all_gather(c, stream, *to, from, bytes);
+}
+
+static mt_status run_reduce_scatter(mt_comm *c, mt_stream *stream, const staged *call, void **to,
+                                    void *from, size_t bytes)
+{
+    return device_reduce_scatter(c, stream, *to, from,
+                                 (int64_t)(bytes / mt_dtype_size(call->dtype)), call->dtype,
+                                 call->reduce);
+}
+
+static mt_status run_all_reduce(mt_comm *c, mt_stream *stream, const staged *call, void **to,
+                                void *from, size_t bytes)
+{
+    *to = from;
+    return device_all_reduce(c, stream, from, (int64_t)(bytes / mt_dtype_size(call->dtype)),
+                             call->dtype, call->reduce);
+}
+
+static mt_status run_all_to_all(mt_comm *c, mt_stream *stream, const staged *call, void **to,
+                                void *from, size_t bytes)
+{
+    (void)call;
+    return device_all_to_all(c, stream, *to, from, bytes);
+}
+
+static mt_status run_broadcast(mt_comm *c, mt_stream *stream, const staged *call, void **to,
+                               void *from, size_t bytes)
+{
+    *to = from;
+    return device_broadcast(c, stream, from, bytes, call->root);
+}
+
+static mt_status on_host(mt_comm *c, const staged *call)
+{
+    shared *s = of(c)->shared;
+    if (!s->stage)
+        MT_TRY(mt_device_alloc(s->device, &s->stage, 2 * STAGE_BYTES, MT_MEMORY_WORKSPACE));
+    size_t step = STAGE_BYTES / (size_t)c->size / GRAIN * GRAIN;
+    for (size_t at = 0; at < call->bytes; at += step) {
+        size_t n = call->bytes - at < step ? call->bytes - at : step;
+        void *in = s->stage, *out = (char *)s->stage + STAGE_BYTES;
+        const struct mt_copy_lines there = { in, (const char *)call->from + at,
+                                             n,  call->bytes,
+                                             n,  call->in };
+        MT_TRY(mt_device_copy_lines(&s->host, &there));
+        MT_TRY(call->run(c, &s->host, call, &out, in, n));
+        const struct mt_copy_lines back = {
+            (char *)call->to + at, out, call->bytes, n, n, call->out
+        };
+        MT_TRY(mt_device_copy_lines(&s->host, &back));
+        MT_TRY(mt_stream_synchronize(&s->host));
+    }
+    return MT_OK;
+}
+
+static mt_status nccl_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                 size_t bytes)
+{
+    if (stream) return device_all_gather(c, stream, to, from, bytes);
+    const staged call = { to, from, bytes, 1, c->size, .run = run_all_gather };
+    return on_host(c, &call);
+}
+
+static mt_status nccl_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                     int64_t count, mt_dtype dtype, mt_reduce how)
+{
+    if (stream) return device_reduce_scatter(c, stream, to, from, count, dtype, how);
+    const staged call = { .to = to,
+                          .from = from,
+                          .bytes = (size_t)count * mt_dtype_size(dtype),
+                          .in = c->size,
+                          .out = 1,
+                          .dtype = dtype,
+                          .reduce = how,
+                          .run = run_reduce_scatter };
+    return on_host(c, &call);
+}
+
+static mt_status nccl_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
+                                 mt_dtype dtype, mt_reduce how)
+{
+    if (stream) return device_all_reduce(c, stream, data, count, dtype, how);
+    const staged call = { .to = data,
+                          .from = data,
+                          .bytes = (size_t)count * mt_dtype_size(dtype),
+                          .in = 1,
+                          .out = 1,
+                          .dtype = dtype,
+                          .reduce = how,
+                          .run = run_all_reduce };
+    return on_host(c, &call);
+}
+
+static mt_status nccl_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                 size_t block_bytes)
+{
+    if (stream) return device_all_to_all(c, stream, to, from, block_bytes);
+    for (int r = 0; r < c->size; r++) {
+        int64_t used, room = (int64_t)(block_bytes - sizeof used);
+        memcpy(&used, (const char *)from + (size_t)r * block_bytes, sizeof used);
+        MT_REQUIRE(used >= 0 && used <= room, MT_EINVAL,
+                   "all_to_all: the block for rank %d uses %lld of %lld bytes", r, (long long)used,
+                   (long long)room);
+    }
+    const staged call = { to, from, block_bytes, c->size, c->size, .run = run_all_to_all };
+    return on_host(c, &call);
+}
+
+static mt_status nccl_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
+{
+    if (stream) return device_broadcast(c, stream, data, bytes, root);
+    const staged call = { .to = data,
+                          .from = data,
+                          .bytes = bytes,
+                          .in = 1,
+                          .out = 1,
+                          .root = root,
+                          .run = run_broadcast };
+    return on_host(c, &call);
+}
+
+static mt_status nccl_barrier(mt_comm *c)
+{
+    int32_t x = 0;
+    return nccl_all_reduce(c, NULL, &x, 1, MT_I32, MT_REDUCE_MAX);
+}
+
+/* ---- opening and closing -----------------------------------------------------------------------
+ */
+
+static void release_shared(shared *s)
+{
+    for (int i = 0; i < HALVES; i++) mt_event_destroy(&s->folded[i]);
+    mt_event_destroy(&s->came);
+    mt_stream_destroy(&s->folds);
+    mt_stream_destroy(&s->host);
+    mt_inflight_destroy(&s->inflight);
+    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(s->device, &s->stage, 2 * STAGE_BYTES, MT_MEMORY_WORKSPACE);
+    free(s);
+}
+
+static void nccl_close(mt_comm *c)
+{
+    nccl *impl = c->impl;
+    shared *s = impl->shared;
+    bool world = impl->comm == s->comm;
+    (void)mt_device_synchronize(s->device);
+    (void)s->nccl.CommDestroy(impl->comm);
+    if (world) release_shared(s);
+    free(impl);
+    c->impl = NULL;
+}
+
+/* What is under way ends without the others, and device memory can be freed. */
+static void nccl_abort(mt_comm *c)
+{
+    const shared *s = of(c)->shared;
+    mt_watch_set_poll(c->watch, NULL, NULL);
+    (void)s->nccl.CommAbort(s->comm);
+}
+
+static mt_status nccl_split(mt_comm *part, const mt_comm *whole, int color)
+{
+    shared *s = of(whole)->shared;
+    nccl *impl = calloc(1, sizeof *impl);
+    MT_REQUIRE(impl, MT_ENOMEM, "comm: out of memory");
+    impl->shared = s;
+    /* Who is in it, in their order there. */
+    int *colors = calloc((size_t)whole->size, sizeof *colors);
+    mt_status status = colors ? MT_OK : MT_FAIL(MT_ENOMEM, "comm: out of memory");
+    if (status == MT_OK) {
+        mt_comm asking = *whole;
+        status = nccl_all_gather(&asking, NULL, colors, &color, sizeof color);
+    }
+    for (int r = 0; status == MT_OK && r < whole->size; r++) {
+        part->size += colors[r] == color;
+        part->rank += r < whole->rank && colors[r] == color;
+    }
+    free(colors);
+    if (status == MT_OK)
+        status = check(s, "ncclCommSplit",
+                       s->nccl.CommSplit(of(whole)->comm, color, whole->rank, &impl->comm, NULL));
+    if (status == MT_OK && part->size == 1) { /* alone: nothing of NCCL is needed */
+        (void)s->nccl.CommDestroy(impl->comm);
+        part->ops = &mt_comm_self;
+    }
+    if (status != MT_OK || part->size == 1)
+        free(impl);
+    else
+        part->impl = impl;
+    return status;
+}
+
+const struct mt_comm_ops mt_comm_nccl = {
+    .name = "nccl",
+    .split = nccl_split,
+    .all_gather = nccl_all_gather,
+    .reduce_scatter = nccl_reduce_scatter,
+    .all_reduce = nccl_all_reduce,
+    .all_to_all = nccl_all_to_all,
+    .broadcast = nccl_broadcast,
+    .barrier = nccl_barrier,
+    .abort = nccl_abort,
+    .close = nccl_close,
+};
+
+/* The library stays loaded for the life of the process: its threads may outlive a world. Multicast
+ * over NVLink reduces in the switch, which nothing here uses: off, unless the user says otherwise.
+ */
+static mt_status load(api *f)
+{
+    int version = 0;
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    f->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    MT_REQUIRE(f->library, MT_EUNSUPPORTED,
+               "NCCL is not installed where programs find it (LD_LIBRARY_PATH): %.200s", dlerror());
+#define LOAD(name)                                                                                 \
+    *(void **)&f->name = dlsym(f->library, "nccl" #name);                                          \
+    MT_REQUIRE(f->name, MT_EUNSUPPORTED, "libnccl.so.2 has no nccl" #name);
+    FUNCTIONS(LOAD)
+#undef LOAD
+    MT_REQUIRE(f->GetVersion(&version) == ncclSuccess && version >= OLDEST_VERSION, MT_EUNSUPPORTED,
+               "libnccl.so.2 is version %d, at least %d is needed", version, OLDEST_VERSION);
+    return MT_OK;
+}
+
+static mt_status make_shared(shared **made, mt_device *device)
+{
+    shared *s = calloc(1, sizeof *s);
+    MT_REQUIRE(s, MT_ENOMEM, "comm: out of memory");
+    *made = s, s->device = device;
+    MT_TRY(load(&s->nccl));
+    MT_TRY(mt_inflight_create(&s->inflight, device));
+    MT_TRY(mt_stream_create(&s->host, device));
+    MT_TRY(mt_stream_create(&s->folds, device));
+    MT_TRY(mt_event_create(&s->came, device));
+    for (int i = 0; i < HALVES; i++) MT_TRY(mt_event_create(&s->folded[i], device));
+    return MT_OK;
+}
+
+/* What rank 0 tells everyone: where its watchdog listens, and the name of the world. */
+typedef struct introduction {
+    char watch[MT_WATCH_ADDRESS];
+    ncclUniqueId id;
+} introduction;
+
+/* Everyone meets, the watchdog starts, and under its eyes NCCL connects the GPUs. */
+static mt_status connect_world(mt_comm *c, shared *s, const mt_launch *launch,
+                               const mt_comm_options *options)
+{
+    mt_watch_options watch = { .rank = launch->rank,
+                               .world = launch->world,
+                               .timeout_s = options->timeout_s,
+                               .on_fault = options->on_fault,
+                               .context = options->context };
+    introduction told = { .watch = "" };
+    mt_meeting meeting;
+    char host[MT_MEETING_HOST], address[MT_WATCH_ADDRESS];
+    int listener = -1;
+    MT_TRY(mt_launch_meeting(&meeting, launch));
+    if (launch->rank == 0) {
+        MT_TRY(mt_watch_listen(&listener, told.watch));
+        MT_NCCL(s, "ncclGetUniqueId", s->nccl.GetUniqueId(&told.id));
+    }
+    mt_status status =
+        mt_rendezvous(&told, sizeof told, host, launch, &meeting, options->timeout_s);
+    if (status != MT_OK) {
+        if (listener >= 0) close(listener);
+        return status;
+    }
+    const char *port = strrchr(told.watch, ':');
+    snprintf(address, sizeof address, "%.110s%s", host, port ? port : "");
+    MT_TRY(mt_watch_start(&c->watch, &watch, listener, address));
+    mt_watch_enter(c->watch, "connect", "NCCL", 0, 0);
+    status = check(s, "ncclCommInitRank",
+                   s->nccl.CommInitRank(&s->comm, launch->world, told.id, launch->rank));
+    mt_watch_leave(c->watch);
+    if (status != MT_OK) return status;
+    mt_watch_set_poll(c->watch, poll_world, s);
+    return MT_OK;
+}
+
+mt_status mt_comm_nccl_open(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
+{
+    shared *s = NULL;
+    nccl *impl = calloc(1, sizeof *impl);
+    mt_status status =
+        impl ? make_shared(&s, options->device) : MT_FAIL(MT_ENOMEM, "comm: out of memory");
+    if (status == MT_OK) status = connect_world(c, s, launch, options);
+    if (status == MT_OK) {
+        *impl = (nccl){ s->comm, s };
+        c->impl = impl, c->ops = &mt_comm_nccl;
+        c->rank = launch->rank, c->size = launch->world;
+        return MT_OK;
+    }
+    if (c->watch) mt_watch_fault(c->watch, mt_error_message());
+    mt_watch_stop(&c->watch);
+    if (s) release_shared(s);
+    free(impl);
+    return mt_error_pass(status, __FILE__, __LINE__);
+}

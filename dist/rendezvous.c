@@ -1,0 +1,330 @@
+/* The first meeting of the ranks. */
+#include "dist/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SENTENCE = 400, LISTED = 8, NAP_NS = 20000000, BACKLOG = 4096, HEAR_S = 5 };
+
+static const uint64_t magic = 0x316570617478696du; /* "mixtape1" */
+
+/* What a rank says when it comes, and what it hears: the failure, or `bytes` of data behind it. */
+typedef struct hello {
+    uint64_t magic, bytes;
+    int32_t rank, world;
+} hello;
+
+typedef struct answer {
+    uint64_t magic;
+    int32_t failed, unused;
+    char sentence[SENTENCE];
+} answer;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
+
+static bool send_all(int to, const void *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes;) {
+        ssize_t n = send(to, (const char *)data + at, bytes - at, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        at += (size_t)n;
+    }
+    return true;
+}
+
+/* All of it, within so many seconds. */
+static bool receive_all(int from, void *data, size_t bytes, double seconds)
+{
+    double end = now() + seconds;
+    for (size_t at = 0; at < bytes;) {
+        double left = end - now();
+        struct pollfd ready = { .fd = from, .events = POLLIN };
+        if (left <= 0) return false;
+        if (poll(&ready, 1, (int)(left * 1e3) + 1) <= 0) continue;
+        ssize_t n = recv(from, (char *)data + at, bytes - at, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        at += (size_t)n;
+    }
+    return true;
+}
+
+/* ---- listening ---------------------------------------------------------------------------------
+ */
+
+static mt_status listen_at(int *listener, int *port, bool loopback)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)*port) };
+    socklen_t size = sizeof at;
+    int yes = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    at.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+    if (s >= 0) setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    bool ok = s >= 0 && bind(s, (struct sockaddr *)&at, size) == 0 && listen(s, BACKLOG) == 0 &&
+              getsockname(s, (struct sockaddr *)&at, &size) == 0;
+    if (!ok) {
+        mt_status status =
+            MT_FAIL(MT_EDEVICE, "rank 0 cannot listen at port %d: %s", *port, strerror(errno));
+        if (s >= 0) close(s);
+        return status;
+    }
+    *listener = s, *port = (int)ntohs(at.sin_port);
+    return MT_OK;
+}
+
+mt_status mt_rendezvous_listen(int *listener, int *port, bool loopback)
+{
+    *port = 0;
+    return listen_at(listener, port, loopback);
+}
+
+/* The first IPv4 address of a host. */
+static bool resolve(struct sockaddr_in *at, const char *host)
+{
+    struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM }, *found = NULL;
+    if (getaddrinfo(host, NULL, &hints, &found) != 0) return false;
+    memcpy(at, found->ai_addr, sizeof *at);
+    freeaddrinfo(found);
+    return true;
+}
+
+static bool is_loopback(const char *host)
+{
+    struct sockaddr_in at;
+    return resolve(&at, host) && ntohl(at.sin_addr.s_addr) >> 24 == 127;
+}
+
+/* Where the others look for rank 0: whole, or not at all. */
+static mt_status write_place(const char *path, const char *host, int port)
+{
+    char next[MT_MEETING_HOST + 16], text[MT_MEETING_HOST + 16];
+    int n = snprintf(text, sizeof text, "%s:%d\n", host, port);
+    snprintf(next, sizeof next, "%s.%ld", path, (long)getpid());
+    (void)unlink(next);
+    int file = open(next, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool ok = file >= 0 && write(file, text, (size_t)n) == (ssize_t)n;
+    if (file >= 0 && close(file) != 0) ok = false;
+    if (ok && rename(next, path) == 0) return MT_OK;
+    mt_status status =
+        MT_FAIL(MT_EIO, "%s, where the ranks look for rank 0: %s", path, strerror(errno));
+    (void)unlink(next);
+    return status;
+}
+
+static mt_status begin_listening(int *listener, const mt_meeting *m)
+{
+    char here[MT_MEETING_HOST] = "";
+    int port = m->port;
+    *listener = m->listener;
+    if (*listener >= 0) return MT_OK;
+    if (!*m->file) return listen_at(listener, &port, is_loopback(m->host));
+    MT_TRY(mt_rendezvous_listen(listener, &port, *m->host && is_loopback(m->host)));
+    if (gethostname(here, sizeof here - 1) != 0) snprintf(here, sizeof here, "localhost");
+    mt_status status = write_place(m->file, *m->host ? m->host : here, port);
+    if (status == MT_OK) return MT_OK;
+    close(*listener);
+    *listener = -1;
+    return status;
+}
+
+/* ---- rank 0 ------------------------------------------------------------------------------------
+ */
+
+typedef struct gate {
+    const mt_launch *launch;
+    int listener, missing;
+    int *sockets; /* of each rank; -1: has not come */
+} gate;
+
+/* "rank 2 of 4 has", "ranks 1, 3 of 4 have". */
+static void name_missing(char text[SENTENCE], const gate *g)
+{
+    size_t used = (size_t)snprintf(text, SENTENCE, "rank%s", g->missing > 1 ? "s" : "");
+    int named = 0;
+    for (int r = 1; r < g->launch->world && used < SENTENCE; r++) {
+        if (g->sockets[r] >= 0) continue;
+        if (named == LISTED) {
+            used += (size_t)snprintf(text + used, SENTENCE - used, " and others");
+            break;
+        }
+        used += (size_t)snprintf(text + used, SENTENCE - used, "%s %d", named++ ? "," : "", r);
+    }
+    if (used < SENTENCE)
+        snprintf(text + used, SENTENCE - used, " of %d never arrived", g->launch->world);
+}
+
+/* Somebody at the door: a rank, a fault of theirs, or a stranger, who is sent away. */
+static mt_status let_in(gate *g, uint64_t bytes)
+{
+    hello said;
+    int world = g->launch->world, s = accept4(g->listener, NULL, NULL, SOCK_CLOEXEC);
+    if (s < 0) return MT_OK;
+    if (!receive_all(s, &said, sizeof said, HEAR_S) || said.magic != magic) {
+        close(s);
+        return MT_OK;
+    }
+    bool known = said.rank > 0 && said.rank < world && said.world == world && said.bytes == bytes;
+    if (known && g->sockets[said.rank] < 0) {
+        g->sockets[said.rank] = s, g->missing--;
+        return MT_OK;
+    }
+    answer no = { .magic = magic, .failed = 1 };
+    if (known)
+        snprintf(no.sentence, SENTENCE, "two processes say that they are rank %d of %d",
+                 (int)said.rank, world);
+    else
+        snprintf(no.sentence, SENTENCE,
+                 "a process says that it is rank %d of %d, rank 0 that there are %d%s",
+                 (int)said.rank, (int)said.world, world,
+                 said.bytes == bytes ? "" : "; it is of another build");
+    send_all(s, &no, sizeof no);
+    close(s);
+    return MT_FAIL(MT_EDEVICE, "%s", no.sentence);
+}
+
+static mt_status wait_for_all(gate *g, uint64_t bytes, double timeout_s)
+{
+    double began = now();
+    while (g->missing > 0) {
+        double left = began + timeout_s - now();
+        struct pollfd door = { .fd = g->listener, .events = POLLIN };
+        char missing[SENTENCE];
+        if (left <= 0) {
+            name_missing(missing, g);
+            return MT_FAIL(MT_EDEVICE, "%s, after %.1f s", missing, timeout_s);
+        }
+        if (poll(&door, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000) > 0) MT_TRY(let_in(g, bytes));
+    }
+    return MT_OK;
+}
+
+static mt_status receive_ranks(const void *data, size_t bytes, const mt_launch *launch,
+                               const mt_meeting *meeting, double timeout_s)
+{
+    gate g = { .launch = launch, .listener = -1, .missing = launch->world - 1 };
+    MT_TRY(begin_listening(&g.listener, meeting));
+    g.sockets = malloc((size_t)launch->world * sizeof *g.sockets);
+    for (int r = 0; g.sockets && r < launch->world; r++) g.sockets[r] = -1;
+    mt_status status = g.sockets ? wait_for_all(&g, bytes, timeout_s)
+                                 : MT_FAIL(MT_ENOMEM, "rendezvous: out of memory");
+    answer a = { .magic = magic, .failed = status != MT_OK };
+    if (a.failed) snprintf(a.sentence, sizeof a.sentence, "%s", mt_error_message());
+    for (int r = 1; g.sockets && r < launch->world; r++) {
+        if (g.sockets[r] < 0) continue;
+        bool sent = send_all(g.sockets[r], &a, sizeof a) &&
+                    (a.failed || send_all(g.sockets[r], data, bytes));
+        close(g.sockets[r]);
+        if (!sent && status == MT_OK)
+            status = MT_FAIL(MT_EDEVICE, "rank %d came to rank 0 and is gone", r);
+    }
+    if (*meeting->file) (void)unlink(meeting->file);
+    close(g.listener);
+    free(g.sockets);
+    return status;
+}
+
+/* ---- the others --------------------------------------------------------------------------------
+ */
+
+/* Where rank 0 is at present; false: not known yet. */
+static bool find_place(char at[MT_MEETING_HOST], int *port, const mt_meeting *m)
+{
+    if (!*m->file) {
+        snprintf(at, MT_MEETING_HOST, "%s", m->host);
+        *port = m->port;
+        return true;
+    }
+    FILE *file = fopen(m->file, "re");
+    if (!file) return false;
+    bool found = fscanf(file, "%255[^:]:%d", at, port) == 2;
+    fclose(file);
+    return found;
+}
+
+static int connect_to(const char *name, int port)
+{
+    struct sockaddr_in at;
+    int yes = 1;
+    if (!resolve(&at, name)) return -1;
+    at.sin_port = htons((uint16_t)port);
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s >= 0 && connect(s, (struct sockaddr *)&at, sizeof at) != 0) {
+        close(s);
+        return -1;
+    }
+    if (s >= 0) setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    return s;
+}
+
+/* One attempt: *met once rank 0 has answered. What answers and is not rank 0 is as nobody. */
+static mt_status try_to_meet(bool *met, void *data, size_t bytes, char at[MT_MEETING_HOST],
+                             const mt_launch *launch, const mt_meeting *meeting, double seconds)
+{
+    hello said = { magic, bytes, launch->rank, launch->world };
+    answer heard;
+    int port, s = find_place(at, &port, meeting) ? connect_to(at, port) : -1;
+    if (s < 0) return MT_OK;
+    mt_status status = MT_OK;
+    if (send_all(s, &said, sizeof said) && receive_all(s, &heard, sizeof heard, seconds) &&
+        heard.magic == magic) {
+        heard.sentence[SENTENCE - 1] = '\0';
+        *met = true;
+        if (heard.failed)
+            status = MT_FAIL(MT_EDEVICE, "%s", heard.sentence);
+        else if (!receive_all(s, data, bytes, HEAR_S))
+            status = MT_FAIL(MT_EDEVICE, "rank 0 is gone: it ended while the ranks met");
+    }
+    close(s);
+    return status;
+}
+
+/* Rank 0 waits as long from when it came; whoever has met it hears the end of that. */
+static mt_status go_to_rank_0(void *data, size_t bytes, char at[MT_MEETING_HOST],
+                              const mt_launch *launch, const mt_meeting *meeting, double timeout_s)
+{
+    double end = now() + timeout_s;
+    for (bool met = false;;) {
+        MT_TRY(try_to_meet(&met, data, bytes, at, launch, meeting, timeout_s + HEAR_S));
+        if (met) return MT_OK;
+        if (now() >= end) break;
+        nap();
+    }
+    if (*meeting->file)
+        return MT_FAIL(MT_EDEVICE,
+                       "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at the "
+                       "place that %s names, or it is not there",
+                       launch->rank, launch->world, timeout_s, meeting->file);
+    return MT_FAIL(MT_EDEVICE,
+                   "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at %s:%d",
+                   launch->rank, launch->world, timeout_s, meeting->host, meeting->port);
+}
+
+mt_status mt_rendezvous(void *data, size_t bytes, char host[MT_MEETING_HOST],
+                        const mt_launch *launch, const mt_meeting *meeting, double timeout_s)
+{
+    snprintf(host, MT_MEETING_HOST, "%s", *meeting->host ? meeting->host : "localhost");
+    if (launch->rank == 0) return receive_ranks(data, bytes, launch, meeting, timeout_s);
+    return go_to_rank_0(data, bytes, host, launch, meeting, timeout_s);
+}
