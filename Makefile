@@ -161,7 +161,7 @@ $(BUILD)/%.cu.o: %.cu
 # The list of backends is made anew when CUDA= changes.
 $(BUILD)/cuda: FORCE
 	@mkdir -p $(@D); echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
-$(BUILD)/kernels/device.o $(BUILD)/tests/support/pinned.o: $(BUILD)/cuda
+$(BUILD)/kernels/device.o $(BUILD)/tests/support/pinned.o $(BUILD)/tests/kernels/test_cublaslt.o: $(BUILD)/cuda
 
 define variant_rule
 $(BUILD)/%.$(1).$(2).o: %.c

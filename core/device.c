@@ -144,8 +144,8 @@ bool mt_device_records(const mt_device *device)
 
 mt_status mt_graph_begin(mt_device *device)
 {
-    MT_REQUIRE(mt_device_records(device), MT_EUNSUPPORTED, "device %s records no graphs",
-               device->name);
+    MT_REQUIRE(mt_device_records(device), MT_EUNSUPPORTED,
+               "device %s records no graphs with kernel set %s", device->name, device->kernel_set);
     return device->ops->graph_begin(device);
 }
 

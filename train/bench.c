@@ -217,20 +217,26 @@ static mt_status record(mt_bench *b, mt_graph *graph, mt_bench_launch launch, vo
     return status == MT_OK ? ended : status;
 }
 
+void mt_bench_use(mt_bench *b, int i)
+{
+    b->device = b->stream.device = b->sets[i];
+}
+
 mt_status mt_bench_measure(mt_bench *b, double *median, mt_bench_launch launch, void *context)
 {
     int64_t launches = b->options.launches;
     int64_t warm = launches < WARM_UPS && !b->graph ? launches : WARM_UPS;
+    bool graph = b->graph && mt_device_records(b->device);
     mt_graph graphs[ROTATED] = { { 0 } };
     mt_status status = MT_OK;
     for (int64_t i = 0; i < warm; i++) MT_TRY(launch(b, context, i));
-    for (int64_t i = 0; i < ROTATED && b->graph; i++)
+    for (int64_t i = 0; i < ROTATED && graph; i++)
         MT_TRY_CLEANUP(record(b, &graphs[i], launch, context, i));
     for (int64_t i = 0; i < launches; i++) {
         MT_TRY_CLEANUP(mt_device_zero(b->device, b->flush, scale_of(b->device)->flush));
         MT_TRY_CLEANUP(mt_timer_start(&b->timers[i], &b->stream));
-        MT_TRY_CLEANUP(b->graph ? mt_graph_launch(&graphs[i % ROTATED])
-                                : launch(b, context, warm + i));
+        MT_TRY_CLEANUP(graph ? mt_graph_launch(&graphs[i % ROTATED])
+                             : launch(b, context, warm + i));
         MT_TRY_CLEANUP(mt_timer_stop(&b->timers[i], &b->stream));
     }
     for (int64_t i = 0; i < launches; i++)
@@ -272,8 +278,9 @@ static const char *recipe_name(const mt_bench_case *c)
 
 static json_t *case_line(const mt_bench *b, const mt_bench_case *c)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:s}", "family", c->family, "shape", c->shape, "case",
-                     c->what, "dtype", mt_dtype_name(b->options.dtype), "recipe", recipe_name(c));
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s*}", "family", c->family, "shape", c->shape,
+                     "case", c->what, "dtype", mt_dtype_name(b->options.dtype), "recipe",
+                     recipe_name(c), "kernel_set", b->device->kernel_set, "path", b->path);
 }
 
 mt_status mt_bench_report(mt_bench *b, const mt_bench_case *c, double seconds)
@@ -295,6 +302,8 @@ mt_status mt_bench_report(mt_bench *b, const mt_bench_case *c, double seconds)
         printf("  %s %.4g", c->notes[i].name, c->notes[i].value);
         if (line) json_object_set_new(line, c->notes[i].name, json_real(c->notes[i].value));
     }
+    if (b->set_count > 1) printf("  %s", b->device->kernel_set);
+    if (b->path) printf("  by %s", b->path);
     printf("\n");
     fflush(stdout);
     b->measured++;
@@ -442,16 +451,36 @@ static mt_status check_options(const mt_bench_options *o, const mt_bench_family 
     return MT_OK;
 }
 
+static mt_status open_sets(mt_bench *b)
+{
+    const mt_bench_options *o = &b->options;
+    const struct mt_kernels *kernels[MT_BENCH_SETS];
+    MT_REQUIRE(o->kernel_count <= MT_BENCH_SETS, MT_ECONFIG, "bench: more than %d kernel sets",
+               MT_BENCH_SETS);
+    for (int i = 0; i == 0 || i < o->kernel_count; i++) {
+        MT_TRY(mt_device_open(&b->sets[i], o->device, o->kernel_count ? o->kernels[i] : NULL,
+                              o->threads));
+        b->set_count++;
+        MT_TRY(mt_device_kernels(b->sets[i], o->dtype, &kernels[i]));
+        MT_REQUIRE(kernels[i]->pack_weight == kernels[0]->pack_weight, MT_ECONFIG,
+                   "bench: kernel sets %s and %s pack weights differently", b->sets[0]->kernel_set,
+                   b->sets[i]->kernel_set);
+    }
+    mt_bench_use(b, 0);
+    return MT_OK;
+}
+
 static mt_status open_bench(mt_bench *b)
 {
     enum { SEED = 1 };
     const struct mt_kernels *kernels;
-    MT_TRY(mt_device_open(&b->device, b->options.device, NULL, b->options.threads));
+    MT_TRY(open_sets(b));
     MT_REQUIRE(b->device->computes, MT_ECONFIG, "bench: device %s computes nothing",
                b->device->name);
     MT_TRY(mt_device_kernels(b->device, b->options.dtype, &kernels));
     MT_REQUIRE(!b->options.graph || mt_device_records(b->device), MT_EUNSUPPORTED,
-               "bench: device %s records no graphs", b->device->name);
+               "bench: device %s records no graphs with kernel set %s", b->device->name,
+               b->device->kernel_set);
     b->stream.device = b->device;
     size_t launches = (size_t)b->options.launches;
     b->timers = calloc(launches, sizeof *b->timers), b->seconds = calloc(launches, sizeof(double));
@@ -471,7 +500,7 @@ static void close_bench(mt_bench *b)
     }
     for (int64_t i = 0; b->timers && i < b->options.launches; i++) mt_timer_destroy(&b->timers[i]);
     free(b->timers), free(b->seconds), free(b->normals), free(b->blocks);
-    mt_device_destroy(&b->device);
+    for (int i = 0; i < b->set_count; i++) mt_device_destroy(&b->sets[i]);
 }
 
 mt_status mt_bench_run(const mt_bench_options *options, const mt_bench_family *family)

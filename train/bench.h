@@ -24,19 +24,30 @@ typedef struct mt_bench_options {
     mt_dtype dtype;     /* of activations */
     const char *const *recipes; /* of linear layers; "none": the dtype */
     int recipe_count;
+    const char *const *kernels; /* sets of the device, at most MT_BENCH_SETS; none: its own choice.
+                                   gemm times every one, the others the first. They must agree on
+                                   how weights are packed. */
+    int kernel_count;
     int64_t launches; /* timed ones of each case, 1..MT_BENCH_LAUNCHES_MAX */
     bool graph;       /* launches are replays of recorded graphs; steps are as they are */
     FILE *json;       /* an object a line, or NULL */
 } mt_bench_options;
 
-enum { MT_BENCH_LAUNCHES = 15, MT_BENCH_LAUNCHES_MAX = 1000, MT_BENCH_NOTES = 4 };
+enum {
+    MT_BENCH_LAUNCHES = 15,
+    MT_BENCH_LAUNCHES_MAX = 1000,
+    MT_BENCH_NOTES = 4,
+    MT_BENCH_SETS = 8
+};
 
 /* Which devices measure a shape when none is named. */
 enum { MT_BENCH_CPU = 1, MT_BENCH_GPU = 2 };
 
 typedef struct mt_bench {
     mt_bench_options options;
-    mt_device *device;
+    mt_device *device; /* in use; of sets */
+    mt_device *sets[MT_BENCH_SETS];
+    int set_count;
     mt_stream stream;
     mt_timer *timers; /* [launches] */
     double *seconds;  /* [launches] */
@@ -47,7 +58,8 @@ typedef struct mt_bench {
     } * blocks; /* of device memory, freed by mt_bench_release */
     int64_t block_count, block_room;
     void *flush;
-    bool graph;       /* this family's launches are recorded */
+    bool graph;       /* this family's launches are recorded, where the kernel set can be */
+    const char *path; /* how the case in hand is computed, or NULL */
     int64_t seed;     /* of the next buffer */
     double bandwidth; /* bytes a second, read and written */
     double peak;      /* FLOP a second of the dense product */
@@ -98,6 +110,9 @@ bool mt_bench_selected(const mt_bench *b, const char *shape, unsigned devices);
 
 /* Seconds that so many FLOP, and so many bytes, take at least. */
 double mt_bench_floor(const mt_bench *b, double flop, double bytes);
+
+/* What is measured next runs with the i-th kernel set; memory belongs to the first. */
+void mt_bench_use(mt_bench *b, int i);
 
 mt_status mt_bench_measure(mt_bench *b, double *median, mt_bench_launch launch, void *context);
 mt_status mt_bench_report(mt_bench *b, const mt_bench_case *c, double seconds);

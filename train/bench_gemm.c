@@ -168,22 +168,41 @@ static double pass_bytes(const mt_bench *b, const struct job *j)
            result * (j->pass->add ? 2 : 1);
 }
 
+/* Times the pass with the kernel set in use. */
+static mt_status bench_pass(mt_bench *b, mt_bench_case *c, struct job *j, double flop)
+{
+    char path[MT_GEMM_TEXT];
+    const struct mt_kernels *kernels;
+    struct mt_gemm_args args = arguments(b, j, 0);
+    double seconds;
+    MT_TRY(mt_device_kernels(b->device, b->options.dtype, &kernels));
+    if (kernels->gemm_chosen) MT_TRY(kernels->gemm_chosen(path, &b->stream, &args));
+    MT_TRY(mt_bench_measure(b, &seconds, launch, j));
+    b->path = kernels->gemm_chosen ? path : NULL;
+    c->amount = flop * 1e-12, c->floor = mt_bench_floor(b, flop, pass_bytes(b, j));
+    mt_status status = mt_bench_report(b, c, seconds);
+    b->path = NULL;
+    return status;
+}
+
 static mt_status bench_shape(mt_bench *b, const struct shape *s, const char *recipe)
 {
     struct job j = { .shape = s, .real = mt_dtype_wide(b->options.dtype) };
     mt_bench_case c = { "gemm", s->name, "", recipe, "TFLOP/s", 0, 0, { { NULL, 0 } } };
-    double flop = 2 * (double)s->rows * (double)s->n * (double)s->k, seconds;
+    double flop = 2 * (double)s->rows * (double)s->n * (double)s->k;
     bool plain;
     mt_status status;
     MT_TRY(mt_bench_recipe(recipe, &j.state.recipe, &plain));
     MT_TRY_CLEANUP(make(b, &j, plain));
     for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
         j.pass = &passes[i], c.what = passes[i].name;
-        MT_TRY_CLEANUP(mt_bench_measure(b, &seconds, launch, &j));
-        c.amount = flop * 1e-12, c.floor = mt_bench_floor(b, flop, pass_bytes(b, &j));
-        MT_TRY_CLEANUP(mt_bench_report(b, &c, seconds));
+        for (int k = 0; k < b->set_count; k++) {
+            mt_bench_use(b, k);
+            MT_TRY_CLEANUP(bench_pass(b, &c, &j, flop));
+        }
     }
 cleanup:
+    mt_bench_use(b, 0);
     mt_param_store_destroy(&j.store);
     if (status != MT_OK) status = mt_bench_give_up(b, &c, status);
     mt_bench_release(b);

@@ -28,7 +28,7 @@ mt_status mt_verb_bench(int argc, char **argv)
 {
     const char *device = "auto", *shape = NULL, *dtype = "bf16", *json = NULL;
     const char *recipes[RECIPES];
-    mt_option_list list = { 0 };
+    mt_option_list list = { 0 }, sets = { 0 };
     int64_t threads = 0;
     mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES };
     const mt_option options[] = {
@@ -36,6 +36,7 @@ mt_status mt_verb_bench(int argc, char **argv)
         { "shape", MT_OPTION_TEXT, &shape, "NAME", "a shape, a model's shapes, or all" },
         { "dtype", MT_OPTION_TEXT, &dtype, "TYPE", "bf16, f32 or f64 (default: bf16)" },
         { "recipe", MT_OPTION_LIST, &list, "RECIPE", "of linear layers; any number; all: presets" },
+        { "kernels", MT_OPTION_LIST, &sets, "SET", "kernel sets; any number, gemm times each" },
         { "launches", MT_OPTION_INT, &bench.launches, "N", "timed ones of a case (default: 15)" },
         { "graph", MT_OPTION_FLAG, &bench.graph, NULL, "launch recorded graphs (cuda)" },
         { "threads", MT_OPTION_INT, &threads, "N", "of the cpu (default: every core)" },
@@ -64,6 +65,7 @@ mt_status mt_verb_bench(int argc, char **argv)
                (long long)threads);
     MT_TRY(choose_recipes(recipes, &bench.recipe_count, &list));
     bench.device = device, bench.shape = shape, bench.recipes = recipes;
+    bench.kernels = sets.items, bench.kernel_count = sets.count;
     bench.threads = (int)threads;
     if (json) {
         bench.json = fopen(json, "w");

@@ -146,12 +146,31 @@ static void print_program(const mt_device *device)
     row("threads", threads);
 }
 
+/* Of the sets that a GPU of this kind has several of, those that are not in use. */
+static void print_cuda_sets(const char *chosen)
+{
+    static const char *const sets[] = { "cublaslt_grouped", "cublaslt", "cublaslt_loop" };
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        mt_device *device;
+        char name[32];
+        const struct mt_kernels *kernels;
+        if (!strcmp(sets[i], chosen)) continue;
+        snprintf(name, sizeof name, "%s", sets[i]);
+        mt_status status = mt_device_open(&device, "cuda", sets[i], 0);
+        if (status == MT_OK) status = mt_device_kernels(device, MT_BF16, &kernels);
+        row(name, status == MT_OK ? kernels->gemm_path : mt_error_message());
+        mt_device_destroy(&device);
+    }
+}
+
 static void print_others(void)
 {
     mt_device *device;
     printf("beyond one CPU process\n");
     bool gpu = mt_device_open(&device, "cuda", NULL, 0) == MT_OK;
     row("GPU", gpu ? device->kernel_set : mt_error_message());
+    if (gpu) print_paths(device);
+    if (gpu) print_cuda_sets(device->kernel_set);
     mt_device_destroy(&device);
     row("NCCL", mt_comm_has("nccl") ? "in this build" : "not in this build");
     row("MPI",

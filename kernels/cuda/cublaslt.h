@@ -13,8 +13,6 @@
  * the same kind of card with the same version of the library. */
 #pragma once
 
-#include <vector_types.h>
-
 #include "kernels/cuda/cublaslt_layout.h"
 #include "kernels/ops.h"
 
@@ -41,6 +39,8 @@ void mt_cublaslt_close(mt_cublaslt **lt); /* NULL-safe, sets NULL */
 const char *mt_cublaslt_text(const mt_cublaslt *lt);
 mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt);
 
+struct float2;
+
 /* A product of plain bf16 operands. */
 typedef struct mt_lt_product {
     mt_gemm_layout layout;
@@ -51,7 +51,7 @@ typedef struct mt_lt_product {
     void *d;
     bool d_real; /* f32, else bf16 */
     bool bias;
-    const float2 *alpha; /* of gemm_problem */
+    const struct float2 *alpha; /* of gemm_problem */
 } mt_lt_product;
 
 /* Whether this is one call of a uniform group; else it is as mt_cublaslt_groups says. */

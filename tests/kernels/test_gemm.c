@@ -312,13 +312,13 @@ static void check_form(mt_device *device, struct problem *p, mt_gemm_layout layo
 }
 
 /* The devices under test. */
-static mt_device *devices[TEST_SETS];
+static mt_device *devices[TEST_GEMM_SETS];
 
 static int open_devices(void **state)
 {
     (void)state;
     const char *only = getenv("MIXTAPE_KERNELS"), *name;
-    for (int i = 0; i < TEST_SETS; i++)
+    for (int i = 0; i < TEST_GEMM_SETS; i++)
         if (test_open_set(&devices[i], &name, i, 0) && only && strcmp(only, name) != 0)
             mt_device_destroy(&devices[i]);
     return 0;
@@ -327,7 +327,7 @@ static int open_devices(void **state)
 static int close_devices(void **state)
 {
     (void)state;
-    for (int i = 0; i < TEST_SETS; i++) mt_device_destroy(&devices[i]);
+    for (int i = 0; i < TEST_GEMM_SETS; i++) mt_device_destroy(&devices[i]);
     return 0;
 }
 
@@ -335,7 +335,7 @@ static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
 
 static void every_device(void (*check)(mt_device *device, mt_dtype dtype))
 {
-    for (int i = 0; i < TEST_SETS; i++)
+    for (int i = 0; i < TEST_GEMM_SETS; i++)
         for (int t = 0; devices[i] && t < 3; t++) check(devices[i], dtypes[t]);
 }
 
@@ -483,7 +483,7 @@ static void refusals(void **state)
         .dtype = MT_F32, .layout = MT_GEMM_TN, .a = &w, .b = &x, .d = data, .d_dtype = MT_F32
     };
     mt_device *device = NULL;
-    for (int i = 0; i < TEST_SETS && !device; i++) device = devices[i];
+    for (int i = 0; i < TEST_GEMM_SETS && !device; i++) device = devices[i];
     mt_stream stream = { device, NULL };
     struct mt_gemm_args args = good;
     args.a = NULL;

@@ -55,8 +55,15 @@ bool test_open_set(mt_device **device, const char **name, int i, int threads)
 {
     static const struct {
         const char *device, *name;
-    } sets[TEST_SETS] = { { "cpu", "avx512" }, { "cpu", "avx2" },    { "cpu", "portable" },
-                          { "cpu", "amx" },    { "cuda", "sm_90a" }, { "cuda", "generic" } };
+    } sets[TEST_GEMM_SETS] = { { "cpu", "avx512" },
+                               { "cpu", "avx2" },
+                               { "cpu", "portable" },
+                               { "cpu", "amx" },
+                               { "cuda", "sm_90a" },
+                               { "cuda", "generic" },
+                               { "cuda", "cublaslt_grouped" },
+                               { "cuda", "cublaslt" },
+                               { "cuda", "cublaslt_loop" } };
     *name = sets[i].name;
     bool tested = !strcmp(sets[i].device, "cpu") || !strcmp(sets[i].device, test_device_name());
     mt_status status =

@@ -33,9 +33,10 @@ const char *test_device_name(void);
 /* mt_device_open, with memory that the host sees too on cuda: tests look at what a device holds. */
 mt_status test_open(mt_device **device, const char *name, const char *kernel_set, int threads);
 
-/* Opens kernel set i of [0, TEST_SETS): those of the cpu, and those of cuda if it is under test.
+/* Opens kernel set i of [0, TEST_SETS): those of the cpu, and those of cuda if it is under test. Up
+ * to TEST_GEMM_SETS are those that differ from one before them in nothing but their GEMM.
  * False: this machine or build does not run it. *name is what messages call it. */
-enum { TEST_SETS = 6 };
+enum { TEST_SETS = 6, TEST_GEMM_SETS = 9 };
 bool test_open_set(mt_device **device, const char **name, int i, int threads);
 
 /* Device memory holding `count` elements of dtype; test_free releases. Poisoned with NaN bytes,
