@@ -135,6 +135,7 @@ static mt_status open_library(mt_cublaslt *lt, int capability)
     MT_TRY(check_version(lt, capability));
     describe(lt, lt->GetVersion());
     MT_LT(lt, Create(&lt->handle));
+    MT_CUDA(cudaMalloc(&lt->workspace, mt_cublaslt_bytes(lt)));
     return lt->groups == MT_LT_LOOP ? open_loop(lt) : MT_OK;
 }
 
@@ -159,6 +160,7 @@ void mt_cublaslt_close(mt_cublaslt **lt)
     }
     if (l->fork) (void)cudaEventDestroy(l->fork);
     if (l->handle) (void)l->Destroy(l->handle);
+    if (l->workspace) (void)cudaFree(l->workspace);
     free(l->parts), free(l->first_dims), free(l->offsets), free(l->alpha);
     free(l);
     *lt = NULL;
@@ -172,4 +174,9 @@ const char *mt_cublaslt_text(const mt_cublaslt *lt)
 mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt)
 {
     return lt->groups;
+}
+
+size_t mt_cublaslt_bytes(const mt_cublaslt *lt)
+{
+    return (size_t)MT_LT_WORKSPACE * (lt->groups == MT_LT_LOOP ? MT_LT_STREAMS : 1);
 }

@@ -38,6 +38,8 @@ void mt_cublaslt_close(mt_cublaslt **lt); /* NULL-safe, sets NULL */
 /* "cuBLASLt 13.8.2, grouped", ... */
 const char *mt_cublaslt_text(const mt_cublaslt *lt);
 mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt);
+/* Its workspace, which is device memory from the beginning: a recorded call needs no more. */
+size_t mt_cublaslt_bytes(const mt_cublaslt *lt);
 
 struct float2;
 

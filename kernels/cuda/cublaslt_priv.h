@@ -66,6 +66,7 @@ struct mt_cublaslt {
     cublasLtHandle_t handle;
     mt_lt_groups groups;
     char text[64];
+    void *workspace; /* MT_LT_WORKSPACE bytes; of the loop, for each stream */
     /* of the loop */
     cudaStream_t streams[MT_LT_STREAMS];
     cudaEvent_t fork, joined[MT_LT_STREAMS];

@@ -513,6 +513,9 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
                                 .ops = &cuda->ops,
                                 .impl = cuda };
     take_set(cuda, set, &card);
+    if (lt)
+        cuda->device.bytes[MT_MEMORY_WORKSPACE] = cuda->device.peak[MT_MEMORY_WORKSPACE] =
+            (int64_t)mt_cublaslt_bytes(lt);
     cudaError_t error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error != cudaSuccess) {
         mt_status status = mt_cuda_error(error, "cudaStreamCreateWithFlags", __FILE__, __LINE__);

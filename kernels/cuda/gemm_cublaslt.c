@@ -141,12 +141,10 @@ static mt_status uniform(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product
                          const char **why)
 {
     mt_lt_call call;
-    void *workspace;
     mt_lt_place at = { 0, 0, 0 };
     MT_TRY(plan(lt, &call, p, at, p->rows.m, p->rows.members, why));
     if (*why || !run) return MT_OK;
-    MT_TRY(mt_cuda_scratch(stream, &workspace, MT_LT_WORKSPACE));
-    MT_TRY(launch(lt, &call, p, at, 1, workspace, mt_cuda_stream(stream)));
+    MT_TRY(launch(lt, &call, p, at, 1, lt->workspace, mt_cuda_stream(stream)));
     MT_LAUNCHED(stream, "gemm (cuBLASLt)");
     return MT_OK;
 }
@@ -236,12 +234,12 @@ static mt_status finish_empty(const mt_lt_product *p, mt_lt_place at, cudaStream
     return MT_OK;
 }
 
-static mt_status launch_members(mt_cublaslt *lt, const mt_lt_product *p, char *workspace)
+static mt_status launch_members(mt_cublaslt *lt, const mt_lt_product *p)
 {
     for (int64_t e = 0; e < p->rows.members; e++) {
         mt_lt_part *part = &lt->parts[e];
         int s = (int)(e % MT_LT_STREAMS);
-        void *own = workspace + (size_t)s * MT_LT_WORKSPACE;
+        void *own = (char *)lt->workspace + (size_t)s * MT_LT_WORKSPACE;
         if (part->rows > 0)
             MT_TRY(launch(lt, &part->call, p, part->at, part->alpha, own, lt->streams[s]));
         else
@@ -255,15 +253,13 @@ static mt_status loop(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product *p
                       const char **why)
 {
     cudaStream_t queue = mt_cuda_stream(stream);
-    void *workspace;
     MT_TRY(read_members(stream, lt, p));
     MT_TRY(plan_members(lt, p, why));
     if (*why || !run) return MT_OK;
-    MT_TRY(mt_cuda_scratch(stream, &workspace, (size_t)MT_LT_STREAMS * MT_LT_WORKSPACE));
     MT_CUDA(cudaEventRecord(lt->fork, queue));
     for (int s = 0; s < MT_LT_STREAMS; s++)
         MT_CUDA(cudaStreamWaitEvent(lt->streams[s], lt->fork, 0));
-    mt_status status = launch_members(lt, p, workspace);
+    mt_status status = launch_members(lt, p);
     for (int s = 0; s < MT_LT_STREAMS; s++) {
         MT_CUDA(cudaEventRecord(lt->joined[s], lt->streams[s]));
         MT_CUDA(cudaStreamWaitEvent(queue, lt->joined[s], 0));

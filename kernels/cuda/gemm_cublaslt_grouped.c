@@ -33,18 +33,16 @@ static void divide(mt_lt_members *to, char *p, int64_t members)
     to->scalars = (float *)p;
 }
 
-/* The arrays and zeros, and after them the workspace, in the device's scratch. */
-static mt_status place(mt_stream *stream, mt_lt_members *to, void **workspace,
-                       const mt_lt_product *p)
+/* The arrays, and the zeros after them, in the device's scratch. */
+static mt_status place(mt_stream *stream, mt_lt_members *to, const mt_lt_product *p)
 {
     void *memory;
     size_t arrays = padded(array_bytes(p->rows.members), ALIGN);
     size_t line = (size_t)(p->n > p->k ? p->n : p->k) * sizeof(uint16_t);
     size_t zeros = p->layout == MT_GEMM_NT ? padded(MT_LT_ZERO_ROWS * line, ALIGN) : 0;
-    MT_TRY(mt_cuda_scratch(stream, &memory, arrays + zeros + MT_LT_WORKSPACE));
+    MT_TRY(mt_cuda_scratch(stream, &memory, arrays + zeros));
     divide(to, memory, p->rows.members);
     to->zeros = (char *)memory + arrays;
-    *workspace = (char *)memory + arrays + zeros;
     if (zeros) MT_CUDA(cudaMemsetAsync(to->zeros, 0, zeros, mt_cuda_stream(stream)));
     return MT_OK;
 }
@@ -99,20 +97,19 @@ mt_status mt_lt_grouped(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product 
 {
     mt_lt_call call;
     mt_lt_members m;
-    void *workspace = NULL;
     if (p->alpha)
         *why = "the members have factors of their own";
     else if (!aligned(p))
         *why = "lines are not at multiples of 16 bytes";
     if (*why) return MT_OK;
-    MT_TRY(place(stream, &m, &workspace, p));
+    MT_TRY(place(stream, &m, p));
     MT_TRY(plan(lt, &call, p, &m, why));
     if (*why || !run) return MT_OK;
     MT_TRY(mt_lt_write_members(stream, &m, p));
     cublasLtMatrixLayout_t d = (cublasLtMatrixLayout_t)&call.d;
     MT_LT(lt, Matmul(lt->handle, &call.operation, m.scalars, m.a, (cublasLtMatrixLayout_t)&call.a,
                      m.b, (cublasLtMatrixLayout_t)&call.b, m.scalars + 1, m.c, d, m.d, d,
-                     &call.algorithm, workspace, MT_LT_WORKSPACE, mt_cuda_stream(stream)));
+                     &call.algorithm, lt->workspace, MT_LT_WORKSPACE, mt_cuda_stream(stream)));
     MT_LAUNCHED(stream, "gemm (cuBLASLt, grouped)");
     return MT_OK;
 }

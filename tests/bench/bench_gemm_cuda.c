@@ -5,6 +5,8 @@
  *                                         names, by the path that the GEMM chooses
  *        bench_gemm_cuda sweep [SHAPE]    by every path; prints the best beside the chosen one
  *
+ * MIXTAPE_KERNELS chooses the kernel set, one of cuBLASLt too.
+ *
  * Times are medians of single launches between events, L2 flushed before each, inputs rotated,
  * random data, rows of the members drawn evenly. Needs a build with CUDA=1. */
 #include "tests/bench/gemm_cuda.h"
@@ -234,6 +236,21 @@ static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n
            (layout != MT_GEMM_NT || path->width % 64 == 0);
 }
 
+/* The same where the kernel set is one of cuBLASLt, which then chooses it. */
+static int64_t check_cublaslt(struct problem *p, mt_gemm_layout layout)
+{
+    struct call call;
+    mt_cuda_gemm_path path;
+    struct mt_gemm_args *args =
+        arguments(&call, &p->rows, layout, MT_BF16, p->n, p->k, p->x.bf16, p->dy.bf16, p->w.bf16);
+    args->d = p->w.bf16; /* nothing runs yet */
+    assert_ok(mt_cuda_gemm_choose(&stream, args, &path));
+    if (path.why) printf("%s: not cuBLASLt: %s\n", layout_names[layout], path.why);
+    if (path.variant < MT_CUDA_GEMM_CUBLASLT) return 0;
+    for (int c = 0; c < C_FORMS; c++) check_path(p, layout, &path, c, false);
+    return C_FORMS;
+}
+
 static void check(void)
 {
     static const int64_t counts[] = { 0,   1,   7,   63,  64,  65, 127, 128,  129, 191,
@@ -253,6 +270,7 @@ static void check(void)
                     check_path(&p, layout, &path, c, false), done++;
                     if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true), done++;
                 }
+            done += check_cublaslt(&p, layout);
         }
         free_problem(&p);
         printf("n %lld, k %lld: %lld products right\n", (long long)n, (long long)k,
