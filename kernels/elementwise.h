@@ -35,7 +35,9 @@ struct mt_add_args {
 
 /* y[r, f] = silu(g) * u, g = x[r, f], u = x[r, F + f], silu(g) = g / (1 + exp(-g)).
  * x [rows, 2F], y [rows, F]. Rows past `*rows_used` (device int64, may be NULL for all) are neither
- * read nor written: the capacity tail of a ragged group. Source: Shazeer 2020, arXiv 2002.05202. */
+ * read nor written: the capacity tail of a ragged group. Backends may compute the sigmoid of a bf16
+ * gate to within 2^-24 (2 |g| + 8) of itself, or zero where it is below 2^-126. Source: Shazeer
+ * 2020, arXiv 2002.05202. */
 struct mt_swiglu_fwd_args {
     mt_dtype dtype;
     int64_t rows, width; /* width = F */

@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(THREADS) swiglu_fwd_kernel(struct mt_sw
                 vec out;
 #pragma unroll
                 for (int j = 0; j < N; j++)
-                    mt_put(&out.at[j], mt_swiglu_of(mt_get(&g[s].at[j]), mt_get(&u[s].at[j])));
+                    mt_put(&out.at[j], mt_swiglu_of<T>(mt_get(&g[s].at[j]), mt_get(&u[s].at[j])));
                 y[base + s * 32] = out;
             }
         }
@@ -189,8 +189,8 @@ static __global__ void __launch_bounds__(THREADS) swiglu_bwd_kernel(struct mt_sw
 #pragma unroll
                 for (int j = 0; j < N; j++) {
                     mt_real<T> dg, du;
-                    mt_swiglu_gradient(&dg, &du, mt_get(&d[s].at[j]), mt_get(&g[s].at[j]),
-                                       mt_get(&u[s].at[j]));
+                    mt_swiglu_gradient<T>(&dg, &du, mt_get(&d[s].at[j]), mt_get(&g[s].at[j]),
+                                          mt_get(&u[s].at[j]));
                     mt_put(&out_g.at[j], dg);
                     mt_put(&out_u.at[j], du);
                 }

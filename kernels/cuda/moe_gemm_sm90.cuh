@@ -118,8 +118,8 @@ static __device__ __forceinline__ void moe_put_gated(uint32_t address, uint32_t 
     for (int x = 0; x < 4; x++) {
         g[x] = moe_rounded(gate + 2 * x, alpha, 0.0f + (bias ? bias[x % 2 * 8] : 0.0f));
         u[x] = moe_rounded(up + 2 * x, alpha, 0.0f + (bias ? bias[f + x % 2 * 8] : 0.0f));
-        a[x] = moe_pack(mt_swiglu_of(moe_low(g[x]), moe_low(u[x])),
-                        mt_swiglu_of(moe_high(g[x]), moe_high(u[x])));
+        a[x] = moe_pack(mt_swiglu_of<mt_bf16>(moe_low(g[x]), moe_low(u[x])),
+                        mt_swiglu_of<mt_bf16>(moe_high(g[x]), moe_high(u[x])));
     }
     moe_give(address, g);
     moe_give(address + part, u);
@@ -137,8 +137,8 @@ static __device__ __forceinline__ void moe_put_ungated(uint32_t address, uint32_
     for (int x = 0; x < 4; x++) {
         uint32_t d = moe_rounded(sum + 2 * x, alpha, 0.0f); /* as ever: -0 becomes 0 */
         float dg0, dg1, du0, du1;
-        mt_swiglu_gradient(&dg0, &du0, moe_low(d), moe_low(g[x]), moe_low(u[x]));
-        mt_swiglu_gradient(&dg1, &du1, moe_high(d), moe_high(g[x]), moe_high(u[x]));
+        mt_swiglu_gradient<mt_bf16>(&dg0, &du0, moe_low(d), moe_low(g[x]), moe_low(u[x]));
+        mt_swiglu_gradient<mt_bf16>(&dg1, &du1, moe_high(d), moe_high(g[x]), moe_high(u[x]));
         g[x] = moe_pack(dg0, dg1), u[x] = moe_pack(du0, du1);
     }
     moe_give(address, g);
