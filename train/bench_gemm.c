@@ -6,7 +6,7 @@
 
 enum { ROTATED = 2 };
 
-/* Of MoE layers of known models: E, K, N, R. */
+/* Of MoE layers of known models: E, K, N, R; a single member is a dense weight. */
 static const struct shape {
     const char *name;
     int64_t members, k, n, rows;
@@ -26,6 +26,9 @@ static const struct shape {
     { "small_down", 16, 512, 512, 16496, MT_BENCH_CPU | MT_BENCH_GPU },
     { "tiny_gate_up", 8, 128, 256, 1024, MT_BENCH_CPU },
     { "tiny_down", 8, 128, 128, 1024, MT_BENCH_CPU },
+    { "dense_8192", 1, 8192, 8192, 8192, 0 },
+    { "dense_attention", 1, 2048, 6144, 16384, 0 },
+    { "dense_head", 1, 2048, 50304, 8192, 0 },
     { "nano_gate_up", 4, 32, 64, 96, 0 },
     { "nano_down", 4, 32, 32, 96, 0 },
 };
@@ -123,6 +126,12 @@ static mt_status make_operand(mt_bench *b, mt_qtensor *q, const struct job *j, b
                                        .dtype = dtype, .src = &source, .out = &codes, .seed = 1 });
 }
 
+static mt_status make_rows(mt_bench *b, mt_group *group, const struct shape *s, int64_t width)
+{
+    *group = mt_group_uniform(1, s->rows, width);
+    return s->members == 1 ? MT_OK : mt_bench_rows(b, group, s->members, s->rows, width);
+}
+
 static mt_status make(mt_bench *b, struct job *j, bool plain)
 {
     const struct shape *s = j->shape;
@@ -131,8 +140,8 @@ static mt_status make(mt_bench *b, struct job *j, bool plain)
     size_t bytes = (size_t)rows * size, wide = (size_t)weight * mt_dtype_size(j->real);
     mt_group in, out;
     MT_TRY(make_weight(b, j, plain));
-    MT_TRY(mt_bench_rows(b, &in, s->members, s->rows, s->k));
-    MT_TRY(mt_bench_rows(b, &out, s->members, s->rows, s->n));
+    MT_TRY(make_rows(b, &in, s, s->k));
+    MT_TRY(make_rows(b, &out, s, s->n));
     for (int i = 0; i < ROTATED; i++) {
         MT_TRY(make_operand(b, &j->x[i], j, plain, MT_OPERAND_X, in));
         MT_TRY(make_operand(b, &j->dy[i], j, plain, MT_OPERAND_DY, out));

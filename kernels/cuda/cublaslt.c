@@ -82,8 +82,11 @@ static mt_status find_symbols(mt_cublaslt *lt, void *library)
 
 static void describe(mt_cublaslt *lt, size_t version)
 {
+    /* and what cuBLASLt leaves to the kernels behind it (gemm_cublaslt.c) */
     static const char *const how[] = {
-        [MT_LT_OURS] = "", [MT_LT_GROUPED] = ", grouped", [MT_LT_LOOP] = ", a call per member"
+        [MT_LT_OURS] = "; ragged rows, biases, scales of whole members",
+        [MT_LT_GROUPED] = ", grouped; biases, scales of whole members, lines not of 16 bytes",
+        [MT_LT_LOOP] = ", a call per member; biases",
     };
     snprintf(lt->text, sizeof lt->text, "cuBLASLt %zu.%zu.%zu%s", version / 10000,
              version / 100 % 100, version % 100, how[lt->groups]);

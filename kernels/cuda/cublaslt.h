@@ -35,7 +35,7 @@ typedef struct mt_cublaslt mt_cublaslt;
 mt_status mt_cublaslt_open(mt_cublaslt **lt, mt_lt_groups groups, int capability);
 void mt_cublaslt_close(mt_cublaslt **lt); /* NULL-safe, sets NULL */
 
-/* "cuBLASLt 13.8.2, grouped", ... */
+/* "cuBLASLt 13.8.2, a call per member; biases": what is not its work comes last. */
 const char *mt_cublaslt_text(const mt_cublaslt *lt);
 mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt);
 /* Its workspace, which is device memory from the beginning: a recorded call needs no more. */

@@ -65,7 +65,7 @@ struct mt_cublaslt {
     mt_lt_grouped_init GroupedMatrixLayoutInit_internal; /* NULL: not in this version */
     cublasLtHandle_t handle;
     mt_lt_groups groups;
-    char text[64];
+    char text[96];
     void *workspace; /* MT_LT_WORKSPACE bytes; of the loop, for each stream */
     /* of the loop */
     cudaStream_t streams[MT_LT_STREAMS];

@@ -473,7 +473,7 @@ static void take_set(struct cuda *cuda, const struct kernel_set *set,
     static const char *const paths[COMPUTE_DTYPES] = { "tiled f64", "tiled f32", NULL };
     cuda->hopper = set->hopper && card->major == 9 && card->minor == 0, cuda->fp8 = set->fp8;
     snprintf(cuda->gemm_path, sizeof cuda->gemm_path, "%s%s%s",
-             cuda->lt ? mt_cublaslt_text(cuda->lt) : "", cuda->lt ? "; else " : "",
+             cuda->lt ? mt_cublaslt_text(cuda->lt) : "", cuda->lt ? ": " : "",
              set->hopper && !cuda->hopper ? sets[SET_generic].gemm_path : set->gemm_path);
     for (int i = 0; i < COMPUTE_DTYPES; i++) {
         struct mt_kernels *k = &cuda->kernels[i];
