@@ -220,7 +220,8 @@ struct checked {
     const struct product *p;
     const struct rows *rows;
     const double *a, *b, *sum, *size;
-    bool lossy; /* fp8 tensor cores and values that they round */
+    bool codes; /* multiplied by fp8 tensor cores: mt_gemm_fp8_loss */
+    bool lossy; /* and values that they round */
     double worst;
 };
 
@@ -229,7 +230,7 @@ static void verify(struct checked *c, const char *path, const void *got)
     const struct product *p = c->p;
     bool wgrad = p->layout == MT_GEMM_NT;
     int scales = mt_gemm_scale_roundings(mt_gemm_a(&p->args)->format, mt_gemm_b(&p->args)->format);
-    if (c->lossy) scales = 3;
+    if (c->codes) scales = 3;
     for (int64_t e = 0, at = 0; e < c->rows->members; e++) {
         int64_t rows = c->rows->counts[e], depth = wgrad ? rows : p->depth;
         int64_t first = at, end = at + (wgrad ? p->n : rows) * p->columns;
@@ -284,12 +285,12 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
     make_product(&p, rows, layout, c, n, k, values);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
     double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
-    struct checked checked = { &p, rows, a, b, sum, size, false, 0 };
+    struct checked checked = { &p, rows, a, b, sum, size, false, false, 0 };
     run_and_verify(&checked, &p, NULL);
     p.args.d = sum; /* any: what is chosen does not depend on where it is */
     if (native(&path, &p)) {
         static const int widths[] = { 192, 128, 64 };
-        checked.lossy = values == NORMAL, checked.worst = 0;
+        checked.codes = true, checked.lossy = values == NORMAL, checked.worst = 0;
         for (int i = 0; i < 3; i++) {
             path.width = widths[i], path.super = i ? 1 : 8;
             run_and_verify(&checked, &p, &path);

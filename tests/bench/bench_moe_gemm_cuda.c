@@ -1,8 +1,9 @@
 /* moe_gemm on a GPU: one kernel against its parts in turn, at the layers of HOPPER.md.
  *
  * Usage: bench_moe_gemm_cuda [LAYER], layers with LAYER in their names. The results are compared
- * bit for bit; times are medians of single launches between events, L2 flushed before each, the two
- * taking turns. Needs a build with CUDA=1. */
+ * bit for bit; times are medians of single launches between events, L2 flushed before each, all
+ * taking turns: the op as chosen, its parts, their product alone, the one kernel by every variant.
+ * Needs a build with CUDA=1. */
 #include "tests/bench/gemm_cuda.h"
 
 #include "kernels/cuda/moe_gemm_path.h"
@@ -102,24 +103,47 @@ static void free_op(struct op *o)
     device_free(o->scratch);
 }
 
-static double run(struct op *o, int parts, void *flush, cudaEvent_t begin, cudaEvent_t end)
+/* What is timed: the op by the variants from 0 on, and these. */
+enum { CHOSEN = MT_CUDA_GEMM_VARIANTS, PARTS, PRODUCT, WAYS };
+
+/* The product that the parts have, of the rows that they gathered. */
+static mt_status run_product(const struct op *o, struct mt_moe_gemm_args args)
+{
+    mt_qtensor rows = o->layout == MT_GEMM_NT ? o->a : o->b;
+    if (o->layout != MT_GEMM_NN) rows = mt_qtensor_plain(rows.group, MT_BF16, o->scratch);
+    *(o->layout == MT_GEMM_NT ? &args.gemm.a : &args.gemm.b) = &rows;
+    if (o->layout == MT_GEMM_NN) args.gemm.d = o->scratch;
+    return mt_gemm(&stream, &args.gemm);
+}
+
+static mt_status run_way(struct op *o, int way)
+{
+    struct mt_moe_gemm_args args = o->args;
+    mt_cuda_gemm_path path = { .variant = way, .width = 192, .super = 8 };
+    if (way == MT_CUDA_GEMM_PINGPONG) path.super = 1;
+    args.gemm.d = o->d[way == PARTS], args.act = o->act[way == PARTS], args.scratch = o->scratch;
+    if (way == PARTS) return mt_moe_gemm_parts(&stream, &args);
+    if (way == PRODUCT) return run_product(o, args);
+    return way == CHOSEN ? mt_moe_gemm(&stream, &args) : mt_cuda_moe_gemm_by(&stream, &args, &path);
+}
+
+/* Negative: there is no such way. */
+static double run(struct op *o, int way, void *flush, cudaEvent_t begin, cudaEvent_t end)
 {
     float ms;
-    struct mt_moe_gemm_args args = o->args;
-    args.gemm.d = o->d[parts], args.act = o->act[parts], args.scratch = o->scratch;
     CUDA_OK(cudaMemsetAsync(flush, 0, FLUSH, queue));
     CUDA_OK(cudaEventRecord(begin, queue));
-    assert_ok(parts ? mt_moe_gemm_parts(&stream, &args) : mt_moe_gemm(&stream, &args));
+    if (run_way(o, way) != MT_OK) return -1;
     CUDA_OK(cudaEventRecord(end, queue));
     CUDA_OK(cudaEventSynchronize(end));
     CUDA_OK(cudaEventElapsedTime(&ms, begin, end));
     return (double)ms;
 }
 
-/* The first gigabyte. */
+/* The first quarter of a gigabyte. */
 static void expect_same(const char *what, const void *a, const void *b, size_t bytes)
 {
-    if (bytes > (size_t)1 << 30) bytes = (size_t)1 << 30;
+    if (bytes > (size_t)1 << 28) bytes = (size_t)1 << 28;
     char *x = malloc(bytes), *y = malloc(bytes);
     assert_true(x && y);
     CUDA_OK(cudaMemcpy(x, a, bytes, cudaMemcpyDefault));
@@ -133,7 +157,7 @@ static void time_op(const struct layer *l, mt_gemm_layout layout, const struct r
                     const int32_t *row_token, const int64_t *used)
 {
     struct op o;
-    double ms[2][LAUNCHES];
+    double ms[WAYS][LAUNCHES], median[WAYS];
     char text[MT_CUDA_MOE_GEMM_TEXT];
     mt_cuda_gemm_path path;
     cudaEvent_t begin, end;
@@ -146,19 +170,26 @@ static void time_op(const struct layer *l, mt_gemm_layout layout, const struct r
     bool fused = mt_cuda_moe_gemm_choose(&stream, &args, &path);
     mt_cuda_moe_gemm_print(text, &args, &path, fused);
     for (int i = -2; i < LAUNCHES; i++)
-        for (int parts = 0; parts < 2; parts++) {
-            double t = run(&o, parts, flush, begin, end);
-            if (i >= 0) ms[parts][i] = t;
+        for (int way = 0; way < WAYS; way++) {
+            double t = run(&o, way, flush, begin, end);
+            if (i >= 0) ms[way][i] = t;
+            if (i == -1 && way == PARTS) {
+                expect_same(op_names[layout], o.d[0], o.d[1], o.bytes);
+                if (o.act_bytes) expect_same("act", o.act[0], o.act[1], o.act_bytes);
+            }
         }
-    expect_same(op_names[layout], o.d[0], o.d[1], o.bytes);
-    if (o.act_bytes) expect_same("act", o.act[0], o.act[1], o.act_bytes);
-    for (int parts = 0; parts < 2; parts++) qsort(ms[parts], LAUNCHES, sizeof(double), by_value);
-    double one = ms[0][LAUNCHES / 2], all = ms[1][LAUNCHES / 2];
+    for (int way = 0; way < WAYS; way++) {
+        qsort(ms[way], LAUNCHES, sizeof(double), by_value);
+        median[way] = ms[way][LAUNCHES / 2];
+    }
     double products = (double)r->total * (double)l->d * (double)l->f;
-    double tflop = (layout == MT_GEMM_NN ? 2 : 4) * products / 1e12;
-    printf("%-10s %-10s one %7.3f ms %4.0f TFLOP/s  parts %7.3f ms %4.0f  ratio %.3f  %s\n",
-           l->name, op_names[layout], one, tflop / one * 1e3, all, tflop / all * 1e3, all / one,
-           text);
+    double gflop = (layout == MT_GEMM_NN ? 2 : 4) * products / 1e9;
+    printf("%-10s %-10s one %7.3f ms %4.0f TFLOP/s  parts %7.3f ms %4.0f  ratio %.3f  %s;"
+           " product alone %.3f ms; pairs, alone, ping-pong:",
+           l->name, op_names[layout], median[CHOSEN], gflop / median[CHOSEN], median[PARTS],
+           gflop / median[PARTS], median[PARTS] / median[CHOSEN], text, median[PRODUCT]);
+    for (int way = 0; way < CHOSEN; way++) printf(" %.3f", median[way]);
+    printf("\n");
     fflush(stdout);
     free_op(&o);
     device_free(flush);
