@@ -6,7 +6,10 @@
 
 #include "dist/fsdp_priv.h"
 
-enum { AHEAD = 2 }; /* units here at a time: the one in use, and the next */
+enum {
+    AHEAD = 2,   /* units here at a time: the one in use, and the next */
+    SLACK = 4096 /* bytes of staging beyond a gather, where rows are quantized for the moment */
+};
 
 static const char *const pass_names[MT_DIR_COUNT] = { "forward", "backward" };
 
@@ -24,13 +27,15 @@ static void wire_label(char text[64], const mt_fsdp *f, int64_t wire)
 /* The slot to fill: the wire's own where all are kept, else the one used longest ago. */
 static mt_copy_slot *choose_slot(mt_fsdp *f, int64_t wire)
 {
-    if (f->keep) return &f->slots[wire];
+    if (f->options.keep_gathered) return &f->slots[wire];
     mt_copy_slot *oldest = &f->slots[0];
     for (int64_t i = 1; i < f->slot_count; i++)
         if (f->slots[i].used < oldest->used) oldest = &f->slots[i];
     return oldest;
 }
 
+/* Begins when the passes are done with what the slot has held, and the own wires are written: with
+ * all that they were given until now. */
 static mt_status gather(mt_fsdp *f, int64_t wire)
 {
     mt_wire *w = &f->wire[wire];
@@ -38,11 +43,19 @@ static mt_status gather(mt_fsdp *f, int64_t wire)
     char label[64];
     mt_fsdp_evict(f, slot);
     wire_label(label, f, wire);
-    MT_TRY(mt_comm_all_gather(f->comm, &f->stream, f->staging, (char *)f->own + w->at, w->bytes,
+    MT_TRY(mt_event_record(&f->asked, &f->stream));
+    MT_TRY(mt_event_wait(&f->asked, &f->gathering));
+    MT_TRY(mt_comm_all_gather(f->comm, &f->gathering, f->staging, (char *)f->own + w->at, w->bytes,
                               label));
     mt_fsdp_place(f, wire, slot->memory);
     MT_TRY(mt_fsdp_unpack(f, wire, f->staging));
-    slot->wire = wire, slot->used = ++f->clock;
+    /* A pass may be reading the masters that came with the other direction: these are not here yet.
+     */
+    const mt_wire *other = &f->wire[wire ^ 1];
+    if (other->slot >= 0) mt_fsdp_place(f, wire ^ 1, f->slots[other->slot].memory);
+    MT_TRY(mt_event_record(&slot->ready, &f->gathering));
+    MT_TRY(mt_event_record(&f->gathered, &f->gathering));
+    slot->wire = wire, slot->used = ++f->clock, slot->joined = false;
     w->slot = (int)(slot - f->slots);
     f->counts.gathers++;
     f->counts.gathered_bytes += (int64_t)w->bytes * (mt_comm_size(f->comm) - 1);
@@ -66,43 +79,81 @@ static mt_status need(void *context, mt_param *param, mt_dir dir)
     int64_t wire = mt_wire_of(param->unit, dir);
     mt_wire *w = &f->wire[wire];
     if (w->slot < 0) MT_TRY(gather(f, wire));
-    f->slots[w->slot].used = ++f->clock;
+    mt_copy_slot *slot = &f->slots[w->slot];
+    if (!slot->joined) MT_TRY(mt_event_wait(&slot->ready, &f->stream));
+    slot->joined = true, slot->used = ++f->clock;
     return wire == f->current ? MT_OK : go_on(f, wire);
 }
 
 /* ---- gradients ---------------------------------------------------------------------------------
  */
 
-/* A unit's gradients, whole on every rank, into the order of the shards: rank after rank. */
+static mt_dtype wire_dtype(const mt_fsdp *f, const mt_param *p)
+{
+    return f->options.reduce_bf16 ? MT_BF16 : p->dtype;
+}
+
+/* Gradients [first, first + count) of a param to their place in the outbox. */
+static mt_status send_gradients(mt_fsdp *f, const mt_param *p, mt_piece piece, char *to)
+{
+    mt_dtype wire = wire_dtype(f, p);
+    size_t size = mt_dtype_size(p->dtype);
+    const char *from = (const char *)p->grad + (size_t)piece.first * size;
+    if (wire == p->dtype)
+        return mt_device_copy_async(&f->reducing, to, from, (size_t)piece.count * size);
+    return mt_cast(
+        &f->reducing,
+        &(struct mt_cast_args){
+            .dtype = wire, .count = piece.count, .y = to, .x = from, .x_dtype = p->dtype });
+}
+
+/* A unit's gradients, whole on every rank, into the order of the shards: rank after rank, with
+ * zeros between params. */
 static mt_status sort_gradients(mt_fsdp *f, const mt_unit *u, size_t size)
 {
-    char *to = f->staging;
-    int ranks = mt_comm_size(f->comm);
-    MT_TRY(mt_device_zero(f->device, to, (size_t)ranks * (size_t)u->elements * size));
-    for (int64_t i = u->first; i < u->first + u->count; i++) {
-        const mt_param *p = mt_param_store_get(f->store, i);
-        for (int r = 0; r < ranks; r++) {
+    for (int r = 0; r < mt_comm_size(f->comm); r++) {
+        char *to = (char *)f->outbox + (size_t)r * (size_t)u->elements * size;
+        int64_t done = 0;
+        for (int64_t i = u->first; i < u->first + u->count; i++) {
+            const mt_param *p = mt_param_store_get(f->store, i);
             mt_piece piece = mt_param_piece(f->store, p, r);
-            int64_t at = r * u->elements + piece.offset - u->offset;
-            MT_TRY(mt_device_copy(f->device, to + (size_t)at * size,
-                                  (const char *)p->grad + (size_t)piece.first * size,
-                                  (size_t)piece.count * size));
+            int64_t at = piece.offset - u->offset;
+            if (!piece.count) continue;
+            MT_TRY(mt_device_zero_async(&f->reducing, to + (size_t)done * size,
+                                        (size_t)(at - done) * size));
+            MT_TRY(send_gradients(f, p, piece, to + (size_t)at * size));
+            done = at + piece.count;
         }
+        MT_TRY(mt_device_zero_async(&f->reducing, to + (size_t)done * size,
+                                    (size_t)(u->elements - done) * size));
     }
     return MT_OK;
 }
 
+/* Begins when the passes have done all that they were given until now. */
 static mt_status reduce(mt_fsdp *f, int64_t unit)
 {
     mt_unit u = mt_param_store_unit(f->store, unit);
     const mt_param *first = mt_param_store_get(f->store, u.first);
-    size_t size = mt_dtype_size(first->dtype);
-    char *to = (char *)mt_param_store_grad(f->store) + (size_t)u.offset * size, label[64];
+    mt_dtype wire = wire_dtype(f, first);
+    size_t size = mt_dtype_size(wire);
+    char *own =
+             (char *)mt_param_store_grad(f->store) + (size_t)u.offset * mt_dtype_size(first->dtype),
+         label[64];
+    void *to = wire == first->dtype ? (void *)own : f->sum;
     f->pending[unit] = -1;
     snprintf(label, sizeof label, "%.40s, gradients", first->name);
+    MT_TRY(mt_event_record(&f->final, &f->stream));
+    MT_TRY(mt_event_wait(&f->final, &f->reducing));
     MT_TRY(sort_gradients(f, &u, size));
-    MT_TRY(mt_comm_reduce_scatter(f->comm, &f->stream, to, f->staging, u.elements, first->dtype,
+    MT_TRY(mt_comm_reduce_scatter(f->comm, &f->reducing, to, f->outbox, u.elements, wire,
                                   MT_REDUCE_SUM, label));
+    if (to != own)
+        MT_TRY(mt_cast(
+            &f->reducing,
+            &(struct mt_cast_args){
+                .dtype = first->dtype, .count = u.elements, .y = own, .x = to, .x_dtype = wire }));
+    MT_TRY(mt_event_record(&f->reduced, &f->reducing));
     f->counts.reduces++;
     f->counts.reduced_bytes += u.elements * (int64_t)size * (mt_comm_size(f->comm) - 1);
     return MT_OK;
@@ -110,7 +161,7 @@ static mt_status reduce(mt_fsdp *f, int64_t unit)
 
 void mt_fsdp_begin_reduce(mt_fsdp *f)
 {
-    f->reducing = true;
+    f->last_pass = true;
     for (int64_t u = 0; u < f->units; u++) f->pending[u] = 0;
     for (int64_t i = 0; i < mt_param_store_count(f->store); i++) {
         const mt_param *p = mt_param_store_get(f->store, i);
@@ -121,17 +172,17 @@ void mt_fsdp_begin_reduce(mt_fsdp *f)
 mt_status mt_fsdp_grad_ready(void *fsdp, mt_param *param)
 {
     mt_fsdp *f = fsdp;
-    if (!f->reducing || --f->pending[param->unit] > 0) return MT_OK;
+    if (!f->last_pass || --f->pending[param->unit] > 0) return MT_OK;
     return reduce(f, param->unit);
 }
 
 mt_status mt_fsdp_end_reduce(mt_fsdp *f, mt_stream *stream)
 {
     f->stream = *stream;
-    for (int64_t u = 0; f->reducing && u < f->units; u++)
+    for (int64_t u = 0; f->last_pass && u < f->units; u++)
         if (f->pending[u] >= 0 && mt_param_store_unit(f->store, u).count) MT_TRY(reduce(f, u));
-    f->reducing = false;
-    return MT_OK;
+    f->last_pass = false;
+    return mt_event_wait(&f->reduced, stream);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------
@@ -156,29 +207,42 @@ static mt_status make_slots(mt_fsdp *f)
     for (int64_t i = 0; i < f->slot_count; i++) {
         mt_copy_slot *s = &f->slots[i];
         s->wire = -1, s->used = 0;
-        MT_TRY(resize(f, &s->memory, &s->bytes, f->keep ? f->wire[i].copy_bytes : most,
-                      MT_MEMORY_COMPUTE));
+        MT_TRY(resize(f, &s->memory, &s->bytes,
+                      f->options.keep_gathered ? f->wire[i].copy_bytes : most, MT_MEMORY_COMPUTE));
     }
     return MT_OK;
 }
 
-mt_status mt_fsdp_layout(mt_fsdp *f)
+/* Memory that all units share, as large as the largest needs it. */
+static mt_status resize_shared(mt_fsdp *f)
 {
-    size_t own = f->own_bytes, real = f->real_bytes, ranks = (size_t)mt_comm_size(f->comm);
-    MT_TRY(mt_fsdp_cut_wires(f));
-    size_t need_own = f->own_bytes, need_real = f->real_bytes, staging = 0;
-    f->own_bytes = own, f->real_bytes = real; /* what is allocated */
+    size_t ranks = (size_t)mt_comm_size(f->comm), staging = 0, elements = 0;
     for (int64_t i = 0; i < f->wires; i++) {
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
-        size_t gradients = (size_t)u.elements * sizeof(double);
-        f->wire[i].slot = -1;
-        mt_fsdp_place(f, i, NULL);
-        if (f->wire[i].bytes * ranks > staging) staging = f->wire[i].bytes * ranks;
-        if (gradients * ranks > staging) staging = gradients * ranks;
+        if (f->wire[i].bytes > staging) staging = f->wire[i].bytes;
+        if ((size_t)u.elements > elements) elements = (size_t)u.elements;
     }
+    const mt_param *any = mt_param_store_get(f->store, 0);
+    size_t size = mt_dtype_size(wire_dtype(f, any));
+    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging * ranks + SLACK, MT_MEMORY_WORKSPACE));
+    MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size * ranks, MT_MEMORY_WORKSPACE));
+    return f->options.reduce_bf16
+               ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_WORKSPACE)
+               : MT_OK;
+}
+
+mt_status mt_fsdp_layout(mt_fsdp *f)
+{
+    size_t own = f->own_bytes, real = f->real_bytes;
+    MT_TRY(mt_device_synchronize(f->device)); /* nobody uses what goes */
+    MT_TRY(mt_fsdp_cut_wires(f));
+    size_t need_own = f->own_bytes, need_real = f->real_bytes;
+    f->own_bytes = own, f->real_bytes = real; /* what is allocated */
+    for (int64_t i = 0; i < f->wires; i++) f->wire[i].slot = -1;
+    for (int64_t i = 0; i < f->wires; i++) mt_fsdp_place(f, i, NULL);
     MT_TRY(resize(f, &f->own, &f->own_bytes, need_own, MT_MEMORY_COMPUTE));
     MT_TRY(resize(f, &f->real, &f->real_bytes, need_real, MT_MEMORY_WORKSPACE));
-    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging, MT_MEMORY_WORKSPACE));
+    MT_TRY(resize_shared(f));
     MT_TRY(make_slots(f));
     for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
     f->previous = f->current = -1;
@@ -201,14 +265,26 @@ static mt_status make_amaxes(mt_fsdp *f)
     return mt_device_zero(f->device, f->amax, f->amax_bytes);
 }
 
+static mt_status make_streams(mt_fsdp *f)
+{
+    MT_TRY(mt_stream_create(&f->gathering, f->device));
+    MT_TRY(mt_stream_create(&f->reducing, f->device));
+    mt_event *const events[] = { &f->asked, &f->gathered, &f->final, &f->reduced };
+    for (int i = 0; i < 4; i++) MT_TRY(mt_event_create(events[i], f->device));
+    for (int64_t i = 0; i < f->slot_count; i++)
+        MT_TRY(mt_event_create(&f->slots[i].ready, f->device));
+    return MT_OK;
+}
+
 static mt_status build(mt_fsdp *f)
 {
     f->wire = calloc((size_t)f->wires, sizeof *f->wire);
-    f->slot_count = f->keep ? f->wires : AHEAD;
+    f->slot_count = f->options.keep_gathered ? f->wires : AHEAD;
     f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
     f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
     f->pending = calloc((size_t)f->units, sizeof *f->pending);
     MT_REQUIRE(f->wire && f->slots && f->next && f->pending, MT_ENOMEM, "fsdp: out of memory");
+    MT_TRY(make_streams(f));
     MT_TRY(make_amaxes(f));
     MT_TRY(mt_fsdp_layout(f));
     for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
@@ -216,7 +292,8 @@ static mt_status build(mt_fsdp *f)
     return MT_OK;
 }
 
-mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm, bool keep_gathered)
+mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm,
+                         const mt_fsdp_options *options)
 {
     *fsdp = NULL;
     MT_REQUIRE(mt_param_store_world(store) == mt_comm_size(comm), MT_EINVAL,
@@ -224,7 +301,7 @@ mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm, b
                mt_comm_size(comm));
     mt_fsdp *f = calloc(1, sizeof *f);
     MT_REQUIRE(f, MT_ENOMEM, "fsdp: out of memory");
-    f->store = store, f->comm = comm, f->keep = keep_gathered;
+    f->store = store, f->comm = comm, f->options = *options;
     f->device = mt_param_store_device(store);
     f->stream.device = f->device;
     f->source = (mt_param_source){ need, f };
@@ -243,6 +320,11 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     mt_fsdp *f = *fsdp;
     if (!f) return;
     void *amax = f->amax;
+    mt_stream_destroy(&f->gathering);
+    mt_stream_destroy(&f->reducing);
+    mt_event *const events[] = { &f->asked, &f->gathered, &f->final, &f->reduced };
+    for (int i = 0; i < 4; i++) mt_event_destroy(events[i]);
+    for (int64_t i = 0; f->slots && i < f->slot_count; i++) mt_event_destroy(&f->slots[i].ready);
     for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
         mt_param_store_get(f->store, i)->source = NULL;
     for (int64_t i = 0; f->wire && i < f->wires; i++) free(f->wire[i].list);
@@ -251,6 +333,8 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     mt_device_free(f->device, &f->own, f->own_bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->real, f->real_bytes, MT_MEMORY_WORKSPACE);
     mt_device_free(f->device, &f->staging, f->staging_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(f->device, &f->outbox, f->outbox_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(f->device, &f->sum, f->sum_bytes, MT_MEMORY_WORKSPACE);
     mt_device_free(f->device, &amax, f->amax_bytes, MT_MEMORY_STATE);
     free(f->wire);
     free(f->slots);

@@ -5,7 +5,11 @@
  * needs a unit, the ranks all-gather the wires of one direction and unpack them to compute copies
  * as one rank would have them, bit for bit. Two units are here at a time, the one in use and the
  * next, which is fetched ahead: which comes next is learned from the passes before. Gradients of a
- * unit are reduced and scattered as soon as its last one is final. */
+ * unit are reduced and scattered as soon as its last one is final.
+ *
+ * On a device with streams, units are gathered and unpacked in one stream of their own and
+ * gradients are reduced in another, beside what the device's own stream computes; events say who
+ * waits for whom, and the host for nobody. */
 #pragma once
 
 #include "core/param.h"
@@ -17,10 +21,15 @@ extern "C" {
 
 typedef struct mt_fsdp mt_fsdp;
 
-/* For a store cut over the ranks of `comm` and allocated; becomes the source of its params. Keeps
- * every unit that was gathered until the weights change if `keep_gathered`. Ownership: store and
- * comm are borrowed. */
-mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm, bool keep_gathered);
+typedef struct mt_fsdp_options {
+    bool keep_gathered; /* every unit that was gathered stays until the weights change */
+    bool reduce_bf16;   /* gradients are rounded to bf16 for the wire, and their sum again */
+} mt_fsdp_options;
+
+/* For a store cut over the ranks of `comm` and allocated; becomes the source of its params. Passes
+ * run in the device's own stream. Ownership: store and comm are borrowed. */
+mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm,
+                         const mt_fsdp_options *options);
 void mt_fsdp_destroy(mt_fsdp **fsdp);
 
 /* Lays wires and copies out for the recipes in force (mt_param.linear): before the first refresh,

@@ -30,32 +30,38 @@ typedef struct mt_wire {
 typedef struct mt_copy_slot {
     void *memory;
     size_t bytes;
-    int64_t wire;  /* which is there; -1: none */
-    uint64_t used; /* when last */
+    int64_t wire;   /* which is there; -1: none */
+    uint64_t used;  /* when last */
+    mt_event ready; /* it has been filled, */
+    bool joined;    /* and the passes' stream waits for that */
 } mt_copy_slot;
 
 struct mt_fsdp {
     mt_param_store *store;
     mt_device *device;
     mt_comm *comm;
-    mt_stream stream;
-    bool keep;
+    mt_stream stream;              /* of the passes: the device's own */
+    mt_stream gathering, reducing; /* beside it */
+    mt_event asked, gathered;      /* what the passes were given; the end of the last gather, */
+    mt_event final, reduced;       /* the same of gradients */
+    mt_fsdp_options options;
     mt_param_source source;
     int64_t units, wires; /* wires: unit u, direction d is 2 u + d */
     mt_wire *wire;
     mt_copy_slot *slots;
     int64_t slot_count;
     uint64_t clock;
-    void *own, *staging, *real; /* own wires; what a gather or a reduction receives; a native
-                                   weight in masters' dtype, on its way to be packed */
-    size_t own_bytes, staging_bytes, real_bytes;
+    void *own, *staging, *real; /* own wires; what a gather receives; a native weight in masters'
+                                   dtype, on its way to be packed */
+    void *outbox, *sum;         /* gradients as they are sent; their sum in bf16 */
+    size_t own_bytes, staging_bytes, real_bytes, outbox_bytes, sum_bytes;
     float *amax; /* device: of every packed param, row, column, members */
     size_t amax_bytes;
     int64_t *amax_at; /* of param i: first of its 2 N; -1 none */
     /* What is needed after what: [previous + 1, current] -> next, -1 unknown; and where we are. */
     int32_t *next;
     int64_t previous, current;
-    bool reducing;
+    bool last_pass;   /* of a step: gradients that are final are reduced */
     int64_t *pending; /* gradients of a unit still to come; -1: reduced */
     mt_fsdp_counts counts;
 };
@@ -79,7 +85,7 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f);
 void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory);
 /* Gives up what is in a slot. */
 void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot);
-/* Fills the copies of a wire from what the ranks sent. */
+/* Fills the copies of a wire from what the ranks sent, in the gathers' stream. */
 mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received);
 
 static inline int64_t mt_wire_of(int64_t unit, mt_dir dir)

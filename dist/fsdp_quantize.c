@@ -230,8 +230,8 @@ static mt_status write_masters(mt_fsdp *f)
         for (int64_t j = w->own; j < w->own + w->own_count; j++) {
             const mt_fragment *x = &w->list[j];
             if (!x->real) continue;
-            MT_TRY(mt_device_copy(f->device, (char *)f->own + w->at + x->codes,
-                                  source_of(x, x->param->own_master), x->code_bytes));
+            MT_TRY(mt_device_copy_async(&f->stream, (char *)f->own + w->at + x->codes,
+                                        source_of(x, x->param->own_master), x->code_bytes));
         }
     }
     return MT_OK;
@@ -240,6 +240,7 @@ static mt_status write_masters(mt_fsdp *f)
 mt_status mt_fsdp_refresh(mt_fsdp *f, mt_stream *stream)
 {
     f->stream = *stream;
+    MT_TRY(mt_event_wait(&f->gathered, stream)); /* gathers read the own wires, and fill staging */
     for (int64_t i = 0; i < f->slot_count; i++) mt_fsdp_evict(f, &f->slots[i]);
     if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = -1;
     f->previous = f->current = -1;

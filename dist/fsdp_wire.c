@@ -185,14 +185,19 @@ void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot)
 /* ---- unpacking ---------------------------------------------------------------------------------
  */
 
+static mt_status copy_bytes(mt_fsdp *f, void *to, const void *from, size_t bytes)
+{
+    return mt_device_copy_async(&f->gathering, to, from, bytes);
+}
+
 /* `lines` runs of `bytes`, from one pitch to another. */
 static mt_status copy_lines(mt_fsdp *f, char *to, int64_t to_pitch, const char *from,
                             int64_t from_pitch, int64_t bytes, int64_t lines)
 {
-    if (to_pitch == bytes && from_pitch == bytes) bytes *= lines, lines = 1;
-    for (int64_t i = 0; i < lines; i++)
-        MT_TRY(mt_device_copy(f->device, to + i * to_pitch, from + i * from_pitch, (size_t)bytes));
-    return MT_OK;
+    const struct mt_copy_lines c = {
+        to, from, (size_t)to_pitch, (size_t)from_pitch, (size_t)bytes, lines
+    };
+    return mt_device_copy_lines(&f->gathering, &c);
 }
 
 /* Scales of rows [row, row + rows) of a member into those of all of it. */
@@ -204,7 +209,7 @@ static mt_status unpack_scales(mt_fsdp *f, const mt_fragment *x, mt_dir dir, con
     mt_direction_shape all = mt_direction_shape_of(d, dir, x->param->group.m, k);
     int64_t size = (int64_t)part.scale_size;
     to += x->member * all.scale_count * size;
-    if (block == 0) return mt_device_copy(f->device, to, from, (size_t)size);
+    if (block == 0) return copy_bytes(f, to, from, (size_t)size);
     bool shared = all.scale_lines != (dir == MT_ROW ? x->param->group.m : k);
     int64_t line = dir == MT_ROW ? x->row / (shared ? block : 1) : 0;
     int64_t along = dir == MT_COL ? x->row / block : 0;
@@ -224,10 +229,10 @@ static mt_status unpack_codes(mt_fsdp *f, const mt_fragment *x, mt_dir dir, cons
     char *codes = (char *)d->codes + x->member * all.code_bytes;
     const char *from = rank_wire + x->codes, *scales = rank_wire + x->scales;
     if (x->members > 1 || x->rows == g.m) {
-        MT_TRY(mt_device_copy(f->device, codes, from, x->code_bytes));
+        MT_TRY(copy_bytes(f, codes, from, x->code_bytes));
         if (!x->scale_bytes) return MT_OK;
         char *to = (char *)d->scales + x->member * all.scale_count * (int64_t)all.scale_size;
-        return mt_device_copy(f->device, to, scales, x->scale_bytes);
+        return copy_bytes(f, to, scales, x->scale_bytes);
     }
     mt_direction_shape part = mt_direction_shape_of(d, dir, x->rows, g.k);
     int64_t skip = all.transposed ? x->row / d->format->codes_per_byte : x->row * all.code_pitch;
@@ -236,13 +241,19 @@ static mt_status unpack_codes(mt_fsdp *f, const mt_fragment *x, mt_dir dir, cons
     return x->scale_bytes ? unpack_scales(f, x, dir, d, scales, d->scales) : MT_OK;
 }
 
+/* Whether a packed weight is its values in their order: then both directions may be one. */
+static bool packs_plainly(const mt_fsdp *f, const mt_param *p)
+{
+    return f->device->kernels[p->compute]->packed_shared;
+}
+
 /* A native fragment, into the weight in masters' dtype. */
 static mt_status widen(mt_fsdp *f, const mt_fragment *x, const char *from)
 {
     const mt_param *p = x->param;
     char *to = (char *)f->real + (size_t)x->first * mt_dtype_size(p->dtype);
     return mt_cast(
-        &f->stream,
+        &f->gathering,
         &(struct mt_cast_args){
             .dtype = p->dtype, .count = x->count, .y = to, .x = from, .x_dtype = p->compute });
 }
@@ -250,8 +261,9 @@ static mt_status widen(mt_fsdp *f, const mt_fragment *x, const char *from)
 static mt_status pack(mt_fsdp *f, const mt_param *p, mt_dir dir)
 {
     mt_qtensor packed = mt_qtensor_select(&p->weight, dir);
-    return mt_pack_weight(&f->stream, &(struct mt_pack_weight_args){
-                                          .dtype = p->compute, .master = f->real, .out = &packed });
+    return mt_pack_weight(
+        &f->gathering,
+        &(struct mt_pack_weight_args){ .dtype = p->compute, .master = f->real, .out = &packed });
 }
 
 mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received)
@@ -264,7 +276,11 @@ mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received)
         const char *sent = received + (size_t)x->rank * w->bytes;
         if (x->real) {
             char *to = (char *)p->master + (size_t)x->first * mt_dtype_size(p->dtype);
-            MT_TRY(mt_device_copy(f->device, to, sent + x->codes, x->code_bytes));
+            MT_TRY(copy_bytes(f, to, sent + x->codes, x->code_bytes));
+        } else if (mt_fsdp_native(p, dir) && packs_plainly(f, p)) {
+            char *to = (char *)p->weight.dir[dir].codes;
+            MT_TRY(copy_bytes(f, to + (size_t)x->first * mt_dtype_size(p->compute), sent + x->codes,
+                              x->code_bytes));
         } else if (mt_fsdp_native(p, dir)) {
             MT_TRY(widen(f, x, sent + x->codes));
             if (x->first + x->count == mt_param_count(p)) MT_TRY(pack(f, p, dir));

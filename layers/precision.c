@@ -35,7 +35,7 @@ struct mt_precision {
     void *nans; /* counts of NaN, device int64: layer by layer, W X dY, members */
     int64_t nan_count;
     mt_comm *comm;
-    bool keep_gathered;
+    mt_fsdp_options shards;
     mt_fsdp *fsdp; /* NULL with one rank */
     void *amaxes;  /* with ranks: slot 0 of every history, device f32 */
     int64_t amax_count;
@@ -130,7 +130,7 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
     mt_precision *p = calloc(1, sizeof *p);
     MT_REQUIRE(p, MT_ENOMEM, "precision: out of memory");
     p->store = store;
-    if (options) p->comm = options->comm, p->keep_gathered = options->keep_gathered;
+    if (options) p->comm = options->comm, p->shards = options->shards;
     if (is_shared(p)) mt_param_store_shard(store, mt_comm_rank(p->comm), mt_comm_size(p->comm));
     mt_status status = build(p, options);
     if (status != MT_OK) {
@@ -190,7 +190,7 @@ static mt_status make_delayed(mt_precision *p)
 }
 
 /* Slot 0 of every history to p->amaxes, or back. */
-static mt_status move_amaxes(mt_precision *p, bool back)
+static mt_status move_amaxes(mt_precision *p, mt_stream *stream, bool back)
 {
     float *at = p->amaxes;
     for (int64_t i = 0; i < p->count; i++)
@@ -198,8 +198,8 @@ static mt_status move_amaxes(mt_precision *p, bool back)
             if (!p->layers[i].delayed[s]) continue;
             float *slot = delayed_of(&p->layers[i], s)->history;
             int64_t n = p->layers[i].weight->group.members;
-            MT_TRY(mt_device_copy(device_of(p), back ? slot : at, back ? at : slot,
-                                  (size_t)n * sizeof *at));
+            MT_TRY(mt_device_copy_async(stream, back ? slot : at, back ? at : slot,
+                                        (size_t)n * sizeof *at));
             at += n;
         }
     return MT_OK;
@@ -215,10 +215,10 @@ static mt_status reduce_amaxes(mt_precision *p, mt_stream *stream)
                                MT_MEMORY_STATE));
         p->amax_count = count;
     }
-    MT_TRY(move_amaxes(p, false));
+    MT_TRY(move_amaxes(p, stream, false));
     MT_TRY(mt_comm_all_reduce(p->comm, stream, p->amaxes, count, MT_F32, MT_REDUCE_MAX,
                               "amaxes of delayed scaling"));
-    return move_amaxes(p, true);
+    return move_amaxes(p, stream, true);
 }
 
 mt_status mt_precision_end_step(mt_precision *p, mt_stream *stream)
@@ -318,7 +318,7 @@ const char *mt_precision_nans_of(const mt_precision *p, int64_t first, const cha
 static mt_status lay_out(mt_precision *p)
 {
     if (p->fsdp) return mt_fsdp_layout(p->fsdp);
-    if (is_shared(p)) return mt_fsdp_create(&p->fsdp, p->store, p->comm, p->keep_gathered);
+    if (is_shared(p)) return mt_fsdp_create(&p->fsdp, p->store, p->comm, &p->shards);
     for (int64_t i = 0; i < p->count; i++)
         MT_TRY(mt_linear_place(p->layers[i].weight, device_of(p)));
     return MT_OK;

@@ -19,7 +19,7 @@ typedef struct mt_precision_options {
     bool most_recent;         /* the last amax decides, not the largest of the history */
     uint64_t seed;            /* of stochastic rounding */
     mt_comm *comm;            /* ranks that share every weight, borrowed; NULL: this one alone */
-    bool keep_gathered;       /* as in dist/fsdp.h */
+    mt_fsdp_options shards;   /* how they share it */
 } mt_precision_options;
 
 typedef struct mt_precision mt_precision;

@@ -24,7 +24,8 @@ static mt_status create_model(mt_trainer *t)
                                      .most_recent = c->delayed_most_recent,
                                      .seed = c->seed,
                                      .comm = c->comm,
-                                     .keep_gathered = c->keep_gathered };
+                                     .shards = { .keep_gathered = c->keep_gathered,
+                                                 .reduce_bf16 = c->reduce_bf16 } };
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
                                        c->sequence_length, true, &options);
     mt_recipe_rules_destroy(&rules);

@@ -31,9 +31,9 @@ typedef struct mt_trainer_config {
                                         */
     int64_t delayed_history, delayed_margin; /* as in mt_precision_options */
     bool delayed_most_recent, save_original_input;
-    bool quantized_init; /* masters begin as the values that the codes hold */
-    mt_comm *comm;       /* ranks that train together, borrowed; NULL: this one alone */
-    bool keep_gathered;  /* as in dist/fsdp.h */
+    bool quantized_init;             /* masters begin as the values that the codes hold */
+    mt_comm *comm;                   /* ranks that train together, borrowed; NULL: this one alone */
+    bool keep_gathered, reduce_bf16; /* as in dist/fsdp.h */
 } mt_trainer_config;
 
 typedef struct mt_step_result {

@@ -61,16 +61,22 @@ static mt_status same(const mt_param *p, const char *what, const void *a, const 
                       size_t bytes)
 {
     rank_check(!bytes || (a && b), "%s: %s is not here", p->name, what);
-    for (size_t i = 0; i < bytes; i++)
-        rank_check(((const char *)a)[i] == ((const char *)b)[i],
-                   "%s: %s differ at byte %zu of %zu: %02x, one rank has %02x", p->name, what, i,
-                   bytes, ((const unsigned char *)a)[i], ((const unsigned char *)b)[i]);
-    return MT_OK;
+    unsigned char *ours = malloc(2 * bytes + 1), *theirs = ours + bytes;
+    rank_check(ours, "no memory for %zu bytes", bytes);
+    mt_status status = mt_device_copy(rank_device, ours, a, bytes);
+    if (status == MT_OK) status = mt_device_copy(rank_device, theirs, b, bytes);
+    size_t i = 0;
+    while (status == MT_OK && i < bytes && ours[i] == theirs[i]) i++;
+    if (status == MT_OK && i < bytes)
+        status = MT_FAIL(MT_EINTERNAL, "%s: %s differ at byte %zu of %zu: %02x, one rank has %02x",
+                         p->name, what, i, bytes, ours[i], theirs[i]);
+    free(ours);
+    return status;
 }
 
-static mt_status same_direction(const mt_device *device, const mt_param *p, const mt_param *q,
-                                mt_dir dir)
+static mt_status same_direction(const mt_param *p, const mt_param *q, mt_dir dir)
 {
+    const mt_device *device = rank_device;
     const mt_direction *a = &p->weight.dir[dir], *b = &q->weight.dir[dir];
     const mt_group *g = &p->group;
     rank_check(a->format == b->format && a->layout == b->layout, "%s: another format", p->name);
@@ -97,7 +103,7 @@ static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
         int64_t i = k < n ? k : 2 * n - 1 - k;
         mt_param *p = mt_param_store_get(stores[0], i), *q = mt_param_store_get(stores[1], i);
         MT_TRY(mt_param_need(p, dir));
-        if (p->packed) MT_TRY(same_direction(mt_trainer_device(one), p, q, dir));
+        if (p->packed) MT_TRY(same_direction(p, q, dir));
         if (!p->packed || (p->direct && dir == MT_ROW))
             MT_TRY(same(p, "masters", p->master, q->master,
                         (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
@@ -129,9 +135,9 @@ static mt_status compare_copies(mt_comm *comm, const mt_trainer_config *config)
 {
     mt_trainer *one = NULL, *sharded = NULL;
     mt_trainer_config c = *config;
-    mt_status status = mt_trainer_create(&one, test_device(), &c);
+    mt_status status = mt_trainer_create(&one, rank_device, &c);
     c.comm = comm;
-    if (status == MT_OK) status = mt_trainer_create(&sharded, test_device(), &c);
+    if (status == MT_OK) status = mt_trainer_create(&sharded, rank_device, &c);
     if (status == MT_OK) status = check_pieces(mt_model_params(mt_trainer_model(sharded)));
     if (status == MT_OK) status = same_copies(sharded, one);
     if (status == MT_OK) status = same_copies(sharded, one); /* from what was fetched ahead */
@@ -222,7 +228,7 @@ static mt_status train(const mt_trainer_config *c, history *h, mt_fsdp_counts *c
     mt_trainer *t;
     int64_t counted;
     int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
-    MT_TRY(mt_trainer_create(&t, test_device(), c));
+    MT_TRY(mt_trainer_create(&t, rank_device, c));
     for (int s = 0; s < STEPS; s++) {
         draw_batch(c, s % 4, tokens, targets);
         MT_TRY(mt_trainer_step(t, tokens, targets, &h->step[s]));
@@ -301,6 +307,30 @@ static mt_status quantized_training(mt_comm *comm)
     return MT_OK;
 }
 
+/* Gradients that cross the wire in bf16: another rounding of each, half the bytes, the same run. */
+static mt_status narrow_reduction(mt_comm *comm)
+{
+    static history wide, narrow, again;
+    mt_fsdp_counts counts[2];
+    double valid[2];
+    mt_trainer_config c = small_config(MT_F32, "none");
+    c.comm = comm;
+    MT_TRY(train(&c, &wide, &counts[0], &valid[0]));
+    c.reduce_bf16 = true;
+    MT_TRY(train(&c, &narrow, &counts[1], &valid[1]));
+    MT_TRY(train(&c, &again, NULL, &valid[0]));
+    rank_check(!memcmp(&narrow, &again, sizeof narrow) && valid[0] == valid[1],
+               "the same run again gives other bits");
+    rank_check(2 * counts[1].reduced_bytes == counts[0].reduced_bytes, "%lld bytes, %lld in f32",
+               (long long)counts[1].reduced_bytes, (long long)counts[0].reduced_bytes);
+    MT_TRY(close_to("loss", 0, narrow.step[0].loss, wide.step[0].loss, 1e-12));
+    MT_TRY(close_to("gradient norm", 0, narrow.step[0].grad_norm, wide.step[0].grad_norm, 0x1p-7));
+    rank_check(narrow.step[0].grad_norm != wide.step[0].grad_norm, "nothing was rounded");
+    for (int s = 0; s < STEPS; s++)
+        MT_TRY(close_to("loss", s, narrow.step[s].loss, wide.step[s].loss, 0.02));
+    return MT_OK;
+}
+
 /* What moves in steps of several micro-batches: gradients once, weights once for each pass and
  * direction, all but the first of each order ahead of use; with kept units once a step. */
 static mt_status traffic(mt_comm *comm)
@@ -342,7 +372,7 @@ static mt_status nonfinite(mt_comm *comm)
     float bad = NAN;
     c.comm = comm;
     draw_batch(&c, 0, tokens, targets);
-    MT_TRY(mt_trainer_create(&t, test_device(), &c));
+    MT_TRY(mt_trainer_create(&t, rank_device, &c));
     mt_param_store *store = mt_model_params(mt_trainer_model(t));
     mt_param *p = mt_param_store_find(store, "model.layers.1.mlp.experts.down");
     rank_check(p, "no such param");
@@ -362,56 +392,60 @@ static mt_status nonfinite(mt_comm *comm)
 static const rank_case cases[] = {
     { "nonfinite", nonfinite }, { "copies", copies },
     { "training", training },   { "quantized_training", quantized_training },
-    { "traffic", traffic },
+    { "traffic", traffic },     { "narrow_reduction", narrow_reduction },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
 static void test_copies(void **state)
 {
     (void)state;
-    need_ranks();
-    assert_ranks(2, "copies");
-    assert_ranks(4, "copies");
+    assert_two_and_four("copies");
 }
 
 static void test_training(void **state)
 {
     (void)state;
-    need_ranks();
-    assert_ranks(2, "training");
-    assert_ranks(4, "training");
+    assert_two_and_four("training");
 }
 
 static void test_quantized_training(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     assert_ranks(2, "quantized_training");
 }
 
 static void test_nonfinite(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     assert_ranks(2, "nonfinite");
 }
 
 static void test_traffic(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     assert_ranks(2, "traffic");
+}
+
+static void test_narrow_reduction(void **state)
+{
+    (void)state;
+    assert_two_and_four("narrow_reduction");
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) return rank_main(cases, CASES, argv[1], 20);
+    if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
+    if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_training),
         cmocka_unit_test(test_quantized_training),
         cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_traffic),
+        cmocka_unit_test(test_narrow_reduction),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
