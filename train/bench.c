@@ -304,6 +304,7 @@ mt_status mt_bench_report(mt_bench *b, const mt_bench_case *c, double seconds)
     }
     if (b->set_count > 1) printf("  %s", b->device->kernel_set);
     if (b->path) printf("  by %s", b->path);
+    if (b->graph && !mt_device_records(b->device)) printf("  (not recorded)");
     printf("\n");
     fflush(stdout);
     b->measured++;

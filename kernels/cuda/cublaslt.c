@@ -51,9 +51,9 @@ static bool place(char path[PATH], int i)
     return i <= 2 && snprintf(path, PATH, "%s/lib64/%s", roots[i - 1], soname) < PATH;
 }
 
-static mt_status load(void **library)
+static mt_status load(void **library, char path[PATH])
 {
-    char path[PATH], reason[PATH] = "its path is too long";
+    char reason[PATH] = "its path is too long";
     *library = NULL;
     for (int i = 0; !*library && place(path, i); i++) {
         *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -65,11 +65,11 @@ static mt_status load(void **library)
     return MT_OK;
 }
 
-static mt_status find_symbols(mt_cublaslt *lt, void *library)
+static mt_status find_symbols(mt_cublaslt *lt, void *library, const char *path)
 {
     for (int i = 0; i < SYMBOLS; i++) {
         void *p = dlsym(library, symbols[i].name);
-        MT_REQUIRE(p, MT_EDEVICE, "cuBLASLt: the library has no %s", symbols[i].name);
+        MT_REQUIRE(p, MT_EDEVICE, "cuBLASLt: %s has no %s", path, symbols[i].name);
         memcpy((char *)lt + symbols[i].at, &p, sizeof p);
     }
     void *grouped = dlsym(library, "cublasLtGroupedMatrixLayoutInit_internal");
@@ -92,21 +92,19 @@ static void describe(mt_cublaslt *lt, size_t version)
              version / 100 % 100, version % 100, how[lt->groups]);
 }
 
-static mt_status check_version(const mt_cublaslt *lt, int capability)
+static mt_status check_version(const mt_cublaslt *lt, const char *path, int capability)
 {
     size_t version = lt->GetVersion();
     bool grouped = lt->groups == MT_LT_GROUPED;
     MT_REQUIRE(!grouped || mt_lt_has_grouped(version, capability), MT_EDEVICE,
                "cuBLASLt: grouped GEMM needs version %d.%d and compute capability %d.%d to %d.x: "
-               "this is version %zu.%zu.%zu on %d.%d",
+               "%s is version %zu.%zu.%zu, and this card %d.%d",
                MT_LT_GROUPED_SINCE / 10000, MT_LT_GROUPED_SINCE / 100 % 100,
-               MT_LT_GROUPED_LEAST / 10, MT_LT_GROUPED_LEAST % 10, MT_LT_GROUPED_MOST / 10,
+               MT_LT_GROUPED_LEAST / 10, MT_LT_GROUPED_LEAST % 10, MT_LT_GROUPED_MOST / 10, path,
                version / 10000, version / 100 % 100, version % 100, capability / 10,
                capability % 10);
     MT_REQUIRE(!grouped || lt->GroupedMatrixLayoutInit_internal, MT_EDEVICE,
-               "cuBLASLt: the library, version %zu, has no "
-               "cublasLtGroupedMatrixLayoutInit_internal",
-               version);
+               "cuBLASLt: %s has no cublasLtGroupedMatrixLayoutInit_internal", path);
     return MT_OK;
 }
 
@@ -133,9 +131,10 @@ static mt_status open_loop(mt_cublaslt *lt)
 static mt_status open_library(mt_cublaslt *lt, int capability)
 {
     void *library;
-    MT_TRY(load(&library));
-    MT_TRY(find_symbols(lt, library));
-    MT_TRY(check_version(lt, capability));
+    char path[PATH];
+    MT_TRY(load(&library, path));
+    MT_TRY(find_symbols(lt, library, path));
+    MT_TRY(check_version(lt, path, capability));
     describe(lt, lt->GetVersion());
     MT_LT(lt, Create(&lt->handle));
     MT_CUDA(cudaMalloc(&lt->workspace, mt_cublaslt_bytes(lt)));
