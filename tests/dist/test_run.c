@@ -17,7 +17,7 @@ static const char config[] =
     "optim: {lr: 0.01}\n"
     "checkpoint: {every: 4, keep_last: 9}\n"
     "parallel: {timeout: 30}\n"
-    "device: cpu\n";
+    "device: %s\n";
 
 static void write_text(const char *name, int words)
 {
@@ -32,7 +32,9 @@ static int setup(void **state)
     program_setup(state);
     write_text("train.txt", 600);
     write_text("valid.txt", 12);
-    write_file("t.yaml", config);
+    char text[2048];
+    snprintf(text, sizeof text, config, test_device_name());
+    write_file("t.yaml", text);
     assert_program("data pack train.txt -o train.h5", 0, "tokens");
     assert_program("data pack valid.txt -o valid.h5", 0, "tokens");
     assert_program("train t.yaml --run one", 0, "done: 8 steps");
@@ -44,7 +46,10 @@ static int train(int ranks, const char *arguments)
 {
     char command[8192];
     snprintf(command, sizeof command, "%s train t.yaml %s", program_path, arguments);
-    return run_ranks(ranks, command);
+    if (!on_gpus()) return run_ranks(ranks, command);
+    snprintf(command, sizeof command, "timeout 300 %s train t.yaml --gpus %d %s 2>&1", program_path,
+             ranks, arguments);
+    return run_line(command);
 }
 
 static void assert_train(int ranks, const char *arguments, int code, const char *words)
@@ -91,9 +96,9 @@ static void assert_same_run(const char *run, const char *other, double limit)
 static void test_same_training(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     assert_train(2, "--run two", 0, "done: 8 steps");
-    assert_non_null(strstr(ranks_output, "2 ranks over mpi"));
+    assert_non_null(strstr(ranks_output, on_gpus() ? "2 ranks over nccl" : "2 ranks over mpi"));
     assert_same_run("two", "one", 1e-12);
 }
 
@@ -111,7 +116,7 @@ static void go_on(const char *from, int ranks, const char *to, const char *sets)
 static void test_other_counts(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(4);
     assert_train(4, "--run four", 0, "done: 8 steps");
     assert_same_run("four", "one", 1e-12);
     static const struct {
@@ -128,7 +133,7 @@ static void test_other_counts(void **state)
 static void test_resume_exactly(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     static const char *const sets[] = {
         "--set train.dtype=bf16 --set recipe=fp8_delayed --set recipe.delayed.history=3 "
         "--set optim.moments=fp8 --set train.log_every=1",
@@ -148,12 +153,17 @@ static void test_resume_exactly(void **state)
 static void test_disagreement(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     char command[12000];
-    snprintf(command, sizeof command,
-             "%s train t.yaml --run no : -n 1 %s train t.yaml --run no --set train.seed=3",
-             program_path, program_path);
-    assert_int_equal(run_ranks(1, command), 2);
+    if (on_gpus())
+        snprintf(command, sizeof command,
+                 "sh -c 'exec %s train t.yaml --run no --set train.seed=$((MIXTAPE_RANK * 3))'",
+                 program_path);
+    else
+        snprintf(command, sizeof command,
+                 "%s train t.yaml --run no : -n 1 %s train t.yaml --run no --set train.seed=3",
+                 program_path, program_path);
+    assert_int_equal(run_ranks(on_gpus() ? 2 : 1, command), 2);
     assert_non_null(strstr(ranks_output, "rank 1: its configuration is another: '  seed: 3', on "
                                          "rank 0 '  seed: 0'"));
     assert_int_not_equal(access("no", F_OK), 0);
@@ -163,12 +173,12 @@ static void test_disagreement(void **state)
 /* ---- signals -----------------------------------------------------------------------------------
  */
 
-/* The process of `rank` among the children of mpirun, from their environment. */
+/* The process of `rank`, from its environment. */
 static pid_t find_rank(int rank)
 {
     char command[8192], want[64];
     pid_t found = 0;
-    snprintf(want, sizeof want, "OMPI_COMM_WORLD_RANK=%d", rank);
+    snprintf(want, sizeof want, "%s=%d", on_gpus() ? "MIXTAPE_RANK" : "OMPI_COMM_WORLD_RANK", rank);
     snprintf(command, sizeof command,
              "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -qx %s && "
              "[ \"$(readlink $p/cwd)\" = %s ] && echo ${p#/proc/}; done 2>/dev/null",
@@ -181,7 +191,7 @@ static pid_t find_rank(int rank)
 }
 
 /* Starts a run without end on two ranks, sends one of them a signal once it has saved, and returns
- * mpirun's exit code. */
+ * the launcher's exit code. */
 static int signal_one(const char *run, int rank, int number)
 {
     char line[6000], path[512];
@@ -195,7 +205,7 @@ static int signal_one(const char *run, int rank, int number)
         write_file("said", ranks_output);
         _exit(code > 255 ? 255 : code);
     }
-    for (int i = 0; i < 600 && access(path, F_OK) != 0; i++) nap(0.05);
+    for (int i = 0; i < 1200 && access(path, F_OK) != 0; i++) nap(0.05);
     pid_t one = find_rank(rank);
     assert_true(one > 0);
     assert_int_equal(kill(one, number), 0);
@@ -211,7 +221,7 @@ static int signal_one(const char *run, int rank, int number)
 static void test_asked_to_stop(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     assert_int_equal(signal_one("asked", 1, SIGTERM), 4);
     assert_non_null(strstr(ranks_output, "SIGTERM after step"));
     char path[MT_CHECKPOINT_PATH], skipped[512];
@@ -221,16 +231,18 @@ static void test_asked_to_stop(void **state)
 static void test_killed(void **state)
 {
     (void)state;
-    need_ranks();
+    need_ranks(2);
     assert_int_not_equal(signal_one("killed", 1, SIGKILL), 0);
-    if (!strstr(ranks_output, "rank 1 is gone") && !strstr(ranks_output, "process rank 1"))
+    if (!strstr(ranks_output, "rank 1 is gone") && !strstr(ranks_output, "process rank 1") &&
+        !strstr(ranks_output, "rank 1 of 2 was ended by signal 9"))
         fail_msg("nobody names rank 1:\n%s", ranks_output);
     char path[MT_CHECKPOINT_PATH], skipped[512];
     assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "killed/ckpt"));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_training),  cmocka_unit_test(test_other_counts),
         cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
