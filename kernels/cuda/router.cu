@@ -11,7 +11,8 @@ enum {
     TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
     TILES = 256,      /* parts, so that there are so many tiles, */
     LEAST_PART = 256, /* of so many tokens at least, */
-    PART_STEP = 32    /* a multiple of this many */
+    PART_STEP = 32,   /* a multiple of this many */
+    LOGIT_PART = 1024 /* terms of a logit that tensor cores sum by themselves */
 };
 
 /* Of the kernels with 1, 2, 4, .. experts to a lane, the one with room for all. */
@@ -89,9 +90,10 @@ static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a
     for (int i = lane; i < top_k && a.normalize; i += 32) weights[i] = weights[i] / total;
 }
 
+/* A logit is the sum of its parts [count, tokens, experts], in order. */
 template <typename R, int PER>
 static __global__ void __launch_bounds__(THREADS)
-    choose_kernel(struct mt_router_fwd_args a, const R *logits)
+    choose_kernel(struct mt_router_fwd_args a, const R *parts, int count)
 {
     int lane = threadIdx.x % 32, experts = (int)a.experts;
     int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
@@ -100,7 +102,12 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int j = 0; j < PER; j++) {
             int e = j * 32 + lane;
-            x[j] = e < experts ? logits[t * experts + e] : -(R)INFINITY;
+            x[j] = -(R)INFINITY;
+            if (e < experts) {
+                x[j] = parts[t * experts + e];
+                for (int i = 1; i < count; i++) x[j] += parts[(i * a.tokens + t) * experts + e];
+                if (count > 1 && a.logits) ((R *)a.logits)[t * experts + e] = x[j];
+            }
             top = x[j] > top ? x[j] : top; /* NaN is passed over */
         }
         top = mt_warp_max(top);
@@ -192,36 +199,38 @@ static __global__ void __launch_bounds__(1024)
 }
 
 template <typename R>
-static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const R *logits)
+static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const R *parts,
+                        int count)
 {
-    typedef void (*entry)(struct mt_router_fwd_args, const R *);
+    typedef void (*entry)(struct mt_router_fwd_args, const R *, int);
     static const entry entries[FORMS] = { choose_kernel<R, 1>,  choose_kernel<R, 2>,
                                           choose_kernel<R, 4>,  choose_kernel<R, 8>,
                                           choose_kernel<R, 16>, choose_kernel<R, 32> };
     entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
-                                   mt_cuda_stream(stream)>>>(*a, logits);
+                                   mt_cuda_stream(stream)>>>(*a, parts, count);
     MT_LAUNCHED(stream, "router_fwd");
     return MT_OK;
 }
 
-/* logits = x wr^T; `planes`: room for those of wr, NULL without tensor cores. */
+/* Parts of x wr^T; `planes`: room for those of wr, NULL without tensor cores, when there is one
+ * part. */
 template <typename T>
 static mt_status find_logits(mt_stream *stream, const struct mt_router_fwd_args *a,
-                             mt_real<T> *logits, void *planes)
+                             mt_real<T> *parts, void *planes)
 {
     typedef mt_real<T> R;
     const char *op = "router_fwd";
-    bool vectors = product::columns_aligned<R>(logits, a->experts);
-    product::put_real<R> put = { logits, a->tokens, a->experts, vectors };
+    bool vectors = product::columns_aligned<R>(parts, a->experts);
+    product::put_real<R> put = { parts, a->tokens, a->experts, vectors };
     if constexpr (mt_dtype_of<T>::value == MT_BF16) {
         if (planes) {
             mma::operand x = { (const T *)a->x, a->tokens, a->width, 0 }, wr;
             MT_TRY(mma::split(stream, op, &wr, planes, a->wr, a->experts, a->width, a->experts));
             if (a->experts <= 64)
                 return mma::run<64, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width,
-                                                                a->width, put);
-            return mma::run<128, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width, a->width,
-                                                             put);
+                                                                LOGIT_PART, put);
+            return mma::run<128, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width,
+                                                             LOGIT_PART, put);
         }
     }
     return product::run<true, true>(stream, op, product::operand_of<T>(a->x, a->tokens, a->width),
@@ -242,15 +251,20 @@ static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *
     size_t planes_bytes = tensor ? mma::plane_bytes(a->experts, a->width) : 0;
     size_t sums_bytes = (size_t)blocks * (size_t)(a->experts + 1) * sizeof(double);
     size_t counts_bytes = (size_t)blocks * (size_t)a->experts * sizeof(int32_t);
+    int count = tensor ? (int)mt_ceil_div(a->width, LOGIT_PART) : 1;
+    size_t parts_bytes = count > 1 ? (size_t)(count * a->tokens * a->experts) * sizeof(R) : 0;
+    parts_bytes = mt_ceil_div(parts_bytes, (size_t)256) * 256;
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, planes_bytes + sums_bytes + counts_bytes));
-    double *sums = (double *)((char *)scratch + planes_bytes);
+    MT_TRY(
+        mt_cuda_scratch(stream, &scratch, planes_bytes + parts_bytes + sums_bytes + counts_bytes));
+    R *parts = (R *)((char *)scratch + planes_bytes);
+    double *sums = (double *)((char *)parts + parts_bytes);
     int32_t *counts = (int32_t *)((char *)sums + sums_bytes);
     if (a->tokens) {
-        /* the logits go where they are wanted, else where the probabilities will be */
-        R *logits = (R *)(a->logits ? a->logits : a->probs);
-        MT_TRY(find_logits<T>(stream, a, logits, tensor ? scratch : NULL));
-        MT_TRY(choose<R>(stream, a, logits));
+        /* a single part goes where logits are wanted, else where the probabilities will be */
+        if (count == 1) parts = (R *)(a->logits ? a->logits : a->probs);
+        MT_TRY(find_logits<T>(stream, a, parts, tensor ? scratch : NULL));
+        MT_TRY(choose<R>(stream, a, parts, count));
         sums_kernel<R><<<blocks, THREADS, 0, on>>>(*a, size, sums, counts);
         MT_LAUNCHED(stream, "router_fwd");
     }

@@ -142,6 +142,7 @@ static __global__ void __launch_bounds__(COLS * 4)
     int steps = (int)((end - from + STEP - 1) / STEP), lane = threadIdx.x % 32;
     int warp_i = threadIdx.x / 32 % (ROWS / WARP) * WARP;
     int warp_j = threadIdx.x / 32 / (ROWS / WARP) * WARP;
+    bool idle = i0 + warp_i >= a.count || j0 + warp_j >= b.count;
     float sum[MT][NT][4] = {};
     for (int s = 0; s < STAGES - 1; s++) {
         mt_bf16 *to = room + s * BOTH;
@@ -161,7 +162,9 @@ static __global__ void __launch_bounds__(COLS * 4)
             in_b::fetch(to + in_a::ELEMENTS, b, j0, from + (int64_t)next * STEP, end, THREADS);
         }
         asm volatile("cp.async.commit_group;");
+        if (idle) continue;
         const mt_bf16 *as = room + s % STAGES * BOTH, *bs = as + in_a::ELEMENTS;
+        int terms = (int)min(end - from - (int64_t)s * STEP, (int64_t)STEP);
         float part[MT][NT][4] = {};
 #pragma unroll
         for (int small = PLANES - 1; small >= 0; small--)
@@ -171,6 +174,7 @@ static __global__ void __launch_bounds__(COLS * 4)
                 if (q < 0 || q >= B_PLANES) continue;
 #pragma unroll
                 for (int k = 0; k < STEP; k += 16) {
+                    if (k >= terms) continue;
                     uint32_t x[MT][4], y[NT / 2][4];
 #pragma unroll
                     for (int m = 0; m < MT; m++)
@@ -213,10 +217,11 @@ static mt_status run(mt_stream *stream, const char *op, operand a, operand b, in
 {
     void (*kernel)(operand, operand, int64_t, int64_t, Put) =
         product_kernel<COLS, A_ALONG, A_PLANES, B_ALONG, B_PLANES, Put>;
-    const int bytes =
-        STAGES * (int)sizeof(mt_bf16) *
-        (stage<ROWS, A_ALONG, A_PLANES>::ELEMENTS + stage<COLS, B_ALONG, B_PLANES>::ELEMENTS);
     int64_t parts = split < depth ? mt_ceil_div(depth, split) : 1;
+    int64_t steps = mt_ceil_div(parts > 1 ? split : depth, STEP); /* few take few stages */
+    const int bytes =
+        (int)(steps < STAGES ? steps : STAGES) * (int)sizeof(mt_bf16) *
+        (stage<ROWS, A_ALONG, A_PLANES>::ELEMENTS + stage<COLS, B_ALONG, B_PLANES>::ELEMENTS);
     dim3 grid((unsigned)mt_ceil_div(a.count, ROWS), (unsigned)mt_ceil_div(b.count, COLS),
               (unsigned)parts);
     MT_CUDA(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
