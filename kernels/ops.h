@@ -102,9 +102,10 @@ mt_status mt_device_kernels(const mt_device *device, mt_dtype dtype,
                             const struct mt_kernels **kernels);
 
 /* Opens a device: "cpu", "plan" (needs nothing, computes nothing), "cuda", or "auto" (cuda where
- * there is one, else cpu). `kernel_set` forces a CPU kernel set ("portable", "avx2", "avx512",
- * "amx") or is NULL for the best that this machine runs; `threads` 0 takes OMP_NUM_THREADS or every
- * core. "cuda:1" is the second GPU that this process sees, and then the one of the calling thread.
+ * there is one, else cpu). `kernel_set` forces one of the device's kernel sets
+ * (kernels/backends.h); NULL: the one that MIXTAPE_KERNELS names, if it is one of that device's, or
+ * the best that this machine runs. `threads` 0 takes OMP_NUM_THREADS or every core. "cuda:1" is the
+ * second GPU that this process sees, and then the one of the calling thread.
  */
 mt_status mt_device_open(mt_device **device, const char *name, const char *kernel_set, int threads);
 /* How many "cuda" there are for this process; of others one. */

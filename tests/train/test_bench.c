@@ -200,6 +200,7 @@ static void test_bad_arguments(void **state)
         { "bench --threads -1", "--threads is -1" },
         { "bench --device plan", "computes nothing" },
         { "bench --device cpu --graph", "device cpu records no graphs" },
+        { "bench --device cpu --kernels no", "kernel set 'no' is not one of" },
         { "bench --device tpu", "'tpu'" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
