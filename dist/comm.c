@@ -71,16 +71,6 @@ mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_op
     return MT_OK;
 }
 
-void mt_comm_close(mt_comm **comm)
-{
-    mt_comm *c = *comm;
-    if (!c) return;
-    if (!c->world) mt_watch_stop(&c->watch);
-    c->ops->close(c);
-    free(c);
-    *comm = NULL;
-}
-
 void mt_comm_abort(mt_comm *comm, const char *sentence)
 {
     if (!comm || !comm->watch) return;
@@ -125,6 +115,20 @@ static mt_status leave(mt_comm *c, mt_status status)
 {
     if (c->watch) mt_watch_leave(c->watch);
     return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
+}
+
+void mt_comm_close(mt_comm **comm)
+{
+    mt_comm *c = *comm;
+    if (!c) return;
+    if (!c->world && c->watch) { /* what is still under way ends, or is found, before that */
+        enter(c, "close", "", 0);
+        (void)leave(c, c->ops->barrier(c));
+        mt_watch_stop(&c->watch);
+    }
+    c->ops->close(c);
+    free(c);
+    *comm = NULL;
 }
 
 mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color)

@@ -61,7 +61,7 @@ static void become_rank(const family *f, int rank, const char *path, char *const
         if (kept >= 0) set_number("MIXTAPE_LISTENER", kept);
     }
     sigprocmask(SIG_SETMASK, &f->before, NULL);
-    execv(path, argv);
+    execvp(path, argv);
     fprintf(stderr, "%s: %s\n", path, strerror(errno));
     _exit(CANNOT_START);
 }
