@@ -5,29 +5,35 @@
 /* One piece of the result: its place among the tile's, its 64 rows of P. */
 template <class C> struct sm90_result {
     uint32_t base;
-    int group; /* multiplying warpgroup */
     const gemm_sm90_maps *maps;
     const gemm_sm90_args *args;
-    uint32_t tile;   /* address of the tile's description */
+    int tile;        /* of the block */
     int buffer;      /* the next one */
     uint32_t parity; /* of its barrier for C */
 
+    /* Of the two multiplying warpgroups; not kept, since all registers hold sums. */
+    __device__ __forceinline__ int group() const { return (int)(thread_now() / 128) - 1; }
     __device__ __forceinline__ uint32_t address(int b) const
     {
-        return base + C::PIECES + (group * C::BUFFERS + b) * C::BUFFER;
+        return base + C::PIECES + (group() * C::BUFFERS + b) * C::BUFFER;
     }
     __device__ __forceinline__ uint32_t old(int b) const
     {
-        return base + C::OLD + (group * C::BUFFERS + b) * 8;
+        return base + C::OLD + (group() * C::BUFFERS + b) * 8;
     }
-    __device__ __forceinline__ int len() const { return shared_now(tile + 4); }
-    __device__ __forceinline__ int row() const { return shared_now(tile + 8); }
+    /* A word of the tile's description. */
+    __device__ __forceinline__ int word(int i) const
+    {
+        return shared_now(base + C::TILES + anew(tile) % C::RING * C::TILE_BYTES + i * 4);
+    }
+    __device__ __forceinline__ int len() const { return word(1); }
+    __device__ __forceinline__ int row() const { return word(2); }
     __device__ __forceinline__ int m(int mi) const
     {
-        return shared_now(tile + 12) + (C::PINGPONG ? mi : group * C::BLOCKS_M + mi) * 64;
+        return word(3) + (C::PINGPONG ? mi : group() * C::BLOCKS_M + mi) * 64;
     }
-    __device__ __forceinline__ int member() const { return shared_now(tile + 16); }
-    __device__ __forceinline__ int n0() const { return shared_now(tile + 20); }
+    __device__ __forceinline__ int member() const { return word(4); }
+    __device__ __forceinline__ int n0() const { return word(5); }
     __device__ __forceinline__ void next()
     {
         if (++buffer == C::BUFFERS) buffer = 0, parity ^= 1;
@@ -167,7 +173,7 @@ static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
                 barrier_wait(r.old(r.buffer), r.parity);
             } else {
                 if (thread == 0) copies_read<C::BUFFERS - 1>();
-                barrier_threads(1 + r.group, 128);
+                barrier_threads(1 + r.group(), 128);
             }
             const uint32_t to = r.address(r.buffer);
             if (C::WGRAD) {
@@ -187,7 +193,7 @@ static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
                 }
             }
             shared_to_copies();
-            barrier_threads(1 + r.group, 128);
+            barrier_threads(1 + r.group(), 128);
             if (thread == 0) {
                 r.store(mi, j);
                 if (add) {
@@ -208,10 +214,19 @@ template <class C> static __device__ __forceinline__ void sm90_begin_wgmma()
     wgmma_fence();
 }
 
+/* Whether the block has so many tiles; the last of the units before members is the sum of all. */
+template <class C>
+static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_sm90_args &a,
+                                                     int tile)
+{
+    const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
+    const uint32_t last = base + C::TABLE + ((uint32_t)a.rows.members * 2 + 1) * sizeof(int);
+    return first + tile * step < shared_now(last);
+}
+
 template <class C>
 static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm90_maps &maps,
-                                                    const gemm_sm90_args &a, int tiles, int cm,
-                                                    int cn)
+                                                    const gemm_sm90_args &a, int cm, int cn)
 {
     /* The low words of descriptors: addresses, and the distance of 64-wide blocks for operands
      * across the depth. The high word is the same for all: 1024 bytes between groups of eight
@@ -220,20 +235,15 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     constexpr uint32_t APART_P = (C::ACROSS_P ? 512u : 1u) << 16,
                        APART_Q = (C::ACROSS_Q ? 512u : 1u) << 16;
     constexpr int STEP_P = C::ACROSS_P ? 128 : 2, STEP_Q = C::ACROSS_Q ? 128 : 2; /* of 16 deep */
-    const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 % 4;
-    const uint32_t at_p = base + (C::PINGPONG ? 0 : group * C::BLOCKS_M * 8192);
-    const uint32_t p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
-    const uint32_t q0 = (((base + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
     float d[C::BLOCKS_M][WGMMA_SUMS];
 #pragma unroll
     for (int mi = 0; mi < C::BLOCKS_M; mi++)
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i++)
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
-    typename sm90_beside<C>::result result = { base, group, &maps, &a, 0, 0, 0 };
-    int stage = 0;
-    uint32_t parity = 0;
+    typename sm90_beside<C>::result result = { base, &maps, &a, 0, 0, 0 };
+    int stage = 0, lane = 0;
+    uint32_t parity = 0, p0 = 0, q0 = 0;
 
     /* Tells who brings into this stage that this warp has read it: the blocks of the own row of the
      * cluster, then the rest of the column. */
@@ -256,29 +266,37 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     {
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
     };
-    /* The other warpgroup goes on at this stage. */
+    /* The other warpgroup goes on at this stage. It has a word of its own to read it from: of the
+     * four warps here, some may not have read theirs. */
     auto hand_over = [&]() __attribute__((always_inline))
     {
         if (!C::PINGPONG || lane != 0) return;
-        if (warp == 0)
-            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(base + C::HAND), "r"(stage),
-                         "r"(parity)
+        const int other = 1 - result.group();
+        if (thread_now() / 32 % 4 == 0)
+            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(base + C::HAND + other * 8),
+                         "r"(stage), "r"(parity)
                          : "memory");
-        barrier_arrive(base + C::ORDER + (1 - group) * 8);
+        barrier_arrive(base + C::ORDER + other * 8);
     };
 #pragma unroll 1
-    for (int tile = C::PINGPONG ? group : 0; tile < tiles; tile += C::PINGPONG ? 2 : 1) {
-        if (C::PINGPONG && tile > 0) {
-            barrier_wait(base + C::ORDER + group * 8, (tile / 2 - (group == 0)) & 1);
-            stage = __shfl_sync(~0u, shared_now(base + C::HAND), 0);
-            parity = __shfl_sync(~0u, shared_now(base + C::HAND + 4), 0);
+    for (int tile = C::PINGPONG ? result.group() : 0; sm90_has_tile<C>(base, a, tile);
+         tile += C::PINGPONG ? 2 : 1) {
+        if (C::PINGPONG) {
+            const int mine = result.group();
+            if (tile > 0) barrier_wait(base + C::ORDER + mine * 8, (tile / 2 - (mine == 0)) & 1);
+            stage = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8), 0);
+            parity = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8 + 4), 0);
         }
-        result.tile = base + C::TILES + tile % C::RING * C::TILE_BYTES;
+        const uint32_t at_p = anew(base) + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
+        p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
+        q0 = (((anew(base) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+        lane = (int)(thread_now() % 32);
+        result.tile = tile;
         barrier_wait(base + C::FULL + stage * 8, parity);
         /* The shuffles show the compiler that these are uniform; else it serialises the wgmmas. */
-        const int n = __shfl_sync(~0u, shared_now(result.tile), 0);
-        const int whole = __shfl_sync(~0u, shared_now(result.tile + 24), 0);
-        const int rest = __shfl_sync(~0u, shared_now(result.tile + 28), 0);
+        const int n = __shfl_sync(~0u, result.word(0), 0);
+        const int whole = __shfl_sync(~0u, result.word(6), 0);
+        const int rest = __shfl_sync(~0u, result.word(7), 0);
         if (n == 0) {
             for (int step = 0; step < whole + (rest > 0); step++) {
                 barrier_wait(base + C::FULL + stage * 8, parity);

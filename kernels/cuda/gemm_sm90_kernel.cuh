@@ -45,7 +45,7 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_> struct sm
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
-        OLD = HAND + 8,
+        OLD = HAND + 16,
         TABLE = OLD + 2 * BUFFERS * 8,
         PIECE = WGRAD ? 32 : 64, /* columns of D(i, j) in a piece of the result */
         PRODUCER_REGISTERS = 56,
@@ -91,7 +91,7 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
-        OLD = HAND + 8,
+        OLD = HAND + 16,
         TABLE = OLD + 2 * BUFFERS * 8,
         PIECE = WGRAD ? 32 : 64,
         PRODUCER_REGISTERS = 56,
@@ -130,18 +130,19 @@ struct sm90_tile {
  * read by its neighbours at the same time. */
 
 template <class C> struct sm90_order {
-    const int *start, *before; /* rows and units (tiles of a cluster) before a member */
-    int members, tiles_m, tiles_n, step, unit, member, column;
+    const int *start; /* rows before a member; after these, units (tiles of a cluster) before it */
+    int tiles_m, tiles_n, unit, member, column;
 
     __device__ __forceinline__ bool next(sm90_tile *t, const gemm_sm90_args &a, int cm, int cn)
     {
+        const int members = (int)a.rows.members, *before = start + members + 1;
         for (; member < members && unit >= before[member + 1]; member++)
             if constexpr (C::FP8 && C::WGRAD)
                 column += (start[member + 1] - start[member] + 127) / 128 * 128;
         if (member >= members) return false;
         int local = unit - before[member], units = before[member + 1] - before[member];
         int first = start[member], rows = start[member + 1] - first;
-        unit += step;
+        unit += gridDim.x / C::CLUSTER;
         int fast_tiles = C::WGRAD ? tiles_m : units / tiles_m;
         int slow_tiles = C::WGRAD ? tiles_n : tiles_m;
         int together = a.super * slow_tiles, block = local / together;
@@ -355,6 +356,7 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
         }
         for (int i = 0; i < 2; i++) barrier_init(base + C::ORDER + i * 8, 4);
         for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
+        *(int2 *)(shared + C::HAND) = make_int2(0, 0); /* the first stage and its parity */
         barrier_init_done();
         map_prefetch(&maps.p);
         map_prefetch(&maps.q);
@@ -363,23 +365,20 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
     sm90_members<C>(start, before, a, tiles_m, tiles_n);
     if (C::CLUSTER > 1) cluster_sync();
     __syncthreads();
-    const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
     if (threadIdx.x < 128) {
         registers_down<C::PRODUCER_REGISTERS>();
-        sm90_order<C> order = {
-            start, before, (int)a.rows.members, tiles_m, tiles_n, step, first, 0
-        };
+        const uint32_t at = shared_anew(shared);
+        sm90_order<C> order = { start, tiles_m, tiles_n, (int)blockIdx.x / C::CLUSTER, 0, 0 };
         if constexpr (sm90_beside<C>::PRODUCES)
-            moe_produce<C>(shared, base, maps, a, order, cn);
+            moe_produce<C>(shared, at, maps, a, order, cn);
         else if (threadIdx.x == 0)
-            sm90_produce<C>(shared, base, maps, a, order, cm, cn);
+            sm90_produce<C>(shared, at, maps, a, order, cm, cn);
         if constexpr (C::SCALED)
-            if (threadIdx.x / 32 == 1) sm90_bring_scales<C>(base, a, order, cm, cn);
+            if (threadIdx.x / 32 == 1) sm90_bring_scales<C>(at, a, order, cm, cn);
         __syncwarp();
     } else {
         registers_up<C::CONSUMER_REGISTERS>();
-        int tiles = (before[a.rows.members] - first + step - 1) / step;
-        sm90_consume<C>(base, maps, a, tiles, cm, cn);
+        sm90_consume<C>(shared_anew(shared), maps, a, cm, cn);
     }
     if (C::CLUSTER > 1) cluster_sync();
 }

@@ -17,6 +17,17 @@ static __device__ __forceinline__ uint32_t thread_now()
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
     return t;
 }
+/* x, of which nothing is made before it is asked for here. */
+static __device__ __forceinline__ uint32_t anew(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+static __device__ __forceinline__ uint32_t shared_anew(const void *p)
+{
+    asm volatile("" : "+l"(p));
+    return shared_address(p);
+}
 static __device__ __forceinline__ int shared_now(uint32_t address)
 {
     int v;

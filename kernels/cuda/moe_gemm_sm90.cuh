@@ -17,6 +17,8 @@ struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG> {
     enum {
         GATHERS = GATHERS_,
         BESIDE = BESIDE_,
+        PRODUCER_REGISTERS = GATHERS ? 56 : 40,
+        CONSUMER_REGISTERS = GATHERS ? 224 : 232,
         PIECE = BESIDE == MOE_NOTHING ? (int)plain::PIECE : 32,
         PART = PIECE * 128, /* bytes of a piece of z, or of its SwiGLU */
     };
@@ -26,18 +28,19 @@ struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG> {
  */
 
 template <class C> struct moe_result : sm90_result<C> {
-    /* Gated: two sets of three parts in the place of three buffers. */
-    __device__ __forceinline__ uint32_t set() const
+    /* Gated: two sets of three parts in the place of three buffers; piece j has that of its parity.
+     */
+    __device__ __forceinline__ uint32_t set(int j) const
     {
-        return this->base + C::PIECES + this->group * C::BUFFERS * C::BUFFER +
-               this->buffer * 3 * C::PART;
+        return this->base + C::PIECES + this->group() * C::BUFFERS * C::BUFFER +
+               j % 2 * 3 * C::PART;
     }
     /* First column of z in the tile's block: 64 of the gate. */
     __device__ __forceinline__ int column(int mi) const
     {
-        int m = shared_now(this->tile + 12);
-        if (C::BESIDE == MOE_GATED) return m / 2 + (C::PINGPONG ? 0 : this->group * 64);
-        return m + (C::PINGPONG ? mi : this->group * C::BLOCKS_M + mi) * 64;
+        int m = this->word(3);
+        if (C::BESIDE == MOE_GATED) return m / 2 + (C::PINGPONG ? 0 : this->group() * 64);
+        return m + (C::PINGPONG ? mi : this->group() * C::BLOCKS_M + mi) * 64;
     }
     __device__ __forceinline__ void put(const CUtensorMap *map, uint32_t from, int column,
                                         int j) const
@@ -96,53 +99,77 @@ static __device__ __forceinline__ void moe_give(uint32_t address, const uint32_t
         : "memory");
 }
 
-/* Factors and biases are read again for every pair of sums: all registers hold sums. */
-static __device__ __forceinline__ float moe_factored(float sum, const float2 *alpha)
+/* Factors and biases are read again for every block of sums: all registers hold sums. */
+template <class C> static __device__ __forceinline__ sm90_factor moe_factor(const moe_result<C> &r)
 {
-    return alpha ? gemm_scaled(sum, alpha->x, alpha->y) : sum;
-}
-static __device__ __forceinline__ uint32_t moe_rounded(const float *sum, const float2 *alpha,
-                                                       float add)
-{
-    return moe_pack(moe_factored(sum[0], alpha) + add, moe_factored(sum[1], alpha) + add);
+    sm90_factor by = { r.args->alpha != nullptr, 1, 0 };
+    if (!by.given) return by;
+    float2 alpha = r.args->alpha[r.member()];
+    by.first = alpha.x, by.second = alpha.y;
+    return by;
 }
 
-/* A warp's 16 x 16 sums of the gate and of up: z and its SwiGLU, each rounded as it is stored.
- * bias: of the thread's first row of the gate, or NULL; up's is `f` further. */
-static __device__ __forceinline__ void moe_put_gated(uint32_t address, uint32_t part,
-                                                     const float *gate, const float *up,
-                                                     const float2 *alpha, const float *bias, int f)
+/* A thread's pairs of sums, rounded. add: to the even and the odd ones, which are of two rows. */
+static __device__ __forceinline__ void moe_rounded(uint32_t (&z)[4], const float *sum,
+                                                   const sm90_factor &by, float add0, float add1)
 {
-    uint32_t g[4], u[4], a[4];
 #pragma unroll
     for (int x = 0; x < 4; x++) {
-        g[x] = moe_rounded(gate + 2 * x, alpha, 0.0f + (bias ? bias[x % 2 * 8] : 0.0f));
-        u[x] = moe_rounded(up + 2 * x, alpha, 0.0f + (bias ? bias[f + x % 2 * 8] : 0.0f));
+        float add = x % 2 ? add1 : add0;
+        z[x] = moe_pack(by(sum[2 * x]) + add, by(sum[2 * x + 1]) + add);
+    }
+}
+
+/* A warp's 16 x 16 sums of the gate, or (`up`) of up, with their bias: z. */
+template <class C>
+static __device__ __forceinline__ void moe_gate(uint32_t (&z)[4], const moe_result<C> &r,
+                                                const float *sum, bool up)
+{
+    float add0 = 0, add1 = 0;
+    if (r.args->bias) {
+        int row = r.column(0) + thread_now() % 128 / 32 * 16 + thread_now() % 32 / 4;
+        const float *bias = r.args->bias + (int64_t)r.member() * r.args->m + row;
+        if (up) bias += r.args->m / 2;
+        add0 += bias[0], add1 += bias[8];
+    }
+    moe_rounded(z, sum, moe_factor(r), add0, add1);
+}
+
+/* z of a warp's 16 x 16 sums, and its SwiGLU, each rounded as it is stored. */
+template <class C>
+static __device__ __forceinline__ void moe_put_gated(uint32_t address, const moe_result<C> &r,
+                                                     const float *gate, const float *up)
+{
+    uint32_t g[4], u[4], a[4];
+    moe_gate(g, r, gate, false);
+    moe_gate(u, r, up, true);
+#pragma unroll
+    for (int x = 0; x < 4; x++)
         a[x] = moe_pack(mt_swiglu_of<mt_bf16>(moe_low(g[x]), moe_low(u[x])),
                         mt_swiglu_of<mt_bf16>(moe_high(g[x]), moe_high(u[x])));
-    }
     moe_give(address, g);
-    moe_give(address + part, u);
-    moe_give(address + 2 * part, a);
+    moe_give(address + C::PART, u);
+    moe_give(address + 2 * C::PART, a);
 }
 
 /* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. */
-static __device__ __forceinline__ void moe_put_ungated(uint32_t address, uint32_t part,
-                                                       const float *sum, const float2 *alpha)
+template <class C>
+static __device__ __forceinline__ void moe_put_ungated(uint32_t address, const moe_result<C> &r,
+                                                       const float *sum)
 {
-    uint32_t g[4], u[4];
+    uint32_t d[4], g[4], u[4];
+    moe_rounded(d, sum, moe_factor(r), 0, 0); /* as ever: -0 becomes 0 */
     moe_take(address, g);
-    moe_take(address + part, u);
+    moe_take(address + C::PART, u);
 #pragma unroll
     for (int x = 0; x < 4; x++) {
-        uint32_t d = moe_rounded(sum + 2 * x, alpha, 0.0f); /* as ever: -0 becomes 0 */
         float dg0, dg1, du0, du1;
-        mt_swiglu_gradient<mt_bf16>(&dg0, &du0, moe_low(d), moe_low(g[x]), moe_low(u[x]));
-        mt_swiglu_gradient<mt_bf16>(&dg1, &du1, moe_high(d), moe_high(g[x]), moe_high(u[x]));
+        mt_swiglu_gradient<mt_bf16>(&dg0, &du0, moe_low(d[x]), moe_low(g[x]), moe_low(u[x]));
+        mt_swiglu_gradient<mt_bf16>(&dg1, &du1, moe_high(d[x]), moe_high(g[x]), moe_high(u[x]));
         g[x] = moe_pack(dg0, dg1), u[x] = moe_pack(du0, du1);
     }
     moe_give(address, g);
-    moe_give(address + part, u);
+    moe_give(address + C::PART, u);
 }
 
 /* Where a lane's row of a 16 x 16 block lies in a part: 128-byte lines, their 16-byte parts
@@ -154,18 +181,14 @@ static __device__ __forceinline__ uint32_t moe_place(int i)
     return line * 128 + ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The factor of the tile's member. */
-template <class C> static __device__ __forceinline__ const float2 *moe_alpha(const moe_result<C> &r)
+/* Until the copies have read the set of piece j: those of the tile before, or of the piece before
+ * the last. */
+static __device__ __forceinline__ void moe_set_read(int j)
 {
-    return r.args->alpha ? r.args->alpha + r.member() : nullptr;
-}
-
-/* The bias of the thread's first row of the gate. */
-template <class C> static __device__ __forceinline__ const float *moe_bias(const moe_result<C> &r)
-{
-    if (!r.args->bias) return nullptr;
-    int row = r.column(0) + thread_now() % 128 / 32 * 16 + thread_now() % 32 / 4;
-    return r.args->bias + (int64_t)r.member() * r.args->m + row;
+    if (j == 0)
+        copies_read<0>();
+    else
+        copies_read<1>();
 }
 
 template <class C>
@@ -176,21 +199,19 @@ static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
 #pragma unroll
     for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
         if (j * C::PIECE >= r.len()) continue;
-        if (thread_now() % 128 == 0) copies_read<1>(); /* the set of the piece before the last */
-        barrier_threads(1 + r.group, 128);
+        if (thread_now() % 128 == 0) moe_set_read(j);
+        barrier_threads(1 + r.group(), 128);
 #pragma unroll
         for (int i = 0; i < C::PIECE / 16; i++)
-            moe_put_gated(r.set() + moe_place(i), C::PART, &d[0][j * 16 + i * 8],
-                          &d[1][j * 16 + i * 8], moe_alpha(r), moe_bias(r), r.args->m / 2);
+            moe_put_gated(r.set(j) + moe_place(i), r, &d[0][j * 16 + i * 8], &d[1][j * 16 + i * 8]);
         shared_to_copies();
-        barrier_threads(1 + r.group, 128);
+        barrier_threads(1 + r.group(), 128);
         if (thread_now() % 128 == 0) {
-            r.put(&r.maps->d, r.set(), r.column(0), j);
-            r.put(&r.maps->d, r.set() + C::PART, r.args->m / 2 + r.column(0), j);
-            r.put(&r.maps->c, r.set() + 2 * C::PART, r.column(0), j);
+            r.put(&r.maps->d, r.set(j), r.column(0), j);
+            r.put(&r.maps->d, r.set(j) + C::PART, r.args->m / 2 + r.column(0), j);
+            r.put(&r.maps->c, r.set(j) + 2 * C::PART, r.column(0), j);
             copies_commit();
         }
-        r.buffer ^= 1;
     }
 }
 
@@ -210,9 +231,9 @@ static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
             const uint32_t to = r.address(r.buffer);
 #pragma unroll
             for (int i = 0; i < C::PIECE / 16; i++)
-                moe_put_ungated(to + moe_place(i), C::PART, &d[mi][j * 16 + i * 8], moe_alpha(r));
+                moe_put_ungated(to + moe_place(i), r, &d[mi][j * 16 + i * 8]);
             shared_to_copies();
-            barrier_threads(1 + r.group, 128);
+            barrier_threads(1 + r.group(), 128);
             if (thread_now() % 128 == 0) {
                 r.put(&r.maps->d, to, r.column(mi), j);
                 r.put(&r.maps->d, to + C::PART, f + r.column(mi), j);
@@ -262,7 +283,7 @@ struct moe_thread {
 
 static __device__ __forceinline__ moe_thread moe_this_thread()
 {
-    int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    int line = (int)thread_now() / 8, chunk = (int)thread_now() % 8;
     return { line, chunk, (uint32_t)(line * 128 + (chunk ^ line % 8) * 16) };
 }
 
@@ -272,9 +293,9 @@ template <class C> struct moe_rows {
     enum { EACH = C::WIDTH / MOE_LINES };
     uint32_t at[EACH]; /* in 16 bytes */
 
-    __device__ __forceinline__ void begin(const gemm_sm90_args &a, const sm90_tile &t,
-                                          const moe_thread &me, int end)
+    __device__ __forceinline__ void begin(const gemm_sm90_args &a, const sm90_tile &t, int end)
     {
+        const moe_thread me = moe_this_thread();
         (void)end;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -284,8 +305,9 @@ template <class C> struct moe_rows {
         }
     }
     __device__ __forceinline__ void bring(uint32_t q, const gemm_sm90_args &a, const sm90_tile &t,
-                                          const moe_thread &me, int step)
+                                          int step)
     {
+        const moe_thread me = moe_this_thread();
         int part = step * 8 + me.chunk;
         bool there = part * 8 < a.k;
 #pragma unroll
@@ -302,9 +324,9 @@ template <class C> struct moe_depth {
     enum { EACH = 64 / MOE_LINES };
     int token[EACH], end; /* -1: the member has no such row */
 
-    __device__ __forceinline__ void look(const gemm_sm90_args &a, const sm90_tile &t,
-                                         const moe_thread &me, int step)
+    __device__ __forceinline__ void look(const gemm_sm90_args &a, const sm90_tile &t, int step)
     {
+        const moe_thread me = moe_this_thread();
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int row = t.row + step * 64 + me.line + i * MOE_LINES;
@@ -312,14 +334,15 @@ template <class C> struct moe_depth {
         }
     }
     __device__ __forceinline__ void begin(const gemm_sm90_args &a, const sm90_tile &t,
-                                          const moe_thread &me, int member_end)
+                                          int member_end)
     {
         end = member_end;
-        look(a, t, me, 0);
+        look(a, t, 0);
     }
     __device__ __forceinline__ void bring(uint32_t q, const gemm_sm90_args &a, const sm90_tile &t,
-                                          const moe_thread &me, int step)
+                                          int step)
     {
+        const moe_thread me = moe_this_thread();
         for (int b = 0; b * 64 < t.n; b++) {
             int column = t.n0 + b * 64 + me.chunk * 8;
 #pragma unroll
@@ -330,7 +353,7 @@ template <class C> struct moe_depth {
                           (const uint4 *)a.gathered + at, there);
             }
         }
-        look(a, t, me, step + 1);
+        look(a, t, step + 1);
     }
 };
 
@@ -358,7 +381,6 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
     const uint16_t row = (uint16_t)((1 << C::CLUSTER_N) - 1);
     const bool leads = threadIdx.x == 0;
     if (!C::GATHERS && !leads) return;
-    const moe_thread me = moe_this_thread();
     gathered lines;
     int stage = 0;
     uint32_t parity = 1;
@@ -369,7 +391,7 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
             to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
             to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
         }
-        if (C::GATHERS && t.n) lines.begin(a, t, me, order.start[t.member + 1]);
+        if (C::GATHERS && t.n) lines.begin(a, t, order.start[t.member + 1]);
         int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q, steps = t.whole + (t.rest > 0);
         uint32_t bytes = C::P_BYTES + (C::GATHERS ? 0 : boxes * (C::BOX_Q * 128));
         for (int step = 0; step < steps; step++) {
@@ -387,7 +409,7 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
                     sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, order.start, 0, 1);
             }
             if constexpr (C::GATHERS) {
-                if (t.n) lines.bring(p + C::P_BYTES, a, t, me, step);
+                if (t.n) lines.bring(p + C::P_BYTES, a, t, step);
                 lines_arrive(full);
             }
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
