@@ -75,7 +75,7 @@ void mt_comm_abort(mt_comm *comm, const char *sentence)
 {
     if (!comm || !comm->watch) return;
     mt_watch_fault(comm->watch, sentence);
-    if (comm->ops->abort) comm->ops->abort(comm);
+    if (comm->ops->give_up) comm->ops->give_up(comm);
 }
 
 int mt_comm_rank(const mt_comm *comm)
@@ -127,6 +127,7 @@ void mt_comm_close(mt_comm **comm)
         mt_watch_stop(&c->watch);
     }
     c->ops->close(c);
+    free(c->counts);
     free(c);
     *comm = NULL;
 }
@@ -171,14 +172,30 @@ static mt_status check_reduce(const char *op, const char *what, const void *data
     return MT_OK;
 }
 
+mt_status mt_comm_reduce_scatter_parts(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                       const int64_t *counts, mt_dtype dtype, mt_reduce reduce,
+                                       const char *what)
+{
+    int64_t all = 0;
+    for (int r = 0; r < c->size; r++) {
+        MT_REQUIRE(counts[r] >= 0, MT_EINVAL, "reduce_scatter (%s): %lld elements for rank %d",
+                   what, (long long)counts[r], r);
+        all += counts[r];
+    }
+    MT_TRY(check_reduce("reduce_scatter", what, from, all, reduce));
+    MT_TRY(check_reduce("reduce_scatter", what, to, counts[c->rank], reduce));
+    enter(c, "reduce_scatter", what, (size_t)all * mt_dtype_size(dtype));
+    return leave(c,
+                 all ? c->ops->reduce_scatter(c, stream, to, from, counts, dtype, reduce) : MT_OK);
+}
+
 mt_status mt_comm_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
                                  int64_t count, mt_dtype dtype, mt_reduce reduce, const char *what)
 {
-    MT_TRY(check_reduce("reduce_scatter", what, from, count, reduce));
-    MT_TRY(check_reduce("reduce_scatter", what, to, count, reduce));
-    enter(c, "reduce_scatter", what, (size_t)count * mt_dtype_size(dtype));
-    return leave(c,
-                 count ? c->ops->reduce_scatter(c, stream, to, from, count, dtype, reduce) : MT_OK);
+    if (!c->counts) c->counts = calloc((size_t)c->size, sizeof *c->counts);
+    MT_REQUIRE(c->counts, MT_ENOMEM, "comm: out of memory");
+    for (int r = 0; r < c->size; r++) c->counts[r] = count;
+    return mt_comm_reduce_scatter_parts(c, stream, to, from, c->counts, dtype, reduce, what);
 }
 
 mt_status mt_comm_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,

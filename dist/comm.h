@@ -69,6 +69,11 @@ mt_status mt_comm_all_gather(mt_comm *comm, mt_stream *stream, void *to, const v
 /* to[i] = the reduction over ranks of their from[rank * count + i], i < count. */
 mt_status mt_comm_reduce_scatter(mt_comm *comm, mt_stream *stream, void *to, const void *from,
                                  int64_t count, mt_dtype dtype, mt_reduce reduce, const char *what);
+/* The same with parts of different sizes: `from` holds counts[0] elements for rank 0, then
+ * counts[1] for rank 1, ...; counts are host memory, the same on every rank. */
+mt_status mt_comm_reduce_scatter_parts(mt_comm *comm, mt_stream *stream, void *to, const void *from,
+                                       const int64_t *counts, mt_dtype dtype, mt_reduce reduce,
+                                       const char *what);
 /* data[i] = the reduction over ranks of their data[i]. MAX: NaN is larger than every number. */
 mt_status mt_comm_all_reduce(mt_comm *comm, mt_stream *stream, void *data, int64_t count,
                              mt_dtype dtype, mt_reduce reduce, const char *what);

@@ -4,7 +4,7 @@
  *
  * Collectives begin in the order in which they are called and run one after another, whatever
  * streams they are in. A reduction goes through scratch in pieces of two halves: while one is added
- * up, in a stream of its own, the next piece comes in. Host memory is staged on the device. */
+ * up, in a stream of its own, the next piece comes in. */
 #include "dist/comm_priv.h"
 
 #include <dlfcn.h>
@@ -16,10 +16,11 @@
 
 #include "dist/inflight.h"
 #include "dist/rendezvous.h"
+#include "dist/staging.h"
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/fold.h"
 
-static const size_t HALF_BYTES = (size_t)128 << 20, STAGE_BYTES = (size_t)16 << 20;
+static const size_t HALF_BYTES = (size_t)128 << 20;
 enum { HALVES = 2, GRAIN = 64, OLDEST_VERSION = 21800 };
 
 #define FUNCTIONS(X)                                                                               \
@@ -52,9 +53,10 @@ typedef struct shared {
     ncclComm_t comm; /* of the whole world */
     mt_device *device;
     mt_inflight *inflight;
-    mt_stream host, folds; /* of collectives of host memory; where reductions are added up */
+    mt_staging staging; /* of collectives of host memory */
+    mt_stream folds;    /* where reductions are added up */
     mt_event came, folded[HALVES];
-    void *scratch, *stage;
+    void *scratch;
     size_t scratch_bytes;
 } shared;
 
@@ -132,10 +134,17 @@ static mt_status device_broadcast(mt_comm *c, mt_stream *stream, void *data, siz
     return end(c, stream);
 }
 
-/* Block r of `from` to rank r, whose own comes to place r of `to`; pitches in bytes. The own block
- * moves only where `own` says so. */
-static mt_status swap_blocks(mt_comm *c, mt_stream *stream, char *to, size_t to_pitch,
-                             const char *from, size_t from_pitch, size_t bytes, bool own)
+/* What goes to and comes from rank r: bytes [at, at + bytes) of its own places. */
+typedef struct place {
+    char *to;
+    const char *from;
+    size_t come, go;
+} place;
+
+/* Every rank sends to every other what the two have agreed on: place_of says it for one. */
+static mt_status swap(mt_comm *c, mt_stream *stream, bool own,
+                      place (*place_of)(const mt_comm *c, const void *context, int rank),
+                      const void *context)
 {
     const shared *s = of(c)->shared;
     cudaStream_t cuda = mt_cuda_stream(stream);
@@ -143,11 +152,10 @@ static mt_status swap_blocks(mt_comm *c, mt_stream *stream, char *to, size_t to_
     ncclResult_t code = ncclSuccess;
     for (int turn = own ? 0 : 1; turn < c->size && code == ncclSuccess; turn++) {
         int there = (c->rank + turn) % c->size, back = (c->rank - turn + c->size) % c->size;
-        code = s->nccl.Send(from + (size_t)there * from_pitch, bytes, ncclUint8, there, of(c)->comm,
-                            cuda);
-        if (code == ncclSuccess)
-            code = s->nccl.Recv(to + (size_t)back * to_pitch, bytes, ncclUint8, back, of(c)->comm,
-                                cuda);
+        place out = place_of(c, context, there), in = place_of(c, context, back);
+        if (out.go) code = s->nccl.Send(out.from, out.go, ncclUint8, there, of(c)->comm, cuda);
+        if (in.come && code == ncclSuccess)
+            code = s->nccl.Recv(in.to, in.come, ncclUint8, back, of(c)->comm, cuda);
     }
     ncclResult_t ended = s->nccl.GroupEnd();
     MT_NCCL(s, "ncclSend, ncclRecv", code);
@@ -155,11 +163,26 @@ static mt_status swap_blocks(mt_comm *c, mt_stream *stream, char *to, size_t to_
     return MT_OK;
 }
 
+struct blocks {
+    char *to;
+    const char *from;
+    size_t bytes;
+};
+
+static place block_of(const mt_comm *c, const void *context, int rank)
+{
+    const struct blocks *b = context;
+    (void)c;
+    return (place){ b->to + (size_t)rank * b->bytes, b->from + (size_t)rank * b->bytes, b->bytes,
+                    b->bytes };
+}
+
 static mt_status device_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
                                    size_t block_bytes)
 {
+    const struct blocks blocks = { to, from, block_bytes };
     MT_TRY(begin(c, stream));
-    MT_TRY(swap_blocks(c, stream, to, block_bytes, from, block_bytes, block_bytes, true));
+    MT_TRY(swap(c, stream, true, block_of, &blocks));
     return end(c, stream);
 }
 
@@ -167,13 +190,42 @@ static mt_status device_all_to_all(mt_comm *c, mt_stream *stream, void *to, cons
  */
 
 typedef struct reduction {
-    const char *from; /* scatter: `count` elements for each rank; else the same as `to` */
+    const char *from; /* scatter: counts[0] elements for rank 0, and so on; else the same as `to` */
     char *to;
-    int64_t count;
+    const int64_t *counts; /* scatter; else NULL */
+    int64_t most;          /* elements of the largest part, or of all */
     mt_dtype dtype;
     mt_reduce reduce;
-    bool scatter;
 } reduction;
+
+/* Elements [at, at + step) of every part, as far as it goes. */
+typedef struct piece {
+    const reduction *r;
+    int64_t at, step;
+    char *into; /* a place of `step` elements for each rank */
+} piece;
+
+static int64_t elements_of(const piece *p, int rank)
+{
+    int64_t left = (p->r->counts ? p->r->counts[rank] : p->r->most) - p->at;
+    return left < 0 ? 0 : left < p->step ? left : p->step;
+}
+
+/* Where the piece for a rank begins in `from`. */
+static const char *part_of(const piece *p, int rank)
+{
+    int64_t first = p->at;
+    for (int r = 0; p->r->counts && r < rank; r++) first += p->r->counts[r];
+    return p->r->from + (size_t)first * mt_dtype_size(p->r->dtype);
+}
+
+static place piece_of(const mt_comm *c, const void *context, int rank)
+{
+    const piece *p = context;
+    size_t size = mt_dtype_size(p->r->dtype);
+    return (place){ p->into + (size_t)rank * (size_t)p->step * size, part_of(p, rank),
+                    (size_t)elements_of(p, c->rank) * size, (size_t)elements_of(p, rank) * size };
+}
 
 /* Growing waits for the device, where earlier reductions may still read the old one. */
 static mt_status reserve(shared *s, size_t bytes)
@@ -187,31 +239,29 @@ static mt_status reserve(shared *s, size_t bytes)
     return MT_OK;
 }
 
-/* Elements [at, at + n) of every rank into one half of the scratch, then added up. */
-static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const reduction *r, int64_t at,
-                              int64_t n, int64_t step, int half)
+/* A piece of every rank into one half of the scratch, then added up. */
+static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const piece *p, int half)
 {
     shared *s = of(c)->shared;
-    size_t size = mt_dtype_size(r->dtype), pitch = (size_t)step * size;
-    char *into = (char *)s->scratch + (size_t)half * (size_t)c->size * pitch;
-    const char *from = r->from + (size_t)at * size;
+    const reduction *r = p->r;
+    size_t size = mt_dtype_size(r->dtype);
+    int64_t n = elements_of(p, c->rank);
     struct mt_fold_args fold = { .dtype = r->dtype,
                                  .largest = r->reduce == MT_REDUCE_MAX,
                                  .blocks = c->size,
                                  .apart_block = c->rank,
                                  .count = n,
-                                 .stride = r->scatter ? step : n,
-                                 .to = r->to + (size_t)at * size,
-                                 .from = into };
+                                 .stride = r->counts ? p->step : n,
+                                 .to = r->to + (size_t)p->at * size,
+                                 .from = p->into };
     MT_TRY(mt_event_wait(&s->folded[half], stream));
-    if (r->scatter) {
-        size_t block = (size_t)r->count * size;
-        fold.apart = from + (size_t)c->rank * block;
-        MT_TRY(swap_blocks(c, stream, into, pitch, from, block, (size_t)n * size, false));
+    if (r->counts) {
+        fold.apart = part_of(p, c->rank);
+        MT_TRY(swap(c, stream, false, piece_of, p));
     } else {
         MT_NCCL(s, "ncclAllGather",
-                s->nccl.AllGather(from, into, (size_t)n * size, ncclUint8, of(c)->comm,
-                                  mt_cuda_stream(stream)));
+                s->nccl.AllGather(part_of(p, c->rank), p->into, (size_t)n * size, ncclUint8,
+                                  of(c)->comm, mt_cuda_stream(stream)));
     }
     MT_TRY(mt_event_record(&s->came, stream));
     MT_TRY(mt_event_wait(&s->came, &s->folds));
@@ -229,15 +279,17 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
     shared *s = of(c)->shared;
     size_t across = (size_t)c->size * mt_dtype_size(r->dtype); /* an element of every rank */
     int64_t most = (int64_t)(HALF_BYTES / across) / GRAIN * GRAIN;
-    int64_t all = (r->count + GRAIN - 1) / GRAIN * GRAIN, step = all < most ? all : most;
+    int64_t all = (r->most + GRAIN - 1) / GRAIN * GRAIN, step = all < most ? all : most;
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: a reduction over %d ranks", c->size);
     int halves = all > step ? HALVES : 1;
-    MT_TRY(reserve(s, (size_t)halves * (size_t)step * across));
+    size_t half_bytes = (size_t)step * across;
+    MT_TRY(reserve(s, (size_t)halves * half_bytes));
     MT_TRY(begin(c, stream));
     for (int i = 0; i < HALVES; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
-    for (int64_t at = 0, piece = 0; at < r->count; at += step, piece++) {
-        int64_t n = r->count - at < step ? r->count - at : step;
-        MT_TRY(reduce_piece(c, stream, r, at, n, step, (int)(piece % HALVES)));
+    int half = 0;
+    for (int64_t at = 0; at < r->most; at += step, half = (half + 1) % HALVES) {
+        const piece p = { r, at, step, (char *)s->scratch + (size_t)half * half_bytes };
+        MT_TRY(reduce_piece(c, stream, &p, half));
     }
     MT_TRY(end(c, stream));
     for (int i = 0; i < halves; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
@@ -245,160 +297,56 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
 }
 
 static mt_status device_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                       int64_t count, mt_dtype dtype, mt_reduce how)
+                                       const int64_t *counts, mt_dtype dtype, mt_reduce how)
 {
-    const reduction r = { from, to, count, dtype, how, true };
+    reduction r = { from, to, counts, 0, dtype, how };
+    for (int i = 0; i < c->size; i++)
+        if (counts[i] > r.most) r.most = counts[i];
     return reduce(c, stream, &r);
 }
 
 static mt_status device_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
                                    mt_dtype dtype, mt_reduce how)
 {
-    const reduction r = { data, data, count, dtype, how, false };
+    const reduction r = { data, data, NULL, count, dtype, how };
     return reduce(c, stream, &r);
 }
 
-/* ---- host memory -------------------------------------------------------------------------------
+/* ---- the contract ------------------------------------------------------------------------------
  */
-
-/* A collective of lines: `in` of them go to the device, `out` come back, `bytes` each. */
-typedef struct staged {
-    void *to;
-    const void *from;
-    size_t bytes;
-    int in, out;
-    mt_dtype dtype; /* of reductions */
-    mt_reduce reduce;
-    int root;
-    /* Bytes [0, bytes) of each line, one after another; *to may be changed to `from`. */
-    mt_status (*run)(mt_comm *c, mt_stream *stream, const struct staged *call, void **to,
-                     void *from, size_t bytes);
-} staged;
-
-static mt_status run_all_gather(mt_comm *c, mt_stream *stream, const staged *call, void **to,
-                                void *from, size_t bytes)
-{
-    (void)call;
-    return device_all_gather(c, stream, *to, from, bytes);
-}
-
-static mt_status run_reduce_scatter(mt_comm *c, mt_stream *stream, const staged *call, void **to,
-                                    void *from, size_t bytes)
-{
-    return device_reduce_scatter(c, stream, *to, from,
-                                 (int64_t)(bytes / mt_dtype_size(call->dtype)), call->dtype,
-                                 call->reduce);
-}
-
-static mt_status run_all_reduce(mt_comm *c, mt_stream *stream, const staged *call, void **to,
-                                void *from, size_t bytes)
-{
-    *to = from;
-    return device_all_reduce(c, stream, from, (int64_t)(bytes / mt_dtype_size(call->dtype)),
-                             call->dtype, call->reduce);
-}
-
-static mt_status run_all_to_all(mt_comm *c, mt_stream *stream, const staged *call, void **to,
-                                void *from, size_t bytes)
-{
-    (void)call;
-    return device_all_to_all(c, stream, *to, from, bytes);
-}
-
-static mt_status run_broadcast(mt_comm *c, mt_stream *stream, const staged *call, void **to,
-                               void *from, size_t bytes)
-{
-    *to = from;
-    return device_broadcast(c, stream, from, bytes, call->root);
-}
-
-static mt_status on_host(mt_comm *c, const staged *call)
-{
-    shared *s = of(c)->shared;
-    if (!s->stage)
-        MT_TRY(mt_device_alloc(s->device, &s->stage, 2 * STAGE_BYTES, MT_MEMORY_WORKSPACE));
-    size_t step = STAGE_BYTES / (size_t)c->size / GRAIN * GRAIN;
-    for (size_t at = 0; at < call->bytes; at += step) {
-        size_t n = call->bytes - at < step ? call->bytes - at : step;
-        void *in = s->stage, *out = (char *)s->stage + STAGE_BYTES;
-        const struct mt_copy_lines there = { in, (const char *)call->from + at,
-                                             n,  call->bytes,
-                                             n,  call->in };
-        MT_TRY(mt_device_copy_lines(&s->host, &there));
-        MT_TRY(call->run(c, &s->host, call, &out, in, n));
-        const struct mt_copy_lines back = {
-            (char *)call->to + at, out, call->bytes, n, n, call->out
-        };
-        MT_TRY(mt_device_copy_lines(&s->host, &back));
-        MT_TRY(mt_stream_synchronize(&s->host));
-    }
-    return MT_OK;
-}
 
 static mt_status nccl_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
                                  size_t bytes)
 {
     if (stream) return device_all_gather(c, stream, to, from, bytes);
-    const staged call = { to, from, bytes, 1, c->size, .run = run_all_gather };
-    return on_host(c, &call);
+    return mt_staged_all_gather(&of(c)->shared->staging, c, to, from, bytes);
 }
 
 static mt_status nccl_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                     int64_t count, mt_dtype dtype, mt_reduce how)
+                                     const int64_t *counts, mt_dtype dtype, mt_reduce how)
 {
-    if (stream) return device_reduce_scatter(c, stream, to, from, count, dtype, how);
-    const staged call = { .to = to,
-                          .from = from,
-                          .bytes = (size_t)count * mt_dtype_size(dtype),
-                          .in = c->size,
-                          .out = 1,
-                          .dtype = dtype,
-                          .reduce = how,
-                          .run = run_reduce_scatter };
-    return on_host(c, &call);
+    if (stream) return device_reduce_scatter(c, stream, to, from, counts, dtype, how);
+    return mt_staged_reduce_scatter(&of(c)->shared->staging, c, to, from, counts, dtype, how);
 }
 
 static mt_status nccl_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
                                  mt_dtype dtype, mt_reduce how)
 {
     if (stream) return device_all_reduce(c, stream, data, count, dtype, how);
-    const staged call = { .to = data,
-                          .from = data,
-                          .bytes = (size_t)count * mt_dtype_size(dtype),
-                          .in = 1,
-                          .out = 1,
-                          .dtype = dtype,
-                          .reduce = how,
-                          .run = run_all_reduce };
-    return on_host(c, &call);
+    return mt_staged_all_reduce(&of(c)->shared->staging, c, data, count, dtype, how);
 }
 
 static mt_status nccl_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
                                  size_t block_bytes)
 {
     if (stream) return device_all_to_all(c, stream, to, from, block_bytes);
-    for (int r = 0; r < c->size; r++) {
-        int64_t used, room = (int64_t)(block_bytes - sizeof used);
-        memcpy(&used, (const char *)from + (size_t)r * block_bytes, sizeof used);
-        MT_REQUIRE(used >= 0 && used <= room, MT_EINVAL,
-                   "all_to_all: the block for rank %d uses %lld of %lld bytes", r, (long long)used,
-                   (long long)room);
-    }
-    const staged call = { to, from, block_bytes, c->size, c->size, .run = run_all_to_all };
-    return on_host(c, &call);
+    return mt_staged_all_to_all(&of(c)->shared->staging, c, to, from, block_bytes);
 }
 
 static mt_status nccl_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
 {
     if (stream) return device_broadcast(c, stream, data, bytes, root);
-    const staged call = { .to = data,
-                          .from = data,
-                          .bytes = bytes,
-                          .in = 1,
-                          .out = 1,
-                          .root = root,
-                          .run = run_broadcast };
-    return on_host(c, &call);
+    return mt_staged_broadcast(&of(c)->shared->staging, c, data, bytes, root);
 }
 
 static mt_status nccl_barrier(mt_comm *c)
@@ -415,10 +363,9 @@ static void release_shared(shared *s)
     for (int i = 0; i < HALVES; i++) mt_event_destroy(&s->folded[i]);
     mt_event_destroy(&s->came);
     mt_stream_destroy(&s->folds);
-    mt_stream_destroy(&s->host);
     mt_inflight_destroy(&s->inflight);
     mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_WORKSPACE);
-    mt_device_free(s->device, &s->stage, 2 * STAGE_BYTES, MT_MEMORY_WORKSPACE);
+    mt_staging_destroy(&s->staging);
     free(s);
 }
 
@@ -435,7 +382,7 @@ static void nccl_close(mt_comm *c)
 }
 
 /* What is under way ends without the others, and device memory can be freed. */
-static void nccl_abort(mt_comm *c)
+static void nccl_give_up(mt_comm *c)
 {
     const shared *s = of(c)->shared;
     mt_watch_set_poll(c->watch, NULL, NULL);
@@ -483,7 +430,7 @@ const struct mt_comm_ops mt_comm_nccl = {
     .all_to_all = nccl_all_to_all,
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
-    .abort = nccl_abort,
+    .give_up = nccl_give_up,
     .close = nccl_close,
 };
 
@@ -514,7 +461,7 @@ static mt_status make_shared(shared **made, mt_device *device)
     *made = s, s->device = device;
     MT_TRY(load(&s->nccl));
     MT_TRY(mt_inflight_create(&s->inflight, device));
-    MT_TRY(mt_stream_create(&s->host, device));
+    MT_TRY(mt_staging_create(&s->staging, device));
     MT_TRY(mt_stream_create(&s->folds, device));
     MT_TRY(mt_event_create(&s->came, device));
     for (int i = 0; i < HALVES; i++) MT_TRY(mt_event_create(&s->folded[i], device));

@@ -10,15 +10,16 @@ struct mt_comm_ops {
     mt_status (*split)(mt_comm *part, const mt_comm *whole, int color); /* sets rank, size, impl */
     mt_status (*all_gather)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
                             size_t bytes);
+    /* counts: elements for each rank, one part after another; not all are 0. */
     mt_status (*reduce_scatter)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
-                                int64_t count, mt_dtype dtype, mt_reduce reduce);
+                                const int64_t *counts, mt_dtype dtype, mt_reduce reduce);
     mt_status (*all_reduce)(mt_comm *comm, mt_stream *stream, void *data, int64_t count,
                             mt_dtype dtype, mt_reduce reduce);
     mt_status (*all_to_all)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
                             size_t block_bytes);
     mt_status (*broadcast)(mt_comm *comm, mt_stream *stream, void *data, size_t bytes, int root);
     mt_status (*barrier)(mt_comm *comm);
-    void (*abort)(mt_comm *comm); /* ends what is under way; NULL: nothing is */
+    void (*give_up)(mt_comm *comm); /* ends what is under way; NULL: nothing is */
     void (*close)(mt_comm *comm);
 };
 
@@ -30,6 +31,7 @@ struct mt_comm {
     mt_comm *world;  /* NULL: this is it */
     int splits;      /* made of it so far */
     uint64_t alone;  /* collectives of a process without a watchdog */
+    int64_t *counts; /* of a reduce_scatter of equal parts; made when first needed */
     struct {
         const char *op, *what;
         size_t bytes;

@@ -24,10 +24,10 @@ static mt_status self_all_gather(mt_comm *c, mt_stream *stream, void *to, const 
 }
 
 static mt_status self_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                     int64_t count, mt_dtype dtype, mt_reduce reduce)
+                                     const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
 {
     (void)c, (void)reduce;
-    return copy(stream, to, from, (size_t)count * mt_dtype_size(dtype));
+    return copy(stream, to, from, (size_t)counts[0] * mt_dtype_size(dtype));
 }
 
 static mt_status self_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,

@@ -130,33 +130,84 @@ static mt_status sort_gradients(mt_fsdp *f, const mt_unit *u, size_t size)
     return MT_OK;
 }
 
+/* Whether a unit's gradients lie back to back, and every rank's shard of them without a gap: then
+ * they are in the order of the shards already, and parts receives how many are whose. */
+static bool lies_in_order(const mt_fsdp *f, const mt_unit *u, int64_t *parts)
+{
+    const mt_param *first = mt_param_store_get(f->store, u->first), *last = NULL;
+    size_t size = mt_dtype_size(first->dtype);
+    if (f->options.reduce_bf16 || !first->grad) return false;
+    for (int64_t i = u->first; i < u->first + u->count; i++) {
+        const mt_param *p = mt_param_store_get(f->store, i);
+        if (last && p->grad != (char *)last->grad + (size_t)mt_param_count(last) * size)
+            return false;
+        last = p;
+    }
+    for (int r = 0; r < mt_comm_size(f->comm); r++) {
+        parts[r] = 0;
+        for (int64_t i = u->first; i < u->first + u->count; i++) {
+            mt_piece piece = mt_param_piece(f->store, mt_param_store_get(f->store, i), r);
+            if (piece.count && piece.offset - u->offset != parts[r]) return false;
+            parts[r] += piece.count;
+        }
+    }
+    return true;
+}
+
+static void find_parts(mt_fsdp *f)
+{
+    for (int64_t i = 0; i < f->units; i++) {
+        int64_t *parts = f->parts + i * mt_comm_size(f->comm);
+        mt_unit u = mt_param_store_unit(f->store, i);
+        if (!u.count || !lies_in_order(f, &u, parts)) *parts = -1;
+    }
+}
+
+static mt_status reduce_in_place(mt_fsdp *f, const mt_param *first, const int64_t *parts, char *own,
+                                 const char *label)
+{
+    int ranks = mt_comm_size(f->comm);
+    f->counts.in_place++;
+    f->counts.reduced_bytes +=
+        parts[mt_comm_rank(f->comm)] * (int64_t)mt_dtype_size(first->dtype) * (ranks - 1);
+    return mt_comm_reduce_scatter_parts(f->comm, &f->reducing, own, first->grad, parts,
+                                        first->dtype, MT_REDUCE_SUM, label);
+}
+
+static mt_status reduce_sorted(mt_fsdp *f, const mt_unit *u, const mt_param *first, char *own,
+                               const char *label)
+{
+    mt_dtype wire = wire_dtype(f, first);
+    size_t size = mt_dtype_size(wire);
+    void *to = wire == first->dtype ? (void *)own : f->sum;
+    f->counts.reduced_bytes += u->elements * (int64_t)size * (mt_comm_size(f->comm) - 1);
+    MT_TRY(sort_gradients(f, u, size));
+    MT_TRY(mt_comm_reduce_scatter(f->comm, &f->reducing, to, f->outbox, u->elements, wire,
+                                  MT_REDUCE_SUM, label));
+    if (to == own) return MT_OK;
+    return mt_cast(
+        &f->reducing,
+        &(struct mt_cast_args){
+            .dtype = first->dtype, .count = u->elements, .y = own, .x = to, .x_dtype = wire });
+}
+
 /* Begins when the passes have done all that they were given until now. */
 static mt_status reduce(mt_fsdp *f, int64_t unit)
 {
     mt_unit u = mt_param_store_unit(f->store, unit);
     const mt_param *first = mt_param_store_get(f->store, u.first);
-    mt_dtype wire = wire_dtype(f, first);
-    size_t size = mt_dtype_size(wire);
+    const int64_t *parts = f->parts + unit * mt_comm_size(f->comm);
     char *own =
              (char *)mt_param_store_grad(f->store) + (size_t)u.offset * mt_dtype_size(first->dtype),
          label[64];
-    void *to = wire == first->dtype ? (void *)own : f->sum;
     f->pending[unit] = -1;
     snprintf(label, sizeof label, "%.40s, gradients", first->name);
     MT_TRY(mt_event_record(&f->final, &f->stream));
     MT_TRY(mt_event_wait(&f->final, &f->reducing));
-    MT_TRY(sort_gradients(f, &u, size));
-    MT_TRY(mt_comm_reduce_scatter(f->comm, &f->reducing, to, f->outbox, u.elements, wire,
-                                  MT_REDUCE_SUM, label));
-    if (to != own)
-        MT_TRY(mt_cast(
-            &f->reducing,
-            &(struct mt_cast_args){
-                .dtype = first->dtype, .count = u.elements, .y = own, .x = to, .x_dtype = wire }));
-    MT_TRY(mt_event_record(&f->reduced, &f->reducing));
+    MT_TRY(*parts >= 0 ? reduce_in_place(f, first, parts, own, label)
+                       : reduce_sorted(f, &u, first, own, label));
     f->counts.reduces++;
-    f->counts.reduced_bytes += u.elements * (int64_t)size * (mt_comm_size(f->comm) - 1);
-    return MT_OK;
+    return mt_event_record(&f->reduced, &f->reducing);
 }
 
 void mt_fsdp_begin_reduce(mt_fsdp *f)
@@ -220,7 +271,8 @@ static mt_status resize_shared(mt_fsdp *f)
     for (int64_t i = 0; i < f->wires; i++) {
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
         if (f->wire[i].bytes > staging) staging = f->wire[i].bytes;
-        if ((size_t)u.elements > elements) elements = (size_t)u.elements;
+        bool sorted = f->parts[i / MT_DIR_COUNT * (int64_t)ranks] < 0;
+        if (sorted && (size_t)u.elements > elements) elements = (size_t)u.elements;
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
@@ -283,7 +335,10 @@ static mt_status build(mt_fsdp *f)
     f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
     f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
     f->pending = calloc((size_t)f->units, sizeof *f->pending);
-    MT_REQUIRE(f->wire && f->slots && f->next && f->pending, MT_ENOMEM, "fsdp: out of memory");
+    f->parts = calloc((size_t)(f->units * mt_comm_size(f->comm)), sizeof *f->parts);
+    MT_REQUIRE(f->wire && f->slots && f->next && f->pending && f->parts, MT_ENOMEM,
+               "fsdp: out of memory");
+    find_parts(f);
     MT_TRY(make_streams(f));
     MT_TRY(make_amaxes(f));
     MT_TRY(mt_fsdp_layout(f));
@@ -340,6 +395,7 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     free(f->slots);
     free(f->next);
     free(f->pending);
+    free(f->parts);
     free(f->amax_at);
     free(f);
     *fsdp = NULL;

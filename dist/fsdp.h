@@ -49,7 +49,8 @@ mt_status mt_fsdp_end_reduce(mt_fsdp *fsdp, mt_stream *stream);
 
 /* What was moved since the start. */
 typedef struct mt_fsdp_counts {
-    int64_t gathers, ahead, reduces;       /* ahead: of the gathers, before they were needed */
+    int64_t gathers, ahead;                /* ahead: of the gathers, before they were needed */
+    int64_t reduces, in_place;             /* in_place: of the reductions, sent as backward wrote */
     int64_t gathered_bytes, reduced_bytes; /* received by a rank */
 } mt_fsdp_counts;
 mt_fsdp_counts mt_fsdp_get_counts(const mt_fsdp *fsdp);

@@ -63,6 +63,8 @@ struct mt_fsdp {
     int64_t previous, current;
     bool last_pass;   /* of a step: gradients that are final are reduced */
     int64_t *pending; /* gradients of a unit still to come; -1: reduced */
+    int64_t *parts;   /* [units, ranks] what each rank owns of a unit's gradients as they lie in
+                         memory; the first -1: they have to be sorted */
     mt_fsdp_counts counts;
 };
 

@@ -135,6 +135,38 @@ static mt_status reduce_one(mt_comm *c, mt_stream *stream, int64_t n, mt_dtype d
     return MT_OK;
 }
 
+/* Parts of different sizes, some of them empty. */
+static mt_status reduce_parts(mt_comm *c, mt_stream *stream, int64_t n)
+{
+    int rank = mt_comm_rank(c), size = mt_comm_size(c);
+    int64_t counts[64], all = 0, first = 0;
+    for (int r = 0; r < size; r++) {
+        counts[r] = r % 3 == 1 ? 0 : n + r * 7;
+        first += r < rank ? counts[r] : 0;
+        all += counts[r];
+    }
+    size_t bytes = (size_t)(all + 1) * 4, own = (size_t)(counts[rank] + 1) * 4;
+    float *x = calloc(1, bytes), *y = calloc(1, own);
+    for (int64_t i = 0; i < all; i++) mt_store_f64(x, MT_F32, i, element(rank, i));
+    y[counts[rank]] = 7;
+    void *from = hold(stream, x, bytes), *to = hold(stream, y, own);
+    MT_TRY(
+        mt_comm_reduce_scatter_parts(c, stream, to, from, counts, MT_F32, MT_REDUCE_SUM, "test"));
+    MT_TRY(look(stream, y, to, own));
+    MT_TRY(
+        check_reduced("reduce_scatter_parts", y, size, first, counts[rank], MT_F32, MT_REDUCE_SUM));
+    rank_check(y[counts[rank]] == 7, "reduce_scatter_parts wrote past its end");
+    counts[size - 1] = -1;
+    rank_check(mt_comm_reduce_scatter_parts(c, stream, to, from, counts, MT_F32, MT_REDUCE_SUM,
+                                            "test") == MT_EINVAL,
+               "a part of -1 elements");
+    drop(stream, from, bytes);
+    drop(stream, to, own);
+    free(x);
+    free(y);
+    return MT_OK;
+}
+
 static mt_status reduce_placed(mt_comm *c, mt_stream *stream)
 {
     static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
@@ -142,6 +174,7 @@ static mt_status reduce_placed(mt_comm *c, mt_stream *stream)
     int rank = mt_comm_rank(c), size = mt_comm_size(c);
     for (int k = 0; k < 24; k++)
         MT_TRY(reduce_one(c, stream, counts[k / 6], dtypes[k % 3], (mt_reduce)(k / 3 % 2)));
+    for (int k = 0; k < 4; k++) MT_TRY(reduce_parts(c, stream, counts[k]));
     if (stream && on_gpus()) /* several pieces, the last a short one */
         MT_TRY(reduce_one(c, stream, 21000003 / size, MT_F64, MT_REDUCE_SUM));
     double nan = rank == 0 ? NAN : 1, *device_nan = hold(stream, &nan, sizeof nan);
