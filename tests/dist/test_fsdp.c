@@ -351,6 +351,32 @@ static mt_status narrow_reduction(mt_comm *comm)
     return MT_OK;
 }
 
+/* Fifty steps twice, with everything that runs beside the passes: the same bits. */
+static mt_status repeated(mt_comm *comm)
+{
+    enum { LONG = 50 };
+    static mt_step_result runs[2][LONG];
+    mt_trainer_config c = config_of(MT_BF16, "mxfp8; layers=*experts* fp8_current");
+    int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
+    c.comm = comm, c.reduce_bf16 = true, c.steps = LONG;
+    memset(runs, 0, sizeof runs);
+    for (int again = 0; again < 2; again++) {
+        mt_trainer *t;
+        MT_TRY(mt_trainer_create(&t, rank_device, &c));
+        for (int s = 0; s < LONG; s++) {
+            draw_batch(&c, s % 4, tokens, targets);
+            MT_TRY(mt_trainer_step(t, tokens, targets, &runs[again][s]));
+        }
+        mt_trainer_destroy(&t);
+    }
+    for (int s = 0; s < LONG; s++)
+        rank_check(!memcmp(&runs[0][s], &runs[1][s], sizeof runs[0][s]),
+                   "step %d: losses %.9g and %.9g, gradient norms %.9g and %.9g", s,
+                   runs[0][s].loss, runs[1][s].loss, runs[0][s].grad_norm, runs[1][s].grad_norm);
+    rank_check(runs[0][LONG - 1].loss < runs[0][0].loss - 0.2, "nothing was learned");
+    return MT_OK;
+}
+
 /* What moves in steps of several micro-batches: gradients once, weights once for each pass and
  * direction, all but the first of each order ahead of use; with kept units once a step. */
 static mt_status traffic(mt_comm *comm)
@@ -413,7 +439,7 @@ static const rank_case cases[] = {
     { "nonfinite", nonfinite }, { "copies", copies },
     { "training", training },   { "quantized_training", quantized_training },
     { "traffic", traffic },     { "narrow_reduction", narrow_reduction },
-    { "in_place", in_place },
+    { "in_place", in_place },   { "repeated", repeated },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -450,6 +476,12 @@ static void test_traffic(void **state)
     assert_ranks(2, "traffic");
 }
 
+static void test_repeated(void **state)
+{
+    (void)state;
+    assert_two_and_four("repeated");
+}
+
 static void test_in_place(void **state)
 {
     (void)state;
@@ -474,6 +506,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_traffic),
         cmocka_unit_test(test_narrow_reduction),
         cmocka_unit_test(test_in_place),
+        cmocka_unit_test(test_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
