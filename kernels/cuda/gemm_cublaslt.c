@@ -281,6 +281,7 @@ static const char *refusal(const mt_cublaslt *lt, const mt_lt_product *p)
 {
     int64_t rows = p->rows.first_dims ? p->rows.m : p->rows.members * p->rows.m;
     if (p->bias) return "cuBLASLt adds no f32 bias to a result of bf16";
+    if (p->c && !p->d_real) return "cuBLASLt rounds twice where it adds to a matrix of bf16";
     if (p->n <= 0 || p->k <= 0 || rows <= 0) return "there is nothing to multiply";
     if (p->n > INT32_MAX || p->k > INT32_MAX || rows > INT32_MAX || p->rows.members > INT32_MAX)
         return "an extent is over 2^31";

@@ -7,7 +7,13 @@
 #include "kernels/cuda/moe_gemm_path.h"
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
-enum { ALIGNED = 256 }; /* where operands are decoded to */
+enum {
+    ALIGNED = 256,     /* where operands are decoded to */
+    LONG_DEPTH = 4096, /* ping-pong moves too much past it */
+    RATE = 155,        /* FLOP in the time of a byte, on an H200 */
+    LOSS_TN = 15,      /* percent of the product's time that one kernel loses to the other work: */
+    LOSS_NT = 25       /* a tile's epilogue is not hidden, lines come later than boxes */
+};
 
 /* Whether the operand is bf16 once it is plain. `as` is the operand then, for the choice of a path:
  * of codes, nothing but where they would lie. */
@@ -50,13 +56,27 @@ static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
     return mt_cuda_moe_gemm_sm90(stream, args, &g, path);
 }
 
+/* Whether one kernel loses less than the parts take to move rows and z once more. */
+static bool gains(const struct mt_moe_gemm_args *args, const gemm_problem *g)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    int64_t k = wgrad ? g->cols : g->depth, n = wgrad ? g->height : g->cols;
+    int64_t bytes = (args->row_token ? 4 * k : 0) + (args->act ? 3 * n : 0); /* of a row */
+    return args->z || 100 * RATE * bytes > (wgrad ? LOSS_NT : LOSS_TN) * (2 * k * n);
+}
+
+/* As the product alone, but for what was measured otherwise: a pair stalls wherever one of its
+ * blocks waits for lines; ping-pong hides the work of SwiGLU's gradient. */
 static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args,
                    mt_cuda_gemm_path *path)
 {
     path->variant = MT_CUDA_GEMM_TILED;
     if (!describe(g, stream, args)) return false;
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
-    return mt_cuda_moe_gemm_sm90_suits(args, g, path);
+    if (args->row_token && path->variant == MT_CUDA_GEMM_WIDE) path->variant = MT_CUDA_GEMM_ALONE;
+    if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
+        path->variant = MT_CUDA_GEMM_PINGPONG, path->super = 1;
+    return mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g);
 }
 
 bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *args,
