@@ -61,21 +61,29 @@ static mt_status send(mt_staging *s, const staged *call, size_t at, size_t n)
     return MT_OK;
 }
 
+static mt_status move(mt_staging *s, mt_comm *c, const staged *call, size_t at, size_t n)
+{
+    size_t own = line_bytes(call, c->rank);
+    void *out = (char *)s->memory + HALF_BYTES;
+    MT_TRY(send(s, call, at, n));
+    MT_TRY(call->run(c, &s->stream, call, &out, s->memory, n));
+    for (int r = 0; r < call->out; r++)
+        MT_TRY(mt_device_copy_async(&s->stream, (char *)call->to + (size_t)r * own + at,
+                                    (char *)out + (size_t)r * n, at_most(own, at, n)));
+    return MT_OK;
+}
+
 static mt_status run(mt_staging *s, mt_comm *c, const staged *call)
 {
-    size_t step = HALF_BYTES / (size_t)c->size / GRAIN * GRAIN, own = line_bytes(call, c->rank);
+    size_t step = HALF_BYTES / (size_t)c->size / GRAIN * GRAIN;
     if (!s->memory)
         MT_TRY(mt_device_alloc(s->stream.device, &s->memory, 2 * HALF_BYTES, MT_MEMORY_WORKSPACE));
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: host memory of %d ranks", c->size);
     for (size_t at = 0; at < call->bytes; at += step) {
-        size_t n = at_most(call->bytes, at, step);
-        void *out = (char *)s->memory + HALF_BYTES;
-        MT_TRY(send(s, call, at, n));
-        MT_TRY(call->run(c, &s->stream, call, &out, s->memory, n));
-        for (int r = 0; r < call->out; r++)
-            MT_TRY(mt_device_copy_async(&s->stream, (char *)call->to + (size_t)r * own + at,
-                                        (char *)out + (size_t)r * n, at_most(own, at, n)));
-        MT_TRY(mt_stream_synchronize(&s->stream));
+        mt_status status = move(s, c, call, at, at_most(call->bytes, at, step));
+        mt_status waited = mt_stream_synchronize(&s->stream); /* nothing is left behind */
+        MT_TRY(status);
+        MT_TRY(waited);
     }
     return MT_OK;
 }
