@@ -76,7 +76,7 @@ static mt_status go_on(mt_fsdp *f, int64_t wire)
 static mt_status need(void *context, mt_param *param, mt_dir dir)
 {
     mt_fsdp *f = context;
-    int64_t wire = mt_wire_of(param->unit, dir);
+    int64_t wire = mt_wire_of(param->unit, f->single[param->unit] ? MT_ROW : dir);
     mt_wire *w = &f->wire[wire];
     if (w->slot < 0) MT_TRY(gather(f, wire));
     mt_copy_slot *slot = &f->slots[w->slot];
@@ -331,12 +331,13 @@ static mt_status make_streams(mt_fsdp *f)
 static mt_status build(mt_fsdp *f)
 {
     f->wire = calloc((size_t)f->wires, sizeof *f->wire);
+    f->single = calloc((size_t)f->units, sizeof *f->single);
     f->slot_count = f->options.keep_gathered ? f->wires : AHEAD;
     f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
     f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
     f->pending = calloc((size_t)f->units, sizeof *f->pending);
     f->parts = calloc((size_t)(f->units * mt_comm_size(f->comm)), sizeof *f->parts);
-    MT_REQUIRE(f->wire && f->slots && f->next && f->pending && f->parts, MT_ENOMEM,
+    MT_REQUIRE(f->wire && f->single && f->slots && f->next && f->pending && f->parts, MT_ENOMEM,
                "fsdp: out of memory");
     find_parts(f);
     MT_TRY(make_streams(f));
@@ -392,6 +393,7 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     mt_device_free(f->device, &f->sum, f->sum_bytes, MT_MEMORY_WORKSPACE);
     mt_device_free(f->device, &amax, f->amax_bytes, MT_MEMORY_STATE);
     free(f->wire);
+    free(f->single);
     free(f->slots);
     free(f->next);
     free(f->pending);

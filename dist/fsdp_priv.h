@@ -47,6 +47,8 @@ struct mt_fsdp {
     mt_fsdp_options options;
     mt_param_source source;
     int64_t units, wires; /* wires: unit u, direction d is 2 u + d */
+    bool *single; /* of each unit: both directions are the same values, and its rows' wire is
+                     that of both */
     mt_wire *wire;
     mt_copy_slot *slots;
     int64_t slot_count;
@@ -93,4 +95,10 @@ mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received);
 static inline int64_t mt_wire_of(int64_t unit, mt_dir dir)
 {
     return unit * MT_DIR_COUNT + dir;
+}
+
+/* Whether a wire is a direction of its own, not the columns of a unit with one for both. */
+static inline bool mt_wire_is_own(const mt_fsdp *f, int64_t wire)
+{
+    return wire % MT_DIR_COUNT == MT_ROW || !f->single[wire / MT_DIR_COUNT];
 }

@@ -152,6 +152,7 @@ static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
     const mt_fragment *sides[MT_DIR_COUNT] = { x, twin(f, x) };
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         if (!mt_fsdp_native(x->param, (mt_dir)d)) continue;
+        if (!mt_wire_is_own(f, mt_wire_of(x->param->unit, (mt_dir)d))) continue;
         char *to = own_wire(f, x->param->unit, (mt_dir)d) + sides[d]->codes;
         MT_TRY(mt_cast(&f->stream, &(struct mt_cast_args){ .dtype = x->param->compute,
                                                            .count = x->count,

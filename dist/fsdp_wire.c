@@ -38,6 +38,26 @@ mt_direction mt_fragment_direction(const mt_fsdp *f, const mt_fragment *x, mt_di
     return d;
 }
 
+/* Whether a packed weight is its values in their order: then both directions may be one. */
+static bool packs_plainly(const mt_fsdp *f, const mt_param *p)
+{
+    return f->device->kernels[p->compute]->packed_shared;
+}
+
+/* Whether a unit has weights, all of which are the same bytes in both directions. */
+static bool is_single(const mt_fsdp *f, const mt_unit *u)
+{
+    bool any = false;
+    for (int64_t i = u->first; i < u->first + u->count; i++) {
+        const mt_param *p = mt_param_store_get(f->store, i);
+        if (!p->packed) continue;
+        if (!mt_fsdp_native(p, MT_ROW) || !mt_fsdp_native(p, MT_COL) || !packs_plainly(f, p))
+            return false;
+        any = true;
+    }
+    return any;
+}
+
 /* ---- cutting -----------------------------------------------------------------------------------
  */
 
@@ -114,14 +134,16 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
         mt_wire *w = &f->wire[i];
         mt_dir dir = (mt_dir)(i % MT_DIR_COUNT);
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
-        w->count = w->own_count = 0, w->bytes = 0;
+        w->count = w->own_count = 0, w->bytes = 0, w->at = own;
+        if (dir == MT_ROW) f->single[i / MT_DIR_COUNT] = is_single(f, &u);
+        if (!mt_wire_is_own(f, i)) continue;
         for (int r = 0; r < mt_comm_size(f->comm); r++) MT_TRY(cut_rank(f, w, &u, dir, r));
-        w->at = own;
         own += w->bytes;
         for (int64_t j = u.first; j < u.first + u.count; j++) {
             const mt_param *p = mt_param_store_get(f->store, j);
             size_t bytes = (size_t)mt_param_count(p) * mt_dtype_size(p->dtype);
-            if (p->packed && mt_fsdp_native(p, dir) && bytes > real) real = bytes;
+            bool widened = p->packed && mt_fsdp_native(p, dir) && !packs_plainly(f, p);
+            if (widened && bytes > real) real = bytes;
         }
     }
     f->own_bytes = own, f->real_bytes = real;
@@ -161,11 +183,14 @@ void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory)
     mt_unit u = mt_param_store_unit(f->store, wire / MT_DIR_COUNT);
     mt_dir dir = (mt_dir)(wire % MT_DIR_COUNT);
     size_t at = 0;
+    f->wire[wire].copy_bytes = 0;
+    if (!mt_wire_is_own(f, wire)) return;
     for (int64_t i = u.first; i < u.first + u.count; i++) {
         mt_param *p = mt_param_store_get(f->store, i);
         size_t bytes = (size_t)mt_param_count(p) * mt_dtype_size(p->dtype);
         if (sends_master(p, dir)) p->master = take(memory, &at, bytes);
         if (p->packed) place_weight(f, p, dir, memory, &at);
+        if (p->packed && f->single[wire / MT_DIR_COUNT]) p->weight.dir[!dir] = p->weight.dir[dir];
     }
     f->wire[wire].copy_bytes = at;
 }
@@ -239,12 +264,6 @@ static mt_status unpack_codes(mt_fsdp *f, const mt_fragment *x, mt_dir dir, cons
     MT_TRY(copy_lines(f, codes + skip, all.code_pitch, from, part.code_pitch, part.code_pitch,
                       part.code_lines));
     return x->scale_bytes ? unpack_scales(f, x, dir, d, scales, d->scales) : MT_OK;
-}
-
-/* Whether a packed weight is its values in their order: then both directions may be one. */
-static bool packs_plainly(const mt_fsdp *f, const mt_param *p)
-{
-    return f->device->kernels[p->compute]->packed_shared;
 }
 
 /* A native fragment, into the weight in masters' dtype. */
