@@ -50,6 +50,7 @@ struct mt_watch {
     bool led;                         /* rank 0 has not left yet */
     int listener, upward;             /* sockets; upward: to rank 0 */
     peer *peers;                      /* rank 0: of every rank */
+    pthread_mutex_t asking;           /* of what follows, and while it is asked */
     mt_watch_poll poll;
     void *polled; /* its context */
 };
@@ -127,10 +128,11 @@ static place place_here(mt_watch *w, char failure[MT_WATCH_TEXT])
     pthread_mutex_lock(&w->lock);
     place p = w->here;
     if (p.waiting) p.waited = now() - w->entered;
-    mt_watch_poll poll = w->poll;
-    void *context = w->polled;
     pthread_mutex_unlock(&w->lock);
-    if (!poll || !poll(context, &oldest, failure)) return p;
+    pthread_mutex_lock(&w->asking);
+    bool pending = w->poll && w->poll(w->polled, &oldest, failure);
+    pthread_mutex_unlock(&w->asking);
+    if (!pending) return p;
     p = (place){ .sequence = oldest.sequence,
                  .bytes = oldest.bytes,
                  .group = oldest.group,
@@ -365,6 +367,7 @@ static void release(mt_watch **watch)
     for (int r = 0; w->peers && r < w->options.world; r++)
         if (w->peers[r].socket >= 0) close(w->peers[r].socket);
     pthread_mutex_destroy(&w->lock);
+    pthread_mutex_destroy(&w->asking);
     pthread_cond_destroy(&w->over);
     free(w->peers);
     free(w);
@@ -380,6 +383,7 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
     w->options = *options, w->started = now();
     w->listener = listener, w->upward = -1, w->led = true;
     pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->asking, NULL);
     pthread_cond_init(&w->over, NULL);
     mt_status status = MT_OK;
     if (options->rank == 0) {
@@ -416,9 +420,9 @@ void mt_watch_stop(mt_watch **watch)
 
 void mt_watch_set_poll(mt_watch *w, mt_watch_poll poll, void *context)
 {
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->asking);
     w->poll = poll, w->polled = context;
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->asking);
 }
 
 void mt_watch_enter(mt_watch *w, const char *op, const char *what, uint64_t bytes, uint64_t group)

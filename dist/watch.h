@@ -43,7 +43,8 @@ typedef struct mt_watch_pending {
  * texts live until the next call; false for none. What moves the data may have failed: then
  * `failure` is not "" any more, and it is this rank's fault. */
 typedef bool (*mt_watch_poll)(void *context, mt_watch_pending *oldest, char failure[MT_WATCH_TEXT]);
-/* Sets who is asked, after the start; until the watchdog stops. */
+/* Sets who is asked, after the start; until the watchdog stops. NULL: nobody, and nobody is being
+ * asked when it returns. */
 void mt_watch_set_poll(mt_watch *watch, mt_watch_poll poll, void *context);
 
 /* Rank 0, before anyone starts: begins to listen; `address`, "host:port", goes to the others. */

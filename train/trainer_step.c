@@ -205,7 +205,8 @@ static uint64_t kind_of(const mt_trainer *t)
     return mt_trainer_pass_key(t, MT_PASS_TRAIN, c->micro_batch_size, c->sequence_length);
 }
 
-/* Whether nobody looks into the step on the host, and the next computes as this one. */
+/* Whether nobody looks into the step on the host, and the next computes as this one. With ranks the
+ * watchdog does: it asks how far collectives are, which nobody can know of recorded ones. */
 static bool can_record(const mt_trainer *t)
 {
     const mt_precision *p = mt_model_precision(t->model);

@@ -172,7 +172,8 @@ static void print_others(void)
     if (gpu) print_paths(device);
     if (gpu) print_cuda_sets(device->kernel_set);
     mt_device_destroy(&device);
-    row("NCCL", mt_comm_has("nccl") ? "in this build" : "not in this build");
+    row("NCCL",
+        mt_comm_has("nccl") ? "in this build: mixtape train --gpus N" : "not in this build");
     row("MPI",
         mt_comm_has("mpi") ? "in this build: mpirun -n N mixtape train" : "not in this build");
 }
