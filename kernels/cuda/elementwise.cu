@@ -1,4 +1,6 @@
 /* Elementwise ops, SwiGLU, embedding. */
+#include <cuda_fp16.h>
+
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/swiglu.cuh"
 

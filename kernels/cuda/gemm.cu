@@ -80,6 +80,13 @@ template <typename T> static mt_status multiply(mt_stream *stream, gemm_problem 
     return simt<T>(stream, g);
 }
 
+/* Of f32: the kernels of bf16 read both. */
+template <> mt_status multiply<float>(mt_stream *stream, gemm_problem *g)
+{
+    g->a.real = g->b.real = true;
+    return simt<mt_bf16>(stream, g);
+}
+
 static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
     path->variant = MT_CUDA_GEMM_TILED;

@@ -25,6 +25,7 @@ static __device__ __forceinline__ void simt_read(mt_vec<mt_real<T>, SIMT_RUN> &t
  */
 template <typename T, int SIDE, bool ALONG> struct simt_panel {
     typedef mt_real<T> R;
+    enum { EITHER = sizeof(T) < sizeof(R) };
     enum { RUNS = SIDE * SIMT_DEPTH / SIMT_RUN / SIMT_THREADS, PITCH = SIDE + 4 };
     mt_vec<R, SIMT_RUN> run[RUNS];
 
@@ -49,7 +50,7 @@ template <typename T, int SIDE, bool ALONG> struct simt_panel {
                 count = ALONG ? depth - p : sides - i;
                 at += ALONG ? i * x->width + p : p * x->width + i;
             }
-            if (x->real)
+            if (EITHER && x->real)
                 simt_read<T>(run[r], (const R *)x->data + at, count, x->vectors);
             else
                 simt_read<T>(run[r], (const T *)x->data + at, count, x->vectors);
@@ -118,7 +119,7 @@ static __global__ __launch_bounds__(SIMT_THREADS, 2) void gemm_simt_kernel(gemm_
         for (int k = 0; k < GROUPS; k++) {
             int64_t at = t.i0 + i / 4 * 64 + row + i % 4, j = t.j0 + k * 64 + col;
             R run[4] = { sum[i][k * 4], sum[i][k * 4 + 1], sum[i][k * 4 + 2], sum[i][k * 4 + 3] };
-            if (g.d_real)
+            if (sizeof(T) < sizeof(R) && g.d_real)
                 gemm_put<R>(&g, &t, at, j, run);
             else
                 gemm_put<T>(&g, &t, at, j, run);

@@ -7,6 +7,8 @@
  * Eight neighbouring threads hold a line of a tile. */
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "core/rng.h"
 #include "kernels/codec.h"
 #include "kernels/cuda/element.cuh"

@@ -220,7 +220,7 @@ static mt_status run(mt_stream *stream, const char *op, operand a, operand b, in
     int64_t parts = split < depth ? mt_ceil_div(depth, split) : 1;
     int64_t steps = mt_ceil_div(parts > 1 ? split : depth, STEP); /* few take few stages */
     const int bytes =
-        (int)(steps < STAGES ? steps : STAGES) * (int)sizeof(mt_bf16) *
+        (int)(steps < STAGES ? steps : (int64_t)STAGES) * (int)sizeof(mt_bf16) *
         (stage<ROWS, A_ALONG, A_PLANES>::ELEMENTS + stage<COLS, B_ALONG, B_PLANES>::ELEMENTS);
     dim3 grid((unsigned)mt_ceil_div(a.count, ROWS), (unsigned)mt_ceil_div(b.count, COLS),
               (unsigned)parts);
