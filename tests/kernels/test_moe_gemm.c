@@ -59,11 +59,11 @@ static bool run_forced(const struct mt_moe_gemm_args *args)
 {
 #ifdef MT_HAVE_cuda
     bool wgrad = args->gemm.layout == MT_GEMM_NT;
-    mt_cuda_gemm_path path = { forced / 2 % 3,
-                               forced % 2 ? 192
-                               : wgrad    ? 64
-                                          : 40,
-                               forced % 2 ? 8 : 1 };
+    mt_cuda_gemm_path path = { .variant = forced / 2 % 3,
+                               .width = forced % 2 ? 192
+                                        : wgrad    ? 64
+                                                   : 40,
+                               .super = forced % 2 ? 8 : 1 };
     mt_status status = mt_cuda_moe_gemm_by(stream(), args, &path);
     if (status == MT_EUNSUPPORTED) return false;
     assert_ok(status);
@@ -271,7 +271,7 @@ static void test_paths_have_names(void **state)
     (void)state;
 #ifdef MT_HAVE_cuda
     char text[MT_CUDA_MOE_GEMM_TEXT];
-    mt_cuda_gemm_path path = { MT_CUDA_GEMM_WIDE, 192, 8 };
+    mt_cuda_gemm_path path = { .variant = MT_CUDA_GEMM_WIDE, .width = 192, .super = 8 };
     int32_t rows = 0;
     struct mt_moe_gemm_args args = { .row_token = &rows, .act = text };
     mt_cuda_moe_gemm_print(text, &args, &path, true);
