@@ -281,15 +281,19 @@ static mt_status training(mt_comm *comm)
     return compare_training(comm, c, 1e-12);
 }
 
-/* Under recipes the first loss is exact: the same codes, the same draws. Later ones part as sums
- * are made in another order; that they are the same run is seen from the distance between runs. */
+/* Under recipes one rank's run is met in f64, where sums in another order are too close to change a
+ * code. Otherwise the first loss is: the same codes, the same draws; later ones part, and differ no
+ * more from run to run. */
 static mt_status quantized_training(mt_comm *comm)
 {
     static const char *const recipes[] = { "fp8_delayed", "nvfp4; steps=10.. mxfp8" };
     static history one, many, again;
     double valid[3];
     for (int i = 0; i < 2; i++) {
-        mt_trainer_config c = small_config(MT_BF16, recipes[i]);
+        mt_trainer_config c = small_config(MT_F64, recipes[i]);
+        c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
+        MT_TRY(compare_training(comm, c, 1e-9));
+        c = small_config(MT_BF16, recipes[i]);
         c.optim.moments = i ? MT_MOMENTS_FP8 : MT_MOMENTS_BF16, c.optim.moments_sr = !i;
         c.optim.master = i ? MT_MASTER_SPLIT : MT_MASTER_REAL;
         c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
@@ -301,8 +305,6 @@ static mt_status quantized_training(mt_comm *comm)
                    "%s: the same run again gives other bits", recipes[i]);
         MT_TRY(close_to("loss", 0, many.step[0].loss, one.step[0].loss, 1e-6));
         MT_TRY(close_to("gradient norm", 0, many.step[0].grad_norm, one.step[0].grad_norm, 1e-5));
-        for (int s = 0; s < STEPS; s++)
-            MT_TRY(close_to(recipes[i], s, many.step[s].loss, one.step[s].loss, 0.02));
     }
     return MT_OK;
 }
