@@ -25,7 +25,7 @@ static __device__ __forceinline__ int64_t mt_head_at(const struct mt_attention_s
 /* On the tensor cores: bf16, heads of 32, 64 or 128, all on 16 bytes, scale > 0. *done is false
  * where a call is not of this kind, or the device has too little shared memory for it. dot
  * [batch, nq, sequence] = <dy, y>. */
-mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_attention_fwd_args *a,
-                               bool *done);
-mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_args *a,
-                               const float *dot, bool *done);
+extern "C" mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_attention_fwd_args *a,
+                                          bool *done);
+extern "C" mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_args *a,
+                                          const float *dot, bool *done);
