@@ -78,8 +78,7 @@ mt_status mt_gemm_check(const struct mt_gemm_args *args)
     MT_TRY(check_direction("gemm", "a", args->a, mt_gemm_a(args)));
     MT_TRY(check_direction("gemm", "b", args->b, mt_gemm_b(args)));
     mt_dtype real = mt_dtype_wide(args->dtype);
-    bool element = args->d_dtype == args->dtype && args->layout != MT_GEMM_NT;
-    MT_REQUIRE(args->d_dtype == real || element, MT_EINVAL,
+    MT_REQUIRE(args->d_dtype == real || args->d_dtype == args->dtype, MT_EINVAL,
                "gemm %s of %s: the result cannot be %s", layout_names[args->layout],
                mt_dtype_name(args->dtype), mt_dtype_name(args->d_dtype));
     MT_REQUIRE(!args->bias || args->layout == MT_GEMM_TN, MT_EINVAL, "gemm %s: only TN adds a bias",

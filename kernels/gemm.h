@@ -26,11 +26,12 @@ typedef enum mt_gemm_layout {
 } mt_gemm_layout;
 
 /* d = op(a, b) + (c ? c : 0) + (bias ? bias : 0), accumulated in real (f32; f64 for f64), rounded
- * once to out. d_dtype: TN, NN: dtype or real; NT: real. c: same type and shape as d, may alias d
- * (beta = 1), NULL is beta = 0. With NT and c NULL the gradient of a member without rows is written
- * as zeros; with c it is c. bias real [N, n], TN only. Operands are of any format: those that are
- * neither dtype nor real are decoded to real first (or to dtype, where that holds them exactly).
- * Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). */
+ * once to out: with a d of bf16, the f32 sum plus the old value. d_dtype: dtype or real. c: same
+ * type and shape as d, may alias d (beta = 1), NULL is beta = 0. With NT and c NULL the gradient of
+ * a member without rows is written as zeros; with c it is c. bias real [N, n], TN only. Operands
+ * are of any format: those that are neither dtype nor real are decoded to real first (or to dtype,
+ * where that holds them exactly). Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a
+ * b| (+ one output rounding). */
 struct mt_gemm_args {
     mt_dtype dtype;
     mt_gemm_layout layout;

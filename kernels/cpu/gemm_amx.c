@@ -18,6 +18,7 @@ struct scratch {
     _Alignas(64) mt_elem edge[STEP * STEP]; /* an operand's last lines, zeros past them */
     _Alignas(64) mt_elem a[ROWS * CHUNK];
     _Alignas(64) mt_elem b[COLS * CHUNK];
+    _Alignas(64) float d[ROWS * COLS]; /* of NT, until the last chunk, where D is not f32 */
 };
 
 /* ---- results -----------------------------------------------------------------------------------
@@ -57,19 +58,33 @@ static void put(float sums[4][HALF * HALF], int64_t rows, int64_t cols, const ge
     }
 }
 
-/* Where the sums from row r and column j of block k go; `add` is what they are added to. */
-static gemm_tile_io place(const gemm_block *k, const void *add, int64_t r, int64_t j)
+/* Where the sums of a whole block go, and what they are added to: D and C. */
+static gemm_tile_io results(const gemm_block *k)
 {
-    size_t at = (size_t)(r * k->ld + j) * (k->d_real ? sizeof(float) : sizeof(mt_elem));
     return (gemm_tile_io){
-        .add = add ? (const char *)add + at : NULL,
-        .out = (char *)k->d + at,
-        .bias = k->bias ? k->bias + j : NULL,
+        .add = k->c,
+        .out = k->d,
+        .bias = k->bias,
         .add_ld = k->ld,
         .out_ld = k->ld,
         .add_real = k->d_real,
         .out_real = k->d_real,
     };
+}
+
+static size_t bytes_of(bool real)
+{
+    return real ? sizeof(float) : sizeof(mt_elem);
+}
+
+/* The same from row r and column j on. */
+static gemm_tile_io place(const gemm_tile_io *whole, int64_t r, int64_t j)
+{
+    gemm_tile_io io = *whole;
+    if (io.add) io.add = (const char *)io.add + (size_t)(r * io.add_ld + j) * bytes_of(io.add_real);
+    io.out = (char *)io.out + (size_t)(r * io.out_ld + j) * bytes_of(io.out_real);
+    if (io.bias) io.bias += j;
+    return io;
 }
 
 /* ---- TN and NN: A in place, B packed ------------------------------------------------------------
@@ -82,6 +97,7 @@ MT_INLINE void rows_against_all(const gemm_block *k, struct scratch *s, int64_t 
     int64_t ld = k->a.outer, full = k->depth / STEP, tail = k->depth % STEP,
             steps = full + (tail > 0);
     const mt_elem *a = (const mt_elem *)k->a.data + r * ld, *b = k->b.data;
+    const gemm_tile_io whole = results(k);
     if (tail) {
         memset(s->edge, 0, sizeof s->edge);
         for (int64_t i = 0; i < rows; i++)
@@ -95,7 +111,7 @@ MT_INLINE void rows_against_all(const gemm_block *k, struct scratch *s, int64_t 
             multiply(s->edge, s->edge + HALF * STEP, STEP * 2, 0, b + full * TILE, b1 + full * TILE,
                      1, two);
         store_sums(s->sums, two);
-        gemm_tile_io io = place(k, k->c, r, j);
+        gemm_tile_io io = place(&whole, r, j);
         put(s->sums, rows, mt_min(STEP, k->cols - j), &io);
     }
 }
@@ -116,7 +132,8 @@ static void packed_block(const gemm_block *k, struct scratch *s)
 /* ---- NT: both operands packed, a chunk of rows at a time ----------------------------------------
  */
 
-static void multiply_chunk(const gemm_block *k, struct scratch *s, int64_t steps, const void *add)
+static void multiply_chunk(const gemm_block *k, struct scratch *s, int64_t steps,
+                           const gemm_tile_io *whole)
 {
     for (int64_t i = 0; i < k->rows; i += STEP)
         for (int64_t j = 0; j < k->cols; j += STEP) {
@@ -124,9 +141,21 @@ static void multiply_chunk(const gemm_block *k, struct scratch *s, int64_t steps
             zero_sums();
             multiply(a, a + steps * TILE, 64, TILE * 2, b, b + steps * TILE, steps, true);
             store_sums(s->sums, true);
-            gemm_tile_io io = place(k, add, i, j);
+            gemm_tile_io io = place(whole, i, j);
             put(s->sums, mt_min(STEP, k->rows - i), mt_min(STEP, k->cols - j), &io);
         }
+}
+
+/* The first chunk is added to C, every later one to the sums so far: where D holds no f32, in
+ * scratch, so that D is rounded once. */
+static gemm_tile_io chunk_results(const gemm_block *k, struct scratch *s, bool first, bool last)
+{
+    gemm_tile_io io = results(k);
+    if (!first) io.add = k->d_real ? k->d : s->d;
+    if (k->d_real) return io;
+    if (!first) io.add_ld = COLS, io.add_real = true;
+    if (!last) io.out = s->d, io.out_ld = COLS, io.out_real = true;
+    return io;
 }
 
 static void depth_block(const gemm_block *k, struct scratch *s)
@@ -134,10 +163,11 @@ static void depth_block(const gemm_block *k, struct scratch *s)
     shape_tiles(STEP);
     int64_t p = 0;
     do {
+        gemm_tile_io whole = chunk_results(k, s, p == 0, p + CHUNK >= k->depth);
         int64_t lines = mt_min(CHUNK, k->depth - p);
         pack_lines(s->a, gemm_at(&k->a, 0, p), k->a.step, s->edge, lines, k->rows, transpose_step);
         pack_lines(s->b, gemm_at(&k->b, 0, p), k->b.step, s->edge, lines, k->cols, pair_step);
-        multiply_chunk(k, s, mt_ceil_div(lines, STEP), p ? k->d : k->c);
+        multiply_chunk(k, s, mt_ceil_div(lines, STEP), &whole);
         p += CHUNK;
     } while (p < k->depth);
 }

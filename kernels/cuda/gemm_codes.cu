@@ -42,7 +42,7 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     const mt_direction *w = mt_gemm_a(args), *rows = mt_gemm_b(args);
     const mt_group *weight = &args->a->group;
     bool along = args->layout == MT_GEMM_TN, wgrad = args->layout == MT_GEMM_NT;
-    if (args->dtype != MT_BF16 || args->d_dtype != (wgrad ? MT_F32 : MT_BF16) ||
+    if (args->dtype != MT_BF16 || (!wgrad && args->d_dtype != MT_BF16) ||
         w->layout != MT_LAYOUT_COMPACT || rows->layout != MT_LAYOUT_COMPACT)
         return false;
     mt_format_spec first = mt_direction_spec(w), second = mt_direction_spec(rows);
@@ -59,7 +59,7 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     g->a = { wgrad ? NULL : rows->codes, false, false, true, line };
     g->b = { wgrad ? NULL : w->codes, false, false, wgrad, line };
     g->c = args->c, g->d = args->d, g->bias = args->bias;
-    g->d_real = wgrad;
+    g->d_real = args->d_dtype != MT_BF16;
     g->fp8 = row + 1;
     if (row % MT_CUDA_FP8_WGRAD == MT_CUDA_FP8_BLOCKS)
         g->scales_a = (const float *)rows->scales, g->scales_b = (const float *)w->scales;

@@ -106,12 +106,17 @@ static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
     return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
 }
 
+static size_t result_size(const gemm_problem *g)
+{
+    return g->d_real ? sizeof(float) : sizeof(mt_bf16);
+}
+
 static bool suits_operands(const gemm_problem *g)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    size_t result = wgrad ? sizeof(float) : sizeof(mt_bf16), size = g->fp8 ? 1 : sizeof(mt_bf16);
+    size_t result = result_size(g), size = g->fp8 ? 1 : sizeof(mt_bf16);
     int64_t rows = most_rows(&g->rows);
-    return !g->a.real && !g->b.real && g->d_real == wgrad && rows > 0 && rows < MOST &&
+    return !g->a.real && !g->b.real && (wgrad || !g->d_real) && rows > 0 && rows < MOST &&
            fits_map(g->a.data, g->a.width, size) && fits_map(g->b.data, g->b.width, size) &&
            fits_map(g->d, g->cols, result) && fits_map(g->c, g->cols, result) &&
            (wgrad ? g->height : g->depth) < MOST;
@@ -189,13 +194,13 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
 {
     bool wgrad = g->layout == MT_GEMM_NT, along = g->layout == MT_GEMM_TN;
     int64_t members = g->rows.members;
-    size_t size = g->fp8 ? 1 : sizeof(mt_bf16), result = wgrad ? sizeof(float) : sizeof(mt_bf16);
+    size_t size = g->fp8 ? 1 : sizeof(mt_bf16);
     gemm_sm90_matrix p = { "a",        g->b.data,
                            g->b.width, along ? g->cols : g->depth,
                            members,    along ? variant->tile / variant->cluster_n : 64,
                            size };
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
-    gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result };
+    gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result_size(g) };
     if (wgrad && g->fp8) { /* all members in lines along the rows */
         p = { "b", g->a.data, g->a.width, g->height, 1, variant->tile, size };
         q = { "a", g->b.data, g->b.width, g->cols, 1, variant->box_q, size };
@@ -247,7 +252,7 @@ gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_
     args.n = wgrad ? (int)g->cols : 0;
     args.k = (int)(wgrad ? g->a.width : g->depth);
     args.width = path->width, args.super = path->super;
-    args.add = g->c != NULL;
+    args.add = g->c != NULL, args.half = !g->d_real;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
     args.scales_p = wgrad ? g->scales_a : g->scales_b;
     args.scales_q = wgrad ? g->scales_b : g->scales_a;

@@ -4,7 +4,7 @@
  * |--------|-----------------------------|--------------------|------------------------|-------------|
  * | TN     | W [M, K], along the depth   | rows of X          | Y[row j, i], bf16      | K | | NN
  * | W [K, M], across            | rows of dY         | dX[row j, i], bf16     | K: W's rows | | NT
- * | dY [rows, M], across        | X [rows, N], across | dW[i, j], f32         | the rows    |
+ * | dY [rows, M], across        | X [rows, N], across | dW[i, j], f32 or bf16 | the rows    |
  *
  * With the weights as P, the rows of a member are the columns of the instruction, whose number is
  * chosen while it runs in steps of 8: a member's rows are cut into even pieces of at most `width`
@@ -32,6 +32,7 @@ struct gemm_sm90_args {
     int width;   /* most columns of a tile */
     int super;   /* tiles along the fast direction that are taken together */
     bool add;    /* C */
+    bool half;   /* D and C are bf16; f32 only with NT */
     const float *bias;
     const float2 *alpha;              /* of gemm_problem */
     const float *scales_p, *scales_q; /* fp8 with scales of blocks */

@@ -1,5 +1,6 @@
 /* The multiplying warpgroups of the Hopper GEMM: sums in registers, then the result in pieces of 8
- * KB through shared memory. Included by gemm_sm90_kernel.cuh. */
+ * KB through shared memory: 64 x 64 of bf16, or 64 x 32 of f32. Included by gemm_sm90_kernel.cuh.
+ */
 #pragma once
 
 /* One piece of the result: its place among the tile's, its 64 rows of P. */
@@ -38,28 +39,36 @@ template <class C> struct sm90_result {
     {
         if (++buffer == C::BUFFERS) buffer = 0, parity ^= 1;
     }
+    /* Whether a piece has the columns of two that are written one after the other: NT in bf16. */
+    __device__ __forceinline__ bool pairs() const { return C::WGRAD && args->half; }
     /* Pieces along the columns; x counts them row of pieces by row of pieces. */
-    __device__ __forceinline__ int across() const { return (len() + C::PIECE - 1) / C::PIECE; }
-    __device__ __forceinline__ void store(int mi, int j) const
+    __device__ __forceinline__ int across() const
+    {
+        int n = (len() + C::PIECE - 1) / C::PIECE;
+        return pairs() ? (n + 1) / 2 : n;
+    }
+    /* The piece from this column of the tile on. */
+    __device__ __forceinline__ void store(int mi, int column) const
     {
         if (C::WGRAD)
-            copy_out(&maps->d, address(buffer), n0() + j * C::PIECE, m(mi), member());
+            copy_out(&maps->d, address(buffer), n0() + column, m(mi), member());
         else
-            copy_out_ragged(&maps->d, address(buffer), m(mi), row() + len(), len(), j * C::PIECE);
+            copy_out_ragged(&maps->d, address(buffer), m(mi), row() + len(), len(), column);
         copies_commit();
     }
     /* C of piece x on its way to the buffer `ahead` after the next, if there is such a piece. */
     __device__ __forceinline__ void load(int x, int ahead) const
     {
-        int per = across(), mi = x >= per, j = x - mi * per;
+        int per = across(), mi = x >= per;
+        int column = (x - mi * per) * (pairs() ? 2 * C::PIECE : (int)C::PIECE);
         if (x >= C::BLOCKS_M * per || m(mi) >= args->m) return;
         int b = buffer + ahead - (buffer + ahead >= C::BUFFERS ? C::BUFFERS : 0);
         barrier_expect(old(b), C::BUFFER);
         if (C::WGRAD)
-            copy_in<false>(address(b), &maps->c, old(b), n0() + j * C::PIECE, m(mi), member(), 0);
+            copy_in<false>(address(b), &maps->c, old(b), n0() + column, m(mi), member(), 0);
         else
-            copy_in_ragged<false>(address(b), &maps->c, old(b), m(mi), row() + len(), len(),
-                                  j * C::PIECE, 0);
+            copy_in_ragged<false>(address(b), &maps->c, old(b), m(mi), row() + len(), len(), column,
+                                  0);
     }
 };
 
@@ -90,14 +99,20 @@ static __device__ __forceinline__ void sm90_put_real(uint32_t address, const flo
                  : "memory");
 }
 
-/* A warp's 16 x 16 sums, transposed, in bf16. bias: of the thread's two rows. */
+/* A warp's 16 x 16 sums in bf16; ACROSS: transposed. bias: of the thread's two rows. */
+template <bool ACROSS>
 static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const float *sum, bool add,
                                                      const sm90_factor &by, float bias0,
                                                      float bias1)
 {
     uint32_t out[4], old[4] = { 0, 0, 0, 0 };
-    if (add)
+    if (add && ACROSS)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(old[0]), "=r"(old[1]), "=r"(old[2]), "=r"(old[3])
+                     : "r"(address)
+                     : "memory");
+    if (add && !ACROSS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(old[0]), "=r"(old[1]), "=r"(old[2]), "=r"(old[3])
                      : "r"(address)
                      : "memory");
@@ -109,10 +124,39 @@ static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const flo
             by(sum[2 * x + 1]) + (__uint_as_float(old[x] & 0xffff0000u) + bias));
         out[x] = *(uint32_t *)&pair;
     }
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-        "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
-        : "memory");
+    if (ACROSS)
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+            "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+            : "memory");
+    else
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+            "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+            : "memory");
+}
+
+/* A warp's 16 x 32 sums of NT: in f32 all of a piece's columns, in bf16 those from `part`, in 16
+ * bytes, on. */
+static __device__ __forceinline__ void sm90_put_wgrad(uint32_t to, const float *sum, bool half,
+                                                      int part, bool add, const sm90_factor &by)
+{
+    const uint32_t lane = thread_now() % 32, first = thread_now() % 128 / 32 * 16;
+    if (half) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t at = (part + i * 2 + lane / 16) ^ (lane % 8);
+            sm90_put_bf16<false>(to + (first + lane % 16) * 128 + at * 16, sum + i * 8, add, by, 0,
+                                 0);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { /* 8-column groups, two rows of each */
+        uint32_t line = first + i % 2 * 8 + lane / 4, q = lane % 4, g = i / 2;
+        sm90_put_real(to + line * 128 + ((g * 2 + q / 2) ^ (line % 8)) * 16 + q % 2 * 8,
+                      sum + i * 2, add, by);
+    }
 }
 
 /* What the tensor cores summed over 128 of the depth, to the sums: as it is, or by the scales of
@@ -149,7 +193,7 @@ template <class C>
 static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    const bool add = r.args->add;
+    const bool add = r.args->add, pairs = r.pairs();
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
     const float2 *alpha = r.args->alpha;
@@ -169,33 +213,31 @@ static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
 #pragma unroll
         for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
             if (j * C::PIECE >= len) continue;
-            if (add) {
+            const bool begins = !pairs || j % 2 == 0,
+                       ends = !pairs || j % 2 || (j + 1) * C::PIECE >= len;
+            if (begins && add) {
                 barrier_wait(r.old(r.buffer), r.parity);
-            } else {
+            } else if (begins) {
                 if (thread == 0) copies_read<C::BUFFERS - 1>();
                 barrier_threads(1 + r.group(), 128);
             }
             const uint32_t to = r.address(r.buffer);
             if (C::WGRAD) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) { /* 8-column groups, two rows of each */
-                    uint32_t line = warp * 16 + i % 2 * 8 + lane / 4, q = lane % 4, g = i / 2;
-                    sm90_put_real(to + line * 128 + ((g * 2 + q / 2) ^ (line % 8)) * 16 + q % 2 * 8,
-                                  &d[mi][j * 16 + i * 2], add, by);
-                }
+                sm90_put_wgrad(to, &d[mi][j * 16], pairs, j % 2 * 4, add, by);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
                     uint32_t part = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
-                    sm90_put_bf16(to + line * 128 + part * 16, &d[mi][j * 32 + i * 8], add, by,
-                                  bias0, bias1);
+                    sm90_put_bf16<true>(to + line * 128 + part * 16, &d[mi][j * 32 + i * 8], add,
+                                        by, bias0, bias1);
                 }
             }
+            if (!ends) continue;
             shared_to_copies();
             barrier_threads(1 + r.group(), 128);
             if (thread == 0) {
-                r.store(mi, j);
+                r.store(mi, (pairs ? j / 2 * 2 : j) * C::PIECE);
                 if (add) {
                     copies_read<1>(); /* the buffer of the piece before */
                     r.load(x + 2, 2);

@@ -46,7 +46,8 @@ static mt_status make_maps(gemm_sm90_maps *maps, const struct mt_moe_gemm_args *
                                 members, 64,        sizeof(mt_bf16) };
     if (wgrad) { /* P is dY; Q comes line by line */
         rows.box_rows = 64;
-        gemm_sm90_matrix d = { "d", g->d, g->cols, g->height, members, 64, sizeof(float) }, c = d;
+        size_t size = g->d_real ? sizeof(float) : sizeof(mt_bf16);
+        gemm_sm90_matrix d = { "d", g->d, g->cols, g->height, members, 64, size }, c = d;
         if (g->c) c.data = g->c;
         MT_TRY(mt_cuda_gemm_sm90_map(&maps->p, &rows));
         MT_TRY(mt_cuda_gemm_sm90_map(&maps->q, &rows));

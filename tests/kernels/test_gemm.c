@@ -66,7 +66,7 @@ static bool wgrad(mt_gemm_layout layout)
 }
 
 static const struct form forms[] = {
-    { false, false, false, false, NO_C, false, weighted },
+    { false, false, false, false, NO_C, false, any },
     { false, false, false, true, NO_C, false, any },
     { false, false, false, true, SAME_C, false, any },
     { false, false, false, true, OTHER_C, false, any },
@@ -79,9 +79,10 @@ static const struct form forms[] = {
     { false, true, false, true, NO_C, false, weighted }, /* the router */
     { false, true, false, false, OTHER_C, true, fprop },
     { true, false, true, true, NO_C, false, weighted },
-    { false, false, true, false, OTHER_C, false, weighted },
+    { false, false, true, false, OTHER_C, false, any },
     { false, true, true, true, SAME_C, false, any },
     { false, true, false, true, OTHER_C, false, wgrad },
+    { false, false, false, false, SAME_C, false, wgrad },
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 
@@ -210,7 +211,16 @@ static void unmake(struct problem *p)
     free(p);
 }
 
-/* The result of one call, tail included, in new memory. C is 0.5 - i / count. */
+/* Element i of C, which every type of a result of dtype holds. */
+static double c_at(const struct problem *p, int64_t i, int64_t count)
+{
+    double x = 0.5 - (double)i / (double)count;
+    if (p->dtype == MT_F64) return x;
+    if (p->dtype == MT_F32) return (double)(float)x;
+    return (double)mt_bf16_to_f32(mt_f32_to_bf16((float)x));
+}
+
+/* The result of one call, tail included, in new memory. */
 static void *run(mt_device *device, struct problem *p, mt_gemm_layout layout, const struct form *f)
 {
     int64_t n = p->s.n, k = p->s.k, count = result_count(p, layout);
@@ -229,8 +239,7 @@ static void *run(mt_device *device, struct problem *p, mt_gemm_layout layout, co
     void *d = test_alloc(count + tail, d_dtype), *c = NULL;
     if (f->c) {
         c = f->c == SAME_C ? d : test_alloc(count + tail, d_dtype);
-        for (int64_t i = 0; i < count; i++)
-            mt_store_f64(c, d_dtype, i, 0.5 - (double)i / (double)count);
+        for (int64_t i = 0; i < count; i++) mt_store_f64(c, d_dtype, i, c_at(p, i, count));
     }
     mt_stream stream = { device, NULL };
     assert_ok(mt_gemm(&stream, &(struct mt_gemm_args){
@@ -264,12 +273,8 @@ static void verify(mt_device *device, const struct problem *p, mt_gemm_layout la
         int64_t end =
             at + (layout == MT_GEMM_NT ? n * p->s.k : rows * (layout == MT_GEMM_TN ? n : p->s.k));
         for (; at < end; at++) {
-            double c = d_dtype == MT_BF16  ? (double)mt_bf16_to_f32(mt_f32_to_bf16(
-                                                 (float)(0.5 - (double)at / (double)count)))
-                       : d_dtype == MT_F32 ? (double)(float)(0.5 - (double)at / (double)count)
-                                           : 0.5 - (double)at / (double)count;
+            double c = f->c ? c_at(p, at, count) : 0;
             double bias = f->bias ? mt_load_f64(p->bias, p->real, e * n + at % n) : 0;
-            if (!f->c) c = 0;
             double want = p->sum[layout][at] + c + bias, got = mt_load_f64(d, d_dtype, at);
             double limit = (double)(depth + 1) * test_epsilon(p->real) *
                            (p->size[layout][at] + fabs(c) + fabs(bias));
@@ -399,6 +404,37 @@ static void packed_equals_compact(void **state)
     every_device(check_packing);
 }
 
+/* A gradient in dtype is that in real, rounded once, however its sum was cut: to the bit, where the
+ * kernels are ours. c is what both types hold. */
+static void check_gradient(mt_device *device, mt_dtype dtype)
+{
+    if (dtype != MT_BF16 || !strncmp(device->kernel_set, "cublaslt", 8)) return;
+    for (int s = 0; s < SHAPES; s++) {
+        struct problem *p = make(device, &shapes[s], dtype, s % 2);
+        int64_t count = result_count(p, MT_GEMM_NT);
+        for (int f = 0; f < FORMS; f++) {
+            struct form real = forms[f];
+            real.wide_d = true;
+            if (!forms[f].has(MT_GEMM_NT) || forms[f].wide_d) continue;
+            uint16_t *got = run(device, p, MT_GEMM_NT, &forms[f]);
+            float *want = run(device, p, MT_GEMM_NT, &real);
+            for (int64_t i = 0; i < count; i++) {
+                if (got[i] == mt_f32_to_bf16(want[i])) continue;
+                fail_msg("%s, shape %d, form %d, element %lld: 0x%04x, but %.9g in f32",
+                         device->kernel_set, s, f, (long long)i, got[i], (double)want[i]);
+            }
+            test_free(got), test_free(want);
+        }
+        unmake(p);
+    }
+}
+
+static void gradients_round_once(void **state)
+{
+    (void)state;
+    every_device(check_gradient);
+}
+
 /* pack_weight rounds the master as a cast does: a product with the identity shows the packed
  * values. */
 static void check_rounding(mt_device *device, mt_dtype dtype)
@@ -517,9 +553,13 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_and_forms),      cmocka_unit_test(specials),
-        cmocka_unit_test(packed_equals_compact), cmocka_unit_test(rounding),
-        cmocka_unit_test(bias_gradients),        cmocka_unit_test(refusals),
+        cmocka_unit_test(shapes_and_forms),
+        cmocka_unit_test(specials),
+        cmocka_unit_test(packed_equals_compact),
+        cmocka_unit_test(rounding),
+        cmocka_unit_test(gradients_round_once),
+        cmocka_unit_test(bias_gradients),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

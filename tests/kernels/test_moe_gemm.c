@@ -188,15 +188,15 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
-/* dw = dy^T x (+ dw) of gathered rows. */
-static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dtype, bool accumulate)
+/* dw = dy^T x (+ dw) of gathered rows, stored as `to`. */
+static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dtype, mt_dtype to,
+                        bool accumulate)
 {
     int64_t *x_offsets, *dy_offsets, count = r->members * n * k;
-    mt_dtype real = mt_dtype_wide(dtype);
     void *x = random_buffer(r->tokens * k, dtype, 1, 1),
          *dy = random_buffer(r->room * n, dtype, 1, 2);
     void *rows = test_alloc(r->room * k, dtype);
-    void *dw = random_buffer(count, real, 1, 3), *want = random_buffer(count, real, 1, 3);
+    void *dw = random_buffer(count, to, 1, 3), *want = random_buffer(count, to, 1, 3);
     mt_qtensor qx = ragged(r, k, dtype, x, &x_offsets), qdy = ragged(r, n, dtype, dy, &dy_offsets);
     struct mt_moe_gemm_args args = { .dtype = dtype,
                                      .gemm = { .dtype = dtype,
@@ -204,7 +204,7 @@ static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dty
                                                .a = &qx,
                                                .b = &qdy,
                                                .d = dw,
-                                               .d_dtype = real,
+                                               .d_dtype = to,
                                                .c = accumulate ? dw : NULL },
                                      .row_token = r->row_token,
                                      .tokens = r->tokens,
@@ -215,7 +215,7 @@ static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dty
     args.gemm.a = &qr, args.gemm.d = want, args.gemm.c = accumulate ? want : NULL;
     assert_ok(mt_gemm(stream(), &args.gemm));
     assert_ok(mt_device_synchronize(test_device()));
-    if (ran) assert_same_bits("dw", dw, want, count, real);
+    if (ran) assert_same_bits("dw", dw, want, count, to);
     void *all[] = { x, dy, rows, dw, want, x_offsets, dy_offsets };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
@@ -242,8 +242,10 @@ static void check_case(const struct moe_case *x, mt_dtype dtype)
     struct rows r = rows_make(x->members, x->counts, x->tail, x->tokens);
     for (int bits = 0; bits < 4; bits++) check_gate_up(&r, x->f, x->d, dtype, bits & 1, bits & 2);
     check_down_dgrad(&r, x->f, x->d, dtype);
-    check_wgrad(&r, 2 * x->f, x->d, dtype, false);
-    check_wgrad(&r, 2 * x->f, x->d, dtype, true);
+    for (int add = 0; add < 2; add++) {
+        check_wgrad(&r, 2 * x->f, x->d, dtype, mt_dtype_wide(dtype), add);
+        check_wgrad(&r, 2 * x->f, x->d, dtype, dtype, add);
+    }
     rows_free(&r);
 }
 
