@@ -75,7 +75,7 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
         return MT_FAIL(MT_ENOMEM, "param '%s': out of memory", spec->name);
     }
     p->group = mt_group_uniform(spec->members, spec->m, spec->k);
-    p->dtype = store->dtype, p->compute = store->compute;
+    p->dtype = p->grad_dtype = store->dtype, p->compute = store->compute;
     p->decay = spec->decay, p->frozen = spec->frozen, p->packed = spec->packed;
     p->direct = spec->direct;
     p->init = spec->init, p->init_std = spec->init_std;
@@ -109,15 +109,61 @@ void mt_param_reserve_compute(mt_param *param, size_t bytes)
     if (bytes > param->compute_bytes) param->compute_bytes = bytes;
 }
 
+/* Weights that kernels read only as compute copies. */
+static bool is_copied(const mt_param *p)
+{
+    return p->packed && !p->direct;
+}
+
+mt_status mt_param_store_set_grad_dtype(mt_param_store *store, mt_dtype dtype)
+{
+    if (dtype == store->dtype) return MT_OK;
+    MT_REQUIRE(dtype == MT_BF16 && store->dtype == MT_F32 && store->compute == MT_BF16, MT_ECONFIG,
+               "gradients of weights cannot be %s: bf16 ones need masters of f32 and activations "
+               "of bf16, these are %s and %s",
+               mt_dtype_name(dtype), mt_dtype_name(store->dtype), mt_dtype_name(store->compute));
+    MT_REQUIRE(!store->allocated, MT_EINVAL, "param store: gradients of %s after allocation",
+               mt_dtype_name(dtype));
+    store->bf16_grads = true;
+    return MT_OK;
+}
+
+/* Chooses the form of every gradient, and counts. */
+static mt_status choose_grads(mt_param_store *s)
+{
+    MT_REQUIRE(!s->bf16_grads || s->world == 1, MT_EUNSUPPORTED,
+               "gradients in bf16 are not reduced over ranks: %d ranks share the weights",
+               s->world);
+    for (int64_t i = 0; s->bf16_grads && i < s->count; i++) {
+        mt_param *p = s->params[i];
+        if (!is_copied(p)) continue;
+        p->grad_dtype = MT_BF16;
+        s->bf16_elements += round_up(mt_param_count(p), ALIGN_ELEMENTS);
+    }
+    return MT_OK;
+}
+
+/* Where a param's gradient is; *bf16: elements of those in bf16 before it. */
+static void *place_grad(const mt_param_store *s, const mt_param *p, int64_t *bf16)
+{
+    size_t size = mt_dtype_size(s->dtype);
+    if (p->grad_dtype == s->dtype) return (char *)s->grad + (size_t)(p->offset - *bf16) * size;
+    char *first = (char *)s->grad + (size_t)(s->elements - s->bf16_elements) * size;
+    void *at = first + (size_t)*bf16 * mt_dtype_size(MT_BF16);
+    *bf16 += round_up(p->own.count, ALIGN_ELEMENTS);
+    return at;
+}
+
 /* Points every param into the flat buffers. */
 static void place(mt_param_store *s)
 {
     size_t size = mt_dtype_size(s->dtype), at = 0, whole = 0;
+    int64_t bf16 = 0;
     for (int64_t i = 0; i < s->count; i++) {
         mt_param *p = s->params[i];
         p->own = mt_param_piece(s, p, s->rank), p->offset = p->own.offset;
         p->own_master = (char *)s->master + (size_t)p->offset * size;
-        p->own_grad = s->grad ? (char *)s->grad + (size_t)p->offset * size : NULL;
+        p->own_grad = s->grad ? place_grad(s, p, &bf16) : NULL;
         p->master = s->world == 1 ? p->own_master : NULL;
         p->grad = s->whole ? (char *)s->whole + whole * size : p->own_grad;
         whole += (size_t)round_up(mt_param_count(p), ALIGN_ELEMENTS);
@@ -132,6 +178,7 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param store allocated twice");
     store->allocated = true;
     MT_TRY(mt_param_store_cut(store));
+    MT_TRY(choose_grads(store));
     int64_t whole = 0;
     for (int64_t i = 0; i < store->count; i++) {
         whole += round_up(mt_param_count(store->params[i]), ALIGN_ELEMENTS);
@@ -141,7 +188,9 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     }
     size_t size = mt_dtype_size(store->dtype);
     store->flat_bytes = (size_t)store->elements * size;
-    store->grad_bytes = grads ? store->flat_bytes : 0;
+    store->grad_bytes =
+        grads ? store->flat_bytes - (size_t)store->bf16_elements * (size - mt_dtype_size(MT_BF16))
+              : 0;
     store->whole_bytes = grads && store->world > 1 ? (size_t)whole * size : 0;
     MT_TRY(mt_device_alloc(store->device, &store->whole, store->whole_bytes, MT_MEMORY_GRAD));
     MT_TRY(mt_device_zero(store->device, store->whole, store->whole_bytes));
@@ -178,13 +227,13 @@ mt_status mt_param_store_set_master(mt_param_store *store, mt_master master)
     for (int64_t i = 0; i < store->count; i++) {
         const mt_param *p = store->params[i];
         size_t need = (size_t)p->own.count * sizeof(float);
-        if (p->packed && !p->direct && need > bytes) bytes = need;
+        if (is_copied(p) && need > bytes) bytes = need;
     }
     MT_TRY(mt_device_alloc(store->device, &store->view, bytes, MT_MEMORY_MASTER));
     store->view_bytes = bytes, store->form = master;
     for (int64_t i = 0; i < store->count; i++) {
         mt_param *p = store->params[i];
-        if (!p->packed || p->direct) continue;
+        if (!is_copied(p)) continue;
         p->high = p->own_master;
         p->low = (int16_t *)p->own_master + round_up(p->own.count, ALIGN_ELEMENTS);
         p->view = store->view;
@@ -299,6 +348,15 @@ void *mt_param_store_grad(const mt_param_store *store)
     return store->grad;
 }
 
+mt_flat_grads mt_param_store_grads(const mt_param_store *s)
+{
+    int64_t reals = s->grad ? s->elements - s->bf16_elements : 0;
+    const char *bf16 =
+        s->grad ? (const char *)s->grad + (size_t)reals * mt_dtype_size(s->dtype) : NULL;
+    return (mt_flat_grads){ s->grad, reals, (const uint16_t *)(const void *)bf16,
+                            s->grad ? s->bf16_elements : 0 };
+}
+
 /* Draws on the host and uploads: the same bits on every device. */
 static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uint64_t seed)
 {
@@ -339,7 +397,7 @@ mt_status mt_param_store_end_step(mt_param_store *store)
         mt_param *p = store->params[i];
         if (p->grad_started || !p->grad) continue;
         MT_TRY(mt_device_zero(store->device, p->grad,
-                              (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
+                              (size_t)mt_param_count(p) * mt_dtype_size(p->grad_dtype)));
         p->grad_started = true;
     }
     return MT_OK;

@@ -61,7 +61,7 @@ typedef struct mt_linear_state {
 struct mt_param {
     char *name;       /* our name: "layers.0.mlp.experts.gate_up_proj" */
     mt_group group;   /* uniform: N members of [m, k] */
-    mt_dtype dtype;   /* of master and gradient: f32, or f64 under f64 compute */
+    mt_dtype dtype;   /* of the master: f32, or f64 under f64 compute */
     mt_dtype compute; /* activations' dtype: what the compute copy is quantized for */
     bool decay;       /* weight decay applies */
     bool frozen;      /* no gradient, no update */
@@ -80,6 +80,8 @@ struct mt_param {
     float *view;  /* room for the own piece of a split master, shared by all params */
     void *master; /* the whole, as kernels read it: NULL where split or elsewhere */
     void *grad;   /* the whole, as backward writes it */
+    /* Of the gradient: dtype, or bf16. */
+    mt_dtype grad_dtype;
     const mt_param_source *source; /* NULL: everything is here */
     mt_qtensor weight;             /* compute copy; directions borrow `compute_memory` */
     void *compute_memory;
@@ -127,6 +129,15 @@ void mt_param_reserve_atom(mt_param *param, int64_t rows);
  * buffers hold what this rank owns, unit after unit, equally many elements on every rank; gradients
  * are written whole beside them. */
 void mt_param_store_shard(mt_param_store *store, int rank, int world);
+/* Stores the gradients of GEMM weights in bf16 (before allocation), or leaves them as they are.
+ *
+ * A contribution is summed in f32 and rounded once, as it is stored; a later one of the same step,
+ * of another micro-batch or another use, is added in f32 to what is stored before that sum is
+ * rounded, so that each costs half a unit in the last place of bf16. Gradients of params that
+ * kernels read as they are (norms, biases, routers, embeddings) stay f32: their kernels write them
+ * so, and they are few. MT_ECONFIG: masters must be f32 and activations bf16. Shards of such
+ * gradients are not reduced yet: allocation refuses them. */
+mt_status mt_param_store_set_grad_dtype(mt_param_store *store, mt_dtype dtype);
 /* Allocates master (zeroed), compute copies and, if asked, gradient buffers, and sets every param's
  * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
@@ -172,6 +183,14 @@ int64_t mt_param_store_elements(const mt_param_store *store);
 /* Flat master and gradient buffers, elements of mt_param.dtype (split masters: as many bytes). */
 void *mt_param_store_master(const mt_param_store *store);
 void *mt_param_store_grad(const mt_param_store *store);
+/* The gradient buffer in parts, alignment gaps included: in mt_param.dtype, then those in bf16. */
+typedef struct mt_flat_grads {
+    const void *real;
+    int64_t real_count;
+    const uint16_t *bf16;
+    int64_t bf16_count;
+} mt_flat_grads;
+mt_flat_grads mt_param_store_grads(const mt_param_store *store);
 
 /* Elements of a param. */
 static inline int64_t mt_param_count(const mt_param *p)

@@ -8,6 +8,7 @@ enum { MT_SHARD_ALIGN = 128 }; /* elements: params begin, and shards end, at mul
 struct mt_param_store {
     mt_device *device;
     mt_dtype dtype, compute;
+    bool bf16_grads;
     mt_param **params;
     int64_t count, reserved;
     int rank, world;
@@ -17,6 +18,8 @@ struct mt_param_store {
     int64_t elements; /* of a flat buffer */
     size_t compute_bytes;
     bool allocated;
+    /* Gradients in bf16, the last of their buffer. */
+    int64_t bf16_elements;
     mt_master form;
     void *master, *grad, *codes, *view;
     void *whole; /* gradients as backward writes them, where `grad` is only of a shard */

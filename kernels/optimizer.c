@@ -46,7 +46,11 @@ mt_status mt_grad_norm_check(const struct mt_grad_norm_args *args)
     MT_CHECK_EXTENT(op, args, count);
     MT_REQUIRE((unsigned)args->pass < MT_NORM_PASS_COUNT, MT_EINVAL, "%s: pass %d", op,
                (int)args->pass);
+    MT_CHECK_EXTENT(op, args, bf16_count);
     MT_CHECK_POINTER(op, args, grad, args->pass == MT_NORM_FINISH ? 0 : args->count);
+    MT_CHECK_POINTER(op, args, bf16_grad, args->pass == MT_NORM_FINISH ? 0 : args->bf16_count);
+    MT_REQUIRE(args->dtype == MT_F32 || !args->bf16_count, MT_EINVAL,
+               "%s: f64 has no gradients in bf16", op);
     MT_CHECK_POINTER(op, args, sum, args->pass != MT_NORM_ALL);
     MT_CHECK_POINTER(op, args, state, args->pass != MT_NORM_SUM);
     return check_betas(op, args->beta1, args->beta2);
@@ -62,6 +66,8 @@ static mt_status check_forms(const char *op, const struct mt_adamw_args *a)
     MT_REQUIRE(a->dtype == MT_F32 || (!a->moments && !a->master), MT_EINVAL,
                "%s: f64 has no moments in %s and no master in %s", op, form->name,
                mt_master_name(a->master));
+    MT_REQUIRE(a->dtype == MT_F32 || !a->grad_bf16, MT_EINVAL, "%s: f64 has no gradient in bf16",
+               op);
     MT_REQUIRE(!a->stochastic || form->stochastic, MT_EINVAL,
                "%s: moments in %s are not rounded stochastically", op, form->name);
     MT_REQUIRE(a->first >= 0 && a->first % 128 == 0, MT_EINVAL,

@@ -1,6 +1,5 @@
 /* Gradient norm and AdamW over flat buffers. "real" is f32 (f64 under f64 compute). dtype here is
- * the dtype of gradients, and of masters and moments unless they are stored otherwise: f32 or f64.
- */
+ * the dtype of gradients, masters and moments unless they are stored otherwise: f32 or f64. */
 #pragma once
 
 #include "core/master.h"
@@ -32,7 +31,8 @@ typedef enum mt_norm_pass {
     MT_NORM_PASS_COUNT
 } mt_norm_pass;
 
-/* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, added in order.
+/* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, of `grad` and
+ * then of `bf16_grad`, added in order.
  * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm, or *loss
  * where given, is not finite; then skipped and skipped_in_a_row count, else power1 *= beta1, power2
  * *= beta2, bias1, bias2, applied follow and skipped_in_a_row = 0. */
@@ -42,6 +42,8 @@ struct mt_grad_norm_args {
     double max_norm, beta1, beta2;
     const void *grad;
     const void *loss; /* scalar of dtype, or NULL */
+    int64_t bf16_count;
+    const uint16_t *bf16_grad; /* gradients that are stored in bf16; dtype f32 only */
     /* Where ranks hold shards of the gradient, two calls: MT_NORM_SUM only writes sum g^2 of these
      * elements to *sum (f64); after it was added up over ranks, MT_NORM_FINISH does the rest from
      * *sum and reads no gradient. */
@@ -93,6 +95,8 @@ int64_t mt_moments_blocks(mt_moments moments, int64_t count);
  * state->applied), each cut to 32 bits. `first` must be a multiple of 128: a call on part of a
  * param passes its first element.
  *
+ * grad: of dtype, or bf16, which counts as the f32 that it is (f32 only).
+ *
  * master: REAL, or SPLIT into p (bf16) and p_low (core/master.h). p, p_low, m, v, grad and scales
  * must not overlap. */
 struct mt_adamw_args {
@@ -107,6 +111,7 @@ struct mt_adamw_args {
     void *m, *v;                /* of the form's dtype */
     float *m_scales, *v_scales; /* [ceil(count / block)]; NULL without blocks */
     const void *grad;
+    bool grad_bf16;
     int64_t first;
     uint64_t seed; /* with param: of stochastic rounding */
     uint32_t param;

@@ -214,7 +214,7 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
                                                .a = &x.q,
                                                .b = &dy.q,
                                                .d = w->grad,
-                                               .d_dtype = w->dtype,
+                                               .d_dtype = w->grad_dtype,
                                                .c = accumulate ? w->grad : NULL },
                                      .row_token = job->extra[2].data,
                                      .tokens = mt_tensor_rows(&job->x),

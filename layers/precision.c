@@ -133,6 +133,8 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
     if (options) p->comm = options->comm, p->shards = options->shards;
     if (is_shared(p)) mt_param_store_shard(store, mt_comm_rank(p->comm), mt_comm_size(p->comm));
     mt_status status = build(p, options);
+    if (status == MT_OK && options && options->bf16_grads)
+        status = mt_param_store_set_grad_dtype(store, MT_BF16);
     if (status != MT_OK) {
         mt_precision_destroy(&p);
         return mt_error_pass(status, __FILE__, __LINE__);

@@ -165,6 +165,7 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, u
                                          .m_scales = scales_at(o, &o->m, p->offset),
                                          .v_scales = scales_at(o, &o->v, p->offset),
                                          .grad = p->own_grad,
+                                         .grad_bf16 = p->grad_dtype == MT_BF16,
                                          .first = p->own.first,
                                          .seed = c->seed,
                                          .param = index,
@@ -175,12 +176,15 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, u
 static mt_status norm(mt_optimizer *o, mt_stream *stream, const void *loss)
 {
     const mt_optim_config *c = &o->config;
+    mt_flat_grads grads = mt_param_store_grads(o->store);
     struct mt_grad_norm_args args = { .dtype = o->dtype,
-                                      .count = mt_param_store_elements(o->store),
+                                      .count = grads.real_count,
                                       .max_norm = c->grad_clip,
                                       .beta1 = c->beta1,
                                       .beta2 = c->beta2,
-                                      .grad = mt_param_store_grad(o->store),
+                                      .grad = grads.real,
+                                      .bf16_count = grads.bf16_count,
+                                      .bf16_grad = grads.bf16,
                                       .loss = loss,
                                       .state = o->state,
                                       .sum = o->sum };

@@ -94,8 +94,10 @@ const mt_config_key mt_config_keys[] = {
       .help = "sequences at once, dividing batch_size; 0: all" },
     { "train.dtype", MT_KEY_ENUM, AT(trainer.dtype), .names = NAMES("f64", "f32", "bf16"),
       .value = "f32", .fixed = true, .help = "compute type" },
-    { "train.grad_dtype", MT_KEY_ENUM, AT(grad_dtype), .names = NAMES("f64", "f32", "bf16"),
-      .value = "f32", .only = "f32", .help = "type of the gradient buffer (f64 under dtype f64)" },
+    { "train.grad_dtype", MT_KEY_ENUM, AT(trainer.grad_dtype), .names = NAMES("f64", "f32", "bf16"),
+      .value = "f32",
+      .help = "type that gradients of GEMM weights are stored in: f32 (f64 under "
+              "dtype f64), or, under dtype bf16, bf16" },
     { "train.reduce_dtype", MT_KEY_BOOL, AT(trainer.reduce_bf16), .names = NAMES("f32", "bf16"),
       .value = "f32", .help = "type of gradients on the wire (f32: f64 under dtype f64)" },
     { "train.seed", MT_KEY_INT, AT(trainer.seed), SEED_RANGE, .value = "0", .fixed = true,

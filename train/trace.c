@@ -174,11 +174,11 @@ static mt_status write_grads(const struct tracer *t)
             const mt_param_part *part = &p->parts[j];
             int64_t first = (part->member * p->group.m + part->row) * p->group.k;
             int64_t matrix[2] = { part->rows, p->group.k }, vector = part->rows * p->group.k;
-            const void *at = (const char *)p->grad + (size_t)first * mt_dtype_size(p->dtype);
+            mt_dtype dtype = p->grad_dtype;
+            const void *at = (const char *)p->grad + (size_t)first * mt_dtype_size(dtype);
             char path[NAME_BYTES];
             snprintf(path, sizeof path, "grads/%s", part->name);
-            MT_TRY(
-                write_data(t, path, at, p->dtype, part->ndim, part->ndim == 1 ? &vector : matrix));
+            MT_TRY(write_data(t, path, at, dtype, part->ndim, part->ndim == 1 ? &vector : matrix));
         }
     }
     return MT_OK;

@@ -25,7 +25,8 @@ static mt_status create_model(mt_trainer *t)
                                      .seed = c->seed,
                                      .comm = c->comm,
                                      .shards = { .keep_gathered = c->keep_gathered,
-                                                 .reduce_bf16 = c->reduce_bf16 } };
+                                                 .reduce_bf16 = c->reduce_bf16 },
+                                     .bf16_grads = c->grad_dtype == MT_BF16 };
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
                                        c->sequence_length, true, &options);
     mt_recipe_rules_destroy(&rules);
@@ -90,6 +91,10 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
     MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
                "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",
                (long long)c->batch_size, (long long)c->micro_batch_size, size);
+    MT_REQUIRE(
+        size == 1 || c->grad_dtype != MT_BF16, MT_EUNSUPPORTED,
+        "train.grad_dtype is bf16, must be f32 with %d ranks: only f32 gradients are reduced",
+        size);
     mt_trainer *t = calloc(1, sizeof *t);
     MT_REQUIRE(t, MT_ENOMEM, "trainer: out of memory");
     t->config = *config, t->device = device, t->stream.device = device;

@@ -21,6 +21,9 @@ typedef struct mt_trainer_config {
     mt_model_config model;
     mt_optim_config optim;
     mt_dtype dtype; /* f64, f32, bf16 */
+    /* Of the gradients of GEMM weights: bf16 (mt_param_store_set_grad_dtype), or any other: real.
+     */
+    mt_dtype grad_dtype;
     int64_t batch_size, micro_batch_size, sequence_length;
     int64_t steps; /* of the schedule */
     uint64_t seed;

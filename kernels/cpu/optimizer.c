@@ -19,6 +19,20 @@ static double block_squares(const mt_real *restrict g, int64_t n)
     return lane[0];
 }
 
+/* The same of block `at` of all: those of bf16 come last. */
+static double squares_at(const struct mt_grad_norm_args *a, int64_t at)
+{
+    int64_t blocks = mt_ceil_div(a->count, NORM_BLOCK), first = at * NORM_BLOCK;
+    if (at < blocks)
+        return block_squares((const mt_real *)a->grad + first,
+                             mt_min(NORM_BLOCK, a->count - first));
+    mt_real wide[NORM_BLOCK];
+    first -= blocks * NORM_BLOCK;
+    int64_t n = mt_min(NORM_BLOCK, a->bf16_count - first);
+    for (int64_t i = 0; i < n; i++) wide[i] = mt_bf16_to_f32(a->bf16_grad[first + i]);
+    return block_squares(wide, n);
+}
+
 /* What a norm means for the step: how much to clip, whether to skip, and the bias corrections. */
 static void finish_norm(const struct mt_grad_norm_args *a, double norm)
 {
@@ -38,8 +52,7 @@ static void finish_norm(const struct mt_grad_norm_args *a, double norm)
 
 mt_status MT_CPU(grad_norm)(mt_stream *stream, const struct mt_grad_norm_args *a)
 {
-    int64_t blocks = mt_ceil_div(a->count, NORM_BLOCK);
-    const mt_real *g = a->grad;
+    int64_t blocks = mt_ceil_div(a->count, NORM_BLOCK) + mt_ceil_div(a->bf16_count, NORM_BLOCK);
     void *scratch;
     if (a->pass == MT_NORM_FINISH) {
         finish_norm(a, sqrt(*a->sum));
@@ -48,9 +61,7 @@ mt_status MT_CPU(grad_norm)(mt_stream *stream, const struct mt_grad_norm_args *a
     MT_TRY(mt_cpu_scratch(stream, &scratch, (size_t)blocks * sizeof(double)));
     double *partial = scratch, sum = 0;
 #pragma omp parallel for num_threads(stream->device->threads) schedule(static) if (blocks > 8)
-    for (int64_t i = 0; i < blocks; i++)
-        partial[i] =
-            block_squares(g + i * NORM_BLOCK, mt_min(NORM_BLOCK, a->count - i * NORM_BLOCK));
+    for (int64_t i = 0; i < blocks; i++) partial[i] = squares_at(a, i);
     for (int64_t i = 0; i < blocks; i++) sum += partial[i];
     if (a->pass == MT_NORM_SUM)
         *a->sum = sum;
@@ -81,14 +92,17 @@ static void adam_block(mt_real *restrict p, mt_real *restrict m, mt_real *restri
     }
 }
 
-/* Opens what a block of the update is about, updates it, stores it. */
-static void update_block(const struct stored arrays[3], const struct stored_form *const forms[3],
-                         const mt_real *grad, int64_t at, int64_t n, struct adam c)
+/* Opens what a block of the update is about, updates it, stores it. The last array is the gradient,
+ * which is only read. */
+enum { MASTER, FIRST, SECOND, GRADIENT, ARRAYS };
+static void update_block(const struct stored arrays[ARRAYS],
+                         const struct stored_form *const forms[ARRAYS], int64_t at, int64_t n,
+                         struct adam c)
 {
-    mt_real room[3][STORED_BLOCK], *x[3];
-    for (int i = 0; i < 3; i++) x[i] = forms[i]->open(&arrays[i], room[i], at, n);
-    adam_block(x[0], x[1], x[2], grad + at, n, c);
-    for (int i = 0; i < 3; i++) forms[i]->close(&arrays[i], x[i], at, n);
+    mt_real room[ARRAYS][STORED_BLOCK], *x[ARRAYS];
+    for (int i = 0; i < ARRAYS; i++) x[i] = forms[i]->open(&arrays[i], room[i], at, n);
+    adam_block(x[MASTER], x[FIRST], x[SECOND], x[GRADIENT], n, c);
+    for (int i = 0; i < GRADIENT; i++) forms[i]->close(&arrays[i], x[i], at, n);
 }
 
 mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
@@ -108,16 +122,19 @@ mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
         .clip = (mt_real)s->clip,
     };
     struct stored draws = { .seed = a->seed, .first = a->first, .step = (uint32_t)s->applied };
-    struct stored arrays[3] = { draws, draws, draws };
-    arrays[0].codes = a->p, arrays[0].beside = a->p_low;
-    arrays[1].codes = a->m, arrays[1].beside = a->m_scales, arrays[1].stream = 2 * a->param;
-    arrays[2].codes = a->v, arrays[2].beside = a->v_scales, arrays[2].stream = 2 * a->param + 1;
+    struct stored arrays[ARRAYS] = { draws, draws, draws, draws };
+    arrays[MASTER].codes = a->p, arrays[MASTER].beside = a->p_low;
+    arrays[FIRST].codes = a->m, arrays[FIRST].beside = a->m_scales;
+    arrays[SECOND].codes = a->v, arrays[SECOND].beside = a->v_scales;
+    arrays[FIRST].stream = 2 * a->param, arrays[SECOND].stream = 2 * a->param + 1;
+    arrays[GRADIENT].codes = (void *)(uintptr_t)a->grad;
     const struct stored_form *moments = moment_forms[a->moments][a->stochastic];
-    const struct stored_form *forms[3] = { &master_forms[a->master], &moments[0], &moments[1] };
+    const struct stored_form *forms[ARRAYS] = { &master_forms[a->master], &moments[0], &moments[1],
+                                                &gradient_forms[a->grad_bf16] };
 #pragma omp parallel for num_threads(stream->device->threads)                                      \
     schedule(static) if (a->count > SERIAL)
     for (int64_t i = 0; i < a->count; i += STORED_BLOCK)
-        update_block(arrays, forms, a->grad, i, mt_min(STORED_BLOCK, a->count - i), c);
+        update_block(arrays, forms, i, mt_min(STORED_BLOCK, a->count - i), c);
     return MT_OK;
 }
 

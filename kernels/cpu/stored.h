@@ -192,6 +192,14 @@ static const struct stored_form master_forms[MT_MASTER_COUNT] = {
 #endif
 };
 
+/* Of the gradient, by whether it is bf16: never closed. */
+static const struct stored_form gradient_forms[2] = {
+    { open_real, NULL },
+#if MT_ELEM_BITS == 32
+    { open_bf16, NULL },
+#endif
+};
+
 static const struct stored_form moment_forms[MT_MOMENTS_COUNT][2][2] = {
     [MT_MOMENTS_REAL] = { { { open_real, close_real }, { open_real, close_real } } },
 #if MT_ELEM_BITS == 32

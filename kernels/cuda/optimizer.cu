@@ -10,9 +10,10 @@ enum { THREADS = 256, NORM_BLOCK = 4096, LANES = 16 };
 
 /* Half a warp sums the squares of a block as the CPU does: lane l adds elements l, l + LANES, ...
  * in order, then the lanes in pairs, l with l + 8, 4, 2, 1. */
-template <typename R>
-static __global__ void squares_kernel(double *partial, const R *grad, int64_t count)
+template <typename E>
+static __global__ void squares_kernel(double *partial, const E *grad, int64_t count)
 {
+    enum { AHEAD = sizeof(E) == sizeof(mt_bf16) ? 16 : 8 }; /* loads of a lane in flight */
     int64_t blocks = mt_ceil_div(count, NORM_BLOCK);
     int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
@@ -20,10 +21,10 @@ static __global__ void squares_kernel(double *partial, const R *grad, int64_t co
     for (int64_t pair = warp; pair * 2 < blocks; pair += warps) {
         int64_t block = pair * 2 + half, left = count - block * NORM_BLOCK;
         int n = (int)(left < 0 ? 0 : left < NORM_BLOCK ? left : NORM_BLOCK);
-        const R *g = grad + block * NORM_BLOCK;
+        const E *g = grad + block * NORM_BLOCK;
         double sum = 0;
-#pragma unroll 8
-        for (int i = lane; i < n; i += LANES) sum += (double)g[i] * (double)g[i];
+#pragma unroll AHEAD
+        for (int i = lane; i < n; i += LANES) sum += (double)mt_get(g + i) * (double)mt_get(g + i);
         __syncwarp();
         for (int other = LANES / 2; other; other /= 2)
             sum += __shfl_down_sync(~0u, sum, other, LANES);
@@ -57,20 +58,32 @@ static __global__ void finish_norm_kernel(struct mt_grad_norm_args a, const doub
     s->applied++, s->skipped_in_a_row = 0;
 }
 
+template <typename E>
+static mt_status squares(mt_stream *stream, double *partial, const E *grad, int64_t count,
+                         int64_t blocks)
+{
+    if (!blocks) return MT_OK;
+    squares_kernel<E>
+        <<<mt_blocks(stream, blocks * LANES, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
+            partial, grad, count);
+    MT_LAUNCHED(stream, "grad_norm");
+    return MT_OK;
+}
+
 template <typename T>
 static mt_status grad_norm(mt_stream *stream, const struct mt_grad_norm_args *a)
 {
     typedef mt_real<T> R;
-    cudaStream_t on = mt_cuda_stream(stream);
-    int64_t blocks = a->pass == MT_NORM_FINISH ? 0 : mt_ceil_div(a->count, NORM_BLOCK);
+    bool sums = a->pass != MT_NORM_FINISH;
+    int64_t blocks = sums ? mt_ceil_div(a->count, NORM_BLOCK) : 0;
+    int64_t halves = sums ? mt_ceil_div(a->bf16_count, NORM_BLOCK) : 0;
     void *partial;
-    MT_TRY(mt_cuda_scratch(stream, &partial, (size_t)blocks * sizeof(double)));
-    if (blocks) {
-        squares_kernel<R><<<mt_blocks(stream, blocks * LANES, THREADS), THREADS, 0, on>>>(
-            (double *)partial, (const R *)a->grad, a->count);
-        MT_LAUNCHED(stream, "grad_norm");
-    }
-    finish_norm_kernel<R><<<1, 32, 0, on>>>(*a, (const double *)partial, blocks);
+    MT_TRY(mt_cuda_scratch(stream, &partial, (size_t)(blocks + halves) * sizeof(double)));
+    double *to = (double *)partial;
+    MT_TRY(squares(stream, to, (const R *)a->grad, a->count, blocks));
+    MT_TRY(squares(stream, to + blocks, (const mt_bf16 *)a->bf16_grad, a->bf16_count, halves));
+    finish_norm_kernel<R>
+        <<<1, 32, 0, mt_cuda_stream(stream)>>>(*a, (const double *)partial, blocks + halves);
     MT_LAUNCHED(stream, "grad_norm");
     return MT_OK;
 }
@@ -225,7 +238,10 @@ static __global__ void __launch_bounds__(THREADS)
         int64_t at = block * BLOCK + threadIdx.x % 32 * N;
         const place w = { at, a.count - at, block, vectors, e4m3 };
         R p[N], m[N], v[N];
-        mt_vec<R, N> grad = load((const R *)a.grad + at, w.left, vectors);
+        /* one of the two: a choice here costs less than twice as many kernels */
+        mt_vec<R, N> grad = load((const R *)a.grad + at, a.grad_bf16 ? 0 : w.left, vectors);
+        mt_vec<uint16_t, N> half =
+            load((const uint16_t *)a.grad + at, a.grad_bf16 ? w.left : 0, vectors);
         mt_vec<moment, N> em = load((const moment *)a.m + at, w.left, vectors),
                           ev = load((const moment *)a.v + at, w.left, vectors);
         float inverse_m = M == MT_MOMENTS_FP8 ? a.m_scales[block] : 1;
@@ -234,7 +250,9 @@ static __global__ void __launch_bounds__(THREADS)
         open<R, M, false>(m, em, inverse_m, w);
         open<R, M, true>(v, ev, inverse_v, w);
 #pragma unroll
-        for (int j = 0; j < N; j++) adam_element(&p[j], &m[j], &v[j], grad.at[j], c);
+        for (int j = 0; j < N; j++)
+            adam_element(&p[j], &m[j], &v[j],
+                         a.grad_bf16 ? (R)mt_bf16_to_f32(half.at[j]) : grad.at[j], c);
         close_master<R, SPLIT>(p, a, w);
         close<R, M, SR, false>(a.m, a.m_scales, m, a, step, w);
         close<R, M, SR, true>(a.v, a.v_scales, v, a, step, w);
@@ -279,7 +297,8 @@ template <typename T> static mt_status adamw(mt_stream *stream, const struct mt_
     bool split = a->master == MT_MASTER_SPLIT;
     bool vectors = aligned(a->p, split ? sizeof(uint16_t) : sizeof(R)) &&
                    aligned(a->p_low, sizeof(int16_t)) && aligned(a->m, moment) &&
-                   aligned(a->v, moment) && aligned(a->grad, sizeof(R));
+                   aligned(a->v, moment) &&
+                   aligned(a->grad, a->grad_bf16 ? sizeof(mt_bf16) : sizeof(R));
     unsigned blocks = mt_blocks(stream, mt_ceil_div(a->count, BLOCK) * 32, THREADS);
     choose(a, R(0))<<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(
         *a, mt_codec_of(MT_ELEMENT_E4M3), vectors);

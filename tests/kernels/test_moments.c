@@ -354,6 +354,38 @@ static void test_kernel_sets(void **state)
         }
 }
 
+/* A gradient in bf16, wherever it begins, counts as the f32 that it is. */
+static void test_bf16_gradients(void **state)
+{
+    (void)state;
+    enum { N = 3000 };
+    uint16_t *room = test_alloc(N + 1, MT_U16);
+    for (int f = 0; f < FORMS; f++)
+        for (int i = 0; i < TEST_SETS; i++) {
+            mt_device *device;
+            const char *name;
+            if (!test_open_set(&device, &name, i, 2)) continue;
+            mt_stream stream = { device, NULL };
+            struct arrays a = make(forms[f], N), want = make(forms[f], N);
+            for (uint64_t step = 1; step < 4; step++) {
+                uint16_t *grad = room + step % 2;
+                set_grad(&want, step);
+                for (int j = 0; j < N; j++) grad[j] = mt_f32_to_bf16(want.grad[j]);
+                for (int j = 0; j < N; j++) want.grad[j] = mt_bf16_to_f32(grad[j]);
+                norm_of(&want, &stream, 1);
+                *a.state = *want.state;
+                struct mt_adamw_args args = args_of(&a), real = args_of(&want);
+                args.grad = grad, args.grad_bf16 = true;
+                assert_ok(mt_adamw(&stream, &args));
+                assert_ok(mt_adamw(&stream, &real));
+                same(name, &a, &want);
+            }
+            release(&a), release(&want);
+            mt_device_destroy(&device);
+        }
+    test_free(room);
+}
+
 /* Parts of a param, each with its place, give what the whole gives. */
 static void test_parts(void **state)
 {
@@ -551,6 +583,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_kernel_sets),
+        cmocka_unit_test(test_bf16_gradients),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_master_is_lossless),
         cmocka_unit_test(test_v_is_zero_only_where_it_was),

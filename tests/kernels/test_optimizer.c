@@ -201,6 +201,43 @@ static void test_grad_norm(void **state)
         }
 }
 
+/* Gradients in bf16 come after the others, in blocks of their own: the same bits as one buffer of
+ * f32 whose first part is filled up with zeros. */
+static void test_bf16_norm(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = { { 0, 0 },    { 0, 1 },    { 5, 0 },        { 4096, 4096 },
+                                        { 5000, 3 }, { 1, 4097 }, { 100, 123457 }, { 40000, 33 } };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int64_t n = sizes[i][0], first = (n + 4095) / 4096 * 4096, m = sizes[i][1];
+        float *grad = test_alloc(n, MT_F32), *all = test_alloc(first + m, MT_F32);
+        uint16_t *half = test_alloc(m, MT_U16);
+        struct mt_step_state *s = test_alloc(2 * sizeof *s, MT_U8);
+        memset(all, 0, (size_t)(first + m) * sizeof *all);
+        test_random(grad, n, MT_F32, 1, 5), memcpy(all, grad, (size_t)n * sizeof *all);
+        for (int64_t j = 0; j < m; j++) {
+            half[j] = mt_f32_to_bf16((float)j * 0.37f - 100);
+            all[first + j] = mt_bf16_to_f32(half[j]);
+        }
+        struct mt_grad_norm_args args = {
+            .dtype = MT_F32, .count = first + m, .grad = all, .max_norm = 1, .state = s
+        };
+        for (int bad = 0; bad < 2; bad++) {
+            mt_stream stream = on_threads(bad + 1);
+            s[0] = s[1] = fresh;
+            args.count = first + m, args.grad = all, args.bf16_count = 0, args.state = s;
+            assert_ok(mt_grad_norm(&stream, &args));
+            args.count = n, args.grad = grad, args.state = s + 1;
+            args.bf16_count = m, args.bf16_grad = half;
+            assert_ok(mt_grad_norm(&stream, &args));
+            assert_memory_equal(s, s + 1, sizeof *s);
+            assert_int_equal(s->skip, bad && m > 0);
+            if (m > 0) half[m - 1] = 0x7f80, all[first + m - 1] = HUGE_VALF;
+        }
+        test_free(grad), test_free(all), test_free(half), test_free(s);
+    }
+}
+
 /* A gradient or a loss that is not finite changes nothing but the counts of skipped steps. */
 static void test_skip(void **state)
 {
@@ -257,6 +294,12 @@ static void test_arguments(void **state)
     assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "count is -1");
     a.count = 4, a.grad = NULL;
     assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "grad is NULL");
+    a.dtype = MT_F64, a.grad = x, a.grad_bf16 = true;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "f64 has no gradient in bf16");
+    n.beta2 = 0, n.bf16_count = 3;
+    assert_fails(mt_grad_norm(&stream, &n), MT_EINVAL, "bf16_grad is NULL");
+    n.dtype = MT_F64, n.bf16_grad = (const uint16_t *)(const void *)x;
+    assert_fails(mt_grad_norm(&stream, &n), MT_EINVAL, "f64 has no gradients in bf16");
 }
 
 /* The kernel sets of this machine agree to the bit. */
@@ -292,9 +335,13 @@ static void test_kernel_sets_agree(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw_bits), cmocka_unit_test(test_adamw_textbook),
-        cmocka_unit_test(test_grad_norm),  cmocka_unit_test(test_skip),
-        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_kernel_sets_agree),
+        cmocka_unit_test(test_adamw_bits),
+        cmocka_unit_test(test_adamw_textbook),
+        cmocka_unit_test(test_grad_norm),
+        cmocka_unit_test(test_bf16_norm),
+        cmocka_unit_test(test_skip),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_kernel_sets_agree),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }
