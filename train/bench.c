@@ -417,23 +417,25 @@ static mt_status print_machine(mt_bench *b, int64_t n)
 {
     mt_device *d = b->device;
     const char *path = d->kernels[b->options.dtype]->gemm_path;
+    mt_dtype grads = b->options.bf16_grads ? MT_BF16 : mt_dtype_wide(b->options.dtype);
     printf("%s, kernel set %s, %d threads, revision %s; GEMM: %s\n", d->name, d->kernel_set,
            d->threads, mt_build_revision(), path);
     printf("copy bandwidth %.1f GB/s read and written; dense %lld^3 %s product %.4g TFLOP/s\n",
            b->bandwidth * 1e-9, (long long)n, mt_dtype_name(b->options.dtype), b->peak * 1e-12);
     printf("medians of %lld launches; floor: arithmetic at the dense product's rate or unique "
-           "bytes at the copy's\n",
-           (long long)b->options.launches);
+           "bytes at the copy's; moe, step: gradients of weights in %s\n",
+           (long long)b->options.launches, mt_dtype_name(grads));
     printf("%-9s %-17s %-20s %-14s %13s %10s %-8s %19s %10s  %7s\n", "family", "shape", "case",
            "recipe", "median", "rate", "", "floor", "rate", "share");
     fflush(stdout);
     return write_line(
-        b, json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b}", "family",
-                     "machine", "device", d->name, "kernel_set", d->kernel_set, "threads",
-                     d->threads, "revision", mt_build_revision(), "gemm_path", path, "dtype",
-                     mt_dtype_name(b->options.dtype), "copy_gbs", b->bandwidth * 1e-9,
-                     "dense_tflops", b->peak * 1e-12, "dense_n", (json_int_t)n, "launches",
-                     (json_int_t)b->options.launches, "graph", (int)b->options.graph));
+        b,
+        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b}", "family",
+                  "machine", "device", d->name, "kernel_set", d->kernel_set, "threads", d->threads,
+                  "revision", mt_build_revision(), "gemm_path", path, "dtype",
+                  mt_dtype_name(b->options.dtype), "grad_dtype", mt_dtype_name(grads), "copy_gbs",
+                  b->bandwidth * 1e-9, "dense_tflops", b->peak * 1e-12, "dense_n", (json_int_t)n,
+                  "launches", (json_int_t)b->options.launches, "graph", (int)b->options.graph));
 }
 
 /* ---- the run -----------------------------------------------------------------------------------
@@ -444,6 +446,8 @@ static mt_status check_options(const mt_bench_options *o, const mt_bench_family 
     MT_REQUIRE(o->launches >= 1 && o->launches <= MT_BENCH_LAUNCHES_MAX, MT_ECONFIG,
                "bench: launches is %lld, must be in 1..%d", (long long)o->launches,
                MT_BENCH_LAUNCHES_MAX);
+    MT_REQUIRE(!o->bf16_grads || o->dtype == MT_BF16, MT_ECONFIG,
+               "bench: --grad-dtype bf16 needs --dtype bf16, which is %s", mt_dtype_name(o->dtype));
     if (o->shape) MT_TRY(check_shape(o->shape, family));
     mt_recipe recipe;
     bool none;

@@ -22,6 +22,7 @@ typedef struct mt_bench_options {
     int threads;        /* as in mt_device_open */
     const char *shape;  /* a name, or what comes before its '_'; "all"; NULL: the device's own */
     mt_dtype dtype;     /* of activations */
+    bool bf16_grads;    /* moe and step: gradients of weights are stored in bf16 */
     const char *const *recipes; /* of linear layers; "none": the dtype */
     int recipe_count;
     const char *const *kernels; /* sets of the device, at most MT_BENCH_SETS; none: its own choice.

@@ -42,12 +42,12 @@ const char *mt_bench_gemm_shape(int i)
 static const struct pass {
     const char *name;
     mt_gemm_layout layout;
-    bool add; /* to what the result holds already */
+    bool add;  /* to what the result holds already */
+    bool bf16; /* wgrad: the result; only where that is the dtype */
 } passes[] = {
-    { "fprop", MT_GEMM_TN, false },
-    { "dgrad", MT_GEMM_NN, false },
-    { "wgrad", MT_GEMM_NT, false },
-    { "wgrad_add", MT_GEMM_NT, true },
+    { "fprop", MT_GEMM_TN, false, false },     { "dgrad", MT_GEMM_NN, false, false },
+    { "wgrad", MT_GEMM_NT, false, false },     { "wgrad_add", MT_GEMM_NT, true, false },
+    { "wgrad_bf16", MT_GEMM_NT, false, true }, { "wgrad_bf16_add", MT_GEMM_NT, true, true },
 };
 
 struct job {
@@ -71,7 +71,7 @@ static struct mt_gemm_args arguments(const mt_bench *b, const struct job *j, int
                                   .a = wgrad ? x : &j->weight->weight,
                                   .b = p->layout == MT_GEMM_TN ? x : dy,
                                   .d = j->out,
-                                  .d_dtype = wgrad ? j->real : b->options.dtype,
+                                  .d_dtype = wgrad && !p->bf16 ? j->real : b->options.dtype,
                                   .c = p->add ? j->out : NULL };
 }
 
@@ -204,6 +204,7 @@ static mt_status bench_shape(mt_bench *b, const struct shape *s, const char *rec
     MT_TRY(mt_bench_recipe(recipe, &j.state.recipe, &plain));
     MT_TRY_CLEANUP(make(b, &j, plain));
     for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        if (passes[i].bf16 && b->options.dtype != MT_BF16) continue;
         j.pass = &passes[i], c.what = passes[i].name;
         for (int k = 0; k < b->set_count; k++) {
             mt_bench_use(b, k);

@@ -1,5 +1,5 @@
 /* The MoE layer of layers/moe.h through the tape: router, route plan, gather, experts, combine, and
- * the whole sweep back with f32 weight gradients.
+ * the whole sweep back with weight gradients in f32, or in bf16 where that is asked for.
  *
  * fwd is a forward pass that keeps what backward needs; bwd is a pass of both less fwd. refresh
  * writes the compute copies of the experts' weights from their masters, once per optimizer step;
@@ -39,6 +39,7 @@ static mt_status make(mt_bench *b, struct job *j, bool plain)
     mt_moe_layer *l = &j->layer;
     l->shape = (mt_router_shape){ .experts = s->experts, .top_k = s->top_k, .normalize = true };
     MT_TRY(mt_param_store_create(&j->store, b->device, real, dtype));
+    if (b->options.bf16_grads) MT_TRY(mt_param_store_set_grad_dtype(j->store, MT_BF16));
     MT_TRY(add_param(j, &l->router, "router", 1, s->experts, s->width, false));
     MT_TRY(add_param(j, &l->gate_up.weight, "gate_up", s->experts, 2 * s->expert_width, s->width,
                      true));
@@ -104,12 +105,13 @@ struct floors {
     double fwd, bwd;
 };
 
-/* Activations in the dtype, read and written once; weights and tokens once; weight gradients in
- * f32. */
+/* Activations in the dtype, read and written once; weights and tokens once; weight gradients as
+ * they are stored. */
 static struct floors floors(const mt_bench *b, const mt_bench_layer *s)
 {
     double size = (double)mt_dtype_size(b->options.dtype);
-    double real = (double)mt_dtype_size(mt_dtype_wide(b->options.dtype));
+    double grad =
+        (double)mt_dtype_size(b->options.bf16_grads ? MT_BF16 : mt_dtype_wide(b->options.dtype));
     double t = (double)s->tokens, d = (double)s->width, f = (double)s->expert_width;
     double e = (double)s->experts, r = t * (double)s->top_k;
     double up = 4 * r * f * d, down = 2 * r * f * d;
@@ -119,8 +121,8 @@ static struct floors floors(const mt_bench *b, const mt_bench_layer *s)
                  mt_bench_floor(b, down, size * (r * f + e * f * d + r * d)) + combine;
     floors.bwd = mt_bench_floor(b, down, size * (t * d + e * f * d + 5 * r * f)) +
                  mt_bench_floor(b, up, size * (2 * r * f + 2 * e * f * d + r * d)) + combine +
-                 mt_bench_floor(b, down, size * (t * d + r * f) + real * e * f * d) +
-                 mt_bench_floor(b, up, size * (t * d + 2 * r * f) + real * 2 * e * f * d);
+                 mt_bench_floor(b, down, size * (t * d + r * f) + grad * e * f * d) +
+                 mt_bench_floor(b, up, size * (t * d + 2 * r * f) + grad * 2 * e * f * d);
     return floors;
 }
 

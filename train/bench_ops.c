@@ -22,7 +22,7 @@ struct job {
     void *router, *probs, *router_lse, *weights, *dweights, *prob_sum, *z_sum;
     int32_t *chosen, *row_token, *position;
     int64_t *counts, *offsets, *element_offsets;
-    void *p, *grad, *m, *v, *m_scales, *v_scales;
+    void *p, *grad, *bf16_grad, *m, *v, *m_scales, *v_scales;
     int16_t *p_low;
     struct mt_step_state *state;
     void *one; /* 1 in real */
@@ -258,7 +258,22 @@ static mt_status launch_grad_norm(mt_bench *b, void *context, int64_t turn)
                                                                  .state = j->state });
 }
 
-static mt_status adamw(mt_bench *b, const struct job *j, mt_master master, mt_moments moments)
+static mt_status launch_grad_norm_bf16(mt_bench *b, void *context, int64_t turn)
+{
+    const struct job *j = context;
+    (void)turn;
+    return mt_grad_norm(&b->stream, &(struct mt_grad_norm_args){ .dtype = MT_F32,
+                                                                 .max_norm = 1,
+                                                                 .beta1 = 0.9,
+                                                                 .beta2 = 0.95,
+                                                                 .bf16_count = j->params,
+                                                                 .bf16_grad = j->bf16_grad,
+                                                                 .state = j->state });
+}
+
+/* bf16: the gradient. */
+static mt_status adamw(mt_bench *b, const struct job *j, mt_master master, mt_moments moments,
+                       bool bf16)
 {
     bool blocks = mt_moments_forms[moments].block > 0;
     return mt_adamw(&b->stream,
@@ -276,26 +291,33 @@ static mt_status adamw(mt_bench *b, const struct job *j, mt_master master, mt_mo
                                              .v = j->v,
                                              .m_scales = blocks ? j->m_scales : NULL,
                                              .v_scales = blocks ? j->v_scales : NULL,
-                                             .grad = j->grad,
+                                             .grad = bf16 ? j->bf16_grad : j->grad,
+                                             .grad_bf16 = bf16,
                                              .state = j->state });
 }
 
 static mt_status launch_adamw(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_REAL);
+    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_REAL, false);
 }
 
 static mt_status launch_adamw_bf16(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16);
+    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, false);
+}
+
+static mt_status launch_adamw_bf16_grad(mt_bench *b, void *context, int64_t turn)
+{
+    (void)turn;
+    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, true);
 }
 
 static mt_status launch_adamw_fp8(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_FP8);
+    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_FP8, false);
 }
 
 /* ---- the table ---------------------------------------------------------------------------------
@@ -328,8 +350,10 @@ static const struct op {
     { "attention_fwd", launch_attention_fwd, .qkv = 2, .attention = 2 },
     { "attention_bwd", launch_attention_bwd, .qkv = 4, .attention = 5 },
     { "grad_norm", launch_grad_norm, .params = 4 },
+    { "grad_norm_bf16", launch_grad_norm_bf16, .params = 2, .f32_only = true },
     { "adamw", launch_adamw, .params = 28, .updates = true },
     { "adamw_split_bf16", launch_adamw_bf16, .params = 20, .updates = true, .f32_only = true },
+    { "adamw_bf16_grad", launch_adamw_bf16_grad, .params = 18, .updates = true, .f32_only = true },
     { "adamw_f32_fp8", launch_adamw_fp8, .params = 16.125, .updates = true, .f32_only = true },
 };
 enum { OPS = sizeof ops / sizeof *ops };
@@ -424,6 +448,7 @@ static mt_status make_optimizer(mt_bench *b, struct job *j)
     double one = 0;
     MT_TRY(zero_optimizer(b, j, true));
     MT_TRY(mt_bench_random(b, &j->grad, j->params, j->real, 1e-3));
+    MT_TRY(mt_bench_random(b, &j->bf16_grad, j->params, MT_BF16, 1e-3));
     mt_store_f64(&one, j->real, 0, 1);
     MT_TRY(mt_bench_upload(b, &j->one, &one, mt_dtype_size(j->real)));
     MT_TRY(mt_bench_upload(b, (void **)&j->state, &state, sizeof state));

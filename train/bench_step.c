@@ -61,6 +61,7 @@ static mt_status configure(struct job *j, const mt_bench *b, const struct size *
     const mt_architecture *architecture;
     mt_trainer_config *c = &j->config;
     *c = (mt_trainer_config){ .dtype = b->options.dtype,
+                              .grad_dtype = b->options.bf16_grads ? MT_BF16 : MT_F32,
                               .batch_size = z->b,
                               .micro_batch_size = z->b,
                               .sequence_length = z->s,

@@ -26,7 +26,7 @@ static mt_status choose_recipes(const char *recipes[RECIPES], int *count,
 
 mt_status mt_verb_bench(int argc, char **argv)
 {
-    const char *device = "auto", *shape = NULL, *dtype = "bf16", *json = NULL;
+    const char *device = "auto", *shape = NULL, *dtype = "bf16", *grads = "f32", *json = NULL;
     const char *recipes[RECIPES];
     mt_option_list list = { 0 }, sets = { 0 };
     int64_t threads = 0;
@@ -35,6 +35,8 @@ mt_status mt_verb_bench(int argc, char **argv)
         { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda or auto (default: auto)" },
         { "shape", MT_OPTION_TEXT, &shape, "NAME", "a shape, a model's shapes, or all" },
         { "dtype", MT_OPTION_TEXT, &dtype, "TYPE", "bf16, f32 or f64 (default: bf16)" },
+        { "grad-dtype", MT_OPTION_TEXT, &grads, "TYPE",
+          "of weights' gradients in moe and step: f32 (f64 under f64) or bf16 (default: f32)" },
         { "recipe", MT_OPTION_LIST, &list, "RECIPE", "of linear layers; any number; all: presets" },
         { "kernels", MT_OPTION_LIST, &sets, "SET", "kernel sets; any number, gemm times each" },
         { "launches", MT_OPTION_INT, &bench.launches, "N", "timed ones of a case (default: 15)" },
@@ -61,6 +63,9 @@ mt_status mt_verb_bench(int argc, char **argv)
     if (help) return MT_OK;
     if (count) MT_TRY(mt_bench_family_find(&family, argv[1]));
     MT_TRY(mt_dtype_parse(&bench.dtype, dtype));
+    bench.bf16_grads = !strcmp(grads, "bf16");
+    MT_REQUIRE(bench.bf16_grads || !strcmp(grads, "f32"), MT_ECONFIG,
+               "--grad-dtype is %s, must be f32 or bf16", grads);
     MT_REQUIRE(threads >= 0 && threads <= INT32_MAX, MT_ECONFIG, "--threads is %lld",
                (long long)threads);
     MT_TRY(choose_recipes(recipes, &bench.recipe_count, &list));

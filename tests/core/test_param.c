@@ -161,6 +161,68 @@ static void test_initial_values(void **state)
     assert_memory_equal(first[0], first[1], sizeof first[0]);
 }
 
+/* Gradients of weights in bf16 come after the others, aligned as those are; the rest of the store
+ * does not change. */
+static void test_bf16_gradients(void **state)
+{
+    (void)state;
+    mt_param_store *store;
+    mt_device *device = test_device();
+    assert_ok(mt_param_store_create(&store, device, MT_F32, MT_BF16));
+    const struct {
+        const char *name;
+        int64_t k;
+        bool packed, direct;
+    } specs[] = { { "norm", 5, false, false },
+                  { "w", 300, true, false },
+                  { "embed", 129, true, true },
+                  { "v", 7, true, false } };
+    mt_param *p[4];
+    for (int i = 0; i < 4; i++) {
+        mt_param_spec spec = { .name = specs[i].name, .members = 1, .m = 2, .k = specs[i].k };
+        spec.packed = specs[i].packed, spec.direct = specs[i].direct;
+        assert_ok(mt_param_store_add(store, &p[i], &spec));
+    }
+    assert_ok(mt_param_store_set_grad_dtype(store, MT_F32)); /* as they are */
+    assert_ok(mt_param_store_set_grad_dtype(store, MT_BF16));
+    assert_ok(mt_param_store_allocate(store, true));
+    mt_flat_grads g = mt_param_store_grads(store);
+    assert_int_equal(g.real_count, 128 + 384);
+    assert_int_equal(g.bf16_count, 640 + 128);
+    assert_ptr_equal(g.real, mt_param_store_grad(store));
+    assert_ptr_equal(g.bf16, (const float *)g.real + g.real_count);
+    assert_int_equal(device->bytes[MT_MEMORY_GRAD], g.real_count * 4 + g.bf16_count * 2);
+    assert_int_equal(mt_param_store_elements(store), g.real_count + g.bf16_count);
+    const void *const places[] = { g.real, g.bf16, (const float *)g.real + 128, g.bf16 + 640 };
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(p[i]->grad_dtype, i % 2 ? MT_BF16 : MT_F32);
+        assert_ptr_equal(p[i]->grad, places[i]);
+        assert_ptr_equal(p[i]->own_grad, places[i]);
+        memset(p[i]->grad, 0x3f, (size_t)mt_param_count(p[i]) * mt_dtype_size(p[i]->grad_dtype));
+    }
+    mt_param_store_begin_step(store);
+    assert_ok(mt_param_store_end_step(store));
+    for (int64_t i = 0; i < device->bytes[MT_MEMORY_GRAD]; i++)
+        assert_int_equal(((const char *)g.real)[i], 0);
+    assert_fails(mt_param_store_set_grad_dtype(store, MT_BF16), MT_EINVAL, "after allocation");
+    mt_param_store_destroy(&store);
+    static const mt_dtype no[][3] = { { MT_F64, MT_F64, MT_BF16 },
+                                      { MT_F32, MT_F32, MT_BF16 },
+                                      { MT_F32, MT_BF16, MT_F16 } };
+    for (int i = 0; i < 3; i++) {
+        assert_ok(mt_param_store_create(&store, device, no[i][0], no[i][1]));
+        assert_fails(mt_param_store_set_grad_dtype(store, no[i][2]), MT_ECONFIG,
+                     mt_dtype_name(no[i][2]));
+        mt_param_store_destroy(&store);
+    }
+    assert_ok(mt_param_store_create(&store, device, MT_F32, MT_BF16));
+    add(store, "a", 1, 2, 3);
+    assert_ok(mt_param_store_set_grad_dtype(store, MT_BF16));
+    mt_param_store_shard(store, 0, 2);
+    assert_fails(mt_param_store_allocate(store, true), MT_EUNSUPPORTED, "2 ranks");
+    mt_param_store_destroy(&store);
+}
+
 /* What nothing wrote in a step is zeroed at its end; what was written stays. */
 static void test_step(void **state)
 {
@@ -190,6 +252,7 @@ int main(void)
         cmocka_unit_test(test_placement),      cmocka_unit_test(test_without_gradients),
         cmocka_unit_test(test_misuse),         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_initial_values), cmocka_unit_test(test_step),
+        cmocka_unit_test(test_bf16_gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,15 @@
 enum { E = 3, IN = 48, OUT = 40, ROWS = 58, USED = 51, DENSE_ROWS = 37, PASS = 5 };
 static const int64_t counts[E] = { 17, 0, 34 }; /* the last ROWS - USED rows belong to nobody */
 
-enum option { BIAS = 1, ACCUMULATED = 2, FROZEN = 4, DEFERRED = 8, SAVED = 16, RECOMPUTED = 32 };
+enum option {
+    BIAS = 1,
+    ACCUMULATED = 2,
+    FROZEN = 4,
+    DEFERRED = 8,
+    SAVED = 16,
+    RECOMPUTED = 32,
+    HALF = 64 /* the gradient in bf16 */
+};
 enum { NEUTRAL = DEFERRED | SAVED | RECOMPUTED, OPTIONS = 64 };
 
 /* A layer, its input and the gradient of its output. */
@@ -60,6 +68,7 @@ static void open_rig(struct rig *r, const mt_recipe *recipe, mt_dtype dtype, boo
     mt_tape_options tape = { .defer_wgrad = options & DEFERRED, .recompute = options & RECOMPUTED };
     assert_ok(mt_tape_create(&r->tape, &r->stream, &tape));
     assert_ok(mt_param_store_create(&r->store, r->stream.device, r->real, dtype));
+    if (options & HALF) assert_ok(mt_param_store_set_grad_dtype(r->store, MT_BF16));
     mt_param *w = r->layer.weight = add(r, "w", OUT, IN, true);
     if (options & BIAS) r->layer.bias = add(r, "b", 1, OUT, false);
     assert_ok(mt_linear_reserve(w, r->stream.device, recipe));
@@ -138,7 +147,7 @@ static void run(struct rig *r, struct result *out)
     }
     assert_ok(mt_param_store_end_step(r->store));
     if (!(r->options & FROZEN))
-        fetch(out->dw, r->layer.weight->grad, r->members * OUT * IN, r->real);
+        fetch(out->dw, r->layer.weight->grad, r->members * OUT * IN, r->layer.weight->grad_dtype);
     if (r->layer.bias) fetch(out->db, r->layer.bias->grad, r->members * OUT, r->real);
 }
 
@@ -190,7 +199,7 @@ static void add_product(struct sum *s, double a, double b)
 }
 
 /* gamma_K, what tiles that flush subnormals lose, one rounding more, those of scales, and that of
- * the result. */
+ * the result, each time one is stored. */
 static void check(const char *what, int64_t i, double got, struct sum s, double repeat,
                   const struct rig *r, mt_pass pass, mt_dtype out)
 {
@@ -198,7 +207,7 @@ static void check(const char *what, int64_t i, double got, struct sum s, double 
     int scales = mt_gemm_scale_roundings(slot[0].format, slot[1].format);
     double epsilon = test_epsilon(r->real), want = s.value * repeat;
     double bound = repeat * ((s.terms + 2 + scales) * (epsilon * s.size + 0x1p-126));
-    bound += test_epsilon(out) * (fabs(want) + bound);
+    bound += repeat * test_epsilon(out) * (fabs(want) + bound);
     if (!(fabs(got - want) <= bound))
         fail_msg("%s, %s%s: %s[%lld] is %.17g, must be %.17g within %.3g", running,
                  mt_dtype_name(r->dtype), r->dense ? ", dense" : "", what, (long long)i, got, want,
@@ -252,7 +261,8 @@ static void check_dw(const struct rig *r, const struct result *got)
                 add_product(&sums[(member_of(r, t) * OUT + j) * IN + k], dy[t * OUT + j],
                             x[t * IN + k]);
     for (int64_t i = 0; i < r->members * OUT * IN; i++)
-        check("dw", i, got->dw[i], sums[i], r->options & ACCUMULATED ? 2 : 1, r, MT_WGRAD, r->real);
+        check("dw", i, got->dw[i], sums[i], r->options & ACCUMULATED ? 2 : 1, r, MT_WGRAD,
+              r->layer.weight->grad_dtype);
 }
 
 static void check_db(const struct rig *r, const struct result *got)
@@ -311,6 +321,45 @@ static void every_recipe(void **state)
     running = "";
 }
 
+/* The weight's gradient in bf16 is the one in f32, rounded; all else keeps its bits. */
+static void check_bf16_gradient(const mt_recipe *recipe, bool dense, int options)
+{
+    static struct result base, half, got;
+    struct rig r;
+    open_rig(&r, recipe, MT_BF16, dense, options);
+    run(&r, &base);
+    close_rig(&r);
+    open_rig(&r, recipe, MT_BF16, dense, options | HALF | DEFERRED);
+    run(&r, &half);
+    close_rig(&r);
+    open_rig(&r, recipe, MT_BF16, dense, options | HALF);
+    assert_int_equal(r.layer.bias->grad_dtype, MT_F32);
+    run(&r, &got);
+    assert_memory_equal(&got, &half, sizeof got);
+    check_dw(&r, &got);
+    for (int64_t i = 0; i < r.members * OUT * IN && !(options & ACCUMULATED); i++)
+        assert_true(got.dw[i] == (double)mt_bf16_to_f32(mt_f32_to_bf16((float)base.dw[i])));
+    memcpy(got.dw, base.dw, sizeof got.dw);
+    assert_memory_equal(&got, &base, sizeof got);
+    close_rig(&r);
+}
+
+static void bf16_gradients(void **state)
+{
+    (void)state;
+    char name[MT_RECIPE_TEXT];
+    mt_recipe recipe;
+    bool found;
+    for (int i = 0;; i++) {
+        assert_ok(mt_gradcheck_recipe(&recipe, name, i, &found));
+        if (!found) break;
+        running = name;
+        check_bf16_gradient(&recipe, i % 2, BIAS);
+        check_bf16_gradient(&recipe, i % 2, BIAS | ACCUMULATED);
+    }
+    running = "";
+}
+
 /* Six slots that are a preset's give the preset's bits. */
 static void slots_equal_presets(void **state)
 {
@@ -350,6 +399,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_recipe),
+        cmocka_unit_test(bf16_gradients),
         cmocka_unit_test(slots_equal_presets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -117,13 +117,15 @@ static void test_config_rules(void **state)
 enum { PARAMS = 5 };
 static const int64_t sizes[PARAMS] = { 3, 130, 1, 77, 256 };
 
-static mt_param_store *make_store(mt_dtype dtype)
+/* bf16: the gradients of w1 and w4 are. */
+static mt_param_store *make_store_of(mt_dtype dtype, bool bf16)
 {
     mt_param_store *store;
     mt_param *p;
     char name[16];
     stream.device = test_device();
-    assert_ok(mt_param_store_create(&store, stream.device, dtype, dtype));
+    assert_ok(mt_param_store_create(&store, stream.device, dtype, bf16 ? MT_BF16 : dtype));
+    if (bf16) assert_ok(mt_param_store_set_grad_dtype(store, MT_BF16));
     for (int i = 0; i < PARAMS; i++) { /* decay, frozen: no, yes, no+frozen, yes, yes */
         snprintf(name, sizeof name, "w%d", i);
         mt_param_spec spec = { .name = name,
@@ -131,7 +133,8 @@ static mt_param_store *make_store(mt_dtype dtype)
                                .m = 1,
                                .k = sizes[i],
                                .decay = i == 1 || i > 2,
-                               .frozen = i == 2 };
+                               .frozen = i == 2,
+                               .packed = i % 3 == 1 };
         assert_ok(mt_param_store_add(store, &p, &spec));
     }
     assert_ok(mt_param_store_allocate(store, true));
@@ -140,11 +143,17 @@ static mt_param_store *make_store(mt_dtype dtype)
     return store;
 }
 
+static mt_param_store *make_store(mt_dtype dtype)
+{
+    return make_store_of(dtype, false);
+}
+
 static void draw_grads(mt_param_store *store, uint64_t seed, double scale)
 {
     for (int i = 0; i < PARAMS; i++) {
         mt_param *p = mt_param_store_get(store, i);
-        if (!p->frozen) test_random(p->grad, sizes[i], p->dtype, scale, seed + 10 * (uint64_t)i);
+        if (!p->frozen)
+            test_random(p->grad, sizes[i], p->grad_dtype, scale, seed + 10 * (uint64_t)i);
     }
 }
 
@@ -168,7 +177,7 @@ static void plain_update(struct plain *s, const mt_param *p, const mt_optim_conf
     double b1 = R(c->beta1), b2 = R(c->beta2), r1 = R(1 - c->beta1), r2 = R(1 - c->beta2);
     double bc1 = R(1 - power1), bc2 = R(1 - power2), wd = p->decay ? R(c->weight_decay) : 0;
     for (int64_t i = 0; i < mt_param_count(p); i++) {
-        double g = R(mt_load_f64(p->grad, d, i) * R(clip));
+        double g = R(mt_load_f64(p->grad, p->grad_dtype, i) * R(clip));
         s->m[i] = R(R(b1 * s->m[i]) + R(r1 * g));
         s->v[i] = R(R(b2 * s->v[i]) + R(R(r2 * g) * g));
         double u = R(R(s->m[i] / bc1) / R(R(sqrt(R(s->v[i] / bc2))) + R(c->eps)));
@@ -182,11 +191,11 @@ static void plain_update(struct plain *s, const mt_param *p, const mt_optim_conf
 static void test_update_is_exact(void **state)
 {
     (void)state;
-    const mt_dtype dtypes[] = { MT_F32, MT_F64 };
-    for (int t = 0; t < 2; t++) {
+    const mt_dtype dtypes[] = { MT_F32, MT_F64, MT_F32 };
+    for (int t = 0; t < 3; t++) {
         mt_dtype dtype = dtypes[t];
         static struct plain plain[PARAMS];
-        mt_param_store *store = make_store(dtype);
+        mt_param_store *store = make_store_of(dtype, t == 2);
         mt_optimizer *optimizer;
         mt_optim_config c = config_of(MT_SCHEDULE_COSINE, 0);
         c.grad_clip = 1;
@@ -204,7 +213,9 @@ static void test_update_is_exact(void **state)
             double sum = 0;
             for (int i = 0; i < PARAMS; i++)
                 for (int64_t j = 0; j < sizes[i]; j++)
-                    sum += pow(mt_load_f64(mt_param_store_get(store, i)->grad, dtype, j), 2);
+                    sum += pow(mt_load_f64(mt_param_store_get(store, i)->grad,
+                                           mt_param_store_get(store, i)->grad_dtype, j),
+                               2);
             assert_true(fabs(s->grad_norm - sqrt(sum)) <= 600 * 0x1p-53 * sqrt(sum));
             assert_true(s->clip == fmin(1, 1 / (s->grad_norm + 1e-6)));
             assert_int_equal(s->clip < 1, step % 2 == 0);

@@ -96,8 +96,10 @@ static void test_gemm(void **state)
         assert_work(lines, passes[i], "nvfp4", 1e12, 2.0 * R * N * K);
     }
     json_decref(lines);
-    lines = bench("gemm --shape nano"); /* both shapes of the layer */
-    assert_int_equal(json_array_size(lines), 1 + 2 * 4);
+    lines = bench("gemm --shape nano"); /* both shapes of the layer, gradients in bf16 too */
+    assert_int_equal(json_array_size(lines), 1 + 2 * 6);
+    assert_work(lines, "wgrad_bf16", "none", 1e12, 2.0 * R * N * K);
+    find(lines, "wgrad_bf16_add", "none");
     json_decref(lines);
 }
 
@@ -114,6 +116,11 @@ static void test_moe(void **state)
         assert_true(number(find(lines, "refresh", recipes[i]), "rate") > 0);
     }
     for (size_t i = 1; i < json_array_size(lines); i++) check_line(json_array_get(lines, i));
+    assert_string_equal(word(json_array_get(lines, 0), "grad_dtype"), "f32");
+    json_decref(lines);
+    lines = bench("moe --shape nano --grad-dtype bf16");
+    assert_string_equal(word(json_array_get(lines, 0), "grad_dtype"), "bf16");
+    assert_work(lines, "fwd+bwd", "none", 1e12, 18.0 * ROWS * D * F);
     json_decref(lines);
 }
 
@@ -139,6 +146,8 @@ static void test_ops(void **state)
     json_t *lines = bench("ops --shape nano");
     for (size_t i = 1; i < json_array_size(lines); i++) check_line(json_array_get(lines, i));
     assert_work(lines, "adamw", "none", 1e9, 28.0 * PARAMS);
+    assert_work(lines, "grad_norm_bf16", "none", 1e9, 2.0 * PARAMS);
+    assert_work(lines, "adamw_bf16_grad", "none", 1e9, 18.0 * PARAMS);
     assert_work(lines, "gather_fwd", "none", 1e9, 2.0 * (T + R) * D);
     assert_work(lines, "swiglu_bwd", "none", 1e9, 2.0 * 5 * R * F);
     /* 2 heads of 16, sequences of 16: 8.5 keys for a query, two products */
@@ -162,6 +171,12 @@ static void test_step(void **state)
         assert_true(plan > 0 && fabs(memory - plan) <= 1e-3 * plan);
     }
     assert_work(lines, "f32/f32", "none", 1, 8 * 2);
+    double whole = number(find(lines, "f32/f32", "none"), "plan_gb");
+    json_decref(lines);
+    lines = bench("step --shape nano --grad-dtype bf16");
+    double memory = number(find(lines, "f32/f32", "none"), "memory_gb"),
+           plan = number(find(lines, "f32/f32", "none"), "plan_gb");
+    assert_true(plan < whole && fabs(memory - plan) <= 1e-3 * plan);
     json_decref(lines);
     lines = bench("step --shape nano --dtype f64");
     assert_int_equal(json_array_size(lines), 1 + 1);
@@ -195,6 +210,8 @@ static void test_bad_arguments(void **state)
         { "bench --dtype bf8", "bf8" },
         { "bench --dtype i32 --device cpu", "i32" },
         { "bench --recipe fp9", "'fp9'" },
+        { "bench --grad-dtype f16", "--grad-dtype is f16" },
+        { "bench --grad-dtype bf16 --dtype f32", "needs --dtype bf16" },
         { "bench --launches 0", "launches is 0" },
         { "bench --launches 1001", "launches is 1001" },
         { "bench --threads -1", "--threads is -1" },

@@ -187,6 +187,9 @@ static const struct bad {
       "did you mean recipe.delayed.history" },
     { "", "optim.offload=true", MT_EUNSUPPORTED, "true is not available, only false" },
     /* storage forms */
+    { "", "train.grad_dtype=bf16", MT_ECONFIG,
+      "--set train.grad_dtype=bf16: train.grad_dtype is bf16, must be f32, or f32 as train.dtype" },
+    { "train: {dtype: bf16}\n", "train.grad_dtype=f64", MT_ECONFIG, "train.grad_dtype is f64" },
     { "", "optim.moments=fp4", MT_ECONFIG, "optim.moments" },
     { "", "optim.master=bf16", MT_ECONFIG, "optim.master" },
     { "", "optim.moments_sr=true", MT_ECONFIG,

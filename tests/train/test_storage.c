@@ -133,10 +133,11 @@ enum { FORMS = sizeof forms / sizeof *forms };
 static void test_resume(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++)
+    for (int d = 0; d < 3; d++)
         for (int f = 0; f < FORMS; f++) {
             mt_config c =
                 config_of(d ? MT_BF16 : MT_F32, forms[f].moments, forms[f].sr, forms[f].master);
+            if (d == 2) c.trainer.grad_dtype = MT_BF16;
             char path[MT_CHECKPOINT_PATH];
             mt_trainer *straight = trainer_of(&c), *resumed = trainer_of(&c);
             for (int i = 0; i < 3; i++) step(straight);
@@ -260,6 +261,31 @@ static void test_plan(void **state)
         }
 }
 
+/* Gradients in bf16 take two bytes for each element of the weights that kernels only multiply. */
+static void test_gradient_plan(void **state)
+{
+    (void)state;
+    mt_config c = config_of(MT_BF16, MT_MOMENTS_BF16, true, MT_MASTER_SPLIT);
+    mt_plan plan[2];
+    assert_ok(mt_plan_make(&plan[0], &c));
+    c.trainer.grad_dtype = MT_BF16;
+    assert_ok(mt_plan_make(&plan[1], &c));
+    mt_trainer *trainer = trainer_of(&c);
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    int64_t saved = 0, weights = 0;
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        bool weight = p->packed && !p->direct;
+        assert_int_equal(p->grad_dtype, weight ? MT_BF16 : MT_F32);
+        if (weight) saved += 2 * ((mt_param_count(p) + 127) / 128 * 128), weights++;
+    }
+    assert_int_equal(weights, 2 * 4 + 1); /* qkv, o, gate_up, down; the head */
+    assert_int_equal(plan[0].peak[MT_MEMORY_GRAD], 4 * mt_param_store_elements(store));
+    assert_int_equal(plan[1].peak[MT_MEMORY_GRAD], plan[0].peak[MT_MEMORY_GRAD] - saved);
+    assert_int_equal(test_device()->bytes[MT_MEMORY_GRAD], plan[1].peak[MT_MEMORY_GRAD]);
+    mt_trainer_destroy(&trainer);
+}
+
 /* A weight that is not finite is found in a split master, too. */
 static void test_nonfinite(void **state)
 {
@@ -286,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_file),
         cmocka_unit_test(test_another_form_is_refused),
         cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_gradient_plan),
         cmocka_unit_test(test_nonfinite),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

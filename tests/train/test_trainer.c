@@ -134,7 +134,10 @@ static void assert_same(const struct outcome *a, const struct outcome *b, const 
     if (a->state != b->state) fail_msg("%s: weights or moments differ", what);
 }
 
-static const mt_dtype dtypes[] = { MT_F32, MT_BF16, MT_F64 };
+static const mt_dtype dtypes[] = { MT_F32, MT_BF16, MT_F64, MT_BF16 };
+/* Of the gradients of weights. */
+static const mt_dtype grad_dtypes[] = { MT_F32, MT_F32, MT_F64, MT_BF16 };
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
 static void test_memory_options(void **state)
 {
@@ -142,9 +145,10 @@ static void test_memory_options(void **state)
     static const char *const recipes[] = {
         "", "", "nvfp4", "fp8_delayed; steps=1.. fprop=mxfp8:sr dgrad=nvfp4 wgrad=mxfp6_e3m2"
     };
-    for (int d = 0; d < 3; d++)
+    for (int d = 0; d < DTYPES; d++)
         for (int way = 0; way < 4; way++) {
             mt_trainer_config c = config_of(dtypes[d]);
+            c.grad_dtype = grad_dtypes[d];
             bool tied = c.model.tie_word_embeddings = way == 1;
             c.delayed_history = 2;
             snprintf(c.recipe, sizeof c.recipe, "%s", recipes[way]);
@@ -157,9 +161,11 @@ static void test_memory_options(void **state)
                 c.defer_wgrad = bits / 6;
                 c.save_original_input = bits % 5 == 1;
                 c.eager = bits & 1; /* else recorded, where the device can */
-                snprintf(what, sizeof what, "%s%s %s, recompute %d, offload %d, deferred %d",
-                         mt_dtype_name(dtypes[d]), tied ? ", tied" : "", c.recipe, (int)c.recompute,
-                         c.offload, c.defer_wgrad);
+                snprintf(what, sizeof what,
+                         "%s, gradients %s%s %s, recompute %d, offload %d, deferred %d",
+                         mt_dtype_name(dtypes[d]), mt_dtype_name(grad_dtypes[d]),
+                         tied ? ", tied" : "", c.recipe, (int)c.recompute, c.offload,
+                         c.defer_wgrad);
                 struct outcome other = run(&c, bits == 11 ? "guarded" : NULL, 1);
                 if (bits < 11 || !strcmp(test_device_name(), "cpu"))
                     assert_same(&plain, &other, what);
@@ -180,8 +186,9 @@ static mt_trainer_config wide_config(mt_dtype dtype)
 static void test_threads(void **state)
 {
     (void)state;
-    for (int d = 0; d < 3; d++) {
+    for (int d = 0; d < DTYPES; d++) {
         mt_trainer_config c = wide_config(dtypes[d]);
+        c.grad_dtype = grad_dtypes[d];
         struct outcome one = run(&c, NULL, 1), two = run(&c, NULL, 2), three = run(&c, NULL, 3);
         assert_same(&one, &two, "2 threads");
         assert_same(&one, &three, "3 threads");
@@ -200,8 +207,9 @@ static void test_kernel_sets(void **state)
         mt_device *device;
         if (mt_device_open(&device, test_device_name(), sets[i], 1) != MT_OK) continue;
         mt_device_destroy(&device);
-        for (int d = 0; d < 3; d++) {
+        for (int d = 0; d < DTYPES; d++) {
             mt_trainer_config c = wide_config(dtypes[d]);
+            c.grad_dtype = grad_dtypes[d];
             struct outcome a = run(&c, sets[i], 2), b = run(&c, sets[i], 1);
             assert_same(&a, &b, sets[i]);
             ran++;
@@ -283,8 +291,8 @@ static void test_a_step_allocates_nothing(void **state)
 #endif
     int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
     for (int bits = 0; bits < 12; bits++) {
-        mt_trainer_config c = wide_config(dtypes[bits % 3]);
-        c.micro_batch_size = 4;
+        mt_trainer_config c = wide_config(dtypes[bits % DTYPES]);
+        c.micro_batch_size = 4, c.grad_dtype = grad_dtypes[bits % DTYPES];
         c.recompute = (mt_recompute)(bits % 3), c.offload = bits / 3 & 1, c.defer_wgrad = bits / 6;
         mt_trainer *t = open_trainer(&c, NULL, 2);
         const mt_device *device = mt_trainer_device(t);
@@ -319,8 +327,9 @@ static void test_a_step_allocates_nothing(void **state)
 static void test_learns(void **state)
 {
     (void)state;
-    for (int d = 0; d < 3; d++) {
+    for (int d = 0; d < DTYPES; d++) {
         mt_trainer_config c = config_of(dtypes[d]);
+        c.grad_dtype = grad_dtypes[d];
         int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
         double first = 0, loss = 0, evaluated;
         int64_t count;
@@ -453,22 +462,29 @@ static void test_loss_not_finite(void **state)
         }
 }
 
-/* A gradient that is not finite under a finite loss: skipped and counted, and the run goes on. */
-static void test_gradient_not_finite(void **state)
+/* A gradient that is not finite under a finite loss: skipped and counted, and the run goes on. Be
+ * it among those in f32, or the last of those in bf16. */
+static void check_gradient_not_finite(bool half)
 {
-    (void)state;
-    mt_trainer_config c = config_of(MT_F32);
+    mt_trainer_config c = config_of(half ? MT_BF16 : MT_F32);
+    c.grad_dtype = half ? MT_BF16 : MT_F32;
     int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
     mt_step_result r;
     mt_trainer *t = open_trainer(&c, NULL, 1);
-    float *grad = mt_param_store_grad(mt_model_params(mt_trainer_model(t)));
+    mt_flat_grads grads = mt_param_store_grads(mt_model_params(mt_trainer_model(t)));
     const float bad_gradient = INFINITY;
+    const uint16_t bad_half = 0x7f80;
+    assert_int_equal(grads.bf16_count > 0, half);
     draw_batch(&c, 0, tokens, targets);
     for (int round = 0; round < 2; round++) {
         for (int bad = 1; bad <= 3; bad++) {
             uint64_t before = fingerprint(t);
             assert_ok(mt_trainer_gradients(t, tokens, targets, &r));
-            assert_ok(mt_device_copy(mt_trainer_device(t), grad + 7, &bad_gradient, 4));
+            void *to = half ? (char *)(uintptr_t)(grads.bf16 + grads.bf16_count - 1)
+                            : (char *)(uintptr_t)grads.real + 28;
+            assert_ok(mt_device_copy(mt_trainer_device(t), to,
+                                     half ? (const void *)&bad_half : &bad_gradient,
+                                     half ? sizeof bad_half : sizeof bad_gradient));
             assert_ok(mt_trainer_update(t, 0.1, &r));
             assert_true(r.loss_finite && r.skipped && !isfinite(r.grad_norm));
             assert_int_equal(r.skipped_in_a_row, bad);
@@ -482,6 +498,12 @@ static void test_gradient_not_finite(void **state)
     }
     assert_int_equal(mt_trainer_steps(t), 8); /* skipped steps are steps of the schedule */
     close_trainer(&t);
+}
+
+static void test_gradient_not_finite(void **state)
+{
+    (void)state;
+    for (int half = 0; half < 2; half++) check_gradient_not_finite(half);
 }
 
 /* ---- refusals -----------------------------------------------------------------------------------
@@ -539,6 +561,9 @@ static void test_bad_configurations(void **state)
         assert_fails(mt_trainer_create(&t, test_device(), &c), MT_ECONFIG, rules[i].words);
         assert_null(t);
     }
+    c = config_of(MT_F32);
+    c.grad_dtype = MT_BF16;
+    assert_fails(mt_trainer_create(&t, test_device(), &c), MT_ECONFIG, "activations of bf16");
     c = config_of(MT_F32);
     c.optim.beta1 = 2;
     assert_fails(mt_trainer_create(&t, test_device(), &c), MT_ECONFIG, "beta1");
