@@ -277,29 +277,37 @@ static bool native(mt_cuda_gemm_path *path, const struct product *p)
            path->variant == MT_CUDA_GEMM_FP8;
 }
 
+/* By exact decoding and, where there is one, by the path of codes. */
+static void check_paths(struct checked *c, struct product *p, enum values values)
+{
+    mt_cuda_gemm_path path;
+    c->codes = c->lossy = false;
+    run_and_verify(c, p, NULL);
+    p->args.d = (void *)(uintptr_t)c->sum; /* any: what is chosen does not depend on where it is */
+    if (!native(&path, p)) return;
+    static const int widths[] = { 192, 128, 64 };
+    c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
+    for (int i = 0; i < 3; i++) {
+        path.width = widths[i], path.super = i ? 1 : 8;
+        run_and_verify(c, p, &path);
+    }
+    if (c->lossy)
+        printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n",
+               p->coding->name, layout_names[p->layout], (long long)p->n, (long long)p->k,
+               mt_cuda_gemm_path_name(&path), c->worst * 0x1p13);
+}
+
 static void check_product(const struct rows *rows, mt_gemm_layout layout, const struct coding *c,
                           int64_t n, int64_t k, enum values values)
 {
     struct product p;
-    mt_cuda_gemm_path path;
     make_product(&p, rows, layout, c, n, k, values);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
     double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
     struct checked checked = { &p, rows, a, b, sum, size, false, false, 0 };
-    run_and_verify(&checked, &p, NULL);
-    p.args.d = sum; /* any: what is chosen does not depend on where it is */
-    if (native(&path, &p)) {
-        static const int widths[] = { 192, 128, 64 };
-        checked.codes = true, checked.lossy = values == NORMAL, checked.worst = 0;
-        for (int i = 0; i < 3; i++) {
-            path.width = widths[i], path.super = i ? 1 : 8;
-            run_and_verify(&checked, &p, &path);
-        }
-        if (checked.lossy)
-            printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n", c->name,
-                   layout_names[layout], (long long)n, (long long)k, mt_cuda_gemm_path_name(&path),
-                   checked.worst * 0x1p13);
-    }
+    check_paths(&checked, &p, values);
+    p.args.d_dtype = MT_BF16; /* of gradients, too */
+    if (layout == MT_GEMM_NT) check_paths(&checked, &p, values);
     free(a), free(b), free(sum), free(size);
     free_product(&p);
 }

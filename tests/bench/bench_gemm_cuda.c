@@ -1,8 +1,9 @@
 /* The grouped GEMM of bf16 on a GPU: its results by every path, and TFLOP/s.
  *
  * Usage: bench_gemm_cuda check            every path at odd sizes against an f64 product
- *        bench_gemm_cuda [time] [SHAPE]   fprop, dgrad and wgrad of the shapes with SHAPE in their
- *                                         names, by the path that the GEMM chooses
+ *        bench_gemm_cuda [time] [SHAPE]   fprop, dgrad and wgrad (of f32 and of bf16) of the shapes
+ *                                         with SHAPE in their names, by the path that the GEMM
+ *                                         chooses
  *        bench_gemm_cuda sweep [SHAPE]    by every path; prints the best beside the chosen one
  *
  * MIXTAPE_KERNELS chooses the kernel set, one of cuBLASLt too.
@@ -156,14 +157,16 @@ static void verify(const struct problem *p, mt_gemm_layout layout, const char *p
     }
 }
 
+/* half: a wgrad's result in bf16; the others are. */
 static void check_path(struct problem *p, mt_gemm_layout layout, const mt_cuda_gemm_path *path,
-                       int c, bool bias)
+                       int c, bool bias, bool half)
 {
     int64_t columns = result_columns(layout, p->n, p->k);
     int64_t count = result_rows(&p->rows, layout, p->n) * columns;
     struct call call;
     struct mt_gemm_args *args =
         arguments(&call, &p->rows, layout, MT_BF16, p->n, p->k, p->x.bf16, p->dy.bf16, p->w.bf16);
+    if (half) args->d_dtype = MT_BF16;
     size_t bytes = (size_t)count * mt_dtype_size(args->d_dtype);
     void *old = c ? old_values(count, args->d_dtype) : NULL, *host = malloc(bytes);
     assert_non_null(host);
@@ -243,12 +246,16 @@ static int64_t check_cublaslt(struct problem *p, mt_gemm_layout layout)
     mt_cuda_gemm_path path;
     struct mt_gemm_args *args =
         arguments(&call, &p->rows, layout, MT_BF16, p->n, p->k, p->x.bf16, p->dy.bf16, p->w.bf16);
+    int64_t done = 0;
     args->d = p->w.bf16; /* nothing runs yet */
-    assert_ok(mt_cuda_gemm_choose(&stream, args, &path));
-    if (path.why) printf("%s: not cuBLASLt: %s\n", layout_names[layout], path.why);
-    if (path.variant < MT_CUDA_GEMM_CUBLASLT) return 0;
-    for (int c = 0; c < C_FORMS; c++) check_path(p, layout, &path, c, false);
-    return C_FORMS;
+    for (int half = 0; half <= (layout == MT_GEMM_NT); half++) {
+        if (half) args->d_dtype = MT_BF16;
+        assert_ok(mt_cuda_gemm_choose(&stream, args, &path));
+        if (path.why) printf("%s: not cuBLASLt: %s\n", layout_names[layout], path.why);
+        if (path.variant < MT_CUDA_GEMM_CUBLASLT) continue;
+        for (int c = 0; c < C_FORMS; c++) check_path(p, layout, &path, c, false, half), done++;
+    }
+    return done;
 }
 
 static void check(void)
@@ -267,8 +274,9 @@ static void check(void)
             mt_cuda_gemm_path path;
             for (int i = 0; path_at(&path, layout, i); i++)
                 for (int c = 0; runs(&path, layout, n, k) && c < C_FORMS; c++) {
-                    check_path(&p, layout, &path, c, false), done++;
-                    if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true), done++;
+                    check_path(&p, layout, &path, c, false, false), done++;
+                    if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true, false), done++;
+                    if (layout == MT_GEMM_NT) check_path(&p, layout, &path, c, false, true), done++;
                 }
             done += check_cublaslt(&p, layout);
         }
@@ -306,8 +314,9 @@ struct timed {
     void *x[ROTATED], *dy[ROTATED], *w, *out, *flush;
 };
 
-/* Median TFLOP/s. */
-static double rate(struct timed *t, mt_gemm_layout layout, bool add, const mt_cuda_gemm_path *path)
+/* Median TFLOP/s. half: as in check_path. */
+static double rate(struct timed *t, mt_gemm_layout layout, bool add, bool half,
+                   const mt_cuda_gemm_path *path)
 {
     const struct timed_shape *s = t->shape;
     double times[LAUNCHES];
@@ -318,6 +327,7 @@ static double rate(struct timed *t, mt_gemm_layout layout, bool add, const mt_cu
         struct mt_gemm_args *args =
             arguments(&call, &t->rows, layout, MT_BF16, s->n, s->k, t->x[turn], t->dy[turn], t->w);
         args->d = t->out;
+        if (half) args->d_dtype = MT_BF16;
         if (add) args->c = t->out;
         CUDA_OK(cudaEventCreate(&begin[i]));
         CUDA_OK(cudaEventCreate(&end[i]));
@@ -341,32 +351,34 @@ static double rate(struct timed *t, mt_gemm_layout layout, bool add, const mt_cu
 static void print_rate(const struct timed *t, const char *what, double tflops,
                        const mt_cuda_gemm_path *path, const char *note)
 {
-    printf("%-18s %-8s %6.1f TFLOP/s  %s, width %d, %d together%s\n", t->shape->name, what, tflops,
+    printf("%-18s %-13s %6.1f TFLOP/s  %s, width %d, %d together%s\n", t->shape->name, what, tflops,
            mt_cuda_gemm_path_name(path), path->width, path->super, note);
     fflush(stdout);
 }
 
-static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool sweep)
+static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool half, bool sweep)
 {
+    static const char *const halves[] = { "wgrad bf16", "wgrad bf16 +=" };
     const struct timed_shape *s = t->shape;
-    const char *what = add ? "wgrad +=" : layout_names[layout];
+    const char *what = half ? halves[add] : add ? "wgrad +=" : layout_names[layout];
     size_t bytes =
         (size_t)(result_rows(&t->rows, layout, s->n) * result_columns(layout, s->n, s->k)) *
-        (layout == MT_GEMM_NT ? sizeof(float) : sizeof(uint16_t));
+        (layout == MT_GEMM_NT && !half ? sizeof(float) : sizeof(uint16_t));
     mt_cuda_gemm_path chosen, path, best;
     struct call call;
     struct mt_gemm_args *args =
         arguments(&call, &t->rows, layout, MT_BF16, s->n, s->k, t->x[0], t->dy[0], t->w);
     args->d = t->out = device_buffer(bytes);
+    if (half) args->d_dtype = MT_BF16;
     if (add) CUDA_OK(cudaMemset(t->out, 0, bytes));
     assert_ok(mt_cuda_gemm_choose(&stream, args, &chosen));
-    (void)rate(t, layout, add, &chosen);
-    double ours = rate(t, layout, add, &chosen), most = ours;
+    (void)rate(t, layout, add, half, &chosen);
+    double ours = rate(t, layout, add, half, &chosen), most = ours;
     print_rate(t, what, ours, &chosen, "");
     best = chosen;
     for (int i = 1; sweep && path_at(&path, layout, i); i++) {
         if (!runs(&path, layout, s->n, s->k)) continue;
-        double x = rate(t, layout, add, &path);
+        double x = rate(t, layout, add, half, &path);
         if (x > most) most = x, best = path;
     }
     if (most > ours) print_rate(t, what, most, &best, " (best)");
@@ -384,8 +396,9 @@ static void time_shape(const struct timed_shape *s, bool sweep)
     t.w = random_buffer(s->members * s->n * s->k, 0.02, 30);
     t.flush = device_buffer(FLUSH);
     for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
-        time_layout(&t, (mt_gemm_layout)layout, false, sweep);
-    time_layout(&t, MT_GEMM_NT, true, sweep);
+        time_layout(&t, (mt_gemm_layout)layout, false, false, sweep);
+    time_layout(&t, MT_GEMM_NT, true, false, sweep);
+    for (int add = 0; add < 2; add++) time_layout(&t, MT_GEMM_NT, add, true, sweep);
     for (int i = 0; i < ROTATED; i++) device_free(t.x[i]), device_free(t.dy[i]);
     device_free(t.w), device_free(t.flush);
     free_rows(&t.rows);

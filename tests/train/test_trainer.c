@@ -463,7 +463,7 @@ static void test_loss_not_finite(void **state)
 }
 
 /* A gradient that is not finite under a finite loss: skipped and counted, and the run goes on. Be
- * it among those in f32, or the last of those in bf16. */
+ * it among those in f32 or in bf16. */
 static void check_gradient_not_finite(bool half)
 {
     mt_trainer_config c = config_of(half ? MT_BF16 : MT_F32);
@@ -480,8 +480,8 @@ static void check_gradient_not_finite(bool half)
         for (int bad = 1; bad <= 3; bad++) {
             uint64_t before = fingerprint(t);
             assert_ok(mt_trainer_gradients(t, tokens, targets, &r));
-            void *to = half ? (char *)(uintptr_t)(grads.bf16 + grads.bf16_count - 1)
-                            : (char *)(uintptr_t)grads.real + 28;
+            void *to =
+                half ? (char *)(uintptr_t)(grads.bf16 + 7) : (char *)(uintptr_t)grads.real + 28;
             assert_ok(mt_device_copy(mt_trainer_device(t), to,
                                      half ? (const void *)&bad_half : &bad_gradient,
                                      half ? sizeof bad_half : sizeof bad_gradient));
