@@ -128,26 +128,30 @@ mt_status mt_param_store_set_grad_dtype(mt_param_store *store, mt_dtype dtype)
     return MT_OK;
 }
 
-/* Chooses the form of every gradient, and counts. */
-static mt_status choose_grads(mt_param_store *s)
+/* Chooses the form of every gradient, and counts those that the flat buffer has in bf16: what ranks
+ * have added up is real. */
+static void choose_grads(mt_param_store *s)
 {
-    MT_REQUIRE(!s->bf16_grads || s->world == 1, MT_EUNSUPPORTED,
-               "gradients in bf16 are not reduced over ranks: %d ranks share the weights",
-               s->world);
     for (int64_t i = 0; s->bf16_grads && i < s->count; i++) {
         mt_param *p = s->params[i];
         if (!is_copied(p)) continue;
         p->grad_dtype = MT_BF16;
-        s->bf16_elements += round_up(mt_param_count(p), ALIGN_ELEMENTS);
+        if (s->world == 1) s->bf16_elements += round_up(mt_param_count(p), ALIGN_ELEMENTS);
     }
-    return MT_OK;
 }
 
-/* Where a param's gradient is; *bf16: elements of those in bf16 before it. */
+/* Bytes of a gradient as backward writes it, with the gap after it. */
+static size_t grad_bytes(const mt_param *p)
+{
+    return (size_t)round_up(mt_param_count(p), ALIGN_ELEMENTS) * mt_dtype_size(p->grad_dtype);
+}
+
+/* Where the gradient of the own piece is; *bf16: elements of those in bf16 before it. */
 static void *place_grad(const mt_param_store *s, const mt_param *p, int64_t *bf16)
 {
     size_t size = mt_dtype_size(s->dtype);
-    if (p->grad_dtype == s->dtype) return (char *)s->grad + (size_t)(p->offset - *bf16) * size;
+    if (p->grad_dtype == s->dtype || s->world > 1)
+        return (char *)s->grad + (size_t)(p->offset - *bf16) * size;
     char *first = (char *)s->grad + (size_t)(s->elements - s->bf16_elements) * size;
     void *at = first + (size_t)*bf16 * mt_dtype_size(MT_BF16);
     *bf16 += round_up(p->own.count, ALIGN_ELEMENTS);
@@ -165,8 +169,8 @@ static void place(mt_param_store *s)
         p->own_master = (char *)s->master + (size_t)p->offset * size;
         p->own_grad = s->grad ? place_grad(s, p, &bf16) : NULL;
         p->master = s->world == 1 ? p->own_master : NULL;
-        p->grad = s->whole ? (char *)s->whole + whole * size : p->own_grad;
-        whole += (size_t)round_up(mt_param_count(p), ALIGN_ELEMENTS);
+        p->grad = s->whole ? (char *)s->whole + whole : p->own_grad;
+        whole += grad_bytes(p);
         if (!p->compute_bytes || !s->codes) continue;
         p->compute_memory = (char *)s->codes + at;
         at += (size_t)round_up((int64_t)p->compute_bytes, ALIGN_BYTES);
@@ -178,10 +182,10 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param store allocated twice");
     store->allocated = true;
     MT_TRY(mt_param_store_cut(store));
-    MT_TRY(choose_grads(store));
-    int64_t whole = 0;
+    choose_grads(store);
+    size_t whole = 0;
     for (int64_t i = 0; i < store->count; i++) {
-        whole += round_up(mt_param_count(store->params[i]), ALIGN_ELEMENTS);
+        whole += grad_bytes(store->params[i]);
         if (store->world == 1)
             store->compute_bytes +=
                 (size_t)round_up((int64_t)store->params[i]->compute_bytes, ALIGN_BYTES);
@@ -191,7 +195,7 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     store->grad_bytes =
         grads ? store->flat_bytes - (size_t)store->bf16_elements * (size - mt_dtype_size(MT_BF16))
               : 0;
-    store->whole_bytes = grads && store->world > 1 ? (size_t)whole * size : 0;
+    store->whole_bytes = grads && store->world > 1 ? whole : 0;
     MT_TRY(mt_device_alloc(store->device, &store->whole, store->whole_bytes, MT_MEMORY_GRAD));
     MT_TRY(mt_device_zero(store->device, store->whole, store->whole_bytes));
     MT_TRY(mt_device_alloc(store->device, &store->master, store->flat_bytes, MT_MEMORY_MASTER));

@@ -80,7 +80,7 @@ struct mt_param {
     float *view;  /* room for the own piece of a split master, shared by all params */
     void *master; /* the whole, as kernels read it: NULL where split or elsewhere */
     void *grad;   /* the whole, as backward writes it */
-    /* Of the gradient: dtype, or bf16. */
+    /* Of the gradient as backward writes it: dtype, or bf16. */
     mt_dtype grad_dtype;
     const mt_param_source *source; /* NULL: everything is here */
     mt_qtensor weight;             /* compute copy; directions borrow `compute_memory` */
@@ -135,8 +135,8 @@ void mt_param_store_shard(mt_param_store *store, int rank, int world);
  * of another micro-batch or another use, is added in f32 to what is stored before that sum is
  * rounded, so that each costs half a unit in the last place of bf16. Gradients of params that
  * kernels read as they are (norms, biases, routers, embeddings) stay f32: their kernels write them
- * so, and they are few. MT_ECONFIG: masters must be f32 and activations bf16. Shards of such
- * gradients are not reduced yet: allocation refuses them. */
+ * so, and they are few. Of a sharded store, gradients are stored so as backward writes them, whole;
+ * what the ranks' add up to is real. MT_ECONFIG: masters must be f32 and activations bf16. */
 mt_status mt_param_store_set_grad_dtype(mt_param_store *store, mt_dtype dtype);
 /* Allocates master (zeroed), compute copies and, if asked, gradient buffers, and sets every param's
  * pointers. */
@@ -196,6 +196,12 @@ mt_flat_grads mt_param_store_grads(const mt_param_store *store);
 static inline int64_t mt_param_count(const mt_param *p)
 {
     return p->group.members * p->group.m * p->group.k;
+}
+
+/* Of own_grad: what ranks have added up is not rounded again. */
+static inline mt_dtype mt_param_own_grad_dtype(const mt_param *p)
+{
+    return p->own_grad == p->grad ? p->grad_dtype : p->dtype;
 }
 
 /* Before kernels read a param in forward (MT_ROW) or backward (MT_COL): what they read is here when

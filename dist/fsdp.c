@@ -97,14 +97,14 @@ static mt_dtype wire_dtype(const mt_fsdp *f, const mt_param *p)
 static mt_status send_gradients(mt_fsdp *f, const mt_param *p, mt_piece piece, char *to)
 {
     mt_dtype wire = wire_dtype(f, p);
-    size_t size = mt_dtype_size(p->dtype);
+    size_t size = mt_dtype_size(p->grad_dtype);
     const char *from = (const char *)p->grad + (size_t)piece.first * size;
-    if (wire == p->dtype)
+    if (wire == p->grad_dtype)
         return mt_device_copy_async(&f->reducing, to, from, (size_t)piece.count * size);
     return mt_cast(
         &f->reducing,
         &(struct mt_cast_args){
-            .dtype = wire, .count = piece.count, .y = to, .x = from, .x_dtype = p->dtype });
+            .dtype = wire, .count = piece.count, .y = to, .x = from, .x_dtype = p->grad_dtype });
 }
 
 /* A unit's gradients, whole on every rank, into the order of the shards: rank after rank, with
@@ -139,6 +139,7 @@ static bool lies_in_order(const mt_fsdp *f, const mt_unit *u, int64_t *parts)
     if (f->options.reduce_bf16 || !first->grad) return false;
     for (int64_t i = u->first; i < u->first + u->count; i++) {
         const mt_param *p = mt_param_store_get(f->store, i);
+        if (p->grad_dtype != p->dtype) return false;
         if (last && p->grad != (char *)last->grad + (size_t)mt_param_count(last) * size)
             return false;
         last = p;

@@ -91,10 +91,6 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
     MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
                "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",
                (long long)c->batch_size, (long long)c->micro_batch_size, size);
-    MT_REQUIRE(
-        size == 1 || c->grad_dtype != MT_BF16, MT_EUNSUPPORTED,
-        "train.grad_dtype is bf16, must be f32 with %d ranks: only f32 gradients are reduced",
-        size);
     mt_trainer *t = calloc(1, sizeof *t);
     MT_REQUIRE(t, MT_ENOMEM, "trainer: out of memory");
     t->config = *config, t->device = device, t->stream.device = device;

@@ -218,8 +218,17 @@ static void test_bf16_gradients(void **state)
     assert_ok(mt_param_store_create(&store, device, MT_F32, MT_BF16));
     add(store, "a", 1, 2, 3);
     assert_ok(mt_param_store_set_grad_dtype(store, MT_BF16));
+    mt_param_spec spec = { .name = "w", .members = 2, .m = 128, .k = 8, .packed = true };
+    assert_ok(mt_param_store_add(store, &p[0], &spec));
     mt_param_store_shard(store, 0, 2);
-    assert_fails(mt_param_store_allocate(store, true), MT_EUNSUPPORTED, "2 ranks");
+    assert_ok(mt_param_store_allocate(store, true)); /* whole in bf16, own pieces in f32 */
+    assert_int_equal(p[0]->grad_dtype, MT_BF16);
+    assert_int_equal(mt_param_own_grad_dtype(p[0]), MT_F32);
+    g = mt_param_store_grads(store);
+    assert_int_equal(g.bf16_count, 0);
+    assert_int_equal(g.real_count, mt_param_store_elements(store));
+    assert_int_equal(device->bytes[MT_MEMORY_GRAD],
+                     g.real_count * 4 + 128 * 4 + mt_param_count(p[0]) * 2);
     mt_param_store_destroy(&store);
 }
 

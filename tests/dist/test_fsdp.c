@@ -379,6 +379,35 @@ static mt_status repeated(mt_comm *comm)
     return MT_OK;
 }
 
+/* Gradients that backward stores in bf16: as one rank would, over a wire of either type. */
+static mt_status bf16_gradients(mt_comm *comm)
+{
+    static history wide, one, many, again;
+    double valid[2];
+    mt_trainer_config c = small_config(MT_BF16, "none");
+    c.comm = comm;
+    MT_TRY(train(&c, &wide, NULL, &valid[0]));
+    c.grad_dtype = MT_BF16, c.comm = NULL;
+    MT_TRY(train(&c, &one, NULL, &valid[0]));
+    c.comm = comm;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        c.reduce_bf16 = narrow;
+        MT_TRY(train(&c, &many, NULL, &valid[0]));
+        c.defer_wgrad = true;
+        MT_TRY(train(&c, &again, NULL, &valid[1]));
+        c.defer_wgrad = false;
+        rank_check(!memcmp(&many, &again, sizeof many) && valid[0] == valid[1],
+                   "deferred gradients give other bits");
+        MT_TRY(close_to("loss", 0, many.step[0].loss, wide.step[0].loss, 1e-12));
+        MT_TRY(
+            close_to("gradient norm", 0, many.step[0].grad_norm, wide.step[0].grad_norm, 0x1p-7));
+        rank_check(many.step[0].grad_norm != wide.step[0].grad_norm, "nothing was rounded");
+        for (int s = 0; s < STEPS; s++)
+            MT_TRY(close_to("loss", s, many.step[s].loss, one.step[s].loss, 0.02));
+    }
+    return MT_OK;
+}
+
 /* What moves in steps of several micro-batches: gradients once, weights once for each pass and
  * direction, all but the first of each order ahead of use; with kept units once a step. */
 static mt_status traffic(mt_comm *comm)
@@ -438,10 +467,15 @@ static mt_status nonfinite(mt_comm *comm)
 }
 
 static const rank_case cases[] = {
-    { "nonfinite", nonfinite }, { "copies", copies },
-    { "training", training },   { "quantized_training", quantized_training },
-    { "traffic", traffic },     { "narrow_reduction", narrow_reduction },
-    { "in_place", in_place },   { "repeated", repeated },
+    { "nonfinite", nonfinite },
+    { "copies", copies },
+    { "training", training },
+    { "quantized_training", quantized_training },
+    { "traffic", traffic },
+    { "narrow_reduction", narrow_reduction },
+    { "in_place", in_place },
+    { "repeated", repeated },
+    { "bf16_gradients", bf16_gradients },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -490,6 +524,12 @@ static void test_in_place(void **state)
     assert_two_and_four("in_place");
 }
 
+static void test_bf16_gradients(void **state)
+{
+    (void)state;
+    assert_two_and_four("bf16_gradients");
+}
+
 static void test_narrow_reduction(void **state)
 {
     (void)state;
@@ -507,6 +547,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_traffic),
         cmocka_unit_test(test_narrow_reduction),
+        cmocka_unit_test(test_bf16_gradients),
         cmocka_unit_test(test_in_place),
         cmocka_unit_test(test_repeated),
     };
