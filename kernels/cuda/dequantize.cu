@@ -6,11 +6,6 @@ enum { THREADS = 256 };
 /* ---- dequantize -------------------------------------------------------------------------------
  */
 
-struct decode_job {
-    plan p; /* sides: y, none, the source */
-    mt_codec e4m3;
-};
-
 struct decode_space {
     float x[AREA];
     tile tiles[2]; /* this one and the next */
@@ -64,6 +59,7 @@ extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantiz
     MT_TRY(mt_cuda_scratch(stream, &scratch, mt_cuda_plan_bytes(&j.p.group)));
     mt_cuda_plan_place(&j.p, scratch);
     MT_TRY(mt_cuda_plan_members(stream, &j.p));
+    if (mt_cuda_decode_is_short(&j)) return mt_cuda_decode_short(stream, &j, units);
     MT_CUDA(cudaFuncSetAttribute(dequantize_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  BYTES));
     dequantize_kernel<<<(unsigned)(units < most ? units : most), TILE_THREADS, BYTES,

@@ -82,7 +82,16 @@ struct level {
     float s_enc, g, s_dec; /* nvfp4 */
 };
 
+/* What dequantize's kernels know; by value. */
+struct decode_job {
+    plan p; /* sides: y, none, the source */
+    mt_codec e4m3;
+};
+
 extern "C" {
+/* dequantize_short.cu: whether the short way knows a call; its launch. */
+bool mt_cuda_decode_is_short(const struct decode_job *j);
+mt_status mt_cuda_decode_short(mt_stream *stream, const struct decode_job *j, int64_t units);
 /* quantize_plan.cu: bytes of scratch for a plan; its layout there; the launch that fills it. */
 size_t mt_cuda_plan_bytes(const mt_group *group);
 void mt_cuda_plan_place(struct plan *plan, void *scratch);
@@ -150,10 +159,11 @@ static __device__ __forceinline__ int64_t member_at(const int64_t *first, int64_
     return low;
 }
 
-static __device__ __forceinline__ tile tile_at(const plan &p, int64_t unit)
+/* Tile `unit`, which is one of member `index`. */
+static __device__ __forceinline__ tile tile_of(const plan &p, int64_t index, int64_t unit)
 {
     tile t;
-    t.index = member_at(p.units, p.group.members, unit);
+    t.index = index;
     t.m = p.members[t.index];
     unsigned across = (unsigned)shift_up(t.m.cols, 7), at = (unsigned)(unit - t.m.at[AT_UNIT]);
     t.r0 = (int64_t)(at / across) * TILE;
@@ -161,6 +171,11 @@ static __device__ __forceinline__ tile tile_at(const plan &p, int64_t unit)
     t.rows = (int)(t.m.rows - t.r0 < TILE ? t.m.rows - t.r0 : TILE);
     t.cols = (int)(t.m.cols - t.c0 < TILE ? t.m.cols - t.c0 : TILE);
     return t;
+}
+
+static __device__ __forceinline__ tile tile_at(const plan &p, int64_t unit)
+{
+    return tile_of(p, member_at(p.units, p.group.members, unit), unit);
 }
 
 /* The tile's values in shared memory: groups of four columns change places so that neither rows
