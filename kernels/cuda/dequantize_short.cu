@@ -2,36 +2,35 @@
  * is that of the tiles. */
 #include "kernels/cuda/quantize_packed.cuh"
 
-enum { WARPS = TILE_THREADS / 32, RUN = 8, ACROSS = TILE / RUN };
+enum { RESIDENT = 3, RUN = 8, ACROSS = TILE / RUN };
 
-/* A tile and where its parts lie. */
+/* A tile of codes and what is made of it. */
 struct frame {
-    int64_t index, pitch, y_pitch; /* of codes, in bytes; of y */
-    const uint8_t *codes, *scales; /* the tile's first code; the member's scales */
+    const uint8_t *codes; /* the tile's first */
+    int64_t pitch, y_pitch;
     mt_bf16 *y;
-    shape p;
-    float s_dec;
-    int64_t line0, along0; /* of codes */
+    lattice scales;
+    float dec; /* of the whole member; of nvfp4 what its scales are multiplied by */
     int rows, cols;
     bool aligned;
 };
 
-/* Where codes lie in rows: `line` is a row. */
 static __device__ __forceinline__ void set_frame(frame *f, const decode_job &j, const tile &t)
 {
     const side &s = j.p.sides[SOURCE];
-    bool columns = s.transposed;
+    bool columns = s.transposed, planar = !columns && s.dir == MT_COL;
+    int half = s.codes_per_byte - 1, bytes = RUN >> half;
     int64_t line0 = columns ? t.c0 : t.r0, along0 = columns ? t.r0 : t.c0;
-    f->p = shape_of(s, t.m.rows, t.m.cols);
-    f->index = t.index, f->pitch = f->p.pitch, f->y_pitch = t.m.cols;
-    f->line0 = line0, f->along0 = along0;
-    f->codes =
-        s.codes + t.m.at[AT_CODES + SOURCE] + line0 * f->pitch + (along0 >> (s.codes_per_byte - 1));
-    f->scales = s.scales + t.m.at[AT_SCALES + SOURCE] * (s.scale == MT_SCALE_F32 ? 4 : 1);
+    shape p = shape_of(s, t.m.rows, t.m.cols);
+    uint8_t *scales = s.scales + t.m.at[AT_SCALES + SOURCE] * (s.scale == MT_SCALE_F32 ? 4 : 1);
+    f->pitch = p.pitch, f->y_pitch = t.m.cols;
+    f->codes = s.codes + t.m.at[AT_CODES + SOURCE] + line0 * p.pitch + (along0 >> half);
     f->y = (mt_bf16 *)j.p.sides[MT_ROW].codes + t.m.offset + t.r0 * t.m.cols + t.c0;
+    f->scales = lattice_of(s, p, scales, planar ? along0 : line0, planar ? line0 : along0);
     f->rows = t.rows, f->cols = t.cols;
-    f->s_dec = s.second_level && !s.bare ? mt_nvfp4_decode_scale(&s.options, s.amax[t.index]) : 1;
-    int bytes = RUN >> (s.codes_per_byte - 1);
+    f->dec = 1.0f;
+    if (s.whole && !s.bare) f->dec = *(const float *)scales;
+    if (s.second_level && !s.bare) f->dec = mt_nvfp4_decode_scale(&s.options, s.amax[t.index]);
     f->aligned = t.m.cols % RUN == 0 && (uintptr_t)f->y % 16 == 0 &&
                  (columns || (((uintptr_t)f->codes | (uintptr_t)f->pitch) & (bytes - 1)) == 0);
 }
@@ -42,32 +41,61 @@ static __device__ __forceinline__ void find_frame(frame *f, const decode_job &j,
     if (lane_of_warp() == 0) set_frame(f, j, tile_of(j.p, member, unit));
 }
 
-/* What codes at (line, along) of a member are multiplied by; not of planar directions. */
-static __device__ __forceinline__ float scale_at(const side &s, const decode_job &j, const frame &f,
-                                                 int64_t line, int64_t along)
+/* Warps take turns in looking tiles up. */
+static __device__ __forceinline__ bool is_turn(int n)
 {
-    if (s.whole) return s.bare ? 1.0f : *(const float *)f.scales;
-    if (s.shared) line >>= s.block_shift;
-    int64_t place = scale_place(s, f.p, line, along >> s.block_shift);
-    if (s.scale == MT_SCALE_F32) return ((const float *)f.scales)[place];
-    level l = {};
-    l.s_dec = f.s_dec;
-    return scale_value(s, j.e4m3, l, f.scales[place]);
+    return (int)threadIdx.x / 32 == n % (TILE_THREADS / 32);
+}
+
+/* COUNT scales as they are stored, `step` apart, as far as wanted(i); nothing of whole members. */
+template <int COUNT, typename F>
+static __device__ __forceinline__ void load_scales(uint32_t raw[COUNT], const side &s,
+                                                   const frame &f, int64_t first, int64_t step,
+                                                   F wanted)
+{
+    if (s.whole) return;
+    if (s.scale == MT_SCALE_F32) {
+        const uint32_t *p = (const uint32_t *)f.scales.at + first;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) raw[i] = wanted(i) ? __ldg(p + i * step) : 0;
+    } else {
+        const uint8_t *p = f.scales.at + first;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) raw[i] = wanted(i) ? __ldg(p + i * step) : 0;
+    }
+}
+
+/* What codes are multiplied by under them. */
+template <int COUNT>
+static __device__ __forceinline__ void scale_values(float dec[COUNT], const side &s,
+                                                    const decode_job &j, float member,
+                                                    const uint32_t raw[COUNT])
+{
+    if (s.whole) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) dec[i] = member;
+    } else if (s.scale == MT_SCALE_F32) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) dec[i] = mt_f32_from_bits(raw[i]);
+    } else if (s.scale == MT_SCALE_E4M3) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 2) {
+            float v[2];
+            byte_pair_values<CODES_E4M3>(v, j.e4m3, raw[i] | raw[i + 1] << 8);
+            dec[i] = v[0] * member, dec[i + 1] = v[1] * member;
+        }
+    } else {
+        const level none = {};
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) dec[i] = scale_value(s, j.e4m3, none, (uint8_t)raw[i]);
+    }
 }
 
 /* y[0..8) = values times dec. */
 static __device__ __forceinline__ void put_run(mt_bf16 *y, const float v[RUN], const float dec[RUN])
 {
-    *(uint4 *)y = make_uint4(
-        bf16_pair(v[0] * dec[0], v[1] * dec[1]), bf16_pair(v[2] * dec[2], v[3] * dec[3]),
-        bf16_pair(v[4] * dec[4], v[5] * dec[5]), bf16_pair(v[6] * dec[6], v[7] * dec[7]));
-}
-
-/* The same for what does not lie as it should: element by element. */
-static __device__ void put_single(const decode_job &j, const frame &f, int r, int c, uint8_t code,
-                                  float dec)
-{
-    from_f32(f.y + r * f.y_pitch + c, mt_decode(j.p.sides[SOURCE].codec, code) * dec);
+    store_16(y, bf16_pair(v[0] * dec[0], v[1] * dec[1]), bf16_pair(v[2] * dec[2], v[3] * dec[3]),
+             bf16_pair(v[4] * dec[4], v[5] * dec[5]), bf16_pair(v[6] * dec[6], v[7] * dec[7]));
 }
 
 /* ---- codes in rows ----------------------------------------------------------------------------
@@ -88,84 +116,78 @@ static __device__ __forceinline__ void run_values(float v[RUN], const mt_codec &
     }
 }
 
-/* What the columns of a run are multiplied by in a planar direction. */
-static __device__ __forceinline__ void
-planar_scales(float dec[RUN], const side &s, const decode_job &j, const frame &f, int r, int c)
+/* A tile that does not lie as it should. */
+static __device__ void rows_singly(const decode_job &j, const frame &f, bool planar)
 {
-    const level none = {};
-#pragma unroll
-    for (int e = 0; e < RUN; e++) {
-        int64_t place = scale_place(s, f.p, f.along0 + c + e, (f.line0 + r) >> s.block_shift);
-        dec[e] = c + e < f.cols ? scale_value(s, j.e4m3, none, f.scales[place]) : 0;
+    const side &s = j.p.sides[SOURCE];
+    int half = s.codes_per_byte - 1;
+    for (int i = threadIdx.x; i < f.rows * TILE; i += TILE_THREADS) {
+        int r = i / TILE, c = i % TILE, line = planar ? c : r, along = planar ? r : c;
+        if (c >= f.cols) continue;
+        uint32_t code = f.codes[r * f.pitch + (c >> half)] >> (half & c) * 4, raw[2] = { 0, 0 };
+        float dec[2];
+        load_scales<1>(raw, s, f, scale_offset(f.scales, line, along >> s.block_shift), 0,
+                       [](int) { return true; });
+        scale_values<2>(dec, s, j, f.dec, raw);
+        from_f32(f.y + r * f.y_pitch + c, mt_decode(s.codec, (uint8_t)code) * dec[0]);
     }
 }
 
-static __device__ void rows_singly(const decode_job &j, const frame &f, int first, int c,
-                                   bool planar)
-{
-    const side &s = j.p.sides[SOURCE];
-    const level none = {};
-    int half = s.codes_per_byte - 1;
-    for (int r = first; r < f.rows && r < first + SEGMENT; r += 32 / ACROSS)
-        for (int e = c; e < c + RUN && e < f.cols; e++) {
-            uint8_t code = (uint8_t)(f.codes[r * f.pitch + (e >> half)] >> (half & e) * 4);
-            int64_t place =
-                planar ? scale_place(s, f.p, f.along0 + e, (f.line0 + r) >> s.block_shift) : 0;
-            put_single(j, f, r, e, code,
-                       planar ? scale_value(s, j.e4m3, none, f.scales[place])
-                              : scale_at(s, j, f, f.line0 + r, f.along0 + e));
-        }
-}
-
-/* Half warps have a row of the tile, warps 16 rows; warps wait for nobody. */
+/* Half warps have a row, warps 16 rows of a tile. */
 template <int CODES>
-static __global__ void __launch_bounds__(TILE_THREADS, 4)
+static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     rows_kernel(const __grid_constant__ decode_job j)
 {
-    enum { ROWS = SEGMENT * ACROSS / 32, STEP = 32 / ACROSS };
-    __shared__ frame frames[WARPS][2];
+    enum { STEP = 32 / ACROSS, ROWS = SEGMENT / STEP };
+    __shared__ frame frames[2];
     const side &s = j.p.sides[SOURCE];
     const bool planar = s.dir == MT_COL;
+    const int first = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS;
+    const int c = lane_of_warp() % ACROSS * RUN;
     int64_t units = j.p.units[j.p.group.members];
-    frame *mine = frames[threadIdx.x / 32];
-    int first = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS, k = 0;
-    int c = lane_of_warp() % ACROSS * RUN;
-    if (blockIdx.x < units) find_frame(&mine[0], j, blockIdx.x);
+    int k = 0, n = 0;
+    if (threadIdx.x < 32 && blockIdx.x < units) find_frame(&frames[0], j, blockIdx.x);
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x, k ^= 1) {
-        __syncwarp(); /* the frame is there */
-        const frame &f = mine[k];
-        bool fast = f.aligned && c < f.cols;
-        const uint8_t *p = f.codes + first * f.pitch + (CODES == CODES_E2M1 ? c / 2 : c);
+        __syncthreads(); /* the frame is there, the other one done with */
+        if (is_turn(n++) && u + gridDim.x < units) find_frame(&frames[k ^ 1], j, u + gridDim.x);
+        const frame &f = frames[k];
+        const bool fast = f.aligned && c < f.cols;
+        const int64_t pitch = f.pitch;
+        const uint8_t *p = f.codes + first * pitch + (CODES == CODES_E2M1 ? c / 2 : c);
+        const int rows = fast ? f.rows - first : 0;
         uint2 q[ROWS];
-        float dec[ROWS];
+        uint32_t raw[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            q[i] = make_uint2(0, 0), dec[i] = 0;
-            if (!fast || first + i * STEP >= f.rows) continue;
+            q[i] = make_uint2(0, 0);
+            const uint8_t *from = p + i * STEP * pitch;
+            if (i * STEP >= rows) continue;
             if (CODES == CODES_E2M1)
-                q[i].x = *(const uint32_t *)(p + i * STEP * f.pitch);
+                q[i].x = __ldg((const uint32_t *)from);
             else
-                q[i] = *(const uint2 *)(p + i * STEP * f.pitch);
-            if (!planar) dec[i] = scale_at(s, j, f, f.line0 + first + i * STEP, f.along0 + c);
+                q[i] = __ldg((const uint2 *)from);
         }
-        if (u + gridDim.x < units) find_frame(&mine[k ^ 1], j, u + gridDim.x);
-        if (!f.aligned) rows_singly(j, f, first, c, planar);
-        float decs[RUN];
+        if (planar) /* of eight columns; a warp's rows are of one block */
+            load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
+                             line_step(f.scales), [&](int) { return rows > 0; });
+        else
+            load_scales<ROWS>(raw, s, f, scale_offset(f.scales, first, c >> s.block_shift),
+                              STEP * line_step(f.scales), [&](int i) { return i * STEP < rows; });
+        if (threadIdx.x < 32 && u + gridDim.x < units) find_frame(&frames[k ^ 1], j, u + gridDim.x);
+        if (!f.aligned) rows_singly(j, f, planar);
+        float dec[ROWS], decs[RUN];
+        scale_values<ROWS>(dec, s, j, f.dec, raw);
+        const int64_t y_pitch = f.y_pitch;
+        mt_bf16 *y = f.y + first * y_pitch + c;
+        static_assert((int)ROWS == (int)RUN, "raw, dec are of either");
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int r = first + i * STEP;
-            if (!fast || r >= f.rows) continue;
-            if (!planar) {
-#pragma unroll
-                for (int e = 0; e < RUN; e++) decs[e] = dec[i];
-            } else if (i == 0) { /* a warp's rows have one scale block */
-                planar_scales(decs, s, j, f, r, c);
-            }
             float v[RUN];
             run_values<CODES>(v, s.codec, q[i]);
-            put_run(f.y + r * f.y_pitch + c, v, decs);
+#pragma unroll
+            for (int e = 0; e < RUN; e++) decs[e] = planar ? dec[e] : dec[i];
+            if (i * STEP < rows) put_run(y + i * STEP * y_pitch, v, decs);
         }
-        __syncwarp(); /* the frame is done with */
     }
 }
 
@@ -212,11 +234,40 @@ static __device__ __forceinline__ void load_columns(uint32_t *words, const frame
                 if (at + b >= 0 && at + b < bytes) ((uint8_t *)to)[b] = p[at + b];
         }
     }
-    copies_done();
+}
+
+/* y = the values of words of codes of eight columns, as far as `rows` and `columns`. */
+template <int CODES>
+static __device__ __forceinline__ void put_rows(mt_bf16 *y, int64_t pitch, const mt_codec &codec,
+                                                const uint32_t w[RUN], const float dec[RUN],
+                                                int rows, int columns, bool aligned)
+{
+#pragma unroll
+    for (int i = 0; i < ::columns<CODES>::LINES; i++) {
+        float v[RUN];
+#pragma unroll
+        for (int e = 0; e < RUN; e += 2) {
+            if (CODES == CODES_E2M1) {
+                uint32_t pair = __byte_perm(w[e], w[e + 1], i / 2 | (i / 2 + 4) << 8);
+                i % 2 ? nibble_pair_values<true>(v + e, pair)
+                      : nibble_pair_values<false>(v + e, pair);
+            } else {
+                byte_pair_values<CODES>(v + e, codec,
+                                        __byte_perm(w[e], w[e + 1], i | (i + 4) << 4));
+            }
+        }
+        if (i < rows && aligned) {
+            put_run(y + i * pitch, v, dec);
+        } else if (i < rows) {
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                if (e < columns) from_f32(y + i * pitch + e, v[e] * dec[e]);
+        }
+    }
 }
 
 template <int CODES>
-static __global__ void __launch_bounds__(TILE_THREADS, 4)
+static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     columns_kernel(const __grid_constant__ decode_job j)
 {
     typedef columns<CODES> space;
@@ -225,55 +276,40 @@ static __global__ void __launch_bounds__(TILE_THREADS, 4)
     const side &s = j.p.sides[SOURCE];
     const uint8_t *begin = s.codes,
                   *end = begin + j.p.members[j.p.group.members].at[AT_CODES + SOURCE];
-    int64_t units = j.p.units[j.p.group.members];
-    int c = (int)threadIdx.x % ACROSS * RUN, k = 0;
+    const int64_t units = j.p.units[j.p.group.members];
+    const int c = (int)threadIdx.x % ACROSS * RUN, first = (int)threadIdx.x / ACROSS * space::LINES;
+    int k = 0, n = 0;
     if (threadIdx.x < 32 && blockIdx.x < units) find_frame(&sp->frames[0], j, blockIdx.x);
-    __syncthreads();
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x, k ^= 1) {
+        __syncthreads(); /* the frame is there, the last tile done with */
         const frame &f = sp->frames[k];
+        const uint8_t *codes = f.codes;
+        const int rows = c < f.cols ? f.rows : 0, columns = f.cols - c;
+        const uint32_t pitch = (uint32_t)f.pitch, start = (uint32_t)(uintptr_t)codes + c * pitch;
+        uint32_t raw[RUN];
+        float dec[RUN];
         load_columns<CODES>(sp->words, f, begin, end);
-        if (threadIdx.x < 32 && u + gridDim.x < units)
-            find_frame(&sp->frames[k ^ 1], j, u + gridDim.x);
+        if (is_turn(n++) && u + gridDim.x < units) find_frame(&sp->frames[k ^ 1], j, u + gridDim.x);
+        /* a thread's rows are of one block */
+        load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
+                         line_step(f.scales), [&](int e) { return e < columns && first < rows; });
+        scale_values<RUN>(dec, s, j, f.dec, raw);
+        const int64_t y_pitch = f.y_pitch;
+        const bool aligned = f.aligned;
+        mt_bf16 *y = f.y + c;
+        copies_done();
         __syncthreads();
 #pragma unroll 1
-        for (int r = (int)threadIdx.x / ACROSS * space::LINES; r < f.rows && c < f.cols;
-             r += TILE_THREADS / ACROSS * space::LINES) {
+        for (int r = first; r < rows; r += TILE_THREADS / ACROSS * space::LINES) {
             uint32_t w[RUN];
-            float dec[RUN];
 #pragma unroll
             for (int e = 0; e < RUN; e++) {
-                int at = ((int)((uintptr_t)f.codes + (uintptr_t)(c + e) * f.pitch) & 15) +
-                         (r >> space::HALF);
+                int at = (int)((start + e * pitch) & 15) + (r >> space::HALF);
                 const uint32_t *from = sp->words + column_place<CODES>(c + e, at / 4);
                 w[e] = __funnelshift_r(from[0], from[1], at % 4 * 8);
-                dec[e] = c + e < f.cols ? scale_at(s, j, f, f.line0 + c + e, f.along0 + r) : 0;
             }
-#pragma unroll
-            for (int i = 0; i < space::LINES; i++) {
-                float v[RUN];
-                if (r + i >= f.rows) break;
-#pragma unroll
-                for (int e = 0; e < RUN; e += 2) {
-                    if (CODES == CODES_E2M1) {
-                        uint32_t pair = __byte_perm(w[e], w[e + 1], i / 2 | (i / 2 + 4) << 8);
-                        i % 2 ? nibble_pair_values<true>(v + e, pair)
-                              : nibble_pair_values<false>(v + e, pair);
-                    } else {
-                        byte_pair_values<CODES>(v + e, s.codec,
-                                                __byte_perm(w[e], w[e + 1], i | (i + 4) << 4));
-                    }
-                }
-                mt_bf16 *y = f.y + (r + i) * f.y_pitch + c;
-                if (f.aligned) {
-                    put_run(y, v, dec);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < RUN; e++)
-                        if (c + e < f.cols) from_f32(y + e, v[e] * dec[e]);
-                }
-            }
+            put_rows<CODES>(y + r * y_pitch, y_pitch, s.codec, w, dec, rows - r, columns, aligned);
         }
-        __syncthreads(); /* the tile is done with */
     }
 }
 
@@ -288,7 +324,7 @@ bool mt_cuda_decode_is_short(const decode_job *j)
 
 template <int CODES> static mt_status launch(mt_stream *stream, const decode_job *j, int64_t units)
 {
-    enum { RESIDENT = 4, BYTES = sizeof(columns<CODES>) };
+    enum { BYTES = sizeof(columns<CODES>) };
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * RESIDENT;
     unsigned blocks = (unsigned)(units < most ? units : most);
     if (j->p.sides[SOURCE].transposed) {

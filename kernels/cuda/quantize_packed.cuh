@@ -44,6 +44,47 @@ static __device__ __forceinline__ int64_t member_at_by_warp(const int64_t *first
     return low;
 }
 
+/* ---- scales of a tile -------------------------------------------------------------------------
+ */
+
+/* The scales of the blocks in a tile: that of block b of line i, both counted from the tile's
+ * first, lies at `at` + scale_offset, in scales. */
+struct lattice {
+    uint8_t *at;
+    int64_t line, block; /* steps */
+    bool swizzled;
+};
+
+static __device__ __forceinline__ lattice lattice_of(const side &s, const shape &p, uint8_t *scales,
+                                                     int64_t line0, int64_t along0)
+{
+    int64_t block0 = s.whole ? 0 : along0 >> s.block_shift;
+    lattice l = { scales, p.line_stride, p.block_stride, s.swizzled };
+    if (s.whole || s.scale == MT_SCALE_NONE) {
+        l.line = l.block = 0;
+    } else if (s.swizzled) { /* a tile begins at a tile of scales */
+        l.at += mt_swizzled_scale(line0, block0, p.scale_blocks);
+    } else {
+        int64_t line = s.shared ? line0 >> s.block_shift : line0;
+        l.at +=
+            (line * p.line_stride + block0 * p.block_stride) * (s.scale == MT_SCALE_F32 ? 4 : 1);
+        if (s.shared) l.line = 0;
+    }
+    return l;
+}
+
+static __device__ __forceinline__ int64_t scale_offset(const lattice &l, int line, int block)
+{
+    if (l.swizzled) return (block >> 2) * 512 + (line & 31) * 16 + (line >> 5) * 4 + (block & 3);
+    return line * l.line + block * l.block;
+}
+
+/* From line i to i + 1 of eight whose first is a multiple of 8; two of them to i + 2, .. */
+static __device__ __forceinline__ int64_t line_step(const lattice &l)
+{
+    return l.swizzled ? 16 : l.line;
+}
+
 /* ---- elements ---------------------------------------------------------------------------------
  */
 
@@ -80,10 +121,23 @@ static __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
 #endif
 }
 
-/* ---- copies to shared memory ------------------------------------------------------------------
+/* ---- 16 bytes at a time ------------------------------------------------------------------
  */
 
-/* 16 bytes, on their way; past the first `bytes` zeros, nothing being read there. */
+/* One store: ptxas cuts those of C into words where registers are few. */
+static __device__ __forceinline__ void store_16(void *to, uint32_t x, uint32_t y, uint32_t z,
+                                                uint32_t w)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z),
+                 "r"(w)
+                 : "memory");
+#else
+    *(uint4 *)to = make_uint4(x, y, z, w);
+#endif
+}
+
+/* To shared memory, on their way; past the first `bytes` zeros, nothing being read there. */
 static __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes)
 {
 #if defined(__CUDA_ARCH__)
