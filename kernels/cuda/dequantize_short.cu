@@ -228,7 +228,7 @@ static __device__ __forceinline__ void load_columns(uint32_t *words, const frame
         uint32_t *to = words + column_place<CODES>(c, chunk * 4);
         if (at >= bytes) continue;
         if (p + at >= begin && p + at + 16 <= end) {
-            copy_16(to, p + at, 16);
+            copy_16(to, p + at);
         } else {
             for (int b = 0; b < 16; b++)
                 if (at + b >= 0 && at + b < bytes) ((uint8_t *)to)[b] = p[at + b];

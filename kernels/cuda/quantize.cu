@@ -325,6 +325,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         MT_LAUNCHED(stream, "quantize: amax");
         return MT_OK;
     }
+    if (mt_cuda_short_suffices(&c->j)) return mt_cuda_quantize_short(stream, &c->j);
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
     draws = draws && (codes || (measure_col && c->j.dequantized));

@@ -436,9 +436,24 @@ static __device__ __forceinline__ void native_values(float v[2], int element, ui
     v[0] = __half2float(__ushort_as_half((uint16_t)h));
     v[1] = __half2float(__ushort_as_half((uint16_t)(h >> 16)));
 }
+/* Two casts by the instruction: the same bits, a NaN product being the one that multiplication
+ * makes. */
+static __device__ __forceinline__ uint32_t native_pair(mt_element element, float low, float high)
+{
+    uint16_t w;
+    if (element == MT_ELEMENT_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
+    return w;
+}
 #else
 #define MT_NATIVE_FP8(s) false
 static __device__ __forceinline__ void native_values(float *, int, uint32_t) {}
+static __device__ __forceinline__ uint32_t native_pair(mt_element, float, float)
+{
+    return 0;
+}
 #endif
 
 /* The values of a segment's codes, before their scale. */

@@ -150,6 +150,15 @@ static __device__ __forceinline__ void copy_16(void *to, const void *from, int b
     memcpy(to, from, (size_t)bytes);
 #endif
 }
+static __device__ __forceinline__ void copy_16(void *to, const void *from)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+#else
+    memcpy(to, from, 16);
+#endif
+}
 /* Waits for this thread's copies. */
 static __device__ __forceinline__ void copies_done(void)
 {
@@ -197,4 +206,119 @@ static __device__ __forceinline__ void nibble_pair_values(float v[2], uint32_t w
     wide_halves(v, h);
     v[0] *= 0x1p14f, v[1] *= 0x1p14f;
 #endif
+}
+
+/* ---- encode -----------------------------------------------------------------------------------
+ *
+ * Sixteen elements are eight words of two bf16 elements, the even one below; so are their random
+ * bits, two 16-bit draws a word. */
+
+/* The larger magnitude of the words' elements as bf16 bits, above 0x7f80 if there is a NaN. */
+template <int COUNT> static __device__ __forceinline__ uint32_t magnitudes(const uint32_t w[COUNT])
+{
+    uint32_t most = w[0] & 0x7fff7fffu;
+#pragma unroll
+    for (int i = 1; i < COUNT; i++) most = larger_halves(most, w[i] & 0x7fff7fffu);
+    return most;
+}
+static __device__ __forceinline__ uint32_t larger_half(uint32_t w)
+{
+    return (w & 0xffff) > w >> 16 ? w & 0xffff : w >> 16;
+}
+
+/* The same where there are NaNs, which do not count: from what was found before in the low half,
+ * and the number of NaNs in the high half, to both after two more elements. */
+static __device__ __noinline__ uint32_t found_among_nans(uint32_t w, uint32_t found)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t a = w >> 16 * i & 0x7fff, most = found & 0xffff;
+        found += a > 0x7f80 ? 0x10000 : a > most ? a - most : 0;
+    }
+    return found;
+}
+
+static __device__ __forceinline__ float element_of(const uint32_t w[], int i)
+{
+    return i % 2 ? high_bf16(w[i / 2]) : low_bf16(w[i / 2]);
+}
+
+/* fp8 codes of products. */
+static __device__ __forceinline__ void encode_bytes(uint32_t q[4], const side &s,
+                                                    const uint32_t w[8], const float enc[16])
+{
+#if MT_CONVERTS_FP8
+    if (s.options.element == MT_ELEMENT_E4M3) {
+#pragma unroll
+        for (int i = 0; i < 16; i += 4)
+            q[i / 4] = native_pair(MT_ELEMENT_E4M3, element_of(w, i) * enc[i],
+                                   element_of(w, i + 1) * enc[i + 1]) |
+                       native_pair(MT_ELEMENT_E4M3, element_of(w, i + 2) * enc[i + 2],
+                                   element_of(w, i + 3) * enc[i + 3])
+                           << 16;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16; i += 4)
+            q[i / 4] = native_pair(MT_ELEMENT_E5M2, element_of(w, i) * enc[i],
+                                   element_of(w, i + 1) * enc[i + 1]) |
+                       native_pair(MT_ELEMENT_E5M2, element_of(w, i + 2) * enc[i + 2],
+                                   element_of(w, i + 3) * enc[i + 3])
+                           << 16;
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        q[i / 4] = 0;
+        for (int e = 0; e < 4; e++)
+            q[i / 4] |= (uint32_t)mt_encode(s.codec, element_of(w, i + e) * enc[i + e]) << 8 * e;
+    }
+#endif
+}
+
+/* The code of E2M1 of a magnitude is that of its value in units of 1/2 below 2, of 1 less 2 below
+ * 4, of 2 less 4 above: the least of three lines, each rounded once, to an integer above 2^23,
+ * ties to even. NaN becomes the largest code. */
+static __device__ __forceinline__ uint32_t e2m1_above(float a)
+{
+    const float base = 0x1.8p23f;
+    float low = fminf(fmaf(a, 2.0f, base), fmaf(a, 1.0f, base + 2.0f));
+    return mt_f32_bits(fminf(low, fminf(fmaf(a, 0.5f, base + 4.0f), base + 7.0f)));
+}
+/* The same in 65536ths, not rounded but cut. */
+static __device__ __forceinline__ uint32_t e2m1_units_above(float a)
+{
+    const float base = 0x1p23f;
+    float low = fminf(__fmaf_rz(a, 0x1p17f, base), __fmaf_rz(a, 0x1p16f, base + 0x2p16f));
+    return mt_f32_bits(fminf(low, fminf(__fmaf_rz(a, 0x1p15f, base + 0x4p16f), base + 0x7p16f)));
+}
+
+/* Sign bits of eight elements where E2M1 codes have them; a NaN has none. */
+static __device__ __forceinline__ uint32_t nibble_signs(const uint32_t w[4], bool nans)
+{
+    uint32_t a = __byte_perm(w[0], w[1], 0x7531), b = __byte_perm(w[2], w[3], 0x7531);
+    uint32_t even = __byte_perm(a, b, 0x6420), odd = __byte_perm(a, b, 0x7531);
+    uint32_t signs = (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
+    if (nans) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if ((w[i / 2] >> i % 2 * 16 & 0x7fff) > 0x7f80) signs &= ~(8u << 4 * i);
+    }
+    return signs;
+}
+
+/* E2M1 codes of eight products, rounded stochastically where `random` is not NULL. */
+static __device__ __forceinline__ uint32_t encode_nibbles(const uint32_t w[4], const float enc[8],
+                                                          const uint32_t *random, bool nans)
+{
+    const uint32_t base = random ? 0x4b00u : 0x4b400000u;
+    uint32_t q = 0u - base * 0x11111111u;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float a = fabsf(element_of(w, i)) * enc[i];
+        if (random)
+            q += ((e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff)) >> 16) << 4 * i;
+        else
+            q += e2m1_above(a) << 4 * i;
+    }
+    return q | nibble_signs(w, nans);
 }

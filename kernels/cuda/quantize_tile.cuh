@@ -47,6 +47,9 @@ extern "C" {
 /* quantize_rows.cu: whether the short way knows the sweep over codes of a call; that sweep. */
 bool mt_cuda_rows_suffice(const struct job *j);
 mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned blocks);
+/* quantize_short.cu: whether its kernels know a call; a sweep of it. */
+bool mt_cuda_short_suffices(const struct job *j);
+mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
 }
 
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
@@ -137,25 +140,6 @@ static __device__ __forceinline__ cell cell_of(const job &j, const side &s, cons
 
 /* ---- casts ------------------------------------------------------------------------------------
  */
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-/* Two casts by the instruction: the same bits, a NaN product being the one that multiplication
- * makes. */
-static __device__ __forceinline__ uint32_t native_pair(mt_element element, float low, float high)
-{
-    uint16_t w;
-    if (element == MT_ELEMENT_E4M3)
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
-    return w;
-}
-#else
-static __device__ __forceinline__ uint32_t native_pair(mt_element, float, float)
-{
-    return 0;
-}
-#endif
 
 /* A cast of a product. */
 static __device__ __forceinline__ uint32_t encode_product(const mt_codec &c, float y)
@@ -370,20 +354,27 @@ static __device__ __forceinline__ void put_shifted(uint8_t *p, const packed &q, 
         if (b < k) ((uint8_t *)(to + words))[b] = (uint8_t)(before >> (32 - up) >> b * 8);
 }
 
-/* Stores a segment's codes. Whole warps come here. */
-static __device__ __forceinline__ void put_codes(const side &s, const output &o, const packed &q,
-                                                 int line, int at, int lines, int length,
-                                                 int64_t line0, int64_t along0)
+/* Stores the codes of segment `at` of a line, at p, if the line `exists`. Whole warps come here. */
+static __device__ __forceinline__ void put_codes_at(uint8_t *p, const packed &q, bool exists,
+                                                    int at, int length, int half)
 {
-    int n = codes_in(length, at), half = s.codes_per_byte - 1;
+    int n = codes_in(length, at);
     uint32_t before = __shfl_up_sync(~0u, half ? q.words[1] : q.words[3], 1);
-    if (line >= lines || n == 0) return;
-    uint8_t *p = o.codes + (line0 + line) * o.p.pitch + ((along0 + at * SEGMENT) >> half);
+    if (!exists || n == 0) return;
     if (n == SEGMENT && (uintptr_t)p % 4)
         put_shifted(p, q, 4 >> half, before, at == 0,
                     at + 1 == SEGMENTS || codes_in(length, at + 1) < SEGMENT);
     else
         put_packed(p, q, (int)shift_up(n, half));
+}
+
+static __device__ __forceinline__ void put_codes(const side &s, const output &o, const packed &q,
+                                                 int line, int at, int lines, int length,
+                                                 int64_t line0, int64_t along0)
+{
+    int half = s.codes_per_byte - 1;
+    uint8_t *p = o.codes + (line0 + line) * o.p.pitch + ((along0 + at * SEGMENT) >> half);
+    put_codes_at(p, q, line < lines, at, length, half);
 }
 
 /* enc of column c in block b of a planar direction, places as those of values. */
