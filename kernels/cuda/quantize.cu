@@ -1,4 +1,5 @@
 /* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
+#include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
 
 enum { THREADS = 256 };
@@ -6,23 +7,103 @@ enum { THREADS = 256 };
 /* ---- sweeps over tiles ------------------------------------------------------------------------
  */
 
-/* Sources whose amax is that of both directions as they lie: no tile is kept. */
+/* Elements that lie one after another: a share of a member's, as large as a tile. */
+template <typename T> struct share {
+    int64_t index, count;
+    const T *from;
+};
+
 template <typename T>
-static __global__ void __launch_bounds__(TILE_THREADS) measure_kernel(const __grid_constant__ job j)
+static __device__ __forceinline__ void find_share(share<T> *to, const job &j, int64_t unit)
 {
-    int64_t units = j.p.units[j.p.group.members];
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
-        tile t = tile_at(j.p, u);
-        float most = 0;
-        int nans = 0;
-        each_vector((const T *)j.p.sides[SOURCE].codes, t, [&](int, int, const float *v) {
+    int64_t i = member_at_by_warp(j.p.units, j.p.group.members, unit);
+    const member *m = j.p.members + i;
+    int64_t first = (unit - m->at[AT_UNIT]) * AREA, count = m->rows * m->cols - first;
+    if (lane_of_warp()) return;
+    to->index = i;
+    to->from = (const T *)j.p.sides[SOURCE].codes + m->offset + first;
+    to->count = count < 0 ? 0 : count < AREA ? count : AREA;
+}
+
+/* What a thread has found of a member. */
+struct found {
+    float most;
+    int nans;
+};
+
+template <typename T>
+static __device__ __forceinline__ void find_in(found *it, const mt_vec<T, 16 / sizeof(T)> &x)
+{
 #pragma unroll
-            for (int e = 0; e < 16 / (int)sizeof(T); e++)
-                most = fmaxf(most, fabsf(v[e])), nans += v[e] != v[e];
-        });
+    for (int e = 0; e < 16 / (int)sizeof(T); e++) {
+        float v = to_f32(x.at[e]);
+        it->most = fmaxf(it->most, fabsf(v)), it->nans += v != v;
+    }
+}
+template <> __device__ __forceinline__ void find_in<mt_bf16>(found *it, const mt_vec<mt_bf16, 8> &x)
+{
+    uint32_t w[4], most;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        w[i] = __bfloat16_as_ushort(x.at[i * 2]) | (uint32_t)__bfloat16_as_ushort(x.at[i * 2 + 1])
+                                                       << 16;
+    most = larger_half(magnitudes<4>(w));
+    if (most > 0x7f80) {
+        most = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) most = found_among_nans(w[i], most);
+        it->nans += (int)(most >> 16), most &= 0xffff;
+    }
+    it->most = fmaxf(it->most, mt_f32_from_bits(most << 16));
+}
+
+template <typename T>
+static __device__ __forceinline__ void find_in_share(found *it, const share<T> &s)
+{
+    enum { V = 16 / sizeof(T), MANY = 8 };
+    typedef mt_vec<T, V> vec;
+    const int count = (int)s.count;
+    const T *from = s.from;
+    int at = threadIdx.x * V;
+    if ((uintptr_t)from % 16 == 0) {
+        for (; at + ((MANY - 1) * TILE_THREADS + 1) * V <= count; at += MANY * TILE_THREADS * V) {
+            vec x[MANY];
+#pragma unroll
+            for (int i = 0; i < MANY; i++) x[i] = *(const vec *)(from + at + i * TILE_THREADS * V);
+#pragma unroll
+            for (int i = 0; i < MANY; i++) find_in(it, x[i]);
+        }
+        for (; at + V <= count; at += TILE_THREADS * V) find_in(it, *(const vec *)(from + at));
+    }
+    for (; at < count; at += TILE_THREADS * V) {
+        vec x = vec();
+        for (int e = 0; e < V && at + e < count; e++) x.at[e] = from[at + e];
+        find_in(it, x);
+    }
+}
+
+/* Sources whose amax is that of both directions as they lie: no tile is kept. From the last share
+ * to the first: the sweep over codes begins with what was read last. */
+template <typename T>
+static __global__ void __launch_bounds__(TILE_THREADS, 4)
+    measure_kernel(const __grid_constant__ job j)
+{
+    __shared__ share<T> shares[2];
+    const int64_t units = j.p.units[j.p.group.members], last = units - 1 - blockIdx.x;
+    found it = {};
+    int k = 0, n = 0;
+    if (threadIdx.x < 32 && last >= 0) find_share(&shares[0], j, last);
+    for (int64_t u = last; u >= 0; u -= gridDim.x, k ^= 1, n++) {
+        __syncthreads(); /* the share is there, the other one done with */
+        if ((int)threadIdx.x / 32 == n % (TILE_THREADS / 32) && u >= gridDim.x)
+            find_share(&shares[k ^ 1], j, u - gridDim.x);
+        const int64_t index = shares[k].index;
+        find_in_share(&it, shares[k]);
+        if (u >= gridDim.x && j.p.units[index] <= u - gridDim.x) continue; /* the same member */
         for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-            if (j.measure[dir]) raise_amax(j.amax[dir] + t.index, most);
-        raise_nans(j, t, nans);
+            if (j.measure[dir]) raise_amax(j.amax[dir] + index, it.most);
+        raise_nans(j, index, it.nans);
+        it = found();
     }
 }
 
@@ -86,7 +167,7 @@ static __device__ __forceinline__ void run_tile(const job &j, space *sp, uint16_
     int nans = load_tile<HARD>(j, sp, t);
     if (SR) draw_tile(random, j, t);
     __syncthreads();
-    raise_nans(j, t, nans);
+    raise_nans(j, t.index, nans);
     if (j.codes && j.sums) sum_columns(j, sp->x, t);
     if (dequantize) __syncthreads(); /* the row direction leaves its values in x */
     if (row.present && (j.codes || j.measure[MT_ROW] || dequantize)) {
@@ -269,7 +350,8 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     char *p;
     MT_TRY(mt_cuda_scratch(stream, (void **)&p, members + rounded(zeros) + sums));
     mt_cuda_plan_place(&c->j.p, p), p += members;
-    MT_CUDA(cudaMemsetAsync(p, 0, zeros, mt_cuda_stream(stream)));
+    c->j.p.zeros = (uint64_t *)p;
+    c->j.p.zero_count = (int64_t)((zeros + 7) / 8);
     c->nans = (unsigned long long *)p;
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -308,7 +390,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         mt_stream *, const job *, unsigned) = { launch_measure<double>, launch_measure<float>,
                                                 launch_measure<mt_bf16>, launch_measure<__half> };
     static_assert(MT_F64 == 0 && MT_F32 == 1 && MT_BF16 == 2 && MT_F16 == 3, "order of `measure`");
-    enum { PER_MULTIPROCESSOR = 8 };
+    enum { PER_MULTIPROCESSOR = 12 }; /* of which 2, 3 or 4 are resident */
     const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
     int64_t units = mt_cuda_plan_units(&c->j.p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;

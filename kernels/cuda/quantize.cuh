@@ -61,6 +61,8 @@ struct plan {
     side sides[SIDES];
     member *members; /* [members + 1]: the last has the totals */
     int64_t *units;  /* the first tile of each; [members + 1] */
+    uint64_t *zeros; /* cleared along with it */
+    int64_t zero_count;
 };
 
 /* The part of a member that is worked on: rows [r0, r0 + rows), columns [c0, c0 + cols). */

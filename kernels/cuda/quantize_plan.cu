@@ -90,6 +90,7 @@ static __global__ void plan_kernel(const __grid_constant__ plan p)
     int64_t count = p.group.members, each = mt_ceil_div(count, 32);
     int64_t begin = threadIdx.x * each, end = begin + each < count ? begin + each : count;
     int64_t at[ATS] = {};
+    for (int64_t i = threadIdx.x; i < p.zero_count; i += 32) p.zeros[i] = 0;
     for (int64_t i = begin; i < end; i++)
         add_member(at, p, mt_group_rows(&p.group, i), mt_group_cols(&p.group, i));
 #pragma unroll

@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || HARD ? 2 : 3)
             }
         }
         if (j.measure[MT_ROW]) raise_amax(j.amax[MT_ROW] + t.index, most);
-        raise_nans(j, t, nans);
+        raise_nans(j, t.index, nans);
         __syncwarp(); /* the turn is done with */
     }
 }

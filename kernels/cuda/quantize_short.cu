@@ -512,7 +512,7 @@ static __device__ __forceinline__ void give_found(const job &j, const tile &t, f
     for (int dir = 0; dir < MT_DIR_COUNT; dir++)
         if (j.measure[dir])
             raise_amax(j.amax[dir] + t.index, mt_f32_from_bits(it->most[dir] << 16));
-    raise_nans(j, t, it->nans);
+    raise_nans(j, t.index, it->nans);
     *it = found{};
 }
 

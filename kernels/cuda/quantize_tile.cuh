@@ -412,11 +412,11 @@ static __device__ __forceinline__ void raise_amax(float *amax, float most)
 }
 
 /* The same for NaNs, where they are counted. */
-static __device__ __forceinline__ void raise_nans(const job &j, const tile &t, int nans)
+static __device__ __forceinline__ void raise_nans(const job &j, int64_t member, int nans)
 {
     if (!j.nans) return;
     for (int lane = 16; lane; lane >>= 1) nans += __shfl_xor_sync(~0u, nans, lane);
-    if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + t.index, (unsigned long long)nans);
+    if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + member, (unsigned long long)nans);
 }
 
 /* Measures a direction, makes its codes (`make`) and stores them (`write`). HARD: square blocks,
