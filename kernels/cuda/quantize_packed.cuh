@@ -306,9 +306,10 @@ static __device__ __forceinline__ uint32_t nibble_signs(const uint32_t w[4], boo
     return signs;
 }
 
-/* E2M1 codes of eight products, rounded stochastically where `random` is not NULL. */
-static __device__ __forceinline__ uint32_t encode_nibbles(const uint32_t w[4], const float enc[8],
-                                                          const uint32_t *random, bool nans)
+/* E2M1 codes, less their signs, of eight products; cut after adding where `random` is not NULL. */
+static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4],
+                                                             const float enc[8],
+                                                             const uint32_t *random)
 {
     const uint32_t base = random ? 0x4b00u : 0x4b400000u;
     uint32_t q = 0u - base * 0x11111111u;
@@ -320,5 +321,53 @@ static __device__ __forceinline__ uint32_t encode_nibbles(const uint32_t w[4], c
         else
             q += e2m1_above(a) << 4 * i;
     }
-    return q | nibble_signs(w, nans);
+    return q;
+}
+
+/* ---- 4over6 -----------------------------------------------------------------------------------
+ */
+
+/* t / range, range 6 * 256 or 6 * 448. FAST: by its inverse and one correction, the same bits where
+ * nothing leaves the normal numbers. */
+template <bool FAST> static __device__ __forceinline__ float over_range(float t, bool wide)
+{
+    const float range = wide ? 2688.0f : 1536.0f, inverse = wide ? 1.0f / 2688.0f : 1.0f / 1536.0f;
+    if (!FAST) return t / range;
+    float q = t * inverse;
+    return fmaf(fmaf(-q, range, t), inverse, q);
+}
+/* Of whole members: codes times scales times their amax are then in range. */
+static __device__ __forceinline__ bool is_in_range(float amax)
+{
+    return amax >= 0x1p-60f && amax <= 0x1p100f;
+}
+
+/* The error of a candidate over a segment, in order, and its codes less their signs; a code's value
+ * has the sign of its element. sf: the value of its scale. */
+template <bool FAST>
+static __device__ __forceinline__ float nibbles_error(uint32_t q[2], const side &s, float amax,
+                                                      float sf, const float enc[16],
+                                                      const uint32_t w[8])
+{
+    const bool wide = s.options.four_over_six == 448, squared = s.options.squared_error;
+    const float unit = sf * 0x1p14f; /* as f16 bits codes are 2^-14 of their value */
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float value[8];
+        q[i] = magnitude_nibbles(w + i * 4, enc, NULL);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float v[2];
+            wide_halves(v, q[i] >> 4 * k << 9 & 0x0e000e00u);
+            value[k] = v[0], value[k + 4] = v[1];
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float d = over_range<FAST>(value[k] * unit * amax, wide);
+            d = fabsf(d - fabsf(element_of(w, i * 8 + k)));
+            sum += squared ? d * d : d;
+        }
+    }
+    return sum;
 }

@@ -198,6 +198,22 @@ static __device__ __forceinline__ cell pow2_cell(const side &s, uint32_t amax)
     return e;
 }
 
+/* As nvfp4_cell. */
+static __device__ __forceinline__ cell nibbles_cell(const job &j, const level &l, float wanted)
+{
+#if MT_CONVERTS_FP8
+    float v[2];
+    cell e;
+    e.stored = (uint8_t)native_pair(MT_ELEMENT_E4M3, wanted, 0.0f);
+    native_values(v, MT_ELEMENT_E4M3, e.stored);
+    e.dec = v[0] * l.s_dec;
+    e.enc = mt_nvfp4_encode(e.dec);
+    return e;
+#else
+    return nvfp4_cell(j, l, wanted);
+#endif
+}
+
 /* Of a block with this magnitude. */
 template <int KIND>
 static __device__ __forceinline__ cell cell_at(const job &j, const side &s, const level &l,
@@ -212,18 +228,7 @@ static __device__ __forceinline__ cell cell_at(const job &j, const side &s, cons
         e.enc = mt_e8m0_scale(254 - exponent), e.dec = 0;
         e.stored = (uint8_t)exponent;
     }
-    if (KIND == NIBBLES) {
-#if MT_CONVERTS_FP8
-        float v[2];
-        e.stored = (uint8_t)native_pair(MT_ELEMENT_E4M3, amax * l.g, 0.0f);
-        native_values(v, MT_ELEMENT_E4M3, e.stored);
-        e.dec = v[0] * l.s_dec;
-        e.enc = mt_nvfp4_encode(e.dec);
-#else
-        e = nvfp4_cell(j, l, amax * l.g);
-#endif
-    }
-    return e;
+    return KIND == NIBBLES ? nibbles_cell(j, l, amax * l.g) : e;
 }
 
 /* The magnitude of a segment. */
@@ -265,11 +270,64 @@ static __device__ __forceinline__ void encode_segment(uint32_t q[4], const side 
         encode_bytes(q, s, w, enc);
     } else {
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            q[i] = SR && s.options.sr ? encode_nibbles(w + i * 4, enc + i * 8, random + i * 4, nans)
-                                      : encode_nibbles(w + i * 4, enc + i * 8, NULL, nans);
+        for (int i = 0; i < 2; i++) {
+            const uint32_t *bits = random + i * 4;
+            q[i] = SR && s.options.sr ? magnitude_nibbles(w + i * 4, enc + i * 8, bits)
+                                      : magnitude_nibbles(w + i * 4, enc + i * 8, NULL);
+            q[i] |= nibble_signs(w + i * 4, nans);
+        }
         q[2] = q[3] = 0;
     }
+}
+
+/* Codes and scale of a segment under 4over6: its amax becomes 6, or 4 if the error is then smaller
+ * (a NaN keeps 6). */
+template <bool FAST>
+static __device__ __forceinline__ cell choose(uint32_t q[4], const job &j, const side &s,
+                                              const level &l, uint32_t magnitude,
+                                              const uint32_t w[8])
+{
+    float base = mt_f32_from_bits(magnitude << 16) / 6.0f * l.s_enc, error[2];
+    uint32_t codes[2][2];
+    cell e[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float enc[SEGMENT], v[2];
+        e[i] = nibbles_cell(j, l, i ? base * 1.5f : base);
+#pragma unroll
+        for (int k = 0; k < SEGMENT; k++) enc[k] = e[i].enc;
+        byte_pair_values<CODES_E4M3>(v, j.e4m3, e[i].stored);
+        error[i] = nibbles_error<FAST>(codes[i], s, l.amax, v[0], enc, w);
+    }
+    bool four = error[1] < error[0];
+    q[0] = four ? codes[1][0] : codes[0][0], q[1] = four ? codes[1][1] : codes[0][1];
+    return four ? e[1] : e[0];
+}
+
+static __device__ __forceinline__ cell choose_codes(uint32_t q[4], const job &j, const side &s,
+                                                    const level &l, uint32_t magnitude,
+                                                    const uint32_t w[8], bool nans)
+{
+    cell e = is_in_range(l.amax) ? choose<true>(q, j, s, l, magnitude, w)
+                                 : choose<false>(q, j, s, l, magnitude, w);
+    q[0] |= nibble_signs(w, nans), q[1] |= nibble_signs(w + 4, nans);
+    return e;
+}
+
+/* Codes and scale of a segment of a block with this magnitude. FOUR: under 4over6. */
+template <int KIND, bool SR, bool FOUR>
+static __device__ __forceinline__ cell make_segment(uint32_t q[4], const job &j, const side &s,
+                                                    const level &l, uint32_t magnitude,
+                                                    const uint32_t w[8], const uint32_t random[8],
+                                                    bool nans)
+{
+    float enc[SEGMENT];
+    if (FOUR && s.options.four_over_six) return choose_codes(q, j, s, l, magnitude, w, nans);
+    cell e = cell_at<KIND>(j, s, l, magnitude);
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) enc[i] = e.enc;
+    encode_segment<KIND, SR>(q, s, w, enc, random, nans);
+    return e;
 }
 
 static __device__ __forceinline__ void put_stored(const side &s, const target &to, const cell &e,
@@ -323,7 +381,7 @@ static __device__ __forceinline__ void measure_planar(const job &j, short_space 
 }
 
 /* Codes that lie in rows: of the row direction, and of planar columns. */
-template <int KIND, bool SR>
+template <int KIND, bool SR, bool FOUR>
 static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, const frame &f,
                                                 const uint32_t *words, const uint32_t *random,
                                                 uint32_t *most, int *nans)
@@ -339,7 +397,6 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
         int before = *nans;
         uint32_t m = segment_magnitude(w, nans);
         raise(most, m);
-        float enc[SEGMENT];
         if (s.present) {
             if (KIND == LINES || kind<KIND>::IS_PLANAR) {
                 uint32_t other = __shfl_xor_sync(~0u, m, 1);
@@ -352,16 +409,15 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
                     m = other > m ? other : m;
                 }
             }
-            cell e = cell_at<KIND>(j, s, f.to[MT_ROW].l, m);
+            cell e =
+                make_segment<KIND, SR, FOUR>(q, j, s, f.to[MT_ROW].l, m, w, bits, *nans > before);
             if (KIND != WHOLE && (at * SEGMENT & ((1 << s.block_shift) - 1)) == 0 && r < rows &&
                 at * SEGMENT < f.t.cols)
                 put_stored(s, f.to[MT_ROW], e, r, at * SEGMENT >> s.block_shift);
-#pragma unroll
-            for (int i = 0; i < SEGMENT; i++) enc[i] = e.enc;
-            encode_segment<KIND, SR>(q, s, w, enc, bits, *nans > before);
             put_row<KIND>(f.to[MT_ROW], f.t, r, at, q);
         }
         if (planar) {
+            float enc[SEGMENT];
 #pragma unroll
             for (int i = 0; i < SEGMENT; i += 4) {
                 float4 g = *(const float4 *)(sp->planar + planar_group(r / 32, at * 4 + i / 4));
@@ -429,7 +485,7 @@ static __device__ __forceinline__ void put_lines(const uint32_t *lines, const ta
 
 /* Codes that lie in columns; again: the rows have been measured. The whole thread block comes here;
  * the tile's words are used up. */
-template <int KIND, bool SR>
+template <int KIND, bool SR, bool FOUR>
 static __device__ __forceinline__ void run_columns(const job &j, short_space *sp, const frame &f,
                                                    uint32_t *words, const uint32_t *random,
                                                    bool again, found *it)
@@ -456,7 +512,6 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t w[8], r[8];
-            float enc[SEGMENT];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 w[i] = __byte_perm(v[i * 2], v[i * 2 + 1], h ? 0x7632 : 0x5410);
@@ -477,13 +532,10 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                     m = other > m ? other : m;
                 }
             }
-            cell e = cell_at<KIND>(j, s, to.l, m);
+            cell e = make_segment<KIND, SR, FOUR>(q[n][h], j, s, to.l, m, w, r, nans > 0);
             if (KIND == NIBBLES) sp->scales[(pair * 2 + h) * SEGMENTS + at] = e.stored;
             if (KIND == LINES && at == 0 && pair * 2 + h < f.t.cols)
                 put_stored(s, to, e, pair * 2 + h, 0);
-#pragma unroll
-            for (int i = 0; i < SEGMENT; i++) enc[i] = e.enc;
-            encode_segment<KIND, SR>(q[n][h], s, w, enc, r, nans > 0);
         }
     }
     __syncthreads(); /* the words have been read */
@@ -516,7 +568,7 @@ static __device__ __forceinline__ void give_found(const job &j, const tile &t, f
     *it = found{};
 }
 
-template <int KIND, bool SR>
+template <int KIND, bool SR, bool FOUR>
 static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, const frame &f,
                                                  uint32_t *words, uint32_t *random, found *it)
 {
@@ -529,16 +581,16 @@ static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, 
     if ((SR && j.codes) || planar) __syncthreads();
     if (rows) {
         uint32_t most = 0;
-        run_rows<KIND, SR>(j, sp, f, words, random, &most, &it->nans);
+        run_rows<KIND, SR, FOUR>(j, sp, f, words, random, &most, &it->nans);
         raise(&it->most[MT_ROW], most);
         if (planar) raise(&it->most[MT_COL], most);
     }
     if (!kind<KIND>::IS_PLANAR && col.present)
-        run_columns<KIND, SR>(j, sp, f, words, random, rows, it);
+        run_columns<KIND, SR, FOUR>(j, sp, f, words, random, rows, it);
 }
 
-template <int KIND, bool SR>
-static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
+template <int KIND, bool SR, bool FOUR>
+static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     short_kernel(const __grid_constant__ job j)
 {
     extern __shared__ uint4 mt_shared[];
@@ -561,7 +613,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
         if (more) load_tile(sp->tiles[~n & 1], next);
         if (warp == n % WARPS && u + 2 * (int64_t)gridDim.x < units)
             find_frame(&sp->frames[k == 0 ? 2 : k - 1], j, u + 2 * (int64_t)gridDim.x);
-        run_frame<KIND, SR>(j, sp, f, sp->tiles[n & 1], random, &it);
+        run_frame<KIND, SR, FOUR>(j, sp, f, sp->tiles[n & 1], random, &it);
         if (!more || next.t.index != f.t.index) give_found(j, f.t, &it);
         k = k == 2 ? 0 : k + 1;
     }
@@ -570,11 +622,22 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
+/* Whether codes of a direction are drawn (sr), or chosen (4over6). */
+static bool any_option(const job *j, bool sr)
+{
+    bool any = false;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_format_options *o = &j->p.sides[dir].options;
+        any |= j->codes && j->p.sides[dir].present && (sr ? o->sr : o->four_over_six > 0);
+    }
+    return any;
+}
+
 /* The kind of a direction, KINDS where there is none. */
 static int kind_of(const side *s)
 {
     bool nibbles = s->options.element == MT_ELEMENT_E2M1;
-    if (!mt_is_short(*s) || s->square || s->options.four_over_six) return KINDS;
+    if (!mt_is_short(*s) || s->square) return KINDS;
     if (s->options.sr || s->options.rht) return s->scale == MT_SCALE_E4M3 ? NIBBLES : KINDS;
     if (s->scale == MT_SCALE_E4M3) return NIBBLES;
     if (s->scale == MT_SCALE_E8M0) return nibbles ? PLANAR_NIBBLES : PLANAR;
@@ -593,7 +656,7 @@ static int kind_of_job(const job *j)
         if (k == KINDS || !j->write[dir] || (of != KINDS && of != k)) return KINDS;
         of = k;
     }
-    return of;
+    return any_option(j, true) && any_option(j, false) ? KINDS : of;
 }
 
 bool mt_cuda_short_suffices(const job *j)
@@ -601,14 +664,14 @@ bool mt_cuda_short_suffices(const job *j)
     return kind_of_job(j) != KINDS;
 }
 
-template <int KIND, bool SR> static mt_status launch(mt_stream *stream, const job *j)
+template <int KIND, bool SR, bool FOUR> static mt_status launch(mt_stream *stream, const job *j)
 {
     size_t bytes = sizeof(short_space) + (SR ? AREA * sizeof(uint16_t) : 0);
     int64_t units = mt_cuda_plan_units(&j->p.group);
-    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR ? 2 : 3);
-    MT_CUDA(cudaFuncSetAttribute(short_kernel<KIND, SR>,
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR || FOUR ? 2 : 3);
+    MT_CUDA(cudaFuncSetAttribute(short_kernel<KIND, SR, FOUR>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    short_kernel<KIND, SR>
+    short_kernel<KIND, SR, FOUR>
         <<<(unsigned)(units < most ? units : most), TILE_THREADS, bytes, mt_cuda_stream(stream)>>>(
             *j);
     MT_LAUNCHED(stream, "quantize: bf16");
@@ -618,11 +681,10 @@ template <int KIND, bool SR> static mt_status launch(mt_stream *stream, const jo
 mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
 {
     static mt_status (*const launches[KINDS])(mt_stream *, const job *) = {
-        launch<WHOLE, false>, launch<LINES, false>, launch<PLANAR, false>, launch<NIBBLES, false>,
-        launch<PLANAR_NIBBLES, false>
+        launch<WHOLE, false, false>, launch<LINES, false, false>, launch<PLANAR, false, false>,
+        launch<NIBBLES, false, false>, launch<PLANAR_NIBBLES, false, false>
     };
-    bool draws = false;
-    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-        draws |= j->codes && j->p.sides[dir].present && j->p.sides[dir].options.sr;
-    return draws ? launch<NIBBLES, true>(stream, j) : launches[kind_of_job(j)](stream, j);
+    if (any_option(j, true)) return launch<NIBBLES, true, false>(stream, j);
+    if (any_option(j, false)) return launch<NIBBLES, false, true>(stream, j);
+    return launches[kind_of_job(j)](stream, j);
 }
