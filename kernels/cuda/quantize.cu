@@ -225,30 +225,9 @@ static __global__ void clear_kernel(uint8_t *scales, const member *totals, int w
     MT_GRID_STRIDE(i, bytes - vectors * 16) scales[vectors * 16 + i] = 0;
 }
 
-/* What there is one of per member. */
-struct results {
-    float *amax[MT_DIR_COUNT], *running[MT_DIR_COUNT];
-    bool scales[MT_DIR_COUNT]; /* the one of the member is stored */
-    int64_t *nan, *running_nan;
-    const unsigned long long *nans;
-};
-
-static __global__ void members_kernel(const __grid_constant__ job j, results out)
+static __global__ void members_kernel(const __grid_constant__ job j)
 {
-    MT_GRID_STRIDE(i, j.p.group.members)
-    {
-        for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
-            const side &s = j.p.sides[dir];
-            float amax = j.amax[dir][i];
-            if (out.amax[dir]) out.amax[dir][i] = amax;
-            if (out.running[dir] && amax > out.running[dir][i]) out.running[dir][i] = amax;
-            if (out.scales[dir])
-                ((float *)s.scales)[i] =
-                    member_level(s, amax, j.scale[dir] ? j.scale[dir] + i : NULL).dec;
-        }
-        if (out.nan) out.nan[i] = (int64_t)out.nans[i];
-        if (out.running_nan) out.running_nan[i] += (int64_t)out.nans[i];
-    }
+    MT_GRID_STRIDE(i, j.p.group.members) give_results(j, i);
 }
 
 static __device__ int64_t column_member(const plan &p, int64_t column)
@@ -292,6 +271,7 @@ struct call {
     bool known[MT_DIR_COUNT]; /* amax is final */
     unsigned long long *nans;
     bool hard;
+    bool given; /* the results of members */
 };
 
 /* F's overflow value: the largest finite value of the type that is quantized. */
@@ -345,15 +325,16 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     const mt_group *g = &c->j.p.group;
     size_t members = rounded(mt_cuda_plan_bytes(g));
     size_t amax = (size_t)g->members * sizeof(float), nans = (size_t)g->members * sizeof(int64_t);
-    size_t zeros = nans + MT_DIR_COUNT * amax;
+    size_t zeros = sizeof *c->j.blocks_done + nans + MT_DIR_COUNT * amax;
     size_t sums = a->bias_grad ? (size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float) : 0;
     char *p;
     MT_TRY(mt_cuda_scratch(stream, (void **)&p, members + rounded(zeros) + sums));
     mt_cuda_plan_place(&c->j.p, p), p += members;
     c->j.p.zeros = (uint64_t *)p;
     c->j.p.zero_count = (int64_t)((zeros + 7) / 8);
-    c->nans = (unsigned long long *)p;
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
+    c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;
+    c->nans = (unsigned long long *)p;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         float *given = a->out->dir[dir].amax;
         c->j.amax[dir] = (float *)(p + nans + (size_t)dir * amax);
@@ -407,7 +388,10 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         MT_LAUNCHED(stream, "quantize: amax");
         return MT_OK;
     }
-    if (mt_cuda_short_suffices(&c->j)) return mt_cuda_quantize_short(stream, &c->j);
+    if (mt_cuda_short_suffices(&c->j)) {
+        c->given = codes;
+        return mt_cuda_quantize_short(stream, &c->j);
+    }
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
     draws = draws && (codes || (measure_col && c->j.dequantized));
@@ -434,22 +418,26 @@ static mt_status run_sweeps(call *c, mt_stream *stream)
                      col->present && !c->known[MT_COL], true, &nans);
 }
 
-static mt_status write_members(call *c, mt_stream *stream)
+static void set_results(call *c)
 {
     const struct mt_quantize_args *a = c->args;
     bool codes = a->pass != MT_QUANTIZE_AMAX;
-    int64_t n = c->j.p.group.members;
-    results out = {};
+    results *out = &c->j.out;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         const mt_direction *d = &a->out->dir[dir];
         if (!d->format) continue;
-        out.amax[dir] = a->pass == MT_QUANTIZE_CODES ? NULL : d->amax;
-        out.running[dir] = a->running_amax[dir];
-        out.scales[dir] = codes && c->j.p.sides[dir].whole;
+        out->amax[dir] = a->pass == MT_QUANTIZE_CODES ? NULL : d->amax;
+        out->running[dir] = a->running_amax[dir];
+        out->scales[dir] = codes && c->j.p.sides[dir].whole;
     }
-    out.nan = a->nan, out.running_nan = codes ? a->running_nan : NULL, out.nans = c->nans;
-    members_kernel<<<mt_blocks(stream, n, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(c->j,
-                                                                                          out);
+    out->nan = a->nan, out->running_nan = codes ? a->running_nan : NULL, out->nans = c->nans;
+}
+
+static mt_status write_members(call *c, mt_stream *stream)
+{
+    int64_t n = c->j.p.group.members;
+    if (c->given) return MT_OK;
+    members_kernel<<<mt_blocks(stream, n, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(c->j);
     MT_LAUNCHED(stream, "quantize: members");
     return MT_OK;
 }
@@ -466,6 +454,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     if (c.j.p.group.members == 0) return MT_OK;
     set_sides(&c);
     MT_TRY(take_scratch(&c, stream));
+    set_results(&c);
     MT_TRY(mt_cuda_plan_members(stream, &c.j.p));
     unsigned wide = (unsigned)mt_cuda_multiprocessors(stream) * 4;
     for (int dir = 0; dir < MT_DIR_COUNT && args->pass != MT_QUANTIZE_AMAX; dir++) {

@@ -59,7 +59,7 @@ static __device__ __forceinline__ void draw_segment(int32_t bits[SEGMENT], const
 }
 
 /* Codes and scale of one segment; `most` is raised to its amax. */
-template <bool SR, bool HARD>
+template <bool SR>
 static __device__ __forceinline__ void run_segment(const job &j, const level &l, const output &o,
                                                    const tile &t, int line, int at,
                                                    const float v[SEGMENT], float *most)
@@ -70,16 +70,14 @@ static __device__ __forceinline__ void run_segment(const job &j, const level &l,
     if (j.measure[MT_ROW] || !s.whole) amax = amax_of(v);
     *most = fmaxf(*most, amax);
     if (SR) draw_segment(bits, j, t, line, at);
-    cell e = HARD ? four_over_six<SR>(j, s, l, amax, v, bits)
-                  : cell_of(j, s, l, block_amax(amax, s.whole ? 0 : s.block_shift));
+    cell e = cell_of(j, s, l, block_amax(amax, s.whole ? 0 : s.block_shift));
     if (!s.whole) put_scale(s, o, e, line, at);
     put_codes(s, o, encode_scaled<SR>(s, v, e.enc, bits), line, at, o.lines, o.length, o.line0,
               o.along0);
 }
 
-/* HARD: under 4over6. */
-template <typename T, bool SR, bool HARD>
-static __global__ void __launch_bounds__(TILE_THREADS, SR || HARD ? 2 : 3)
+template <typename T, bool SR>
+static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
     rows_kernel(const __grid_constant__ job j)
 {
     enum { MANY = 4 / raw_segment<T>::VECTORS, /* four loads under way */ V = raw_segment<T>::V };
@@ -115,8 +113,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || HARD ? 2 : 3)
 #pragma unroll
                     for (int e = 0; e < SEGMENT; e++) nans += v[e] != v[e];
                 }
-                run_segment<SR, HARD>(j, l, o, t, line + m * (TILE_THREADS / SEGMENTS), at, v,
-                                      &most);
+                run_segment<SR>(j, l, o, t, line + m * (TILE_THREADS / SEGMENTS), at, v, &most);
             }
         }
         if (j.measure[MT_ROW]) raise_amax(j.amax[MT_ROW] + t.index, most);
@@ -130,28 +127,24 @@ bool mt_cuda_rows_suffice(const job *j)
     const side *row = &j->p.sides[MT_ROW], *source = &j->p.sides[SOURCE];
     const mt_group *g = &j->p.group;
     bool sources = source->plain && (source->dtype == MT_BF16 || source->dtype == MT_F32);
-    if (!sources || !row->present || row->plain || row->square || !j->write[MT_ROW]) return false;
+    if (!sources || !row->present || row->plain || row->square) return false;
+    if (!j->write[MT_ROW] || row->options.four_over_six) return false;
     return !j->p.sides[MT_COL].present && !j->sums && !g->last_dims &&
            (uintptr_t)source->codes % 16 == 0 && g->k * plain_size(source->dtype) % 16 == 0;
 }
 
-template <typename T, bool SR, bool HARD>
-static void launch(mt_stream *stream, const job *j, unsigned blocks)
+template <typename T, bool SR> static void launch(mt_stream *stream, const job *j, unsigned blocks)
 {
-    rows_kernel<T, SR, HARD><<<blocks, TILE_THREADS, 0, mt_cuda_stream(stream)>>>(*j);
+    rows_kernel<T, SR><<<blocks, TILE_THREADS, 0, mt_cuda_stream(stream)>>>(*j);
 }
 
 mt_status mt_cuda_quantize_rows(mt_stream *stream, const job *j, unsigned blocks)
 {
-    static void (*const kernels[2][2][2])(mt_stream *, const job *, unsigned) = {
-        { { launch<mt_bf16, false, false>, launch<mt_bf16, false, true> },
-          { launch<mt_bf16, true, false>, launch<mt_bf16, true, true> } },
-        { { launch<float, false, false>, launch<float, false, true> },
-          { launch<float, true, false>, launch<float, true, true> } }
-    };
-    const mt_format_options *options = &j->p.sides[MT_ROW].options;
+    static void (*const kernels[2][2])(
+        mt_stream *, const job *, unsigned) = { { launch<mt_bf16, false>, launch<mt_bf16, true> },
+                                                { launch<float, false>, launch<float, true> } };
     bool wide = j->p.sides[SOURCE].dtype == MT_F32;
-    kernels[wide][options->sr][options->four_over_six > 0](stream, j, blocks);
+    kernels[wide][j->p.sides[MT_ROW].options.sr](stream, j, blocks);
     MT_LAUNCHED(stream, "quantize: rows");
     return MT_OK;
 }

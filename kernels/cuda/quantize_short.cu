@@ -589,6 +589,19 @@ static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, 
         run_columns<KIND, SR, FOUR>(j, sp, f, words, random, rows, it);
 }
 
+/* The block that is done last gives the members' results. */
+static __device__ __forceinline__ void end_block(const job &j)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int64_t i = threadIdx.x; i < j.p.group.members; i += TILE_THREADS) give_results(j, i);
+}
+
 template <int KIND, bool SR, bool FOUR>
 static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     short_kernel(const __grid_constant__ job j)
@@ -599,11 +612,10 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     const int64_t units = j.p.units[j.p.group.members];
     const int warp = (int)threadIdx.x / 32;
     found it = {};
-    if (blockIdx.x >= units) return;
     if (warp < 2 && blockIdx.x + warp * gridDim.x < units)
         find_frame(&sp->frames[warp], j, blockIdx.x + (int64_t)warp * gridDim.x);
     __syncthreads();
-    load_tile(sp->tiles[0], sp->frames[0]);
+    if (blockIdx.x < units) load_tile(sp->tiles[0], sp->frames[0]);
     int n = 0, k = 0; /* frames[k] is that of the tile in tiles[n & 1] */
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x, n++) {
         const frame &f = sp->frames[k], &next = sp->frames[k == 2 ? 0 : k + 1];
@@ -617,6 +629,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
         if (!more || next.t.index != f.t.index) give_found(j, f.t, &it);
         k = k == 2 ? 0 : k + 1;
     }
+    if (j.codes) end_block(j);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------

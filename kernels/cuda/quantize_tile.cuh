@@ -3,6 +3,14 @@
 
 #include "kernels/cuda/quantize.cuh"
 
+/* What there is one of per member, where it goes; NULL: not wanted. */
+struct results {
+    float *amax[MT_DIR_COUNT], *running[MT_DIR_COUNT];
+    bool scales[MT_DIR_COUNT]; /* the one of the member is stored */
+    int64_t *nan, *running_nan;
+    const unsigned long long *nans;
+};
+
 /* What the kernels of a call know; by value. */
 struct job {
     plan p;
@@ -16,7 +24,9 @@ struct job {
     bool write[MT_DIR_COUNT];   /* the direction is in `out` and not the source's own bytes */
     bool measure[MT_DIR_COUNT]; /* gather members' amaxes */
     bool codes;                 /* write codes, scales, and the bias gradient's parts */
-    bool dequantized;           /* the column direction reads the row direction's values */
+    results out;
+    unsigned long long *blocks_done; /* begins at 0: kernels that give the results at their end */
+    bool dequantized;                /* the column direction reads the row direction's values */
 };
 
 enum {
@@ -417,6 +427,24 @@ static __device__ __forceinline__ void raise_nans(const job &j, int64_t member, 
     if (!j.nans) return;
     for (int lane = 16; lane; lane >>= 1) nans += __shfl_xor_sync(~0u, nans, lane);
     if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + member, (unsigned long long)nans);
+}
+
+/* The results of member i. Other blocks have raised its amax: not from the nearer cache. */
+static __device__ __forceinline__ void give_results(const job &j, int64_t i)
+{
+    const results &out = j.out;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const side &s = j.p.sides[dir];
+        float amax = __ldcg(j.amax[dir] + i);
+        if (out.amax[dir]) out.amax[dir][i] = amax;
+        if (out.running[dir] && amax > out.running[dir][i]) out.running[dir][i] = amax;
+        if (out.scales[dir])
+            ((float *)s.scales)[i] =
+                member_level(s, amax, j.scale[dir] ? j.scale[dir] + i : NULL).dec;
+    }
+    int64_t nans = (int64_t)__ldcg(out.nans + i);
+    if (out.nan) out.nan[i] = nans;
+    if (out.running_nan) out.running_nan[i] += nans;
 }
 
 /* Measures a direction, makes its codes (`make`) and stores them (`write`). HARD: square blocks,
