@@ -363,10 +363,6 @@ template <typename T> static void launch_measure(mt_stream *stream, const job *j
 static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool measure_col,
                            bool codes, bool *nans)
 {
-    static mt_status (*const tiles[2][2])(mt_stream *, const job *, unsigned) = {
-        { launch_tiles<false, false>, launch_tiles<false, true> },
-        { launch_tiles<true, false>, launch_tiles<true, true> }
-    };
     static void (*const measure[MT_F16 + 1])(
         mt_stream *, const job *, unsigned) = { launch_measure<double>, launch_measure<float>,
                                                 launch_measure<mt_bf16>, launch_measure<__half> };
@@ -395,7 +391,9 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
     draws = draws && (codes || (measure_col && c->j.dequantized));
-    return tiles[draws][c->hard](stream, &c->j, blocks);
+    return draws     ? launch_tiles<true, true>(stream, &c->j, blocks)
+           : c->hard ? launch_tiles<false, true>(stream, &c->j, blocks)
+                     : launch_tiles<false, false>(stream, &c->j, blocks);
 }
 
 /* Whether codes need the member's amax before them. */

@@ -84,24 +84,39 @@ static __device__ void add_member(int64_t at[ATS], const plan &p, int64_t rows, 
     }
 }
 
-/* One warp; each lane has consecutive members. */
-static __global__ void plan_kernel(const __grid_constant__ plan p)
+enum { PLANNERS = 256 };
+
+/* Exclusive sums over the threads of the block. */
+static __device__ __forceinline__ void scan(int64_t at[ATS])
 {
-    int64_t count = p.group.members, each = mt_ceil_div(count, 32);
-    int64_t begin = threadIdx.x * each, end = begin + each < count ? begin + each : count;
-    int64_t at[ATS] = {};
-    for (int64_t i = threadIdx.x; i < p.zero_count; i += 32) p.zeros[i] = 0;
-    for (int64_t i = begin; i < end; i++)
-        add_member(at, p, mt_group_rows(&p.group, i), mt_group_cols(&p.group, i));
+    __shared__ int64_t totals[PLANNERS / 32][ATS];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
     for (int f = 0; f < ATS; f++) {
         int64_t sum = at[f];
         for (int step = 1; step < 32; step *= 2) {
             int64_t below = __shfl_up_sync(~0u, sum, step);
-            if ((int)threadIdx.x >= step) sum += below;
+            if (lane >= step) sum += below;
         }
+        if (lane == 31) totals[warp][f] = sum;
         at[f] = sum - at[f];
     }
+    __syncthreads();
+    for (int w = 0; w < warp; w++)
+#pragma unroll
+        for (int f = 0; f < ATS; f++) at[f] += totals[w][f];
+}
+
+/* One block; each thread has consecutive members. */
+static __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan p)
+{
+    int64_t count = p.group.members, each = mt_ceil_div(count, PLANNERS);
+    int64_t begin = threadIdx.x * each, end = begin + each < count ? begin + each : count;
+    int64_t at[ATS] = {};
+    for (int64_t i = threadIdx.x; i < p.zero_count; i += PLANNERS) p.zeros[i] = 0;
+    for (int64_t i = begin; i < end; i++)
+        add_member(at, p, mt_group_rows(&p.group, i), mt_group_cols(&p.group, i));
+    scan(at);
     for (int64_t i = begin; i < end; i++) {
         member m = { mt_group_rows(&p.group, i), mt_group_cols(&p.group, i),
                      mt_group_offset(&p.group, i) };
@@ -111,7 +126,7 @@ static __global__ void plan_kernel(const __grid_constant__ plan p)
         p.units[i] = m.at[AT_UNIT];
         add_member(at, p, m.rows, m.cols);
     }
-    if (threadIdx.x == 31) { /* no member follows its own: the totals */
+    if (threadIdx.x == PLANNERS - 1) { /* no member follows its own: the totals */
         member m = {};
 #pragma unroll
         for (int f = 0; f < ATS; f++) m.at[f] = at[f];
@@ -122,7 +137,7 @@ static __global__ void plan_kernel(const __grid_constant__ plan p)
 
 mt_status mt_cuda_plan_members(mt_stream *stream, const plan *p)
 {
-    plan_kernel<<<1, 32, 0, mt_cuda_stream(stream)>>>(*p);
+    plan_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*p);
     MT_LAUNCHED(stream, "quantize: members");
     return MT_OK;
 }
