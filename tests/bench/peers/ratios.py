@@ -5,8 +5,8 @@ Usage: ratios.py FILE.jsonl...    one file a round: mixtape's lines (no "peer"),
 
 A ratio is taken within a round; the median over the rounds is printed with the least and the largest, and for each
 family, case and peer the geometric mean over the shapes. Times of cases joined by '+' that mixtape does not have as one
-(dgrad+wgrad) are added up. '*': the peer quantizes within its time, mixtape's GEMM does not. Peers write weight gradients
-in bf16, mixtape in f32: twice the bytes, for the same work.
+(dgrad+wgrad_bf16) are added up. '*': the peer quantizes within its time, mixtape's GEMM does not. Peers write weight gradients
+in bf16, and are held against mixtape's in bf16.
 """
 
 import collections

@@ -61,8 +61,9 @@ while [ "$round" -le "$rounds" ]; do
     lines=$out/round$round.jsonl
     for family in $(echo "$chosen" | cut -d' ' -f2 | uniq); do
         echo "== round $round: $family" >&2
+        [ "$family" = moe ] && grads="--grad-dtype bf16" || grads=
         # shellcheck disable=SC2086
-        "$MIXTAPE" bench "$family" ${shape:+--shape "$shape"} $recipes $graph --json "$out/ours.jsonl" >"$out/$family.txt" ||
+        "$MIXTAPE" bench "$family" $grads ${shape:+--shape "$shape"} $recipes $graph --json "$out/ours.jsonl" >"$out/$family.txt" ||
             { echo "   mixtape bench $family failed: no ratios for it in this round" >&2; continue; }
         cat "$out/ours.jsonl" >>"$lines"
         echo "$chosen" | grep "^[^ ]* $family " | while read -r name _ _ takes command; do

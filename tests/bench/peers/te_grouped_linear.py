@@ -38,7 +38,7 @@ def bench(shape, way, recipe):
     ms = measure(fwd)
     report(peer, "gemm", shape, "fprop", ms, tflop, "TFLOP/s", recipe, quantizes=recipe != "none")
     ms = measure(both) - ms
-    report(peer, "gemm", shape, "dgrad+wgrad", ms, 2 * tflop, "TFLOP/s", recipe, quantizes=recipe != "none")
+    report(peer, "gemm", shape, "dgrad+wgrad_bf16", ms, 2 * tflop, "TFLOP/s", recipe, quantizes=recipe != "none")
 
 
 parser = argparse.ArgumentParser()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch._grouped_mm in bf16 (fprop, dgrad, wgrad) and torch._scaled_grouped_mm in fp8, a scale for each row (fprop).
+"""torch._grouped_mm in bf16 (fprop, dgrad, wgrad to bf16) and torch._scaled_grouped_mm in fp8, a scale for each row (fprop).
 
 Usage: torch_grouped_mm.py [SHAPE...]. Row counts are drawn evenly; for fp8 in units of 16, which it asks for. Results
 of the first expert are checked against a plain product.
@@ -28,16 +28,16 @@ def bf16(shape):
     passes = {
         "fprop": lambda t: torch._grouped_mm(x[t % 2], w.transpose(-2, -1), offs=offs),
         "dgrad": lambda t: torch._grouped_mm(dy[t % 2], w, offs=offs),
-        "wgrad": lambda t: torch._grouped_mm(dy[t % 2].transpose(-2, -1), x[t % 2], offs=offs),
+        "wgrad_bf16": lambda t: torch._grouped_mm(dy[t % 2].transpose(-2, -1), x[t % 2], offs=offs),
     }
     want = {
         "fprop": lambda: x[0][:first].float() @ w[0].float().t(),
         "dgrad": lambda: dy[0][:first].float() @ w[0].float(),
-        "wgrad": lambda: dy[0][:first].float().t() @ x[0][:first].float(),
+        "wgrad_bf16": lambda: dy[0][:first].float().t() @ x[0][:first].float(),
     }
     for case, launch in passes.items():
         y = launch(0)
-        check(case, y[0] if case == "wgrad" else y[:first], want[case]())
+        check(case, y[0] if case == "wgrad_bf16" else y[:first], want[case]())
         report(PEER, "gemm", shape, case, measure(launch), 2 * rows * k * n * 1e-12, "TFLOP/s")
 
 
