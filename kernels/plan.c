@@ -1,5 +1,6 @@
 /* The plan device: memory is counted, never touched, and every kernel succeeds without computing.
  * Packed weights have the size that the cpu device of this machine would give them. */
+#include <omp.h>
 #include <stdlib.h>
 
 #include "kernels/backends.h"
@@ -104,7 +105,9 @@ static const struct mt_kernels plan_kernels = {
 mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads)
 {
     mt_device *cpu;
+    int before = omp_get_max_threads(); /* which is the real devices' affair */
     MT_TRY(mt_cpu_open(&cpu, kernel_set, threads));
+    omp_set_num_threads(before);
     struct plan *plan = calloc(1, sizeof *plan);
     if (plan) {
         plan->next = FIRST_ADDRESS;

@@ -223,8 +223,11 @@ static void test_plan_computes_nothing(void **state)
     (void)state;
     mt_device *plan, *cpu;
     void *p;
-    assert_ok(mt_device_open(&plan, "plan", NULL, 2));
     assert_ok(mt_device_open(&cpu, "cpu", NULL, 2));
+    assert_ok(mt_device_open(&plan, "plan", NULL, 1));
+    assert_int_equal(omp_get_max_threads(), 2); /* the cpu's */
+    mt_device_destroy(&plan);
+    assert_ok(mt_device_open(&plan, "plan", NULL, 2));
     assert_false(plan->computes);
     assert_string_equal(plan->kernel_set, cpu->kernel_set);
     assert_int_equal(plan->threads, 2);
