@@ -12,8 +12,8 @@ enum {
     MT_CUDA_GEMM_TILED = -1, /* mma.sync: any size and alignment */
     MT_CUDA_GEMM_WIDE,       /* wgmma: 256 x 192, pairs of blocks share the weights (NT: dY) */
     MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192 */
-    MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows, one warpgroup stores while the
-                                other multiplies; TN, NN */
+    MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows (NT: X), one warpgroup stores
+                                while the other multiplies */
     MT_CUDA_GEMM_VARIANTS,   /* of bf16 */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,

@@ -125,8 +125,9 @@ static bool suits_operands(const gemm_problem *g)
 bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    int grain = wgrad ? 64 : 8, variants = wgrad ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_VARIANTS;
-    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 : path->variant < 0 || path->variant >= variants)
+    int grain = wgrad ? 64 : 8;
+    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8
+               : path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS)
         return false;
     if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||
         !suits_operands(g))

@@ -50,7 +50,7 @@ struct gemm_sm90_variant {
 };
 
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS],
-    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_PINGPONG];
+    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS];
 
 /* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks. */
 enum {

@@ -218,8 +218,8 @@ static const int widths[] = { 192, 128, 64, 136, 176, 160 };
 static const int together[] = { 8, 1, 16 };
 enum { WIDTHS = sizeof widths / sizeof *widths, TOGETHER = sizeof together / sizeof *together };
 
-/* The i-th path of a layout; false past the last. */
-static bool path_at(mt_cuda_gemm_path *path, mt_gemm_layout layout, int i)
+/* The i-th path; false past the last. */
+static bool path_at(mt_cuda_gemm_path *path, int i)
 {
     int per = WIDTHS * TOGETHER;
     if (i == 0) {
@@ -229,7 +229,7 @@ static bool path_at(mt_cuda_gemm_path *path, mt_gemm_layout layout, int i)
     *path = (mt_cuda_gemm_path){ .variant = (i - 1) / per,
                                  .width = widths[(i - 1) % per / TOGETHER],
                                  .super = together[(i - 1) % TOGETHER] };
-    return path->variant < (layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_VARIANTS);
+    return path->variant < MT_CUDA_GEMM_VARIANTS;
 }
 
 static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k)
@@ -272,7 +272,7 @@ static void check(void)
         for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++) {
             mt_gemm_layout layout = (mt_gemm_layout)l;
             mt_cuda_gemm_path path;
-            for (int i = 0; path_at(&path, layout, i); i++)
+            for (int i = 0; path_at(&path, i); i++)
                 for (int c = 0; runs(&path, layout, n, k) && c < C_FORMS; c++) {
                     check_path(&p, layout, &path, c, false, false), done++;
                     if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true, false), done++;
@@ -376,7 +376,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
     double ours = rate(t, layout, add, half, &chosen), most = ours;
     print_rate(t, what, ours, &chosen, "");
     best = chosen;
-    for (int i = 1; sweep && path_at(&path, layout, i); i++) {
+    for (int i = 1; sweep && path_at(&path, i); i++) {
         if (!runs(&path, layout, s->n, s->k)) continue;
         double x = rate(t, layout, add, half, &path);
         if (x > most) most = x, best = path;
