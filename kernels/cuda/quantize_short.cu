@@ -122,27 +122,28 @@ static __device__ __forceinline__ void put_lines(const uint32_t *lines, const ta
 {
     enum { HALF = kind<KIND>::HALF, PITCH = kind<KIND>::PITCH, LANES = TILE / 16 >> HALF };
     const int bytes = (rows + HALF) >> HALF;
-    uint8_t *const codes = to.codes;
     const int64_t pitch = to.pitch;
+    const int first = (int)threadIdx.x / LANES, at = (int)threadIdx.x % LANES * 16;
+    uint8_t *p = to.codes + first * pitch;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < cols * LANES; i += TILE_THREADS) {
-        int c = i / LANES, at = i % LANES * 16;
-        uint8_t *p = codes + c * pitch;
-        int head = (int)(0 - (uintptr_t)p & 15), first = head + at, up = head % 4 * 8;
-        if (first + 16 > bytes) continue;
-        const uint32_t *w = lines + c * PITCH + first / 4;
-        store_16(p + first, __funnelshift_r(w[0], w[1], up), __funnelshift_r(w[1], w[2], up),
+    for (int c = first; c < cols; c += TILE_THREADS / LANES, p += TILE_THREADS / LANES * pitch) {
+        int from = (int)(0 - (uintptr_t)p & 15) + at, up = from % 4 * 8;
+        if (from + 16 > bytes) continue;
+        const uint32_t *w = lines + c * PITCH + from / 4;
+        store_16(p + from, __funnelshift_r(w[0], w[1], up), __funnelshift_r(w[1], w[2], up),
                  __funnelshift_r(w[2], w[3], up), __funnelshift_r(w[3], w[4], up));
     }
     if (to.even) return;
-    for (int i = threadIdx.x; i < cols * 16; i += TILE_THREADS) {
-        int c = i / 16, b = i % 16;
-        uint8_t *p = codes + c * pitch;
-        const uint8_t *from = (const uint8_t *)(lines + c * PITCH);
-        int head = (int)(0 - (uintptr_t)p & 15),
-            tail = head + (bytes > head ? (bytes - head) & ~15 : 0);
-        if (b < head && b < bytes) p[b] = from[b];
-        if (tail + b < bytes) p[tail + b] = from[tail + b];
+    const int b = (int)threadIdx.x % 16, start = (int)threadIdx.x / 16;
+    const uint8_t *from = (const uint8_t *)(lines + start * PITCH) + b;
+    p = to.codes + start * pitch + b;
+#pragma unroll 2
+    for (int c = start; c < cols; c += TILE_THREADS / 16) {
+        int head = (b - (int)(uintptr_t)p) & 15; /* bytes before the first chunk */
+        int tail = head + (bytes > head ? (bytes - head) & ~15 : 0);
+        if (b < head && b < bytes) p[0] = from[0];
+        if (tail + b < bytes) p[tail] = from[tail];
+        p += TILE_THREADS / 16 * pitch, from += TILE_THREADS / 16 * PITCH * 4;
     }
 }
 
