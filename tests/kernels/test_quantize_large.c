@@ -1,0 +1,72 @@
+/* Quantize and dequantize of more than a GPU works on at a time, bit for bit the CPU's: kernels
+ * that go from tile to tile do so several times, over members of any size. */
+#include <string.h>
+
+#include "tests/kernels/quantize_case.h"
+
+enum { N = 24, K = 1040, MOST = 1600 };
+
+static const struct pair {
+    const char *row, *col;
+} pairs[] = { { "fp8_tensor", "fp8_tensor" }, { "fp8_delayed:e5m2", "fp8_delayed:e5m2" },
+              { "fp8_block", "fp8_block" },   { "mxfp8", "mxfp8" },
+              { "mxfp4", "mxfp4" },           { "nvfp4", "nvfp4:rht" },
+              { "nvfp4:sr", "nvfp4:rht+sr" }, { "nvfp4:4over6", "nvfp4:4over6" },
+              { "fp8_block", NULL },          { NULL, "nvfp4" } };
+
+static void quantize_on(mt_device *device, const struct quantize_case *c, void *x,
+                        const struct pair *p, struct quantize_result *r, int64_t nan[N])
+{
+    mt_stream stream = { device, NULL };
+    mt_qtensor source = mt_qtensor_plain(c->group, MT_BF16, x);
+    result_make(r, c, p->row, p->col, false);
+    assert_ok(mt_quantize(&stream, &(struct mt_quantize_args){ .dtype = MT_F32,
+                                                               .src = &source,
+                                                               .out = &r->q,
+                                                               .nan = nan,
+                                                               .seed = 7,
+                                                               .stream = 2,
+                                                               .step = 3 }));
+}
+
+static void check_pair(mt_device *cpu, const struct quantize_case *c, const struct pair *p)
+{
+    struct quantize_result ours, theirs;
+    void *x = case_source(c, MT_BF16, 4, true);
+    int64_t *nan = test_alloc(2 * N, MT_I64);
+    quantize_on(test_device(), c, x, p, &ours, nan);
+    quantize_on(cpu, c, x, p, &theirs, nan + N);
+    assert_memory_equal(nan, nan + N, N * sizeof *nan);
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        if (!ours.q.dir[dir].format) continue;
+        assert_same_direction(&ours, &theirs, (mt_dir)dir);
+        void *y = case_values(test_device(), &ours.q, (mt_dir)dir, MT_BF16),
+             *z = case_values(cpu, &theirs.q, (mt_dir)dir, MT_BF16);
+        assert_memory_equal(y, z, (size_t)c->total * mt_dtype_size(MT_BF16));
+        test_free(y), test_free(z);
+    }
+    result_free(&ours), result_free(&theirs);
+    test_free(nan), test_free(x);
+}
+
+static void test_many_tiles(void **state)
+{
+    (void)state;
+    mt_device *cpu;
+    struct quantize_case c;
+    int64_t rows[N];
+    bool small = strcmp(test_device_name(), "cpu") == 0; /* the CPU has no turns to take */
+    for (int i = 0; i < N; i++)
+        rows[i] = (int64_t)(case_mix((uint64_t)i) % MOST) / (small ? 16 : 1);
+    rows[5] = 0, rows[9] = 1;
+    assert_ok(mt_device_open(&cpu, "cpu", "portable", 2));
+    case_make(&c, MT_GROUP_VARYING_FIRST, N, rows, &(int64_t){ K }, 3);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) check_pair(cpu, &c, &pairs[i]);
+    mt_device_destroy(&cpu);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_many_tiles) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
