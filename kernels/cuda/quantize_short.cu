@@ -266,6 +266,13 @@ static __device__ __forceinline__ void end_block(const job &j)
     for (int64_t i = threadIdx.x; i < j.p.group.members; i += TILE_THREADS) give_results(j, i);
 }
 
+/* A sweep before that over codes ends where that begins: its last tiles are still at hand. */
+static __device__ __forceinline__ void find_turn(frame *f, const job &j, int64_t units,
+                                                 int64_t turn)
+{
+    find_frame(f, j, j.codes ? turn : units - 1 - turn);
+}
+
 template <int KIND, bool SR, bool FOUR>
 static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     short_kernel(const __grid_constant__ job j)
@@ -277,7 +284,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     const int warp = (int)threadIdx.x / 32;
     found it = {};
     if (warp < 2 && blockIdx.x + warp * gridDim.x < units)
-        find_frame(&sp->frames[warp], j, blockIdx.x + (int64_t)warp * gridDim.x);
+        find_turn(&sp->frames[warp], j, units, blockIdx.x + (int64_t)warp * gridDim.x);
     __syncthreads();
     if (blockIdx.x < units) load_tile(sp->tiles[0], sp->frames[0]);
     int n = 0, k = 0; /* frames[k] is that of the tile in tiles[n & 1] */
@@ -288,7 +295,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
         __syncthreads(); /* the tile is there, and the next frame; the last tile is done with */
         if (more) load_tile(sp->tiles[~n & 1], next);
         if (warp == n % WARPS && u + 2 * (int64_t)gridDim.x < units)
-            find_frame(&sp->frames[k == 0 ? 2 : k - 1], j, u + 2 * (int64_t)gridDim.x);
+            find_turn(&sp->frames[k == 0 ? 2 : k - 1], j, units, u + 2 * (int64_t)gridDim.x);
         run_frame<KIND, SR, FOUR>(j, sp, f, sp->tiles[n & 1], random, &it);
         if (!more || next.t.index != f.t.index) give_found(j, f.t, &it);
         k = k == 2 ? 0 : k + 1;
