@@ -266,13 +266,22 @@ static __device__ __forceinline__ void end_block(const job &j)
     for (int64_t i = threadIdx.x; i < j.p.group.members; i += TILE_THREADS) give_results(j, i);
 }
 
-/* A sweep before that over codes ends where that begins: its last tiles are still at hand. */
+/* Turn `turn` of the sweep, if there is one. A sweep before that over codes ends where that begins:
+ * its last tiles are still at hand. */
 static __device__ __forceinline__ void find_turn(frame *f, const job &j, int64_t units,
                                                  int64_t turn)
 {
-    find_frame(f, j, j.codes ? turn : units - 1 - turn);
+    if (turn < units) find_tile(f, j, j.codes ? turn : units - 1 - turn);
+}
+static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t units, int64_t turn,
+                                                int dir)
+{
+    if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
 }
 
+/* The tile of a block's turn n lies in tiles[n & 1], its frame in frames[n & 3]. While a block is
+ * at turn n the tile of n + 1 is on its way; warps in their turn look up n + 3, and where the parts
+ * of n + 2 go: a chain of loads that nobody waits for. */
 template <int KIND, bool SR, bool FOUR>
 static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     short_kernel(const __grid_constant__ job j)
@@ -280,25 +289,27 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     extern __shared__ uint4 mt_shared[];
     short_space *sp = (short_space *)mt_shared;
     uint32_t *random = (uint32_t *)(sp + 1);
-    const int64_t units = j.p.units[j.p.group.members];
+    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
     const int warp = (int)threadIdx.x / 32;
     found it = {};
-    if (warp < 2 && blockIdx.x + warp * gridDim.x < units)
-        find_turn(&sp->frames[warp], j, units, blockIdx.x + (int64_t)warp * gridDim.x);
+    if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
     __syncthreads();
+    if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
     if (blockIdx.x < units) load_tile(sp->tiles[0], sp->frames[0]);
-    int n = 0, k = 0; /* frames[k] is that of the tile in tiles[n & 1] */
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, n++) {
-        const frame &f = sp->frames[k], &next = sp->frames[k == 2 ? 0 : k + 1];
-        const bool more = u + gridDim.x < units;
+    int n = 0;
+    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
+        const frame &f = sp->frames[n & 3], &next = sp->frames[(n + 1) & 3];
+        const bool more = u + step < units;
+        const int place = (warp - n) & (WARPS - 1);
         copies_done();
-        __syncthreads(); /* the tile is there, and the next frame; the last tile is done with */
+        __syncthreads(); /* the tile is there, and its frame; the last tile is done with */
         if (more) load_tile(sp->tiles[~n & 1], next);
-        if (warp == n % WARPS && u + 2 * (int64_t)gridDim.x < units)
-            find_turn(&sp->frames[k == 0 ? 2 : k - 1], j, units, u + 2 * (int64_t)gridDim.x);
+        if (place == 0)
+            find_turn(&sp->frames[(n + 3) & 3], j, units, u + 3 * step);
+        else if (place <= MT_DIR_COUNT)
+            set_turn(&sp->frames[(n + 2) & 3], j, units, u + 2 * step, place - 1);
         run_frame<KIND, SR, FOUR>(j, sp, f, sp->tiles[n & 1], random, &it);
         if (!more || next.t.index != f.t.index) give_found(j, f.t, &it);
-        k = k == 2 ? 0 : k + 1;
     }
     if (j.codes) end_block(j);
 }

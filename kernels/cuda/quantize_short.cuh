@@ -46,7 +46,7 @@ struct short_space {
     alignas(16) float planar[PLANAR_BLOCKS * TILE];
     uint32_t partial[TILE / 32][PAIRS]; /* magnitudes of 32 rows of two columns */
     uint8_t scales[TILE * SEGMENTS];
-    frame frames[3]; /* of both and of the one after */
+    frame frames[4]; /* of both, of the one after, of the one that is looked up */
 };
 /* Behind it where a direction rounds stochastically: the bits of every element, placed as it is. */
 
@@ -92,13 +92,12 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
     if (!s.present) return;
     const bool columns = dir == MT_COL, across = columns && s.transposed;
     const int half = s.codes_per_byte - 1;
-    const int64_t *at = j.p.members[t.index].at; /* in memory: dir is a lane's */
     shape p = shape_of(s, t.m.rows, t.m.cols);
     int64_t line0 = across ? t.c0 : t.r0, along0 = across ? t.r0 : t.c0;
-    uint8_t *scales = s.scales + at[AT_SCALES + dir] * (s.scale == MT_SCALE_F32 ? 4 : 1);
+    uint8_t *scales = s.scales + t.m.at[AT_SCALES + dir] * (s.scale == MT_SCALE_F32 ? 4 : 1);
     const float *given = j.scale[dir];
     to->pitch = p.pitch;
-    to->codes = s.codes + at[AT_CODES + dir] + line0 * p.pitch + (along0 >> half);
+    to->codes = s.codes + t.m.at[AT_CODES + dir] + line0 * p.pitch + (along0 >> half);
     to->scales = lattice_of(s, p, scales, columns ? t.c0 : t.r0, columns ? t.r0 : t.c0);
     to->l = member_level(s, j.amax[dir][t.index], given ? given + t.index : NULL);
     int bytes = across ? 16 : SEGMENT >> half;
@@ -106,14 +105,12 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
                ((across ? t.rows : t.cols) & ((bytes << half) - 1)) == 0;
 }
 
-static __device__ __forceinline__ void find_frame(frame *f, const job &j, int64_t unit)
+/* Looks a tile up, by a warp; its targets are set afterwards, each by another. */
+static __device__ __forceinline__ void find_tile(frame *f, const job &j, int64_t unit)
 {
     int64_t member = member_at_by_warp(j.p.units, j.p.group.members, unit);
-    int lane = lane_of_warp();
-    if (lane >= MT_DIR_COUNT) return;
+    if (lane_of_warp()) return;
     tile t = tile_of(j.p, member, unit);
-    set_target(&f->to[lane], j, t, lane);
-    if (lane) return;
     f->t = t;
     f->source = (const mt_bf16 *)j.p.sides[SOURCE].codes + t.m.offset + t.r0 * t.m.cols + t.c0;
     f->aligned = (uintptr_t)f->source % 16 == 0 && t.m.cols % 8 == 0;
