@@ -159,7 +159,7 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
     const target &to = f.to[MT_COL];
     const int pair = (int)threadIdx.x % PAIRS, part = (int)threadIdx.x / PAIRS;
     const bool rotated = KIND == NIBBLES && s.options.rht;
-    uint32_t q[2][2][4];
+    uint32_t q[2][2][4] = {};
     if (KIND == LINES) {
         sp->partial[part][pair] = pair_magnitudes(words, pair, part);
         __syncthreads();
@@ -167,6 +167,7 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int at = part + n * (TILE_THREADS / PAIRS);
+        if (at * SEGMENT >= f.t.rows) continue; /* nothing of it is stored */
         uint32_t v[SEGMENT], bits[SEGMENT] = {};
 #pragma unroll
         for (int i = 0; i < SEGMENT; i++) {
