@@ -35,16 +35,37 @@ static __device__ __forceinline__ void set_frame(frame *f, const decode_job &j, 
                  (columns || (((uintptr_t)f->codes | (uintptr_t)f->pitch) & (bytes - 1)) == 0);
 }
 
-static __device__ __forceinline__ void find_frame(frame *f, const decode_job &j, int64_t unit)
+/* A block's turns: frames[n & 1] is that of turn n; while a block is at it one warp makes the frame
+ * of n + 1, another looks up the tile of n + 2, which is in ahead[n & 1]. */
+struct turns {
+    frame frames[2];
+    tile ahead[2];
+};
+
+static __device__ __forceinline__ void find_tile(tile *to, const decode_job &j, int64_t units,
+                                                 int64_t turn)
 {
-    int64_t member = member_at_by_warp(j.p.units, j.p.group.members, unit);
-    if (lane_of_warp() == 0) set_frame(f, j, tile_of(j.p, member, unit));
+    if (turn >= units) return;
+    int64_t member = member_at_by_warp(j.p.units, j.p.group.members, turn);
+    if (lane_of_warp() == 0) *to = tile_of(j.p, member, turn);
 }
 
-/* Warps take turns in looking tiles up. */
-static __device__ __forceinline__ bool is_turn(int n)
+static __device__ __forceinline__ void begin_turns(turns *t, const decode_job &j, int64_t units)
 {
-    return (int)threadIdx.x / 32 == n % (TILE_THREADS / 32);
+    const int warp = (int)threadIdx.x / 32;
+    if (warp < 2) find_tile(&t->ahead[warp], j, units, blockIdx.x + warp * (int64_t)gridDim.x);
+    __syncthreads();
+    if (threadIdx.x == 0 && blockIdx.x < units) set_frame(&t->frames[0], j, t->ahead[0]);
+}
+
+/* At turn n, tile u: what is to be done for the next ones, by warps in their turn. */
+static __device__ __forceinline__ void prepare_turns(turns *t, const decode_job &j, int64_t units,
+                                                     int64_t u, int n)
+{
+    const int place = ((int)threadIdx.x / 32 - n) & (TILE_THREADS / 32 - 1);
+    if (place == 0) find_tile(&t->ahead[n & 1], j, units, u + 2 * (int64_t)gridDim.x);
+    if (place == 1 && lane_of_warp() == 0 && u + gridDim.x < units)
+        set_frame(&t->frames[~n & 1], j, t->ahead[~n & 1]);
 }
 
 /* COUNT scales as they are stored, `step` apart, as far as wanted(i); nothing of whole members. */
@@ -139,18 +160,17 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     rows_kernel(const __grid_constant__ decode_job j)
 {
     enum { STEP = 32 / ACROSS, ROWS = SEGMENT / STEP };
-    __shared__ frame frames[2];
+    __shared__ turns turned;
     const side &s = j.p.sides[SOURCE];
     const bool planar = s.dir == MT_COL;
     const int first = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS;
     const int c = lane_of_warp() % ACROSS * RUN;
     int64_t units = j.p.units[j.p.group.members];
-    int k = 0, n = 0;
-    if (threadIdx.x < 32 && blockIdx.x < units) find_frame(&frames[0], j, blockIdx.x);
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, k ^= 1) {
+    int n = 0;
+    begin_turns(&turned, j, units);
+    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, n++) {
         __syncthreads(); /* the frame is there, the other one done with */
-        if (is_turn(n++) && u + gridDim.x < units) find_frame(&frames[k ^ 1], j, u + gridDim.x);
-        const frame &f = frames[k];
+        const frame &f = turned.frames[n & 1];
         const bool fast = f.aligned && c < f.cols;
         const int64_t pitch = f.pitch;
         const uint8_t *p = f.codes + first * pitch + (CODES == CODES_E2M1 ? c / 2 : c);
@@ -173,7 +193,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
         else
             load_scales<ROWS>(raw, s, f, scale_offset(f.scales, first, c >> s.block_shift),
                               STEP * line_step(f.scales), [&](int i) { return i * STEP < rows; });
-        if (threadIdx.x < 32 && u + gridDim.x < units) find_frame(&frames[k ^ 1], j, u + gridDim.x);
+        prepare_turns(&turned, j, units, u, n);
         if (!f.aligned) rows_singly(j, f, planar);
         float dec[ROWS], decs[RUN];
         scale_values<ROWS>(dec, s, j, f.dec, raw);
@@ -204,7 +224,7 @@ template <int CODES> struct columns {
         PITCH = CHUNKS * 4 + 28, /* words */
         LINES = 4 << HALF        /* codes of a word */
     };
-    frame frames[2];
+    turns turned;
     alignas(16) uint32_t words[TILE * PITCH];
 };
 
@@ -278,18 +298,18 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
                   *end = begin + j.p.members[j.p.group.members].at[AT_CODES + SOURCE];
     const int64_t units = j.p.units[j.p.group.members];
     const int c = (int)threadIdx.x % ACROSS * RUN, first = (int)threadIdx.x / ACROSS * space::LINES;
-    int k = 0, n = 0;
-    if (threadIdx.x < 32 && blockIdx.x < units) find_frame(&sp->frames[0], j, blockIdx.x);
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, k ^= 1) {
+    int n = 0;
+    begin_turns(&sp->turned, j, units);
+    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, n++) {
         __syncthreads(); /* the frame is there, the last tile done with */
-        const frame &f = sp->frames[k];
+        const frame &f = sp->turned.frames[n & 1];
         const uint8_t *codes = f.codes;
         const int rows = c < f.cols ? f.rows : 0, columns = f.cols - c;
         const uint32_t pitch = (uint32_t)f.pitch, start = (uint32_t)(uintptr_t)codes + c * pitch;
         uint32_t raw[RUN];
         float dec[RUN];
         load_columns<CODES>(sp->words, f, begin, end);
-        if (is_turn(n++) && u + gridDim.x < units) find_frame(&sp->frames[k ^ 1], j, u + gridDim.x);
+        prepare_turns(&sp->turned, j, units, u, n);
         /* a thread's rows are of one block */
         load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
                          line_step(f.scales), [&](int e) { return e < columns && first < rows; });
