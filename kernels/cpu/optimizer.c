@@ -29,7 +29,7 @@ static double squares_at(const struct mt_grad_norm_args *a, int64_t at)
     mt_real wide[NORM_BLOCK];
     first -= blocks * NORM_BLOCK;
     int64_t n = mt_min(NORM_BLOCK, a->bf16_count - first);
-    for (int64_t i = 0; i < n; i++) wide[i] = mt_bf16_to_f32(a->bf16_grad[first + i]);
+    for (int64_t i = 0; i < n; i++) wide[i] = (mt_real)mt_bf16_to_f32(a->bf16_grad[first + i]);
     return block_squares(wide, n);
 }
 
