@@ -48,6 +48,10 @@ bool mt_comm_has(const char *backend);
  * be NULL. Collective. Errors: MT_EUNSUPPORTED where this build or machine has nothing that
  * connects these processes; MT_ECONFIG of dist/launch.h, MT_EDEVICE of dist/rendezvous.h. */
 mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_options *options);
+/* What a rank does that is not there: collectives take the memory that they would take (over NCCL
+ * with `gpus`) and move nothing; what others would give stays as it is. For the plan device, which
+ * is borrowed. Split by dist/mesh.h alone. */
+mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int size, bool gpus);
 /* Closes a comm; the world last. Collective. NULL-safe. */
 void mt_comm_close(mt_comm **comm);
 /* Leaves without the others, after an error of this rank: everyone else is ended, and told this

@@ -20,8 +20,7 @@
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/fold.h"
 
-static const size_t HALF_BYTES = (size_t)128 << 20;
-enum { HALVES = 2, GRAIN = 64, OLDEST_VERSION = 21800 };
+enum { HALVES = 2, OLDEST_VERSION = 21800 };
 
 #define FUNCTIONS(X)                                                                               \
     X(GetErrorString)                                                                              \
@@ -232,9 +231,9 @@ static mt_status reserve(shared *s, size_t bytes)
 {
     if (bytes <= s->scratch_bytes) return MT_OK;
     MT_TRY(mt_device_synchronize(s->device));
-    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_STATE);
     s->scratch_bytes = 0;
-    MT_TRY(mt_device_alloc(s->device, &s->scratch, bytes, MT_MEMORY_WORKSPACE));
+    MT_TRY(mt_device_alloc(s->device, &s->scratch, bytes, MT_MEMORY_STATE));
     s->scratch_bytes = bytes;
     return MT_OK;
 }
@@ -277,12 +276,10 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
     MT_REQUIRE((unsigned)r->dtype < MT_DTYPE_COUNT && sums[r->dtype], MT_EUNSUPPORTED,
                "comm: %s cannot be reduced", mt_dtype_name(r->dtype));
     shared *s = of(c)->shared;
-    size_t across = (size_t)c->size * mt_dtype_size(r->dtype); /* an element of every rank */
-    int64_t most = (int64_t)(HALF_BYTES / across) / GRAIN * GRAIN;
-    int64_t all = (r->most + GRAIN - 1) / GRAIN * GRAIN, step = all < most ? all : most;
+    int64_t step;
+    int halves;
+    size_t half_bytes = mt_comm_fold_bytes(&step, &halves, c->size, r->dtype, r->most);
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: a reduction over %d ranks", c->size);
-    int halves = all > step ? HALVES : 1;
-    size_t half_bytes = (size_t)step * across;
     MT_TRY(reserve(s, (size_t)halves * half_bytes));
     MT_TRY(begin(c, stream));
     for (int i = 0; i < HALVES; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
@@ -364,7 +361,7 @@ static void release_shared(shared *s)
     mt_event_destroy(&s->came);
     mt_stream_destroy(&s->folds);
     mt_inflight_destroy(&s->inflight);
-    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_STATE);
     mt_staging_destroy(&s->staging);
     free(s);
 }

@@ -40,6 +40,10 @@ struct mt_comm {
 };
 
 extern const struct mt_comm_ops mt_comm_self;
+extern const struct mt_comm_ops mt_comm_plan;
+
+/* A part of a planned world: this rank's place in it, and its size. */
+mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size);
 
 /* Opens the world: sets rank, size, watch, impl. */
 typedef mt_status (*mt_comm_backend_open)(mt_comm *comm, const mt_launch *launch,
@@ -57,6 +61,19 @@ mt_status mt_comm_nccl_open(mt_comm *comm, const mt_launch *launch, const mt_com
 #else
 #define mt_comm_nccl_open NULL
 #endif
+
+/* How sums over GPUs go through scratch: `most` elements of each rank in pieces of *step, in one or
+ * two *halves of the bytes returned. */
+static inline size_t mt_comm_fold_bytes(int64_t *step, int *halves, int ranks, mt_dtype dtype,
+                                        int64_t most)
+{
+    enum { HALF_BYTES = 128 << 20, GRAIN = 64 };
+    int64_t across = ranks * (int64_t)mt_dtype_size(dtype); /* an element of every rank */
+    int64_t room = HALF_BYTES / across / GRAIN * GRAIN, all = (most + GRAIN - 1) / GRAIN * GRAIN;
+    *step = all < room ? all : room;
+    *halves = all > *step ? 2 : 1;
+    return (size_t)(*step * across);
+}
 
 /* to[i] = reduction of `blocks` blocks of `count` elements, `stride` elements apart, in order. Host
  * memory; `to` may be the first block. MT_EUNSUPPORTED names a type without arithmetic. */

@@ -277,10 +277,10 @@ static mt_status resize_shared(mt_fsdp *f)
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
-    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging * ranks + SLACK, MT_MEMORY_WORKSPACE));
-    MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size * ranks, MT_MEMORY_WORKSPACE));
+    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging * ranks + SLACK, MT_MEMORY_COMPUTE));
+    MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size * ranks, MT_MEMORY_GRAD));
     return f->options.reduce_bf16
-               ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_WORKSPACE)
+               ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_GRAD)
                : MT_OK;
 }
 
@@ -294,7 +294,7 @@ mt_status mt_fsdp_layout(mt_fsdp *f)
     for (int64_t i = 0; i < f->wires; i++) f->wire[i].slot = -1;
     for (int64_t i = 0; i < f->wires; i++) mt_fsdp_place(f, i, NULL);
     MT_TRY(resize(f, &f->own, &f->own_bytes, need_own, MT_MEMORY_COMPUTE));
-    MT_TRY(resize(f, &f->real, &f->real_bytes, need_real, MT_MEMORY_WORKSPACE));
+    MT_TRY(resize(f, &f->real, &f->real_bytes, need_real, MT_MEMORY_COMPUTE));
     MT_TRY(resize_shared(f));
     MT_TRY(make_slots(f));
     for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
@@ -388,10 +388,10 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     for (int64_t i = 0; f->slots && i < f->slot_count; i++)
         mt_device_free(f->device, &f->slots[i].memory, f->slots[i].bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->own, f->own_bytes, MT_MEMORY_COMPUTE);
-    mt_device_free(f->device, &f->real, f->real_bytes, MT_MEMORY_WORKSPACE);
-    mt_device_free(f->device, &f->staging, f->staging_bytes, MT_MEMORY_WORKSPACE);
-    mt_device_free(f->device, &f->outbox, f->outbox_bytes, MT_MEMORY_WORKSPACE);
-    mt_device_free(f->device, &f->sum, f->sum_bytes, MT_MEMORY_WORKSPACE);
+    mt_device_free(f->device, &f->real, f->real_bytes, MT_MEMORY_COMPUTE);
+    mt_device_free(f->device, &f->staging, f->staging_bytes, MT_MEMORY_COMPUTE);
+    mt_device_free(f->device, &f->outbox, f->outbox_bytes, MT_MEMORY_GRAD);
+    mt_device_free(f->device, &f->sum, f->sum_bytes, MT_MEMORY_GRAD);
     mt_device_free(f->device, &amax, f->amax_bytes, MT_MEMORY_STATE);
     free(f->wire);
     free(f->single);

@@ -6,7 +6,7 @@
 
 #include "dist/comm_priv.h"
 
-static const size_t HALF_BYTES = (size_t)16 << 20;
+static const size_t HALF_BYTES = MT_STAGING_BYTES / 2;
 enum { GRAIN = 64 };
 
 /* A collective of lines: `in` of them go to the device, `out` come back, `bytes` each. */
@@ -33,8 +33,7 @@ mt_status mt_staging_create(mt_staging *staging, mt_device *device)
 void mt_staging_destroy(mt_staging *staging)
 {
     if (staging->memory)
-        mt_device_free(staging->stream.device, &staging->memory, 2 * HALF_BYTES,
-                       MT_MEMORY_WORKSPACE);
+        mt_device_free(staging->stream.device, &staging->memory, 2 * HALF_BYTES, MT_MEMORY_STATE);
     mt_stream_destroy(&staging->stream);
 }
 
@@ -77,7 +76,7 @@ static mt_status run(mt_staging *s, mt_comm *c, const staged *call)
 {
     size_t step = HALF_BYTES / (size_t)c->size / GRAIN * GRAIN;
     if (!s->memory)
-        MT_TRY(mt_device_alloc(s->stream.device, &s->memory, 2 * HALF_BYTES, MT_MEMORY_WORKSPACE));
+        MT_TRY(mt_device_alloc(s->stream.device, &s->memory, 2 * HALF_BYTES, MT_MEMORY_STATE));
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: host memory of %d ranks", c->size);
     for (size_t at = 0; at < call->bytes; at += step) {
         mt_status status = move(s, c, call, at, at_most(call->bytes, at, step));

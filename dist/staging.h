@@ -8,6 +8,8 @@
 extern "C" {
 #endif
 
+enum { MT_STAGING_BYTES = 32 << 20 }; /* of its memory */
+
 typedef struct mt_staging {
     mt_stream stream;
     void *memory; /* two halves: what goes, and what comes back; made when first needed */

@@ -1,7 +1,9 @@
 /* The plan device: memory is counted, never touched, and every kernel succeeds without computing.
- * Packed weights have the size that the cpu device of this machine would give them. */
+ * Packed weights have the size that the cpu device of this machine would give them, or with the
+ * kernel set "cuda" a GPU: values in their order, both directions one. */
 #include <omp.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/backends.h"
 
@@ -102,11 +104,29 @@ static const struct mt_kernels plan_kernels = {
     MT_OPS(PLAN_ENTRY)
 };
 
+static size_t gpu_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k)
+{
+    (void)dir;
+    return (size_t)(members * m * k) * mt_dtype_size(dtype);
+}
+
+/* As on a GPU, which need not be here. */
+static void plan_gpu(struct plan *plan)
+{
+    plan->device.kernel_set = "cuda";
+    for (int i = 0; i < MT_DTYPE_COUNT; i++) {
+        plan->kernels[i].packed_bytes = gpu_packed_bytes;
+        plan->kernels[i].packed_shared = true;
+        plan->kernels[i].gemm_path = "of the GPU, which says it (mixtape doctor)";
+    }
+}
+
 mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads)
 {
     mt_device *cpu;
+    bool gpu = kernel_set && !strcmp(kernel_set, "cuda");
     int before = omp_get_max_threads(); /* which is the real devices' affair */
-    MT_TRY(mt_cpu_open(&cpu, kernel_set, threads));
+    MT_TRY(mt_cpu_open(&cpu, gpu ? NULL : kernel_set, threads));
     omp_set_num_threads(before);
     struct plan *plan = calloc(1, sizeof *plan);
     if (plan) {
@@ -126,6 +146,7 @@ mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads)
             plan->kernels[i].gemm_operand = cpu->kernels[i]->gemm_operand;
             plan->device.kernels[i] = &plan->kernels[i];
         }
+        if (gpu) plan_gpu(plan);
         *device = &plan->device;
     }
     mt_device_destroy(&cpu);

@@ -4,6 +4,7 @@
 #include "train/bench.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/rng.h"
 #include "train/plan.h"
@@ -123,12 +124,12 @@ static double peak_memory(const mt_device *device)
     return (double)peak;
 }
 
-static mt_status plan_memory(double *bytes, const mt_trainer_config *config)
+static mt_status plan_memory(double *bytes, const mt_trainer_config *config, bool gpu)
 {
     mt_device *device;
     mt_trainer *trainer = NULL;
     mt_status status = MT_OK;
-    MT_TRY(mt_device_open(&device, "plan", NULL, 1));
+    MT_TRY(mt_device_open(&device, "plan", gpu ? "cuda" : NULL, 1));
     MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, config));
     MT_TRY_CLEANUP(mt_plan_passes(trainer, false));
     *bytes = peak_memory(device);
@@ -145,7 +146,7 @@ static mt_status measure(mt_bench *b, struct job *j, const struct size *z, mt_be
 {
     double seconds, planned = 0, tokens = (double)(z->b * z->s), flop = flop_per_token(z) * tokens;
     double before = (double)(mark_memory(b->device) - b->device->bytes[MT_MEMORY_WORKSPACE]);
-    MT_TRY(plan_memory(&planned, &j->config));
+    MT_TRY(plan_memory(&planned, &j->config, !strcmp(b->device->name, "cuda")));
     MT_TRY(mt_trainer_create(&j->trainer, b->device, &j->config));
     MT_TRY(mt_bench_measure(b, &seconds, launch, j));
     c->amount = tokens, c->floor = flop / b->peak;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/ranks.h"
+
 mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
@@ -49,16 +51,36 @@ static void count_work(mt_plan *plan, const mt_trainer *trainer)
     plan->forward_flops = 2 * (double)multiplied + attention;
 }
 
+/* Whether a configuration's device is a GPU here. */
+static bool is_gpu(const char *name)
+{
+    int count;
+    if (strcmp(name, "auto") != 0) return !strncmp(name, "cuda", 4);
+    bool any = mt_device_count(&count, "cuda") == MT_OK && count > 0;
+    mt_error_clear();
+    return any;
+}
+
 mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
 {
-    *plan = (mt_plan){ 0 };
+    return mt_plan_make_rank(plan, config, 0, 1);
+}
+
+mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, int ranks)
+{
+    *plan = (mt_plan){ .ranks = ranks };
     mt_device *device = NULL;
     mt_trainer *trainer = NULL;
+    mt_comm *comm = NULL;
     mt_status status = MT_OK;
     const struct mt_kernels *kernels;
-    MT_TRY_CLEANUP(mt_device_open(&device, "plan", NULL, 0));
-    MT_TRY_CLEANUP(mt_device_kernels(device, config->trainer.dtype, &kernels));
-    MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, &config->trainer));
+    bool gpu = is_gpu(config->device);
+    mt_trainer_config c = config->trainer;
+    MT_TRY_CLEANUP(mt_device_open(&device, "plan", gpu ? "cuda" : NULL, 0));
+    MT_TRY_CLEANUP(mt_device_kernels(device, c.dtype, &kernels));
+    if (ranks > 1) MT_TRY_CLEANUP(mt_comm_open_plan(&comm, device, rank, ranks, gpu));
+    if (comm) mt_ranks_share(&c, comm);
+    MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, &c));
     MT_TRY_CLEANUP(mt_plan_passes(trainer, *config->valid_corpus != '\0'));
     count_work(plan, trainer);
     plan->kernel_set = device->kernel_set;
@@ -67,6 +89,7 @@ mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
     memcpy(plan->peak, device->peak, sizeof plan->peak);
 cleanup:
     mt_trainer_destroy(&trainer);
+    mt_comm_close(&comm);
     mt_device_destroy(&device);
     return status;
 }

@@ -108,6 +108,13 @@ int mt_ranks_threads(void)
     return online > launch.local_world ? (int)(online / launch.local_world) : 1;
 }
 
+void mt_ranks_share(mt_trainer_config *c, mt_comm *comm)
+{
+    int64_t share = c->batch_size / mt_comm_size(comm);
+    c->comm = comm;
+    if (share > 0 && c->micro_batch_size > share) c->micro_batch_size = share;
+}
+
 /* The first lines in which two texts differ. */
 static void first_difference(char a[LINE], char b[LINE], const char *x, const char *y)
 {

@@ -1,7 +1,7 @@
 /* The ranks of a run: how they start, agree and end together. */
 #pragma once
 
-#include "dist/comm.h"
+#include "train/trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +22,8 @@ mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s);
  * process, OMP_NUM_THREADS, cores bound by the launcher). */
 int mt_ranks_threads(void);
 
+/* A rank's share of the batch: micro-batches of no more than it. */
+void mt_ranks_share(mt_trainer_config *config, mt_comm *comm);
 /* Fails on every rank unless all have the same configuration: MT_ECONFIG names a rank and the first
  * line in which it differs from rank 0. Collective. */
 mt_status mt_ranks_check_config(mt_comm *comm, const char *text);

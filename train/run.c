@@ -176,9 +176,8 @@ static mt_status join_ranks(run *r)
     MT_TRY(mt_ranks_open(&r->comm, r->device, r->config->rank_timeout));
     r->lead = mt_comm_rank(r->comm) == 0;
     MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
-    int64_t ranks = mt_comm_size(r->comm), share = t->batch_size / ranks;
-    t->comm = r->comm;
-    if (share > 0 && t->micro_batch_size > share) t->micro_batch_size = share;
+    int64_t ranks = mt_comm_size(r->comm);
+    mt_ranks_share(t, r->comm);
     MT_REQUIRE(ranks == 1 || !r->config->statistics_every, MT_EUNSUPPORTED,
                "statistics.every is %lld: statistics are measured on one rank, not on %lld",
                (long long)r->config->statistics_every, (long long)ranks);

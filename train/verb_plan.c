@@ -6,6 +6,8 @@
 #include "train/paths.h"
 #include "train/plan.h"
 
+enum { MOST_RANKS = 1 << 16 };
+
 static void print_row(const char *name, int64_t bytes)
 {
     printf("  %-14s %16lld  %10.2f MiB\n", name, (long long)bytes, (double)bytes / 0x1p20);
@@ -22,12 +24,15 @@ static void print_plan(const mt_config *config, const mt_plan *plan)
     printf("batch %lld x %lld tokens, %lld sequences at once, %s, kernel set %s, %d threads\n",
            (long long)c->batch_size, (long long)c->sequence_length, (long long)c->micro_batch_size,
            mt_dtype_name(c->dtype), plan->kernel_set, plan->threads);
+    if (plan->ranks > 1)
+        printf("%d ranks, %lld sequences each; masters, gradients and moments in shards\n",
+               plan->ranks, (long long)(c->batch_size / plan->ranks));
     printf("GEMM path: %s\n", plan->gemm_path);
     printf("parameters: %lld, active for a token: %lld\n", (long long)plan->parameters,
            (long long)plan->active_parameters);
     printf("FLOP per token: %.4g forward, %.4g training\n", plan->forward_flops,
            3 * plan->forward_flops);
-    printf("bytes at the high-water mark:\n");
+    printf("bytes at the high-water mark%s:\n", plan->ranks > 1 ? " of each rank" : "");
     int64_t total = 0;
     for (int i = 0; i < MT_MEMORY_COUNT; i++) {
         if (i == MT_MEMORY_WORKSPACE) continue;
@@ -54,14 +59,32 @@ static mt_status print_paths(const mt_config *config)
     return status;
 }
 
+/* The most that any rank needs of each purpose: the first has the largest shards, the last may have
+ * more of what is computed. */
+static mt_status plan_ranks(mt_plan *plan, const mt_config *config, int64_t ranks)
+{
+    mt_plan last;
+    MT_REQUIRE(ranks > 0 && ranks <= MOST_RANKS, MT_ECONFIG, "--ranks %lld: must be from 1 to %d",
+               (long long)ranks, MOST_RANKS);
+    MT_TRY(mt_plan_make_rank(plan, config, 0, (int)ranks));
+    if (ranks == 1) return MT_OK;
+    MT_TRY(mt_plan_make_rank(&last, config, (int)ranks - 1, (int)ranks));
+    for (int i = 0; i < MT_MEMORY_COUNT; i++)
+        if (last.peak[i] > plan->peak[i]) plan->peak[i] = last.peak[i];
+    return MT_OK;
+}
+
 mt_status mt_verb_plan(int argc, char **argv)
 {
     mt_option_list sets = { 0 };
+    int64_t ranks = 1;
     const mt_option options[] = {
         { "set", MT_OPTION_LIST, &sets, "K=V", "a configuration key, such as train.dtype=bf16" },
+        { "ranks", MT_OPTION_INT, &ranks, "N",
+          "memory of each of N ranks: GPUs, or with device=cpu processes" },
     };
     const mt_command command = {
-        .usage = "mixtape plan CONFIG.yaml [--set a.b=c]...",
+        .usage = "mixtape plan CONFIG.yaml [--ranks N] [--set a.b=c]...",
         .about = "Memory by category, parameters, work per token and the GEMM path of a training "
                  "run,\nfound by running its steps on a device that only counts.",
         .options = options,
@@ -72,11 +95,11 @@ mt_status mt_verb_plan(int argc, char **argv)
     int count;
     bool help;
     mt_config config;
-    mt_plan plan;
+    mt_plan plan = { .ranks = 0 };
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
     MT_TRY(mt_config_load(&config, argv[1], sets.items, sets.count));
-    MT_TRY(mt_plan_make(&plan, &config));
+    MT_TRY(plan_ranks(&plan, &config, ranks));
     print_plan(&config, &plan);
     return print_paths(&config);
 }

@@ -7,7 +7,8 @@
  * 0's time; exposed_ms  what the passes' stream stood still for: events of gathers and reductions
  * that it waits for, and collectives in it; by the device's clock, the mean of all ranks;
  *   gathered_mb, reduced_mb  received by a rank in a step;
- *   peak_gb     high-water marks of all that was allocated by purpose. */
+ *   peak_gb     high-water marks of what was allocated on rank 0, but for the kernels' scratch_gb;
+ *   plan_gb     what the plan says of it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 
 #include "core/rng.h"
 #include "dist/comm_priv.h"
+#include "train/plan.h"
 #include "train/ranks.h"
 #include "train/supervise.h"
 #include "train/trainer.h"
@@ -237,6 +239,18 @@ static mt_status make_steps(mt_trainer *t, int steps, const int32_t *tokens, fig
     return MT_OK;
 }
 
+static mt_status plan_memory(double *bytes, const mt_trainer *t)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(t);
+    mt_config config = { .trainer = *c };
+    mt_plan plan;
+    config.trainer.comm = NULL;
+    snprintf(config.device, sizeof config.device, "%s", mt_trainer_device(t)->name);
+    MT_TRY(mt_plan_make_rank(&plan, &config, mt_comm_rank(c->comm), mt_comm_size(c->comm)));
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) *bytes += (double)plan.peak[i];
+    return MT_OK;
+}
+
 static int compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -248,20 +262,24 @@ static mt_status report(const struct size *z, const struct kind *kind, const mt_
 {
     mt_comm *comm = mt_trainer_get_config(t)->comm;
     const mt_device *device = mt_trainer_device(t);
-    double ranks = mt_comm_size(comm), wait = f->wait, peak = 0;
+    double ranks = mt_comm_size(comm), wait = f->wait, peak = 0, planned = 0;
     MT_TRY(mt_comm_all_reduce(comm, NULL, &wait, 1, MT_F64, MT_REDUCE_SUM, "waits"));
     qsort(f->step, (size_t)steps, sizeof *f->step, compare);
     double step = f->step[steps / 2], tokens = (double)(z->b * z->s);
-    for (int i = 0; i < MT_MEMORY_COUNT; i++) peak += (double)device->peak[i];
+    MT_TRY(plan_memory(&planned, t));
+    for (int i = 0; i < MT_MEMORY_COUNT; i++)
+        if (i != MT_MEMORY_WORKSPACE) peak += (double)device->peak[i];
     if (mt_comm_rank(comm) == 0)
         printf(
             "{\"bench\":\"ranks\",\"size\":\"%s\",\"ranks\":%d,\"over\":\"%s\",\"recipe\":\"%s\","
             "\"kind\":\"%s\",\"step_ms\":%.2f,\"fastest_ms\":%.2f,\"tokens_s_rank\":%.0f,"
-            "\"exposed_ms\":%.2f,\"gathered_mb\":%.1f,\"reduced_mb\":%.1f,\"peak_gb\":%.2f}\n",
+            "\"exposed_ms\":%.2f,\"gathered_mb\":%.1f,\"reduced_mb\":%.1f,\"peak_gb\":%.2f,"
+            "\"plan_gb\":%.2f,\"scratch_gb\":%.2f}\n",
             z->name, (int)ranks, mt_comm_backend(comm), recipe, kind->name, step * 1e3,
             f->step[0] * 1e3, tokens / step, wait / ranks * 1e3,
             (double)f->moved.gathered_bytes / steps / 1e6,
-            (double)f->moved.reduced_bytes / steps / 1e6, peak / 1e9);
+            (double)f->moved.reduced_bytes / steps / 1e6, peak / 1e9, planned / 1e9,
+            (double)device->peak[MT_MEMORY_WORKSPACE] / 1e9);
     fflush(stdout);
     return MT_OK;
 }

@@ -1,0 +1,137 @@
+/* Ranks that are not there: memory is taken as over MPI or NCCL, and nothing moves. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "dist/comm_priv.h"
+#include "dist/staging.h"
+
+typedef struct plan {
+    mt_device *device;
+    bool gpus;
+    void *scratch, *staging;
+    size_t scratch_bytes, staging_bytes;
+} plan;
+
+static mt_status grow(plan *p, void **memory, size_t *bytes, size_t need)
+{
+    if (*bytes >= need) return MT_OK;
+    mt_device_free(p->device, memory, *bytes, MT_MEMORY_STATE);
+    *bytes = 0;
+    MT_TRY(mt_device_alloc(p->device, memory, need, MT_MEMORY_STATE));
+    *bytes = need;
+    return MT_OK;
+}
+
+/* Collectives of host memory go by way of a GPU. */
+static mt_status stage(mt_comm *c, const mt_stream *stream)
+{
+    plan *p = c->impl;
+    if (stream || !p->gpus) return MT_OK;
+    return grow(p, &p->staging, &p->staging_bytes, MT_STAGING_BYTES);
+}
+
+/* GPUs add up in scratch. */
+static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64_t most)
+{
+    plan *p = c->impl;
+    int64_t step;
+    int halves;
+    MT_TRY(stage(c, stream));
+    if (!p->gpus || !stream || mt_dtype_size(dtype) == 0) return MT_OK;
+    size_t bytes = mt_comm_fold_bytes(&step, &halves, c->size, dtype, most);
+    return grow(p, &p->scratch, &p->scratch_bytes, (size_t)halves * bytes);
+}
+
+static mt_status plan_split(mt_comm *part, const mt_comm *whole, int color)
+{
+    (void)part, (void)whole;
+    return MT_FAIL(MT_EUNSUPPORTED, "comm: color %d of ranks that are not there", color);
+}
+
+static mt_status plan_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                 size_t bytes)
+{
+    if (!stream && (char *)to + (size_t)c->rank * bytes != from)
+        memmove((char *)to + (size_t)c->rank * bytes, from, bytes);
+    return stage(c, stream);
+}
+
+static mt_status plan_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                     const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+{
+    int64_t most = 0;
+    (void)to, (void)from, (void)reduce;
+    for (int r = 0; r < c->size; r++)
+        if (counts[r] > most) most = counts[r];
+    return fold(c, stream, dtype, most);
+}
+
+static mt_status plan_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
+                                 mt_dtype dtype, mt_reduce reduce)
+{
+    (void)data, (void)reduce;
+    return fold(c, stream, dtype, count);
+}
+
+static mt_status plan_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                 size_t block_bytes)
+{
+    (void)to, (void)from, (void)block_bytes;
+    return stage(c, stream);
+}
+
+static mt_status plan_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
+{
+    (void)data, (void)bytes, (void)root;
+    return stage(c, stream);
+}
+
+static mt_status plan_barrier(mt_comm *c)
+{
+    return stage(c, NULL);
+}
+
+static void plan_close(mt_comm *c)
+{
+    plan *p = c->impl;
+    mt_device_free(p->device, &p->scratch, p->scratch_bytes, MT_MEMORY_STATE);
+    mt_device_free(p->device, &p->staging, p->staging_bytes, MT_MEMORY_STATE);
+    free(p);
+}
+
+const struct mt_comm_ops mt_comm_plan = {
+    .name = "plan",
+    .split = plan_split,
+    .all_gather = plan_all_gather,
+    .reduce_scatter = plan_reduce_scatter,
+    .all_reduce = plan_all_reduce,
+    .all_to_all = plan_all_to_all,
+    .broadcast = plan_broadcast,
+    .barrier = plan_barrier,
+    .close = plan_close,
+};
+
+mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int size, bool gpus)
+{
+    *comm = NULL;
+    MT_REQUIRE(rank >= 0 && rank < size, MT_EINVAL, "comm: rank %d of %d", rank, size);
+    mt_comm *c = calloc(1, sizeof *c);
+    plan *p = calloc(1, sizeof *p);
+    if (!c || !p) {
+        free(c), free(p);
+        return MT_FAIL(MT_ENOMEM, "comm: out of memory");
+    }
+    *p = (plan){ .device = device, .gpus = gpus };
+    c->call.op = c->call.what = "";
+    c->ops = &mt_comm_plan, c->rank = rank, c->size = size, c->impl = p;
+    *comm = c;
+    return MT_OK;
+}
+
+mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size)
+{
+    const plan *p = world->impl;
+    MT_TRY(mt_comm_open_plan(part, p->device, rank, size, p->gpus));
+    (*part)->world = world;
+    return MT_OK;
+}

@@ -1,0 +1,138 @@
+/* What the plan says of a rank is what the rank takes, at 1, 2 and 4 ranks. */
+#include "tests/dist/ranks.h"
+
+#include <math.h>
+
+#include "train/plan.h"
+
+static mt_config base_config(void)
+{
+    const mt_architecture *architecture = NULL;
+    mt_config c;
+    if (mt_config_defaults(&c) != MT_OK) abort();
+    if (mt_architecture_find(&architecture, "qwen3_moe") != MT_OK) abort();
+    mt_model_config *m = &c.trainer.model;
+    mt_model_config_defaults(m, architecture);
+    m->vocab_size = 211, m->hidden_size = 64, m->num_hidden_layers = 3, m->num_attention_heads = 4;
+    m->num_key_value_heads = 2, m->head_dim = 16, m->moe_intermediate_size = 72;
+    m->num_experts = 5, m->num_experts_per_tok = 2, m->max_position_embeddings = 16;
+    c.trainer.batch_size = 8, c.trainer.micro_batch_size = 2, c.trainer.sequence_length = 16;
+    c.trainer.steps = 2;
+    snprintf(c.device, sizeof c.device, "%s", on_gpus() ? "cuda" : "cpu");
+    return c;
+}
+
+/* 5 % is the promise of all together; by purpose they are equal, since data decides nothing. The
+ * kernels' scratch is not planned. On GPUs the world keeps its scratch from one case to the next:
+ * there only the promise is held. */
+static mt_status check_peaks(const char *what, const mt_plan *plan, const mt_device *device)
+{
+    double planned = 0, taken = 0;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) {
+        planned += (double)plan->peak[i];
+        if (i != MT_MEMORY_WORKSPACE) taken += (double)device->peak[i];
+    }
+    rank_check(fabs(planned - taken) <= 0.05 * taken, "%s: %.0f bytes, planned were %.0f", what,
+               taken, planned);
+    if (on_gpus()) return MT_OK;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++)
+        if (i != MT_MEMORY_WORKSPACE)
+            rank_check(plan->peak[i] == device->peak[i], "%s: %lld bytes of %s, planned were %lld",
+                       what, (long long)device->peak[i], mt_memory_name((mt_memory)i),
+                       (long long)plan->peak[i]);
+    return MT_OK;
+}
+
+static mt_status check(mt_comm *comm, const char *what, const mt_config *config)
+{
+    mt_plan plan;
+    mt_trainer *trainer = NULL;
+    mt_trainer_config c = config->trainer;
+    mt_status status = MT_OK;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) rank_device->peak[i] = rank_device->bytes[i];
+    mt_ranks_share(&c, comm);
+    MT_TRY_CLEANUP(mt_plan_make_rank(&plan, config, mt_comm_rank(comm), mt_comm_size(comm)));
+    MT_TRY_CLEANUP(mt_trainer_create(&trainer, rank_device, &c));
+    MT_TRY_CLEANUP(mt_plan_passes(trainer, *config->valid_corpus != '\0'));
+    MT_TRY_CLEANUP(check_peaks(what, &plan, rank_device));
+cleanup:
+    mt_trainer_destroy(&trainer);
+    return status;
+}
+
+static mt_status planned(mt_comm *comm)
+{
+    mt_config c = base_config();
+    MT_TRY(check(comm, "f32", &c));
+    snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
+    c.trainer.dtype = MT_BF16;
+    MT_TRY(check(comm, "bf16, evaluated", &c));
+    c.trainer.reduce_bf16 = true, c.trainer.grad_dtype = MT_BF16;
+    MT_TRY(check(comm, "gradients in bf16", &c));
+    c = base_config();
+    c.trainer.keep_gathered = true;
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; layers=*experts* nvfp4");
+    MT_TRY(check(comm, "mxfp8 and nvfp4, units kept", &c));
+    c.trainer.optim.master = MT_MASTER_SPLIT, c.trainer.optim.moments = MT_MOMENTS_FP8;
+    c.trainer.recompute = MT_RECOMPUTE_BLOCK, c.trainer.defer_wgrad = true;
+    MT_TRY(check(comm, "split masters, fp8 moments, recomputed blocks", &c));
+    c = base_config();
+    c.trainer.model.tie_word_embeddings = true, c.trainer.offload = true;
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "fp8_delayed");
+    return check(comm, "tied, offloaded", &c);
+}
+
+static const rank_case cases[] = { { "planned", planned } };
+
+static void test_alone(void **state)
+{
+    (void)state;
+    if (on_gpus()) skip();
+    mt_launch launch = { .world = 1, .launcher = "" };
+    mt_comm *comm;
+    rank_device = test_device();
+    assert_ok(mt_comm_open(&comm, &launch, NULL));
+    assert_ok(planned(comm));
+    mt_comm_close(&comm);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    assert_two_and_four("planned");
+}
+
+/* Of a GPU that is not here, and of more ranks than there are: the shards shrink, the whole does
+ * not; what has to be here for a pass does not shrink. */
+static void test_elsewhere(void **state)
+{
+    (void)state;
+    mt_config c = base_config();
+    mt_plan one, four, many;
+    snprintf(c.device, sizeof c.device, "cuda");
+    c.trainer.batch_size = 16, c.trainer.micro_batch_size = 1;
+    assert_ok(mt_plan_make_rank(&one, &c, 0, 1));
+    assert_ok(mt_plan_make_rank(&four, &c, 3, 4));
+    assert_ok(mt_plan_make_rank(&many, &c, 15, 16));
+    assert_string_equal(one.kernel_set, "cuda");
+    assert_int_equal(one.parameters, many.parameters);
+    assert_in_range(four.peak[MT_MEMORY_MASTER], one.peak[MT_MEMORY_MASTER] / 4,
+                    one.peak[MT_MEMORY_MASTER] / 3);
+    assert_true(many.peak[MT_MEMORY_MOMENTS] < four.peak[MT_MEMORY_MOMENTS]);
+    assert_int_equal(four.peak[MT_MEMORY_ACTIVATIONS], many.peak[MT_MEMORY_ACTIVATIONS]);
+    /* staging and scratch over NCCL */
+    assert_true(four.peak[MT_MEMORY_STATE] > one.peak[MT_MEMORY_STATE]);
+    assert_fails(mt_plan_make_rank(&one, &c, 0, 3), MT_ECONFIG, "on each of 3 ranks");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
+    if (argc > 1) return rank_main(cases, 1, argv[1], on_gpus() ? 60 : 20);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_elsewhere),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
