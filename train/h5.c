@@ -162,6 +162,8 @@ void mt_h5_close(mt_h5 **file)
 {
     mt_h5 *f = *file;
     if (!f) return;
+    for (int64_t i = 0; i < f->source_count; i++) mt_h5_close(&f->sources[i]);
+    free(f->sources);
     if (f->id >= 0) H5Fclose(f->id);
     if (f->driver >= 0) H5Idec_ref(f->driver);
     if (f->state.fd >= 0) {

@@ -4,6 +4,8 @@
  * Files are written under a temporary name, fsynced and renamed: a name never shows half a file.
  * All structure is written in the checksummed format. What is read may be hostile: only hard links,
  * only the types below, only known filters, and no dataset that claims more than its file can hold.
+ * A virtual dataset shows what lies in other files of the same directory, and reads like any other;
+ * a file that is missing, or of another set than this one, is an error (MT_EIO, MT_EDAMAGED).
  * Errors: MT_EIO when the system refuses (a full disk), MT_EDAMAGED when contents break a rule;
  * both name the file and the object. */
 #pragma once
@@ -69,6 +71,21 @@ mt_status mt_h5_write_slab(mt_h5 *file, const char *name, const int64_t *start,
 /* Creates a checked dataset (contiguous for scalars and empty ones) and writes all of it. */
 mt_status mt_h5_write(mt_h5 *file, const char *name, int type, int ndim, const int64_t *shape,
                       const void *data);
+
+/* Where elements [first, first + count) of a flattened dataset are: from element `from` on in the
+ * dataset of the same name of another file; that has one dimension. */
+typedef struct mt_h5_extent {
+    const char *file; /* its name, in the directory of this one */
+    int64_t first, count, from;
+} mt_h5_extent;
+
+/* Makes a virtual dataset of 1 or 2 dimensions. Extents are in the order of their elements and
+ * cover the whole: MT_EINTERNAL names the elements that they leave out. The attribute "set" of "/",
+ * text, must be the same in all these files. */
+mt_status mt_h5_write_virtual(mt_h5 *file, const char *name, int type, int ndim,
+                              const int64_t *shape, const mt_h5_extent *extents, int64_t n);
+/* Fails with MT_EDAMAGED where two files are of different sets. */
+mt_status mt_h5_check_set(mt_h5 *file, mt_h5 *source);
 
 /* Describes a dataset after checking that it can be read at all. */
 mt_status mt_h5_dataset_info(mt_h5 *file, const char *name, mt_h5_info *info);

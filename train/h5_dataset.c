@@ -33,8 +33,7 @@ void mt_h5_format(char text[96], int type, int ndim, const int64_t *shape)
     if (n < 95) memcpy(text + n, "]", 2);
 }
 
-/* The HDF5 type of one of ours, to be closed by the caller; negative on failure. */
-static hid_t make_type(int type, bool little_endian)
+int64_t mt_h5_make_type(int type, bool little_endian)
 {
     const hid_t types[MT_H5_TYPE_COUNT][2] = {
         [MT_F64] = { H5T_IEEE_F64BE, H5T_IEEE_F64LE },
@@ -58,7 +57,7 @@ static hid_t make_type(int type, bool little_endian)
     return id;
 }
 
-static bool host_is_little_endian(void)
+bool mt_h5_host_is_little_endian(void)
 {
     const uint16_t one = 1;
     unsigned char first;
@@ -71,7 +70,7 @@ static int find_type(hid_t id, bool *little_endian)
 {
     for (int type = 0; type < MT_H5_TYPE_COUNT; type++)
         for (int little = 0; little < 2 && type != MT_BF16; little++) {
-            hid_t ours = make_type(type, little);
+            hid_t ours = mt_h5_make_type(type, little);
             htri_t equal = ours < 0 ? 0 : H5Tequal(ours, id);
             if (ours >= 0) H5Tclose(ours);
             *little_endian = little;
@@ -212,8 +211,8 @@ static mt_status check_storage(mt_h5 *file, const char *name, hid_t dataset, mt_
         MT_TRY_CLEANUP(check_filters(file, name, list, &ratio));
         MT_TRY_CLEANUP(check_chunks(file, name, list, info));
     } else if (layout != H5D_COMPACT) {
-        status = MT_H5_DAMAGED(file, name, "is a virtual dataset: refused");
-        goto cleanup;
+        status = mt_h5_read_virtual(file, name, list, info, NULL);
+        goto cleanup; /* its bytes are in other files */
     }
     if (info->bytes / ratio > file->bytes)
         status = MT_H5_DAMAGED(file, name, "claims %lld bytes, more than a file of %lld can hold",
@@ -281,32 +280,42 @@ cleanup:
     return status;
 }
 
-mt_status mt_h5_dataset_create(mt_h5 *file, const char *name, int type, int ndim,
-                               const int64_t *shape, mt_h5_storage storage)
+/* Makes the groups above it, too. */
+mt_status mt_h5_make_dataset(mt_h5 *file, const char *name, int type, int64_t space, int64_t list)
 {
-    MT_REQUIRE(ndim >= 0 && ndim <= MT_MAX_DIMS, MT_EINVAL, "'%s', %s: %d dimensions, at most %d",
-               file->path, name, ndim, MT_MAX_DIMS);
-    mt_status status;
-    hid_t space = -1, list = -1, id = -1, dataset = -1;
-    hsize_t dims[MT_MAX_DIMS];
-    for (int i = 0; i < ndim; i++) dims[i] = (hsize_t)shape[i];
+    mt_status status = MT_OK;
+    hid_t id = -1, dataset = -1;
     const char *slash = strrchr(name, '/');
     char group[1024];
     if (slash && slash > name) {
         snprintf(group, sizeof group, "%.*s", (int)(slash - name), name);
         MT_TRY(mt_h5_group(file, group));
     }
-    space = ndim ? H5Screate_simple(ndim, dims, NULL) : H5Screate(H5S_SCALAR);
-    MT_H5(file, name, "make a shape", space);
-    MT_H5(file, name, "make a type", id = make_type(type, true));
-    MT_TRY_CLEANUP(make_creation_list(&list, file, name, type, ndim, shape, storage));
+    MT_H5(file, name, "make a type", id = mt_h5_make_type(type, true));
     dataset = H5Dcreate2(file->id, name, id, space, H5P_DEFAULT, list, H5P_DEFAULT);
     MT_H5(file, name, "create the dataset", dataset);
     if (type == MT_BF16) MT_TRY_CLEANUP(mt_h5_set_string(file, name, bf16_attribute, "bf16"));
 cleanup:
     if (dataset >= 0) H5Dclose(dataset);
-    if (list >= 0) H5Pclose(list);
     if (id >= 0) H5Tclose(id);
+    return status;
+}
+
+mt_status mt_h5_dataset_create(mt_h5 *file, const char *name, int type, int ndim,
+                               const int64_t *shape, mt_h5_storage storage)
+{
+    MT_REQUIRE(ndim >= 0 && ndim <= MT_MAX_DIMS, MT_EINVAL, "'%s', %s: %d dimensions, at most %d",
+               file->path, name, ndim, MT_MAX_DIMS);
+    mt_status status;
+    hid_t space = -1, list = -1;
+    hsize_t dims[MT_MAX_DIMS];
+    for (int i = 0; i < ndim; i++) dims[i] = (hsize_t)shape[i];
+    space = ndim ? H5Screate_simple(ndim, dims, NULL) : H5Screate(H5S_SCALAR);
+    MT_H5(file, name, "make a shape", space);
+    MT_TRY_CLEANUP(make_creation_list(&list, file, name, type, ndim, shape, storage));
+    MT_TRY_CLEANUP(mt_h5_make_dataset(file, name, type, space, list));
+cleanup:
+    if (list >= 0) H5Pclose(list);
     if (space >= 0) H5Sclose(space);
     return status;
 }
@@ -314,40 +323,74 @@ cleanup:
 /* ---- reading and writing -----------------------------------------------------------------------
  */
 
-/* Moves the box of extents `count` at `start` (NULL: everything) between memory and an open
- * dataset. */
+/* The box of extents `count` at `start` (NULL: everything) as a selection in the dataset, and the
+ * same box alone, as it is in memory. */
+static mt_status select_box(hid_t *space, hid_t *memory, mt_h5 *file, const char *name,
+                            hid_t dataset, const mt_h5_info *info, const int64_t *start,
+                            const int64_t *count)
+{
+    mt_status status = MT_OK;
+    hsize_t at[MT_MAX_DIMS], n[MT_MAX_DIMS];
+    for (int i = 0; start && i < info->ndim; i++) {
+        MT_REQUIRE(start[i] >= 0 && count[i] >= 0 && start[i] <= info->shape[i] &&
+                       count[i] <= info->shape[i] - start[i],
+                   MT_EINVAL, "'%s', %s: [%lld, +%lld) is outside its extent %lld", file->path,
+                   name, (long long)start[i], (long long)count[i], (long long)info->shape[i]);
+        at[i] = (hsize_t)start[i], n[i] = (hsize_t)count[i];
+    }
+    MT_H5(file, name, "read the shape", *space = H5Dget_space(dataset));
+    if (!start || !info->ndim) {
+        MT_H5(file, name, "read the shape", *memory = H5Scopy(*space));
+        goto cleanup;
+    }
+    MT_H5(file, name, "make a shape", *memory = H5Screate_simple(info->ndim, n, NULL));
+    MT_H5(file, name, "select a part",
+          H5Sselect_hyperslab(*space, H5S_SELECT_SET, at, NULL, n, NULL));
+cleanup:
+    return status;
+}
+
+static mt_status read_box(mt_h5 *file, const char *name, hid_t dataset, const mt_h5_info *info,
+                          hid_t space, hid_t memory, void *to)
+{
+    mt_status status = MT_OK;
+    hid_t list = -1, type = mt_h5_make_type(info->type, mt_h5_host_is_little_endian());
+    const struct mt_h5_box box = { type, space, memory, to };
+    MT_H5(file, name, "make a type", type);
+    MT_H5(file, name, "read how it is stored", list = H5Dget_create_plist(dataset));
+    if (H5Pget_layout(list) == H5D_VIRTUAL)
+        MT_TRY_CLEANUP(mt_h5_read_virtual(file, name, list, info, &box));
+    else
+        MT_H5(file, name, "read the data", H5Dread(dataset, type, memory, space, H5P_DEFAULT, to));
+cleanup:
+    if (type >= 0) H5Tclose(type);
+    if (list >= 0) H5Pclose(list);
+    return status;
+}
+
+static mt_status write_box(mt_h5 *file, const char *name, hid_t dataset, const mt_h5_info *info,
+                           hid_t space, hid_t memory, const void *from)
+{
+    hid_t type = mt_h5_make_type(info->type, mt_h5_host_is_little_endian());
+    MT_TRY(mt_h5_check(file, name, "make a type", type));
+    mt_status status = mt_h5_check(file, name, "write the data",
+                                   H5Dwrite(dataset, type, memory, space, H5P_DEFAULT, from));
+    H5Tclose(type);
+    return status;
+}
+
+/* Moves a box between memory (`to` or `from`) and an open dataset. */
 static mt_status transfer(mt_h5 *file, const char *name, hid_t dataset, const mt_h5_info *info,
                           const int64_t *start, const int64_t *count, void *to, const void *from)
 {
-    mt_status status = MT_OK;
-    hid_t type = -1, memory = H5S_ALL, space = H5S_ALL;
-    hsize_t at[MT_MAX_DIMS], n[MT_MAX_DIMS];
-    MT_H5(file, name, "make a type", type = make_type(info->type, host_is_little_endian()));
-    for (int i = 0; start && i < info->ndim; i++) {
-        if (start[i] < 0 || count[i] < 0 || start[i] > info->shape[i] ||
-            count[i] > info->shape[i] - start[i]) {
-            status =
-                MT_FAIL(MT_EINVAL, "'%s', %s: [%lld, +%lld) is outside its extent %lld", file->path,
-                        name, (long long)start[i], (long long)count[i], (long long)info->shape[i]);
-            goto cleanup;
-        }
-        at[i] = (hsize_t)start[i], n[i] = (hsize_t)count[i];
-    }
-    if (start && info->ndim) {
-        MT_H5(file, name, "make a shape", memory = H5Screate_simple(info->ndim, n, NULL));
-        MT_H5(file, name, "read the shape", space = H5Dget_space(dataset));
-        MT_H5(file, name, "select a part",
-              H5Sselect_hyperslab(space, H5S_SELECT_SET, at, NULL, n, NULL));
-    }
-    if (to)
-        MT_H5(file, name, "read the data", H5Dread(dataset, type, memory, space, H5P_DEFAULT, to));
-    else
-        MT_H5(file, name, "write the data",
-              H5Dwrite(dataset, type, memory, space, H5P_DEFAULT, from));
+    mt_status status;
+    hid_t memory = -1, space = -1;
+    MT_TRY_CLEANUP(select_box(&space, &memory, file, name, dataset, info, start, count));
+    status = to ? read_box(file, name, dataset, info, space, memory, to)
+                : write_box(file, name, dataset, info, space, memory, from);
 cleanup:
-    if (space > 0 && space != H5S_ALL) H5Sclose(space);
-    if (memory > 0 && memory != H5S_ALL) H5Sclose(memory);
-    if (type >= 0) H5Tclose(type);
+    if (space >= 0) H5Sclose(space);
+    if (memory >= 0) H5Sclose(memory);
     return status;
 }
 

@@ -9,6 +9,9 @@ struct mt_h5 {
     int64_t id, driver;
     mt_h5_driver_state state;
     bool writing;
+    mt_h5 **sources; /* files beside it that its virtual datasets lead to, as far as opened */
+    int64_t source_count;
+    bool source;   /* is one of these */
     int64_t bytes; /* when opened for reading */
     char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
 };
@@ -23,6 +26,24 @@ mt_status mt_h5_check(const mt_h5 *file, const char *object, const char *doing, 
     mt_h5_damaged((file), (object), __FILE__, __LINE__, __VA_ARGS__)
 mt_status mt_h5_damaged(const mt_h5 *file, const char *object, const char *source, int line,
                         const char *format, ...) MT_PRINTF(5, 6);
+
+/* The HDF5 type of one of ours, to be closed by the caller; negative on failure. */
+int64_t mt_h5_make_type(int type, bool little_endian);
+bool mt_h5_host_is_little_endian(void);
+
+/* Makes a dataset of this shape and creation list, and the groups above it. */
+mt_status mt_h5_make_dataset(mt_h5 *file, const char *name, int type, int64_t space, int64_t list);
+
+/* What is read of a dataset: a selection in it, to the same elements of `to`, of HDF5's `type`, in
+ * the shape `memory`. */
+struct mt_h5_box {
+    int64_t type, space, memory;
+    void *to;
+};
+/* Reads of a virtual dataset with this creation list; NULL box: nothing. Fails unless its parts
+ * cover it in their order and are in the files beside this one. */
+mt_status mt_h5_read_virtual(mt_h5 *file, const char *name, int64_t list, const mt_h5_info *info,
+                             const struct mt_h5_box *box);
 
 /* Fails unless every step of the path is a hard link that exists: a hostile file cannot lead
  * elsewhere. */

@@ -336,7 +336,7 @@ static void test_hostile_storage(void **state)
     H5Sclose(space), H5Pclose(external), H5Pclose(virtual), H5Pclose(nbit);
     H5Fclose(file);
     expect_refused("storage.h5", "external", "another file");
-    expect_refused("storage.h5", "virtual", "virtual dataset");
+    expect_refused("storage.h5", "virtual", "not a file beside it");
     expect_refused("storage.h5", "nbit", "filter 5");
     expect_refused("storage.h5", "elsewhere/i16", "link");
     expect_refused("storage.h5", "soft", "link");
