@@ -90,21 +90,25 @@ cleanup:
 /* ---- counts of NaN ------------------------------------------------------------------------------
  */
 
-mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *s)
+mt_status mt_checkpoint_sum_nans(int64_t **counts, const mt_checkpoint_state *s)
 {
     mt_tensor t = s->precision ? mt_precision_nans(s->precision) : (mt_tensor){ 0 };
+    *counts = NULL;
     if (!t.data) return MT_OK;
-    int64_t *counts = malloc(mt_tensor_bytes(&t));
-    MT_REQUIRE(counts, MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
+    int64_t *x = *counts = malloc(mt_tensor_bytes(&t));
     mt_status status =
-        mt_device_copy(mt_param_store_device(s->params), counts, t.data, mt_tensor_bytes(&t));
-    if (status == MT_OK && s->comm)
-        status = mt_comm_all_reduce(s->comm, NULL, counts, t.shape[0], MT_I64, MT_REDUCE_SUM,
-                                    "counts of NaN");
-    if (status == MT_OK && file)
-        status = mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
-    free(counts);
-    return status;
+        x ? mt_device_copy(mt_param_store_device(s->params), x, t.data, mt_tensor_bytes(&t))
+          : MT_FAIL(MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
+    MT_TRY(mt_checkpoint_agree(s, status, "counts of NaN"));
+    if (mt_checkpoint_ranks(s) == 1) return MT_OK;
+    return mt_comm_all_reduce(s->comm, NULL, x, t.shape[0], MT_I64, MT_REDUCE_SUM, "counts of NaN");
+}
+
+mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *s, const int64_t *counts)
+{
+    if (!counts) return MT_OK;
+    mt_tensor t = mt_precision_nans(s->precision);
+    return mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
 }
 
 /* A checkpoint of a run without recipes has none: they begin at 0. */

@@ -23,22 +23,36 @@ static int guard_line(char line[64], const char *text, size_t bytes)
     return snprintf(line, 64, "end %016llx\n", (unsigned long long)XXH3_64bits(text, bytes));
 }
 
-static mt_status write_done(const char *dir, const char *const *names, int count)
+static mt_status write_done(const char *dir, const mt_checkpoint_seal *seals, int count)
 {
-    char path[MT_PATH_BYTES], hex[MT_HEX128_BYTES], text[4096], guard[64];
-    int64_t bytes;
-    size_t used = (size_t)snprintf(text, sizeof text, "%s", done_first_line);
-    for (int i = 0; i < count; i++) {
-        MT_TRY(mt_path_format(path, "%s/%s", dir, names[i]));
-        MT_TRY(mt_file_xxh128(hex, &bytes, path));
-        used += (size_t)snprintf(text + used, sizeof text - used, "%lld %s %s\n", (long long)bytes,
-                                 hex, names[i]);
-        MT_REQUIRE(used < sizeof text - sizeof guard, MT_EINTERNAL, "too many files for DONE");
-    }
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s",
-                             (guard_line(guard, text, used), guard));
-    MT_TRY(mt_path_format(path, "%s/DONE", dir));
-    return mt_file_write_all(path, text, used);
+    enum { LINE = 32 + MT_HEX128_BYTES + MT_SEAL_NAME };
+    char path[MT_PATH_BYTES], guard[64];
+    size_t room = sizeof done_first_line + (size_t)count * LINE + sizeof guard, used;
+    char *text = malloc(room);
+    MT_REQUIRE(text, MT_ENOMEM, "no memory for a DONE of %zu bytes", room);
+    used = (size_t)snprintf(text, room, "%s", done_first_line);
+    for (int i = 0; i < count; i++)
+        used += (size_t)snprintf(text + used, room - used, "%lld %s %s\n",
+                                 (long long)seals[i].bytes, seals[i].hex, seals[i].name);
+    used +=
+        (size_t)snprintf(text + used, room - used, "%s", (guard_line(guard, text, used), guard));
+    mt_status status = mt_path_format(path, "%s/DONE", dir);
+    if (status == MT_OK) status = mt_file_write_all(path, text, used);
+    free(text);
+    return status;
+}
+
+/* Whether a file that is not what DONE says is a rank's of another save: an error that says so. */
+static mt_status check_foreign(const char *dir, const char *path)
+{
+    char model[MT_PATH_BYTES];
+    mt_h5 *file = NULL, *whole = NULL;
+    mt_status status = mt_path_format(model, "%s/model.h5", dir);
+    if (status == MT_OK && mt_h5_open(&whole, model) == MT_OK && mt_h5_open(&file, path) == MT_OK)
+        status = mt_h5_check_set(whole, file);
+    mt_h5_close(&file);
+    mt_h5_close(&whole);
+    return status;
 }
 
 /* One line "size hash name" against the file. */
@@ -52,13 +66,16 @@ static mt_status verify_line(const char *dir, const char *line)
                MT_EDAMAGED, "'%s/DONE': the line '%.80s' is not 'size hash name'", dir, line);
     MT_TRY(mt_path_format(path, "%s/%s", dir, name));
     MT_TRY(mt_file_xxh128(got, &bytes, path));
+    if (bytes == size && !strcmp(got, want)) return MT_OK;
+    MT_TRY(check_foreign(dir, path));
     MT_REQUIRE(bytes == size, MT_EDAMAGED, "'%s' has %lld bytes, DONE says %lld", path,
                (long long)bytes, size);
-    MT_REQUIRE(!strcmp(got, want), MT_EDAMAGED, "'%s' does not match its checksum in DONE", path);
-    return MT_OK;
+    return MT_FAIL(MT_EDAMAGED, "'%s' does not match its checksum in DONE", path);
 }
 
-static mt_status verify_done(const char *dir, const char *text)
+/* Verifies line `share` of every `shares`, counting from 0. */
+static mt_status verify_done(const char *dir, const char *text, int share, int shares,
+                             int64_t *files)
 {
     char guard[64];
     size_t head = sizeof done_first_line - 1;
@@ -68,12 +85,13 @@ static mt_status verify_done(const char *dir, const char *text)
     guard_line(guard, text, (size_t)(end + 1 - text));
     MT_REQUIRE(!strcmp(end + 1, guard), MT_EDAMAGED, "'%s/DONE' does not match its own checksum",
                dir);
+    *files = 0;
     for (const char *line = text + head; line <= end; line = strchr(line, '\n') + 1)
-        MT_TRY(verify_line(dir, line));
+        if ((*files)++ % shares == share) MT_TRY(verify_line(dir, line));
     return MT_OK;
 }
 
-mt_status mt_checkpoint_verify(const char *path)
+static mt_status verify_share(const char *path, int share, int shares, int64_t *files)
 {
     char done[MT_PATH_BYTES], *text;
     size_t bytes;
@@ -82,9 +100,16 @@ mt_status mt_checkpoint_verify(const char *path)
     MT_REQUIRE(mt_path_exists(done), MT_EDAMAGED,
                "'%s' has no DONE: not a checkpoint, or not a complete one", path);
     MT_TRY(mt_file_read_all(&text, &bytes, done, MAX_DONE));
-    mt_status status = verify_done(path, text);
+    mt_status status = verify_done(path, text, share, shares, files);
     free(text);
     return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
+}
+
+mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files)
+{
+    if (!comm) return verify_share(path, 0, 1, files);
+    return mt_comm_agree(comm, verify_share(path, mt_comm_rank(comm), mt_comm_size(comm), files),
+                         "verifying a checkpoint");
 }
 
 /* ---- staging -----------------------------------------------------------------------------------
@@ -100,6 +125,14 @@ static mt_status trim_path(char to[MT_PATH_BYTES], const char *path)
     return MT_OK;
 }
 
+mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path)
+{
+    stage->file = NULL;
+    stage->temp[0] = '\0';
+    MT_TRY(trim_path(stage->path, path));
+    return mt_path_format(stage->temp, "%s.tmp", stage->path);
+}
+
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path)
 {
     char file[MT_PATH_BYTES];
@@ -109,7 +142,7 @@ mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path
     MT_TRY(mt_path_format(file, "%s/DONE", stage->path));
     MT_REQUIRE(!mt_path_exists(stage->path) || mt_path_exists(file), MT_EIO,
                "'%s' exists and is not a checkpoint: not replaced", stage->path);
-    MT_TRY(mt_path_format(stage->temp, "%s.tmp", stage->path));
+    MT_TRY(mt_checkpoint_stage_join(stage, path));
     MT_TRY(mt_dir_remove(stage->temp));
     MT_TRY(mt_dir_create(stage->temp));
     MT_TRY(mt_path_format(file, "%s/model.h5", stage->temp));
@@ -131,11 +164,27 @@ static mt_status rename_stage(const mt_checkpoint_stage *stage)
                    strerror(errno));
 }
 
-mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage)
+/* model.h5 first, for a reader to see what the others are. */
+static mt_status write_seals(const mt_checkpoint_stage *stage, const mt_checkpoint_seal *seals,
+                             int count)
 {
-    static const char *const names[] = { "model.h5" };
+    char path[MT_PATH_BYTES];
+    mt_checkpoint_seal *all = calloc((size_t)count + 1, sizeof *all);
+    MT_REQUIRE(all, MT_ENOMEM, "no memory for the names of %d files", count);
+    snprintf(all[0].name, sizeof all[0].name, "model.h5");
+    if (count) memcpy(all + 1, seals, (size_t)count * sizeof *all);
+    mt_status status = mt_path_format(path, "%s/%s", stage->temp, all[0].name);
+    if (status == MT_OK) status = mt_file_xxh128(all[0].hex, &all[0].bytes, path);
+    if (status == MT_OK) status = write_done(stage->temp, all, count + 1);
+    free(all);
+    return status;
+}
+
+mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage, const mt_checkpoint_seal *seals,
+                                      int count)
+{
     MT_TRY(mt_h5_commit(&stage->file));
-    MT_TRY(write_done(stage->temp, names, 1));
+    MT_TRY(write_seals(stage, seals, count));
     MT_TRY(mt_dir_sync(stage->temp));
     MT_TRY(rename_stage(stage));
     stage->temp[0] = '\0';
@@ -218,13 +267,14 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
 {
     step_list list;
     size_t used = 0;
+    int64_t files;
     if (skipped_bytes) skipped[0] = '\0';
     mt_status status = list_steps(&list, dir);
     bool found = false;
     for (int64_t i = 0; status == MT_OK && !found && i < list.count; i++) {
         status = mt_path_format(path, "%s/%s", dir, list.items[i].name);
         if (status != MT_OK) break;
-        found = mt_checkpoint_verify(path) == MT_OK;
+        found = mt_checkpoint_verify(path, NULL, &files) == MT_OK;
         if (!found && used < skipped_bytes)
             used += (size_t)snprintf(skipped + used, skipped_bytes - used, "%s: %s\n",
                                      list.items[i].name, mt_error_message());

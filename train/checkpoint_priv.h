@@ -5,6 +5,17 @@
 #include "train/fileio.h"
 #include "train/h5.h"
 
+/* ---- directories --------------------------------------------------------------------------------
+ */
+
+enum { MT_SEAL_NAME = 64 };
+
+/* What DONE says of a file. */
+typedef struct mt_checkpoint_seal {
+    int64_t bytes;
+    char hex[MT_HEX128_BYTES], name[MT_SEAL_NAME];
+} mt_checkpoint_seal;
+
 /* A checkpoint directory being written: `<path>.tmp` until published. */
 typedef struct mt_checkpoint_stage {
     char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
@@ -13,8 +24,12 @@ typedef struct mt_checkpoint_stage {
 
 /* Begins. Refuses a path that exists and is not a checkpoint. */
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path);
-/* Commits model.h5, writes DONE, renames the directory. On failure the caller abandons. */
-mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage);
+/* Only the names, for a rank other than the one that begins. */
+mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path);
+/* Commits model.h5, writes DONE for it and for `count` other files, renames the directory. On
+ * failure the caller abandons. */
+mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage, const mt_checkpoint_seal *seals,
+                                      int count);
 /* Removes what was written so far; harmless after publishing. */
 void mt_checkpoint_stage_abandon(mt_checkpoint_stage *stage);
 
@@ -22,28 +37,97 @@ void mt_checkpoint_stage_abandon(mt_checkpoint_stage *stage);
 mt_status mt_checkpoint_write_meta(mt_h5 *file, const mt_checkpoint_state *state,
                                    const mt_checkpoint_info *info);
 
-/* What moments have beside their elements: the storage form, an attribute of /optim, and the scales
- * of a form with blocks, f32 [blocks] in /optim/{m,v}_scales/<our name of the param>. A checkpoint
- * without the attribute has moments as real. */
-mt_status mt_checkpoint_write_moments(mt_h5 *file, const mt_checkpoint_state *state);
-/* MT_ECONFIG when it is of another form; MT_EDAMAGED when scales are missing. */
-mt_status mt_checkpoint_check_moments(mt_h5 *file, const mt_checkpoint_state *state,
-                                      const char *path);
-mt_status mt_checkpoint_read_moments(mt_h5 *file, const mt_checkpoint_state *state);
+/* ---- shards -------------------------------------------------------------------------------------
+ */
 
-/* Host memory in which every rank has filled in what it owns, and zeros elsewhere, becomes the
- * whole on every rank. Room for up to 3 bytes more. Collective; nothing with one rank. */
-mt_status mt_checkpoint_collect(const mt_checkpoint_state *state, void *whole, size_t bytes);
-/* Whether this rank writes the file; the others give it their parts with a `file` of NULL. */
+/* Where a rank puts the tensors that are sharded. Alone, it has them whole, and they go to
+ * model.h5. Among others it puts the elements that it owns into a file of its own, rank_0003.h5: a
+ * dataset of one dimension for each tensor, and `index`, text of a line "first count dtype ndim
+ * extents name" for each range of elements, in the order in which they are there. */
+typedef struct mt_checkpoint_shard {
+    const mt_checkpoint_state *state;
+    mt_h5 *file; /* alone: borrowed */
+    char *set;   /* what the files of this save, and no others, have in common */
+    char *index;
+    size_t used, room;
+    mt_checkpoint_seal *seals; /* of every rank's file, once it is ended */
+} mt_checkpoint_shard;
+
+typedef struct mt_range {
+    int64_t first, count; /* elements of a flattened tensor */
+} mt_range;
+
+/* Ranks that share a state, and whether this one writes what is not sharded. */
+int mt_checkpoint_ranks(const mt_checkpoint_state *state);
 bool mt_checkpoint_leads(const mt_checkpoint_state *state);
+/* mt_comm_agree, where there is a comm. */
+mt_status mt_checkpoint_agree(const mt_checkpoint_state *state, mt_status status, const char *what);
 
-/* Verifies every file that DONE lists. */
-mt_status mt_checkpoint_verify(const char *path);
+mt_status mt_checkpoint_shard_begin(mt_checkpoint_shard *shard, const mt_checkpoint_stage *stage,
+                                    const mt_checkpoint_state *state,
+                                    const mt_checkpoint_info *info);
+/* Writes what this rank owns of a tensor: `count` ranges of it, packed in `data`. A tensor is put
+ * once by a rank; its ranges on all ranks are the whole, each element once. 0 ranges: nothing. */
+mt_status mt_checkpoint_put(mt_checkpoint_shard *shard, const char *name, mt_dtype dtype, int ndim,
+                            const int64_t *shape, const mt_range *ranges, int64_t count,
+                            const void *data);
+/* Ends the file; seals of all ranks' are here then. Collective: fails on all if on one. */
+mt_status mt_checkpoint_shard_end(mt_checkpoint_shard *shard, mt_status status);
+/* Shows the tensors of all ranks in model.h5, whole. Nothing where one rank has all. */
+mt_status mt_checkpoint_show_shards(const mt_checkpoint_shard *shard,
+                                    const mt_checkpoint_stage *stage);
+/* Frees it, and drops a file that is not ended. */
+void mt_checkpoint_shard_close(mt_checkpoint_shard *shard);
+
+/* Verifies every file that DONE lists, and counts them. Over the ranks of `comm`, each verifies a
+ * share, and all fail if one does; NULL: alone. */
+mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files);
+
+/* mt_checkpoint_open; over the ranks of `comm` each verifies a share of the files. Collective up to
+ * that: what fails after it is this rank's own. */
+mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm);
+
+/* ---- parts of params ----------------------------------------------------------------------------
+ */
+
+enum { MT_DATASET_NAME = 1024 };
 
 /* A part of a param as a tensor without data: its shape, and where its elements begin in the flat
  * buffers. */
 mt_tensor mt_part_tensor(const mt_param *param, const mt_param_part *part, mt_dtype dtype);
 int64_t mt_part_offset(const mt_param *param, const mt_param_part *part);
+
+/* What this rank owns of a part, among the part's elements; *from: where that begins among its own
+ * elements of the param. */
+mt_range mt_checkpoint_own(const mt_param *param, const mt_param_part *part, int64_t *from);
+/* The type that a part is stored in: of its master, or of a moment. */
+mt_dtype mt_checkpoint_dtype(const mt_checkpoint_state *state, const mt_param *param,
+                             const void *moment);
+mt_status mt_checkpoint_dataset(char text[MT_DATASET_NAME], const char *group, const char *name);
+
+/* Calls `visit` for every part, with memory for the largest one, in the params' dtype. Fails when
+ * the parts of a param do not add up to it: something would be left out. */
+typedef mt_status mt_checkpoint_visit(void *user, const mt_param *param, const mt_param_part *part,
+                                      void *buffer);
+mt_status mt_checkpoint_each_part(const mt_param_store *params, mt_checkpoint_visit *visit,
+                                  void *user);
+
+/* ---- what a state has beside them ---------------------------------------------------------------
+ */
+
+/* The step state, as attributes of /optim. */
+mt_status mt_checkpoint_write_step(mt_h5 *file, const mt_checkpoint_state *state);
+mt_status mt_checkpoint_read_step(struct mt_step_state *step, mt_h5 *file);
+
+/* What moments have beside their elements: the storage form, an attribute of /optim, and the scales
+ * of a form with blocks, f32 [blocks] in /optim/{m,v}_scales/<our name of the param>. A checkpoint
+ * without the attribute has moments as real. */
+mt_status mt_checkpoint_write_moments(mt_h5 *file, const mt_checkpoint_state *state);
+mt_status mt_checkpoint_put_scales(mt_checkpoint_shard *shard);
+/* MT_ECONFIG when it is of another form; MT_EDAMAGED when scales are missing. */
+mt_status mt_checkpoint_check_moments(mt_h5 *file, const mt_checkpoint_state *state,
+                                      const char *path);
+mt_status mt_checkpoint_read_moments(mt_h5 *file, const mt_checkpoint_state *state);
 
 /* Whether model.h5 has this group. */
 mt_status mt_checkpoint_has(mt_checkpoint *checkpoint, const char *group, bool *has);
@@ -52,6 +136,9 @@ mt_status mt_checkpoint_has(mt_checkpoint *checkpoint, const char *group, bool *
 mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *state);
 mt_status mt_checkpoint_delayed(const mt_checkpoint_state *state, mt_checkpoint *checkpoint,
                                 bool read);
-/* Counts of NaN in quantized operands. Read last: writing compute copies counts, too. */
-mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *state);
+/* Counts of NaN in quantized operands: the sums over ranks in host memory, freed by the caller,
+ * NULL where nothing is counted (collective). Read last: writing compute copies counts, too. */
+mt_status mt_checkpoint_sum_nans(int64_t **counts, const mt_checkpoint_state *state);
+mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *state,
+                                   const int64_t *counts);
 mt_status mt_checkpoint_read_nans(const mt_checkpoint_state *state, mt_checkpoint *checkpoint);

@@ -38,16 +38,15 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
     char target[MT_PATH_BYTES], latest[MT_PATH_BYTES], name[64];
     mt_checkpoint_state state;
     describe_trainer(&state, trainer);
-    bool lead = !state.comm || mt_comm_rank(state.comm) == 0;
-    if (lead) MT_TRY(mt_dir_create(dir));
     int n = snprintf(name, sizeof name, "step_%08lld", (long long)state.step);
     MT_TRY(mt_path_format(target, "%s/%s", dir, name));
     MT_TRY(mt_path_format(latest, "%s/latest", dir));
     MT_TRY(mt_checkpoint_write(target, &state, info));
     if (path) memcpy(path, target, sizeof target);
-    if (!lead) return MT_OK;
     name[n] = '\n';
-    return mt_file_write_all(latest, name, (size_t)n + 1);
+    mt_status status =
+        mt_checkpoint_leads(&state) ? mt_file_write_all(latest, name, (size_t)n + 1) : MT_OK;
+    return mt_checkpoint_agree(&state, status, "naming the latest checkpoint");
 }
 
 /* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
@@ -95,7 +94,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     mt_checkpoint_state state;
     mt_status status = MT_OK;
     describe_trainer(&state, trainer);
-    MT_TRY(mt_checkpoint_open(&checkpoint, path));
+    MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm));
     if (!force)
         MT_TRY_CLEANUP(check_same_run(mt_checkpoint_get_meta(checkpoint),
                                       mt_trainer_get_config(trainer), corpus, path));

@@ -178,7 +178,7 @@ static mt_status write_checkpoint(importer *in, const char *checkpoint, const ch
     in->file = stage.file;
     if (status == MT_OK) status = mt_checkpoint_write_meta(stage.file, &state, &info);
     if (status == MT_OK) status = copy_parts(in);
-    if (status == MT_OK) status = mt_checkpoint_stage_publish(&stage);
+    if (status == MT_OK) status = mt_checkpoint_stage_publish(&stage, NULL, 0);
     mt_checkpoint_stage_abandon(&stage);
     return status;
 }
