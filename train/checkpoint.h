@@ -1,4 +1,4 @@
-/* Checkpoints: a directory with model.h5 and DONE. In model.h5:
+/* Checkpoints: a directory with model.h5, which shows everything, and DONE. In model.h5:
  *
  * - /meta: attributes format_version, config (JSON, train/hf.h), run_config, source_config,
  *   git_revision, seed, step, kernel_set, compute, corpus
@@ -11,6 +11,13 @@
  * - /rng, /data: attributes: seed and position of the next step's draws and batch
  * - /state/router_bias/<i>: f32 [E] of MoE layer i
  * - /state/delayed/<layer>.<slot>.{scale,history}: f32 [N] and [length, N] of fp8_delayed
+ *
+ * One rank writes all of it there. Of several, each writes the elements that it owns into a file of
+ * its own, rank_0000.h5 and on, at the same time as the others; model.h5 then shows the tensors of
+ * /model, /optim/{m,v} and /optim/{m,v}_scales as virtual datasets, whole, with the number of ranks
+ * in /meta and, in all of these files, the same attribute "set" of "/". Whoever reads model.h5 sees
+ * no difference: one process, or any number of ranks, each reading its own part. The directory can
+ * be moved as a whole. Ranks of several hosts need a file system that all of them see.
  *
  * DONE has one line for each file: size, XXH3-128, name; and a line that guards these lines. A
  * directory without it is not a checkpoint.
@@ -39,12 +46,11 @@ typedef struct mt_checkpoint_info {
 /* ---- training runs -----------------------------------------------------------------------------
  */
 
-/* With ranks, saving and loading are collective: rank 0 writes one file of whole tensors, which any
- * number of ranks loads, each its own part.
+/* With ranks, saving and loading are collective.
  *
  * Saves DIR/step_00001000 (of the trainer's step), then DIR/latest, a file with that name; `path`,
- * if not NULL, receives the checkpoint's. On failure (a full disk) nothing of it is left and older
- * ones are untouched. */
+ * if not NULL, receives the checkpoint's. On failure (a full disk) of any rank, all fail, nothing
+ * of it is left and older ones are untouched. */
 mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
                              const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH]);
 /* Brings everything back: a run goes on bit for bit as if it had not stopped. Another model or
@@ -57,9 +63,10 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
 mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
 
 /* The newest complete checkpoint in DIR. `skipped` receives a line for each newer one that is not
- * complete and why ("" if none). MT_EIO when there is none. */
+ * complete and why ("" if none). MT_EIO when there is none. Over the ranks of `comm` (NULL: alone)
+ * each verifies a share of its files; collective. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
-                                    size_t skipped_bytes, const char *dir);
+                                    size_t skipped_bytes, const char *dir, mt_comm *comm);
 /* The checkpoint that a user means: a checkpoint, a directory of them, or a run with a ckpt/
  * directory. */
 mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,

@@ -9,39 +9,61 @@
 
 static const char *const group = "/state/delayed";
 
-/* Host memory for the largest of these tensors. */
-static mt_status make_buffer(void **buffer, const mt_precision *p)
+/* Bytes of these tensors, and of the largest. */
+static size_t state_bytes(const mt_precision *p, size_t *most)
 {
-    size_t most = 1;
+    size_t sum = 0;
     char name[256];
-    for (int64_t i = 0; i < mt_precision_state_count(p); i++) {
+    *most = 0;
+    for (int64_t i = 0; p && i < mt_precision_state_count(p); i++) {
         mt_tensor t = mt_precision_state(p, i, name);
-        if (mt_tensor_bytes(&t) > most) most = mt_tensor_bytes(&t);
+        size_t bytes = mt_tensor_bytes(&t);
+        sum += bytes;
+        if (bytes > *most) *most = bytes;
     }
-    *buffer = malloc(most);
-    MT_REQUIRE(*buffer, MT_ENOMEM, "no memory for an amax history of %zu bytes", most);
+    return sum;
+}
+
+/* This rank's, one after another. */
+static mt_status copy_states(char *to, const mt_checkpoint_state *s)
+{
+    char name[256];
+    for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
+        mt_tensor t = mt_precision_state(s->precision, i, name);
+        MT_TRY(mt_device_copy(mt_param_store_device(s->params), to, t.data, mt_tensor_bytes(&t)));
+        to += mt_tensor_bytes(&t);
+    }
     return MT_OK;
 }
 
-mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *s)
+mt_status mt_checkpoint_gather_delayed(float **values, const mt_checkpoint_state *s)
+{
+    size_t most, bytes = state_bytes(s->precision, &most);
+    *values = NULL;
+    if (!bytes) return MT_OK;
+    *values = malloc(bytes);
+    mt_status status = *values
+                           ? copy_states((char *)*values, s)
+                           : MT_FAIL(MT_ENOMEM, "no memory for amax histories of %zu bytes", bytes);
+    MT_TRY(mt_checkpoint_agree(s, status, "amax histories"));
+    if (mt_checkpoint_ranks(s) == 1) return MT_OK;
+    return mt_comm_all_reduce(s->comm, NULL, *values, (int64_t)(bytes / sizeof **values), MT_F32,
+                              MT_REDUCE_MAX, "amax histories");
+}
+
+mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *s,
+                                      const float *values)
 {
     char name[256], path[300];
-    void *buffer;
-    mt_status status = MT_OK;
-    int64_t count = s->precision ? mt_precision_state_count(s->precision) : 0;
-    if (!count) return MT_OK;
+    if (!values) return MT_OK;
     MT_TRY(mt_h5_group(file, group));
-    MT_TRY(make_buffer(&buffer, s->precision));
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
         mt_tensor t = mt_precision_state(s->precision, i, name);
         snprintf(path, sizeof path, "%s/%s", group, name);
-        MT_TRY_CLEANUP(
-            mt_device_copy(mt_param_store_device(s->params), buffer, t.data, mt_tensor_bytes(&t)));
-        MT_TRY_CLEANUP(mt_h5_write(file, path, t.dtype, t.ndim, t.shape, buffer));
+        MT_TRY(mt_h5_write(file, path, MT_F32, t.ndim, t.shape, values));
+        values += mt_tensor_bytes(&t) / sizeof *values;
     }
-cleanup:
-    free(buffer);
-    return status;
+    return MT_OK;
 }
 
 /* Fails where the checkpoint is of a run with another recipe. */
@@ -68,11 +90,14 @@ mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, 
 {
     char name[256];
     void *buffer;
+    size_t most;
     bool has;
     mt_status status = MT_OK;
     MT_TRY(mt_checkpoint_has(c, group, &has));
     if (!has || !s->precision) return MT_OK;
-    MT_TRY(make_buffer(&buffer, s->precision));
+    state_bytes(s->precision, &most);
+    buffer = malloc(most + 1);
+    MT_REQUIRE(buffer, MT_ENOMEM, "no memory for an amax history of %zu bytes", most);
     for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
         mt_tensor t = mt_precision_state(s->precision, i, name), got = t;
         got.data = buffer;

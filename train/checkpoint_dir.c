@@ -260,24 +260,37 @@ static mt_status list_steps(step_list *list, const char *dir)
     return status;
 }
 
+/* Entry i of rank 0's list as a path on every rank; "" past its end. */
+static mt_status share_path(char path[MT_CHECKPOINT_PATH], const char *dir, const step_list *list,
+                            int64_t i, mt_comm *comm)
+{
+    mt_status status = MT_OK;
+    path[0] = '\0';
+    if (i < list->count) status = mt_path_format(path, "%s/%s", dir, list->items[i].name);
+    if (!comm) return status;
+    MT_TRY(mt_comm_agree(comm, status, "a checkpoint's path"));
+    return mt_comm_broadcast(comm, NULL, path, MT_CHECKPOINT_PATH, 0, "a checkpoint's path");
+}
+
 /* The name in `latest` is for people and scripts: a kill between rename and marker leaves it one
  * behind, so the steps decide here. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
-                                    size_t skipped_bytes, const char *dir)
+                                    size_t skipped_bytes, const char *dir, mt_comm *comm)
 {
-    step_list list;
+    step_list list = { NULL, 0, 0 };
     size_t used = 0;
     int64_t files;
+    bool found = false, lead = !comm || mt_comm_rank(comm) == 0;
     if (skipped_bytes) skipped[0] = '\0';
-    mt_status status = list_steps(&list, dir);
-    bool found = false;
-    for (int64_t i = 0; status == MT_OK && !found && i < list.count; i++) {
-        status = mt_path_format(path, "%s/%s", dir, list.items[i].name);
-        if (status != MT_OK) break;
-        found = mt_checkpoint_verify(path, NULL, &files) == MT_OK;
+    mt_status status = lead ? list_steps(&list, dir) : MT_OK;
+    if (comm) status = mt_comm_agree(comm, status, "a list of checkpoints");
+    for (int64_t i = 0; status == MT_OK && !found; i++) {
+        status = share_path(path, dir, &list, i, comm);
+        if (status != MT_OK || !*path) break;
+        found = mt_checkpoint_verify(path, comm, &files) == MT_OK;
         if (!found && used < skipped_bytes)
             used += (size_t)snprintf(skipped + used, skipped_bytes - used, "%s: %s\n",
-                                     list.items[i].name, mt_error_message());
+                                     strrchr(path, '/') + 1, mt_error_message());
     }
     free(list.items);
     if (status == MT_OK && !found)
@@ -294,12 +307,12 @@ mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, si
     MT_REQUIRE(mt_path_exists(given), MT_EIO, "there is no checkpoint or run '%s'", given);
     MT_TRY(mt_path_format(below, "%s/ckpt", given));
     if (mt_path_exists(below))
-        return mt_checkpoint_find_latest(path, skipped, skipped_bytes, below);
+        return mt_checkpoint_find_latest(path, skipped, skipped_bytes, below, NULL);
     step_list list;
     mt_status status = list_steps(&list, given);
     free(list.items);
     MT_TRY(status);
-    if (list.count) return mt_checkpoint_find_latest(path, skipped, skipped_bytes, given);
+    if (list.count) return mt_checkpoint_find_latest(path, skipped, skipped_bytes, given, NULL);
     return mt_path_format(path, "%s", given);
 }
 

@@ -132,8 +132,12 @@ mt_status mt_checkpoint_read_moments(mt_h5 *file, const mt_checkpoint_state *sta
 /* Whether model.h5 has this group. */
 mt_status mt_checkpoint_has(mt_checkpoint *checkpoint, const char *group, bool *has);
 
-/* Delayed scaling: writes it; checks that it fits, or reads it. */
-mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *state);
+/* Delayed scaling: all of it in host memory, freed by the caller, NULL where there is none; amaxes
+ * that are being gathered are the largest of all ranks' (collective). Writes that; checks that it
+ * fits, or reads it. */
+mt_status mt_checkpoint_gather_delayed(float **values, const mt_checkpoint_state *state);
+mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *state,
+                                      const float *values);
 mt_status mt_checkpoint_delayed(const mt_checkpoint_state *state, mt_checkpoint *checkpoint,
                                 bool read);
 /* Counts of NaN in quantized operands: the sums over ranks in host memory, freed by the caller,

@@ -117,6 +117,7 @@ mt_status mt_checkpoint_shard_end(mt_checkpoint_shard *shard, mt_status status)
     const mt_checkpoint_state *s = shard->state;
     if (mt_checkpoint_ranks(s) == 1) return status;
     if (status == MT_OK) status = end_file(shard);
+    if (status != MT_OK) mt_h5_close(&shard->file); /* before rank 0 removes the directory */
     MT_TRY(mt_checkpoint_agree(s, status, "its file of a checkpoint"));
     return mt_comm_all_gather(s->comm, NULL, shard->seals, &shard->seals[mt_comm_rank(s->comm)],
                               sizeof *shard->seals, "seals of a checkpoint's files");

@@ -99,15 +99,21 @@ cleanup:
     return status;
 }
 
-/* What every rank has. */
+/* What the ranks have together, in host memory. */
+typedef struct reduced {
+    float *delayed;
+    int64_t *nans;
+} reduced;
+
+/* What is not sharded. */
 static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
-                             const mt_checkpoint_info *info, const int64_t *nans)
+                             const mt_checkpoint_info *info, const reduced *all)
 {
     MT_TRY(mt_checkpoint_write_meta(file, s, info));
     MT_TRY(write_router_bias(file, s));
     if (!s->m) return MT_OK;
-    MT_TRY(mt_checkpoint_write_delayed(file, s));
-    MT_TRY(mt_checkpoint_write_nans(file, s, nans));
+    MT_TRY(mt_checkpoint_write_delayed(file, s, all->delayed));
+    MT_TRY(mt_checkpoint_write_nans(file, s, all->nans));
     MT_TRY(mt_h5_group(file, "/optim"));
     MT_TRY(mt_checkpoint_write_moments(file, s));
     MT_TRY(mt_checkpoint_write_step(file, s));
@@ -120,10 +126,10 @@ static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
 
 /* All ranks' files are there: makes a checkpoint of them. */
 static mt_status publish(mt_checkpoint_stage *stage, const mt_checkpoint_shard *shard,
-                         const mt_checkpoint_info *info, const int64_t *nans)
+                         const mt_checkpoint_info *info, const reduced *all)
 {
     int ranks = mt_checkpoint_ranks(shard->state);
-    MT_TRY(write_state(stage->file, shard->state, info, nans));
+    MT_TRY(write_state(stage->file, shard->state, info, all));
     MT_TRY(mt_checkpoint_show_shards(shard, stage));
     return mt_checkpoint_stage_publish(stage, shard->seals, ranks > 1 ? ranks : 0);
 }
@@ -133,20 +139,22 @@ mt_status mt_checkpoint_write(const char *path, const mt_checkpoint_state *s,
 {
     mt_checkpoint_stage stage;
     mt_checkpoint_shard shard = { .state = s };
-    int64_t *nans = NULL;
+    reduced all = { NULL, NULL };
     bool lead = mt_checkpoint_leads(s);
     mt_status status =
         lead ? mt_checkpoint_stage_begin(&stage, path) : mt_checkpoint_stage_join(&stage, path);
     MT_TRY_CLEANUP(mt_checkpoint_agree(s, status, "beginning a checkpoint"));
-    MT_TRY_CLEANUP(mt_checkpoint_sum_nans(&nans, s));
+    if (s->m) MT_TRY_CLEANUP(mt_checkpoint_gather_delayed(&all.delayed, s));
+    if (s->m) MT_TRY_CLEANUP(mt_checkpoint_sum_nans(&all.nans, s));
     status = mt_checkpoint_shard_begin(&shard, &stage, s, info);
     if (status == MT_OK) status = write_tensors(&shard);
     MT_TRY_CLEANUP(mt_checkpoint_shard_end(&shard, status));
-    status = lead ? publish(&stage, &shard, info, nans) : MT_OK;
+    status = lead ? publish(&stage, &shard, info, &all) : MT_OK;
     MT_TRY_CLEANUP(mt_checkpoint_agree(s, status, "publishing a checkpoint"));
 cleanup:
     mt_checkpoint_shard_close(&shard);
     if (lead) mt_checkpoint_stage_abandon(&stage);
-    free(nans);
+    free(all.delayed);
+    free(all.nans);
     return status;
 }

@@ -125,16 +125,20 @@ static mt_status announce(run *r)
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
-/* Finds the newest complete checkpoint; *path is "" where there is none at all. */
+/* Finds the newest complete checkpoint, as rank 0 sees it; *path is "" where there is none at all.
+ */
 static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
 {
     char skipped[REASONS] = "";
+    int64_t there = r->lead && mt_path_exists(r->dir.checkpoints);
     *path = '\0';
-    if (!mt_path_exists(r->dir.checkpoints)) {
+    MT_TRY(mt_ranks_largest(r->comm, &there, "a directory of checkpoints"));
+    if (!there) {
         mt_progress_note(&r->progress, "nothing saved in %s yet: from the beginning", r->dir.path);
         return MT_OK;
     }
-    mt_status status = mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints);
+    mt_status status =
+        mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints, r->comm);
     if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
     if (status == MT_EIO && !*skipped) {
         mt_error_clear();
@@ -146,15 +150,13 @@ static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
     return status;
 }
 
-/* Goes on from the newest complete checkpoint: that which rank 0 sees. */
+/* Goes on from the newest complete checkpoint. */
 static mt_status resume(run *r, bool force)
 {
     char path[MT_CHECKPOINT_PATH] = "";
-    mt_status status = r->lead ? find_checkpoint(r, path) : MT_OK;
-    MT_TRY(mt_comm_agree(r->comm, status, "the newest checkpoint"));
-    MT_TRY(mt_comm_broadcast(r->comm, NULL, path, sizeof path, 0, "the newest checkpoint"));
+    MT_TRY(find_checkpoint(r, path));
     if (!*path) return MT_OK;
-    status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
+    mt_status status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
     MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));

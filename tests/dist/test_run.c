@@ -225,7 +225,7 @@ static void test_asked_to_stop(void **state)
     assert_int_equal(signal_one("asked", 1, SIGTERM), 4);
     assert_non_null(strstr(ranks_output, "SIGTERM after step"));
     char path[MT_CHECKPOINT_PATH], skipped[512];
-    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "asked/ckpt"));
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "asked/ckpt", NULL));
 }
 
 static void test_killed(void **state)
@@ -237,7 +237,7 @@ static void test_killed(void **state)
         !strstr(ranks_output, "rank 1 of 2 was ended by signal 9"))
         fail_msg("nobody names rank 1:\n%s", ranks_output);
     char path[MT_CHECKPOINT_PATH], skipped[512];
-    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "killed/ckpt"));
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "killed/ckpt", NULL));
 }
 
 int main(int argc, char **argv)

@@ -132,7 +132,7 @@ static void expect_latest(const char *dir, int64_t n, const char *skipped_words)
     small want, got;
     assert_ok(small_create(&want, &usual));
     assert_ok(small_create(&got, &usual));
-    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir));
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL));
     snprintf(name, sizeof name, "step_%08lld", (long long)n);
     assert_non_null(strstr(path, name));
     if (!strstr(skipped, skipped_words)) fail_msg("'%s' does not say '%s'", skipped, skipped_words);
@@ -161,9 +161,9 @@ static void test_fall_back(void **state)
     snprintf(dir, sizeof dir, "%s/fall", files_dir);
     char path[MT_CHECKPOINT_PATH], skipped[100];
     assert_ok(small_create(&x, &usual));
-    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir), MT_EIO, "fall");
+    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL), MT_EIO, "fall");
     assert_ok(mt_dir_create(dir));
-    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir), MT_EIO,
+    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL), MT_EIO,
                  "no complete checkpoint");
     for (int64_t n = 1; n <= 7; n++) assert_ok(small_save(&x, dir, n));
     assert_ok(mt_dir_create(in_dir("fall/step_00000099.tmp")));
@@ -182,7 +182,7 @@ static void test_fall_back(void **state)
     assert_int_equal(unlink(in_dir("fall/step_00000002/model.h5")), 0);
     expect_latest(dir, 1, "No such file");
     put_text(in_dir("fall/step_00000001/DONE"), "");
-    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir), MT_EIO,
+    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL), MT_EIO,
                  "no complete checkpoint");
     assert_fails(small_load(&x, in_dir("fall/step_00000006")), MT_EDAMAGED, "no DONE");
     assert_fails(small_load(&x, in_dir("fall/step_00000008")), MT_EIO, "no checkpoint");
@@ -357,7 +357,7 @@ static void test_kill(void **state)
         for (int64_t n; read(report[0], &n, sizeof n) == sizeof n;) saved = n;
         close(report[0]);
         char path[MT_CHECKPOINT_PATH], skipped[500];
-        assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir));
+        assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL));
         int64_t newest = strtoll(strrchr(path, '_') + 1, NULL, 10);
         assert_true(newest == saved || newest == saved + 1);
         expect_latest(dir, newest, "");
