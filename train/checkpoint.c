@@ -218,17 +218,17 @@ static mt_status read_part(void *user, const mt_param *param, const mt_param_par
                            void *buffer)
 {
     part_reader *r = user;
-    mt_tensor t;
     int64_t to, skip;
     mt_range own = mt_checkpoint_own(param, part, &to);
     mt_dtype dtype = mt_checkpoint_dtype(r->state, param, r->moment);
-    size_t size = mt_dtype_size(dtype);
+    mt_tensor t = mt_part_tensor(param, part, dtype);
     if (!own.count) return MT_OK;
-    MT_TRY(mt_checkpoint_tensor(r->checkpoint, r->group, part->name, &t));
+    if (r->convert) MT_TRY(mt_checkpoint_tensor(r->checkpoint, r->group, part->name, &t));
     if (t.dtype == dtype) {
         t.data = buffer;
         MT_TRY(read_rows(r, part->name, &t, own, &skip));
-        return place_part(r, param, to, own.count, (char *)buffer + (size_t)skip * size);
+        return place_part(r, param, to, own.count,
+                          (char *)buffer + (size_t)skip * mt_dtype_size(dtype));
     }
     t.data = malloc(mt_tensor_bytes(&t));
     MT_REQUIRE(t.data, MT_ENOMEM, "no memory for a tensor of %zu bytes", mt_tensor_bytes(&t));

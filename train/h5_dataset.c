@@ -197,8 +197,10 @@ static mt_status check_contiguous(mt_h5 *file, const char *name, hid_t dataset, 
     return MT_OK;
 }
 
-/* Where and how the data lie. */
-static mt_status check_storage(mt_h5 *file, const char *name, hid_t dataset, mt_h5_info *info)
+/* Where and how the data lie; `parts`: of a virtual dataset, too, which reading it checks anyway.
+ */
+static mt_status check_storage(mt_h5 *file, const char *name, hid_t dataset, mt_h5_info *info,
+                               bool parts)
 {
     mt_status status = MT_OK;
     int64_t ratio = 1;
@@ -211,7 +213,7 @@ static mt_status check_storage(mt_h5 *file, const char *name, hid_t dataset, mt_
         MT_TRY_CLEANUP(check_filters(file, name, list, &ratio));
         MT_TRY_CLEANUP(check_chunks(file, name, list, info));
     } else if (layout != H5D_COMPACT) {
-        status = mt_h5_read_virtual(file, name, list, info, NULL);
+        if (parts) status = mt_h5_read_virtual(file, name, list, info, NULL);
         goto cleanup; /* its bytes are in other files */
     }
     if (info->bytes / ratio > file->bytes)
@@ -223,7 +225,8 @@ cleanup:
 }
 
 /* Opens and, in a file that others may have written, checks. */
-static mt_status open_dataset(hid_t *dataset, mt_h5 *file, const char *name, mt_h5_info *info)
+static mt_status open_dataset(hid_t *dataset, mt_h5 *file, const char *name, mt_h5_info *info,
+                              bool parts)
 {
     mt_status status;
     *dataset = -1;
@@ -239,7 +242,7 @@ static mt_status open_dataset(hid_t *dataset, mt_h5 *file, const char *name, mt_
     MT_H5(file, name, "open the dataset", *dataset = H5Dopen2(file->id, name, H5P_DEFAULT));
     MT_TRY_CLEANUP(read_type(file, name, *dataset, info));
     MT_TRY_CLEANUP(read_shape(file, name, *dataset, info));
-    if (!file->writing) MT_TRY_CLEANUP(check_storage(file, name, *dataset, info));
+    if (!file->writing) MT_TRY_CLEANUP(check_storage(file, name, *dataset, info, parts));
 cleanup:
     if (status != MT_OK && *dataset >= 0) H5Dclose(*dataset);
     return status;
@@ -406,7 +409,7 @@ mt_status mt_h5_write_slab(mt_h5 *file, const char *name, const int64_t *start,
 {
     mt_h5_info info;
     hid_t dataset;
-    MT_TRY(open_dataset(&dataset, file, name, &info));
+    MT_TRY(open_dataset(&dataset, file, name, &info, false));
     mt_status status = MT_OK;
     if (!box_is_empty(&info, start, count))
         status = transfer(file, name, dataset, &info, start, count, NULL, data);
@@ -427,7 +430,7 @@ mt_status mt_h5_write(mt_h5 *file, const char *name, int type, int ndim, const i
 mt_status mt_h5_dataset_info(mt_h5 *file, const char *name, mt_h5_info *info)
 {
     hid_t dataset;
-    MT_TRY(open_dataset(&dataset, file, name, info));
+    MT_TRY(open_dataset(&dataset, file, name, info, true));
     H5Dclose(dataset);
     return MT_OK;
 }
@@ -455,7 +458,7 @@ mt_status mt_h5_read(mt_h5 *file, const char *name, const mt_h5_info *info, void
 {
     mt_h5_info found;
     hid_t dataset;
-    MT_TRY(open_dataset(&dataset, file, name, &found));
+    MT_TRY(open_dataset(&dataset, file, name, &found, false));
     mt_status status = check_same(file, name, &found, info->type, info->ndim, info->shape);
     if (status == MT_OK && found.count)
         status = transfer(file, name, dataset, &found, NULL, NULL, data, NULL);
@@ -468,7 +471,7 @@ mt_status mt_h5_read_slab(mt_h5 *file, const char *name, int type, const int64_t
 {
     mt_h5_info info;
     hid_t dataset;
-    MT_TRY(open_dataset(&dataset, file, name, &info));
+    MT_TRY(open_dataset(&dataset, file, name, &info, false));
     mt_status status = check_same(file, name, &info, type, info.ndim, info.shape);
     if (status == MT_OK && !box_is_empty(&info, start, count))
         status = transfer(file, name, dataset, &info, start, count, data, NULL);

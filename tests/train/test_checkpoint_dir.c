@@ -161,7 +161,8 @@ static void test_fall_back(void **state)
     snprintf(dir, sizeof dir, "%s/fall", files_dir);
     char path[MT_CHECKPOINT_PATH], skipped[100];
     assert_ok(small_create(&x, &usual));
-    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL), MT_EIO, "fall");
+    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL), MT_EIO,
+                 "fall");
     assert_ok(mt_dir_create(dir));
     assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, dir, NULL), MT_EIO,
                  "no complete checkpoint");
