@@ -12,7 +12,7 @@
 #include "train/cli.h"
 #include "train/supervise.h"
 
-enum { LINE = 160, MOST_RANKS = 1024 };
+enum { LINE = 160, DEPTH = 4, MOST_RANKS = 1024 };
 static const double grace_s = 10; /* for the others to hear of a failure, and end */
 
 static void nap(double seconds)
@@ -115,34 +115,76 @@ void mt_ranks_share(mt_trainer_config *c, mt_comm *comm)
     if (share > 0 && c->micro_batch_size > share) c->micro_batch_size = share;
 }
 
-/* The first lines in which two texts differ. */
-static void first_difference(char a[LINE], char b[LINE], const char *x, const char *y)
+/* A line of a configuration: its key with the sections that it is in, and its value. */
+typedef struct line {
+    char path[LINE], value[LINE];
+    size_t ends[DEPTH + 1]; /* of the path's parts, by depth */
+} line;
+
+/* Reads the next line, and goes on to the one after it; false at the end. */
+static bool read_line(line *l, const char **text)
 {
-    for (;;) {
-        size_t n = strcspn(x, "\n"), m = strcspn(y, "\n");
-        snprintf(a, LINE, "%.*s", (int)n, x);
-        snprintf(b, LINE, "%.*s", (int)m, y);
-        if (n != m || memcmp(x, y, n) != 0 || (!x[n] && !y[m])) return;
-        x += n + (x[n] == '\n'), y += m + (y[m] == '\n');
-    }
+    const size_t indent = 2;
+    size_t n = strcspn(*text, "\n"), space = strspn(*text, " "), depth = space / indent;
+    const char *key = *text + space;
+    size_t length = strcspn(key, ":\n");
+    const char *value = key + length + (key[length] == ':');
+    if (!**text || depth >= DEPTH) return false;
+    value += strspn(value, " ");
+    l->ends[depth + 1] =
+        l->ends[depth] + (size_t)snprintf(l->path + l->ends[depth], LINE - l->ends[depth], "%s%.*s",
+                                          depth ? "." : "", (int)(length % LINE), key);
+    if (l->ends[depth + 1] >= LINE) l->ends[depth + 1] = LINE - 1;
+    snprintf(l->value, LINE, "%.*s", (int)(*text + n - value), value);
+    *text += n + ((*text)[n] == '\n');
+    return true;
+}
+
+/* Says what two different configurations differ in first. */
+static mt_status first_difference(const char *own, const char *first)
+{
+    line a = { .path = "" }, b = { .path = "" };
+    bool more = true, less = true;
+    while (more && less && !strcmp(a.path, b.path) && !strcmp(a.value, b.value))
+        more = read_line(&a, &own), less = read_line(&b, &first);
+    if (more && less && !strcmp(a.path, b.path))
+        return MT_FAIL(MT_ECONFIG, "its configuration is another: %s is %s, on rank 0 %s", a.path,
+                       a.value, b.value);
+    return MT_FAIL(MT_ECONFIG, "its configuration is another: it has %s where rank 0 has %s",
+                   more ? a.path : "no more", less ? b.path : "no more");
+}
+
+/* Rank 0's text, to be freed. */
+static mt_status receive_text(char **first, mt_comm *comm, const char *text, const char *what)
+{
+    int64_t bytes = (int64_t)strlen(text) + 1;
+    MT_TRY(mt_comm_broadcast(comm, NULL, &bytes, sizeof bytes, 0, what));
+    *first = calloc(1, (size_t)bytes);
+    MT_REQUIRE(*first, MT_ENOMEM, "no memory for the %s of %lld bytes", what, (long long)bytes);
+    if (mt_comm_rank(comm) == 0) memcpy(*first, text, (size_t)bytes);
+    return mt_comm_broadcast(comm, NULL, *first, (size_t)bytes, 0, what);
 }
 
 mt_status mt_ranks_check_config(mt_comm *comm, const char *text)
 {
-    int64_t bytes = (int64_t)strlen(text) + 1;
+    char *first = NULL;
     if (mt_comm_size(comm) == 1) return MT_OK;
-    MT_TRY(mt_comm_broadcast(comm, NULL, &bytes, sizeof bytes, 0, "length of the configuration"));
-    char *first = calloc(1, (size_t)bytes), ours[LINE], theirs[LINE];
-    MT_REQUIRE(first, MT_ENOMEM, "no memory for a configuration of %lld bytes", (long long)bytes);
-    if (mt_comm_rank(comm) == 0) memcpy(first, text, (size_t)bytes);
-    mt_status status = mt_comm_broadcast(comm, NULL, first, (size_t)bytes, 0, "configuration");
-    if (status == MT_OK && strcmp(first, text) != 0) {
-        first_difference(ours, theirs, text, first);
-        status =
-            MT_FAIL(MT_ECONFIG, "its configuration is another: '%s', on rank 0 '%s'", ours, theirs);
-    }
+    mt_status status = receive_text(&first, comm, text, "configuration");
+    if (status == MT_OK && strcmp(first, text) != 0) status = first_difference(text, first);
     free(first);
     return mt_comm_agree(comm, status, "configuration");
+}
+
+mt_status mt_ranks_check_same(mt_comm *comm, const char *text, const char *what)
+{
+    char *first = NULL;
+    if (mt_comm_size(comm) == 1) return MT_OK;
+    mt_status status = receive_text(&first, comm, text, what);
+    if (status == MT_OK && strcmp(first, text) != 0)
+        status =
+            MT_FAIL(MT_ECONFIG, "its %s is another: %.300s, on rank 0 %.300s", what, text, first);
+    free(first);
+    return mt_comm_agree(comm, status, what);
 }
 
 mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what)

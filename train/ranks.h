@@ -24,9 +24,11 @@ int mt_ranks_threads(void);
 
 /* A rank's share of the batch: micro-batches of no more than it. */
 void mt_ranks_share(mt_trainer_config *config, mt_comm *comm);
-/* Fails on every rank unless all have the same configuration: MT_ECONFIG names a rank and the first
- * line in which it differs from rank 0. Collective. */
+/* Fails on every rank unless all have the same configuration: MT_ECONFIG names a rank, the first
+ * key in which it differs from rank 0, and both values. Collective. */
 mt_status mt_ranks_check_config(mt_comm *comm, const char *text);
+/* The same of one line that all must have, such as what is in a corpus. Collective. */
+mt_status mt_ranks_check_same(mt_comm *comm, const char *text, const char *what);
 /* The largest of the ranks' numbers: a signal that any of them has received. Collective. */
 mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what);
 

@@ -225,6 +225,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_TRY(mt_config_text(&r->config_text, c));
     MT_TRY(join_ranks(r));
     MT_TRY(open_corpora(r));
+    MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
     MT_TRY(enter_directory(r, options));

@@ -5,7 +5,10 @@
 #include <math.h>
 
 #include "tests/train/program.h"
+#include "tests/support/fault.h"
 #include "train/checkpoint.h"
+#include "train/cli.h"
+#include "train/run.h"
 
 enum { STEPS = 8 };
 
@@ -164,14 +167,28 @@ static void test_disagreement(void **state)
                  "%s train t.yaml --run no : -n 1 %s train t.yaml --run no --set train.seed=3",
                  program_path, program_path);
     assert_int_equal(run_ranks(on_gpus() ? 2 : 1, command), 2);
-    assert_non_null(strstr(ranks_output, "rank 1: its configuration is another: '  seed: 3', on "
-                                         "rank 0 '  seed: 0'"));
+    assert_non_null(strstr(ranks_output, "rank 1: its configuration is another: train.seed is "
+                                         "3, on rank 0 0"));
     assert_int_not_equal(access("no", F_OK), 0);
     if (most_ranks() >= 3) assert_train(3, "--run no", 2, "batch_size 4 must be a multiple");
 }
 
 /* ---- signals -----------------------------------------------------------------------------------
  */
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static const char *run_path(const char *run)
+{
+    static char path[256];
+    snprintf(path, sizeof path, "%s/ckpt", run);
+    return path;
+}
 
 /* The process of `rank`, from its environment. */
 static pid_t find_rank(int rank)
@@ -192,7 +209,7 @@ static pid_t find_rank(int rank)
 
 /* Starts a run without end on two ranks, sends one of them a signal once it has saved, and returns
  * the launcher's exit code. */
-static int signal_one(const char *run, int rank, int number)
+static int signal_one(const char *run, const char *sets, int rank, int number)
 {
     char line[6000], path[512];
     snprintf(path, sizeof path, "%s/ckpt/step_00000004/DONE", run);
@@ -200,7 +217,7 @@ static int signal_one(const char *run, int rank, int number)
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        snprintf(line, sizeof line, "--run %s --set train.steps=1000000", run);
+        snprintf(line, sizeof line, "--run %s --set train.steps=1000000 %s", run, sets);
         int code = train(2, line);
         write_file("said", ranks_output);
         _exit(code > 255 ? 255 : code);
@@ -218,35 +235,114 @@ static int signal_one(const char *run, int rank, int number)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* The last complete checkpoint loads: the run goes on from it, over as many ranks, for a step. */
+static void assert_goes_on(const char *run)
+{
+    char path[MT_CHECKPOINT_PATH], skipped[512], line[1024];
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, run_path(run)));
+    const char *step = strstr(path, "step_");
+    assert_non_null(step);
+    snprintf(line, sizeof line, "--run %s --resume --set train.steps=%lld", run,
+             atoll(step + strlen("step_")) + 1);
+    assert_train(2, line, 0, "resumed from");
+    assert_non_null(strstr(ranks_output, "done: "));
+}
+
 static void test_asked_to_stop(void **state)
 {
     (void)state;
     need_ranks(2);
-    assert_int_equal(signal_one("asked", 1, SIGTERM), 4);
+    assert_int_equal(signal_one("asked", "", 1, SIGTERM), 4);
     assert_non_null(strstr(ranks_output, "SIGTERM after step"));
-    char path[MT_CHECKPOINT_PATH], skipped[512];
-    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "asked/ckpt", NULL));
+    assert_goes_on("asked");
 }
 
 static void test_killed(void **state)
 {
     (void)state;
     need_ranks(2);
-    assert_int_not_equal(signal_one("killed", 1, SIGKILL), 0);
+    assert_int_not_equal(signal_one("killed", "", 1, SIGKILL), 0);
     if (!strstr(ranks_output, "rank 1 is gone") && !strstr(ranks_output, "process rank 1") &&
         !strstr(ranks_output, "rank 1 of 2 was ended by signal 9"))
         fail_msg("nobody names rank 1:\n%s", ranks_output);
-    char path[MT_CHECKPOINT_PATH], skipped[512];
-    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, "killed/ckpt", NULL));
+    assert_goes_on("killed");
+}
+
+/* A rank that stands still: the others wait as long as they were told to, and no longer. */
+static void test_stuck(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    double began = seconds_now();
+    assert_int_not_equal(signal_one("stuck", "--set parallel.timeout=4", 1, SIGSTOP), 0);
+    assert_true(seconds_now() - began < 60);
+    const char *said = strstr(ranks_output, "mixtape train: ");
+    if (!said || !strstr(said, "s for rank 1, which "))
+        fail_msg("nobody names rank 1:\n%s", said ? said : ranks_output);
+    assert_goes_on("stuck");
+}
+
+/* ---- memory ------------------------------------------------------------------------------------
+ */
+
+/* `program --memory N`: one rank of a run in which rank 1's N-th allocation and all later ones
+ * fail; 0: none, and rank 1 says how many there were. */
+static int memory_main(int64_t n)
+{
+    mt_config c;
+    mt_launch launch;
+    const mt_rundir_options options = { .path = n ? "short" : "enough" };
+    mt_status status = mt_launch_detect(&launch);
+    if (status == MT_OK) status = mt_config_load(&c, "t.yaml", NULL, 0);
+    if (n && launch.rank == 1) fault_arm(n, FAULT_FROM);
+    int64_t before = fault_allocations();
+    if (status == MT_OK) status = mt_run_train(&c, &options);
+    if (launch.rank == 1)
+        printf("rank 1 made %lld allocations\n", (long long)(fault_allocations() - before));
+    fault_disarm();
+    if (status != MT_OK) fprintf(stderr, "mixtape train: %s\n", mt_error_message());
+    return mt_exit_code(status);
+}
+
+static int run_memory(int64_t n)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "%s --memory %lld", this_program(), (long long)n);
+    return run_ranks(2, command);
+}
+
+/* Wherever in a run it happens: the rank and what there was no memory for are named. */
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    if (run_memory(0) != 0) fail_msg("with enough memory:\n%s", ranks_output);
+    const char *said = strstr(ranks_output, "rank 1 made ");
+    assert_non_null(said);
+    int64_t all = atoll(said + strlen("rank 1 made "));
+    assert_true(all > 100);
+    const int64_t at[] = { all / 20, all / 3, all * 2 / 3, all - all / 10 };
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
+        double began = seconds_now();
+        int code = run_memory(at[i]);
+        if (code == 0 || !strstr(ranks_output, "rank 1: ") ||
+            (!strstr(ranks_output, "memory") && !strstr(ranks_output, ": no ")))
+            fail_msg("allocation %lld of %lld: exit code %d:\n%s", (long long)at[i], (long long)all,
+                     code, ranks_output);
+        assert_true(seconds_now() - began < (on_gpus() ? 60 : 30));
+        assert_int_equal(system("rm -rf short"), 0);
+    }
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
+    if (argc > 2 && !strcmp(argv[1], "--memory")) return memory_main(atoll(argv[2]));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_training),  cmocka_unit_test(test_other_counts),
         cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_asked_to_stop),  cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_stuck),          cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
