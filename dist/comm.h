@@ -63,6 +63,9 @@ int mt_comm_size(const mt_comm *comm);
 const char *mt_comm_backend(const mt_comm *comm); /* "self", "mpi", "nccl" */
 /* Collectives this process has made, over all comms. */
 uint64_t mt_comm_sequence(const mt_comm *comm);
+/* Seconds that this process has spent in them: of collectives that return when they are done, how
+ * long it waited for the others; of those that a device goes on with, next to nothing. */
+double mt_comm_waited(const mt_comm *comm);
 
 /* The ranks of `comm` with this rank's color, in their order there. */
 mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color);

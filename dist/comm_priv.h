@@ -26,12 +26,13 @@ struct mt_comm_ops {
 struct mt_comm {
     const struct mt_comm_ops *ops;
     int rank, size;
-    uint64_t group;  /* the same number on its ranks, and only there */
-    mt_watch *watch; /* the world's; NULL with one process */
-    mt_comm *world;  /* NULL: this is it */
-    int splits;      /* made of it so far */
-    uint64_t alone;  /* collectives of a process without a watchdog */
-    int64_t *counts; /* of a reduce_scatter of equal parts; made when first needed */
+    uint64_t group;         /* the same number on its ranks, and only there */
+    mt_watch *watch;        /* the world's; NULL with one process */
+    mt_comm *world;         /* NULL: this is it */
+    int splits;             /* made of it so far */
+    uint64_t alone;         /* collectives of a process without a watchdog */
+    double entered, waited; /* the world's: when the present one began; seconds in all of them */
+    int64_t *counts;        /* of a reduce_scatter of equal parts; made when first needed */
     struct {
         const char *op, *what;
         size_t bytes;

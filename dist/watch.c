@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, WORD = 64, NOBODY = -1 };
+enum { TICK_MS = 100, SLOW_S = 5, WORD = 64, NOBODY = -1 };
 
 typedef enum kind { STATE, FAULT, BYE } kind;
 
@@ -36,6 +36,7 @@ typedef struct message {
 typedef struct peer {
     int socket; /* -1: not connected */
     bool came, left;
+    double heard; /* when last; its watchdog speaks at every tick */
     place place;
 } peer;
 
@@ -186,6 +187,20 @@ static int name_missing(const mt_watch *w, const place *late, char *text, size_t
     return first;
 }
 
+/* All are in the collective, as far as is known: a rank whose process stands still. */
+static int name_silent(const mt_watch *w, char *text, size_t size)
+{
+    for (int r = 1; r < w->options.world; r++) {
+        const peer *p = &w->peers[r];
+        double silent = now() - p->heard;
+        if (!p->came || p->left || silent < w->options.timeout_s / 2) continue;
+        snprintf(text, size, "rank %d, which has said nothing for %.1f s", r, silent);
+        return r;
+    }
+    snprintf(text, size, "data that does not come, though every rank is there");
+    return NOBODY;
+}
+
 /* Ranks of one group in different collectives of one number. */
 static bool judge_pair(mt_watch *w, int a, int b)
 {
@@ -219,8 +234,9 @@ static void judge(mt_watch *w)
         char at[MT_WATCH_TEXT / 4], missing[MT_WATCH_TEXT / 2] = "", text[MT_WATCH_TEXT];
         describe(at, p);
         int by = name_missing(w, p, missing, sizeof missing);
+        if (by == NOBODY) by = name_silent(w, missing, sizeof missing);
         snprintf(text, sizeof text, "%s: rank %d has waited %.1f s for %s", at, r, p->waited,
-                 by == NOBODY ? "data that does not come, though every rank is there" : missing);
+                 missing);
         declare(w, by, text);
         return;
     }
@@ -262,7 +278,7 @@ static void accept_peer(mt_watch *w)
         close(s);
         return;
     }
-    w->peers[m.rank] = (peer){ .socket = s, .came = true, .place = m.place };
+    w->peers[m.rank] = (peer){ .socket = s, .came = true, .heard = now(), .place = m.place };
 }
 
 static void hear(mt_watch *w, int r)
@@ -273,6 +289,7 @@ static void hear(mt_watch *w, int r)
         return;
     }
     w->peers[r].place = m.place;
+    w->peers[r].heard = now();
     if (m.kind == BYE) w->peers[r].left = true;
     if (m.kind == FAULT) declare(w, r, m.text);
 }
@@ -306,6 +323,13 @@ static void follow(mt_watch *w)
     send_message(w->upward, &m);
     if (m.kind == FAULT) {
         declare(w, m.rank, m.text);
+        return;
+    }
+    if (m.place.waiting && m.place.waited > 2 * w->options.timeout_s + SLOW_S) {
+        snprintf(m.text, sizeof m.text,
+                 "rank 0 does not answer: rank %d has waited %.1f s in %.32s (%.40s)", m.rank,
+                 m.place.waited, m.place.op, m.place.what);
+        declare(w, 0, m.text);
         return;
     }
     if (poll(&up, 1, TICK_MS) <= 0) return;

@@ -138,6 +138,17 @@ static mt_status write_line(mt_metrics *m, line_out *out)
     return MT_OK;
 }
 
+static void add_ranks(line_out *out, const mt_metrics_ranks *r)
+{
+    add_int(out, "ranks", r->ranks);
+    add_int(out, "slowest_rank", r->slowest);
+    add_real(out, "slowest_seconds", r->slowest_seconds);
+    add_real(out, "fastest_seconds", r->fastest_seconds);
+    add_int(out, "fullest_rank", r->fullest);
+    add_int(out, "most_memory_bytes", r->most_bytes);
+    add_int(out, "least_memory_bytes", r->least_bytes);
+}
+
 mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line)
 {
     line_out out = { .used = 0 };
@@ -154,6 +165,7 @@ mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line)
     add_int(&out, "skipped", line->skipped);
     add_int(&out, "nan", line->nan);
     add_int(&out, "memory_bytes", line->memory_bytes);
+    if (line->ranks.ranks > 1) add_ranks(&out, &line->ranks);
     return write_line(metrics, &out);
 }
 

@@ -10,6 +10,14 @@
 extern "C" {
 #endif
 
+/* What the ranks of a run differ in. Seconds are those of a step since the last line, without the
+ * time in collectives, where that is known (mt_comm_waited). */
+typedef struct mt_metrics_ranks {
+    int ranks, slowest, fullest; /* ranks: 0 or 1, there is nothing to say */
+    double slowest_seconds, fastest_seconds;
+    int64_t most_bytes, least_bytes; /* of memory */
+} mt_metrics_ranks;
+
 /* A training line: the values of the step that made `step` steps complete. */
 typedef struct mt_metrics_step {
     int64_t step, tokens; /* both counted from the start of the run */
@@ -17,6 +25,7 @@ typedef struct mt_metrics_step {
     double loss, aux_loss, grad_norm, lr, tokens_per_second, max_vio;
     int64_t dropped, skipped, memory_bytes; /* skipped: updates left out so far */
     int64_t nan;                            /* in quantized operands so far */
+    mt_metrics_ranks ranks;
 } mt_metrics_step;
 
 /* What the lines up to the resumed step say. */

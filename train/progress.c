@@ -55,15 +55,26 @@ static void draw_bar(mt_progress *p, const mt_metrics_step *line, double now)
     p->drawn = now;
 }
 
+/* "ranks 0.211-0.304 s (3), 512-530 MB (0)  " */
+static void format_ranks(char text[96], const mt_metrics_ranks *r)
+{
+    *text = '\0';
+    if (r->ranks > 1)
+        snprintf(text, 96, "ranks %.3f-%.3f s (%d), %.0f-%.0f MB (%d)  ", r->fastest_seconds,
+                 r->slowest_seconds, r->slowest, (double)r->least_bytes / 1e6,
+                 (double)r->most_bytes / 1e6, r->fullest);
+}
+
 static void print_line(const mt_progress *p, const mt_metrics_step *line, double now)
 {
-    char left[32];
+    char left[32], ranks[96];
+    format_ranks(ranks, &line->ranks);
     format_left(left, p, line->step, now);
     printf("step %lld/%lld  loss %.4f  aux %.4f  grad %.3f  lr %.2e  %.0f tok/s  %.0f MB  MaxVio "
-           "%.2f  dropped %lld  %s left\n",
+           "%.2f  dropped %lld  %s%s left\n",
            (long long)line->step, (long long)p->steps, line->loss, line->aux_loss, line->grad_norm,
            line->lr, line->tokens_per_second, (double)line->memory_bytes / 1e6, line->max_vio,
-           (long long)line->dropped, left);
+           (long long)line->dropped, ranks, left);
 }
 
 void mt_progress_step(mt_progress *p, const mt_metrics_step *line, bool interval)

@@ -26,7 +26,8 @@ static void nap(double seconds)
 static void end_process(void *context, int by, const char *sentence)
 {
     int rank = *(const int *)context;
-    bool leaderless = by == 0 && strstr(sentence, "is gone");
+    bool leaderless =
+        by == 0 && (strstr(sentence, "is gone") || strstr(sentence, "does not answer"));
     if (rank == 0 || (rank == 1 && leaderless)) {
         if (by > 0 && !strstr(sentence, "rank "))
             fprintf(stderr, "mixtape train: rank %d: %s\n", by, sentence);
@@ -190,6 +191,29 @@ mt_status mt_ranks_check_same(mt_comm *comm, const char *text, const char *what)
 mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what)
 {
     return mt_comm_all_reduce(comm, NULL, x, 1, MT_I64, MT_REDUCE_MAX, what);
+}
+
+mt_status mt_ranks_extremes(mt_metrics_ranks *e, mt_comm *comm, double seconds, int64_t bytes)
+{
+    struct own {
+        double seconds;
+        int64_t bytes;
+    } own = { seconds, bytes };
+    int size = mt_comm_size(comm);
+    *e = (mt_metrics_ranks){ size, 0, 0, seconds, seconds, bytes, bytes };
+    if (size == 1) return MT_OK;
+    struct own *all = calloc((size_t)size, sizeof *all);
+    MT_REQUIRE(all, MT_ENOMEM, "no memory for what %d ranks measure", size);
+    mt_status status = mt_comm_all_gather(comm, NULL, all, &own, sizeof own, "extremes");
+    for (int r = 0; status == MT_OK && r < size; r++) {
+        if (all[r].seconds > all[e->slowest].seconds) e->slowest = r;
+        if (all[r].bytes > all[e->fullest].bytes) e->fullest = r;
+        if (all[r].seconds < e->fastest_seconds) e->fastest_seconds = all[r].seconds;
+        if (all[r].bytes < e->least_bytes) e->least_bytes = all[r].bytes;
+    }
+    e->slowest_seconds = all[e->slowest].seconds, e->most_bytes = all[e->fullest].bytes;
+    free(all);
+    return status;
 }
 
 void mt_ranks_close(mt_comm **comm, mt_status status)

@@ -1,6 +1,7 @@
 /* The ranks of a run: how they start, agree and end together. */
 #pragma once
 
+#include "train/metrics.h"
 #include "train/trainer.h"
 
 #ifdef __cplusplus
@@ -31,6 +32,10 @@ mt_status mt_ranks_check_config(mt_comm *comm, const char *text);
 mt_status mt_ranks_check_same(mt_comm *comm, const char *text, const char *what);
 /* The largest of the ranks' numbers: a signal that any of them has received. Collective. */
 mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what);
+
+/* The extremes of what the ranks have each measured. Collective. */
+mt_status mt_ranks_extremes(mt_metrics_ranks *extremes, mt_comm *comm, double seconds,
+                            int64_t bytes);
 
 /* Ends the world after a run. Where only this rank failed (`status` is neither MT_OK nor something
  * that all ranks return), the others are ended and told why. Ranks other than 0 do not return from

@@ -44,7 +44,8 @@ typedef struct run {
     int64_t signal;      /* that some rank has received */
     double seconds;      /* trained in this session */
     double pace_seconds; /* the same since the last metrics line, */
-    int64_t pace_tokens; /* and the tokens of it */
+    int64_t pace_tokens; /* the tokens of it, */
+    double pace_waited;  /* and what of it was spent in collectives */
 } run;
 
 /* ---- corpora ------------------------------------------------------------------------------------
@@ -178,11 +179,7 @@ static mt_status join_ranks(run *r)
     MT_TRY(mt_ranks_open(&r->comm, r->device, r->config->rank_timeout));
     r->lead = mt_comm_rank(r->comm) == 0;
     MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
-    int64_t ranks = mt_comm_size(r->comm);
     mt_ranks_share(t, r->comm);
-    MT_REQUIRE(ranks == 1 || !r->config->statistics_every, MT_EUNSUPPORTED,
-               "statistics.every is %lld: statistics are measured on one rank, not on %lld",
-               (long long)r->config->statistics_every, (long long)ranks);
     return MT_OK;
 }
 
@@ -353,12 +350,17 @@ static mt_status report(run *r, const mt_step_result *result)
                              .max_vio = result->max_vio,
                              .dropped = result->dropped,
                              .memory_bytes = memory_bytes(r->device) };
+    if (due) {
+        double steps = (double)(r->pace_tokens / batch_tokens);
+        MT_TRY(mt_ranks_extremes(&line.ranks, r->comm, (r->pace_seconds - r->pace_waited) / steps,
+                                 line.memory_bytes));
+    }
     mt_progress_step(&r->progress, &line, due);
     if (due || result->skipped)
         MT_TRY(mt_nan_watch_look(r->nans, step, &line.nan, note, &r->progress));
     if (!due) return MT_OK;
     MT_TRY(skipped_so_far(r, &line.skipped));
-    r->pace_seconds = 0;
+    r->pace_seconds = r->pace_waited = 0;
     r->pace_tokens = 0;
     return r->lead ? mt_metrics_train(r->metrics, &line) : MT_OK;
 }
@@ -367,7 +369,7 @@ static mt_status one_step(run *r, int64_t step)
 {
     const mt_trainer_config *t = &r->config->trainer;
     mt_step_result result;
-    double began = mt_progress_clock();
+    double began = mt_progress_clock(), waited = mt_comm_waited(r->comm);
     MT_TRY(mt_corpus_batch(r->train, t->seed, step, t->batch_size, t->sequence_length, r->tokens,
                            r->targets));
     MT_TRY(mt_statistics_begin(r->statistics, step + 1));
@@ -376,6 +378,7 @@ static mt_status one_step(run *r, int64_t step)
     double took = mt_progress_clock() - began;
     r->seconds += took;
     r->pace_seconds += took;
+    r->pace_waited += mt_comm_waited(r->comm) - waited;
     r->pace_tokens += t->batch_size * t->sequence_length;
     MT_TRY(report(r, &result));
     if (!result.loss_finite) return fail_on_loss(r, &result);

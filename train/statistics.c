@@ -27,10 +27,13 @@ struct mt_statistics {
     char folder[MT_PATH_BYTES];
     const char *layers;
     int64_t every, step;
+    mt_comm *comm;
+    int ranks;
     bool wanted[MT_OPERAND_COUNT][MT_DIR_COUNT];
     mt_format_spec what_if[MOST_WHAT_IF];
     int what_if_count;
-    mt_h5 *file;       /* while a step is measured */
+    bool looking;      /* while a step is measured */
+    mt_h5 *file;       /* of it, where there are metrics */
     struct seen *seen; /* one micro-batch of each operand counts */
     int64_t seen_count, seen_room;
 };
@@ -99,6 +102,8 @@ mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
     mt_statistics *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "statistics: out of memory");
     s->trainer = trainer, s->metrics = metrics;
+    s->comm = mt_trainer_get_config(trainer)->comm;
+    s->ranks = s->comm ? mt_comm_size(s->comm) : 1;
     mt_status status = mt_device_open(&s->host.device, "cpu", NULL, 0);
     if (status == MT_OK) status = read_config(s, config);
     if (status == MT_OK) status = mt_path_format(s->folder, "%s/statistics", run_path);
@@ -127,6 +132,24 @@ struct subject {
     char format[MT_FORMAT_SPEC_TEXT];
     bool what_if;
 };
+
+/* What the ranks have measured of their micro-batches, in their order; of all of them, what each
+ * rank measures. The weights are rank 0's own affair, which has all of them. */
+static mt_status merge_ranks(mt_statistics *s, mt_operand operand, mt_measure *m, int64_t n)
+{
+    mt_status status = MT_OK;
+    if (s->ranks == 1 || operand == MT_OPERAND_W) return MT_OK;
+    size_t bytes = (size_t)n * sizeof *m;
+    mt_measure *all = malloc((size_t)s->ranks * bytes);
+    MT_REQUIRE(all, MT_ENOMEM, "statistics: no memory for %d ranks", s->ranks);
+    MT_TRY_CLEANUP(mt_comm_all_gather(s->comm, NULL, all, m, bytes, "statistics"));
+    memcpy(m, all, bytes);
+    for (int r = 1; r < s->ranks; r++)
+        for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[i], &all[r * n + i]);
+cleanup:
+    free(all);
+    return status;
+}
 
 /* values f64 [N + 1, fields] and codes i64 [N + 1, 256], the last row of all members. */
 static mt_status write_tables(mt_statistics *s, const struct subject *what, const mt_measure *m,
@@ -195,8 +218,9 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
     for (int d = 0; d < MT_DIR_COUNT; d++) args.running_amax[d] = NULL;
     mt_status status =
         mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out, dir, &args);
+    if (status == MT_OK) status = merge_ranks(s, operand, m, n);
     for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[n], &m[i]);
-    if (status == MT_OK) status = write_subject(s, &what, m, n + 1);
+    if (status == MT_OK && s->metrics) status = write_subject(s, &what, m, n + 1);
     free(m);
     return status;
 }
@@ -231,6 +255,61 @@ static mt_status see(void *observer, const mt_param *w, mt_operand operand, cons
 /* ---- a step -------------------------------------------------------------------------------------
  */
 
+static mt_status see_weight(mt_statistics *s, mt_param *w, void *master)
+{
+    mt_qtensor plain = mt_qtensor_plain(w->group, w->dtype, master);
+    return see(s, w, MT_OPERAND_W, &plain);
+}
+
+/* The whole master from the ranks' pieces, in the host's memory of rank 0; elsewhere `whole` is
+ * NULL. */
+static mt_status gather_master(mt_statistics *s, const mt_param *w, char *whole)
+{
+    mt_param_store *params = mt_model_params(mt_trainer_model(s->trainer));
+    size_t size = mt_dtype_size(w->dtype), most = 0;
+    mt_status status = MT_OK;
+    for (int r = 0; r < s->ranks; r++) {
+        size_t bytes = (size_t)mt_param_piece(params, w, r).count * size;
+        if (bytes > most) most = bytes;
+    }
+    char *own = calloc(1, most + 1), *all = calloc((size_t)s->ranks, most + 1);
+    if (!own || !all) status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %s", w->name);
+    if (status == MT_OK && w->own.count)
+        status = mt_param_read_master(params, w, w->own.first, w->own.count, own);
+    MT_TRY_CLEANUP(mt_comm_agree(s->comm, status, "statistics"));
+    MT_TRY_CLEANUP(mt_comm_all_gather(s->comm, NULL, all, own, most, w->name));
+    for (int r = 0; whole && r < s->ranks; r++) {
+        mt_piece piece = mt_param_piece(params, w, r);
+        memcpy(whole + (size_t)piece.first * size, all + (size_t)r * most,
+               (size_t)piece.count * size);
+    }
+cleanup:
+    free(own), free(all);
+    return status;
+}
+
+/* Rank 0 puts it onto its device for the moment. */
+static mt_status see_sharded(mt_statistics *s, mt_param *w)
+{
+    mt_device *device = mt_trainer_device(s->trainer);
+    size_t bytes = (size_t)mt_param_count(w) * mt_dtype_size(w->dtype);
+    bool lead = mt_comm_rank(s->comm) == 0;
+    void *master = NULL;
+    char *whole = lead ? malloc(bytes + 1) : NULL;
+    mt_status status =
+        whole || !lead ? MT_OK : MT_FAIL(MT_ENOMEM, "statistics: no memory for %s", w->name);
+    MT_TRY_CLEANUP(mt_comm_agree(s->comm, status, "statistics"));
+    MT_TRY_CLEANUP(gather_master(s, w, whole));
+    if (!lead) goto cleanup;
+    MT_TRY_CLEANUP(mt_device_alloc(device, &master, bytes, MT_MEMORY_STATE));
+    MT_TRY_CLEANUP(mt_device_copy(device, master, whole, bytes));
+    MT_TRY_CLEANUP(see_weight(s, w, master));
+cleanup:
+    mt_device_free(device, &master, bytes, MT_MEMORY_STATE);
+    free(whole);
+    return status;
+}
+
 static mt_status see_weights(mt_statistics *s)
 {
     mt_param_store *params = mt_model_params(mt_trainer_model(s->trainer));
@@ -239,21 +318,31 @@ static mt_status see_weights(mt_statistics *s)
         mt_param *w = mt_param_store_get(params, i);
         void *master;
         if (!w->packed || fnmatch(s->layers, w->name, 0) != 0) continue;
+        if (s->ranks > 1) {
+            MT_TRY(see_sharded(s, w));
+            continue;
+        }
         MT_TRY(mt_linear_master(w, &stream, &master));
-        mt_qtensor plain = mt_qtensor_plain(w->group, w->dtype, master);
-        MT_TRY(see(s, w, MT_OPERAND_W, &plain));
+        MT_TRY(see_weight(s, w, master));
     }
     return MT_OK;
 }
 
-mt_status mt_statistics_begin(mt_statistics *s, int64_t step)
+/* The file of a step is rank 0's. */
+static mt_status create_file(mt_statistics *s)
 {
     char path[MT_PATH_BYTES];
-    if (!s || step % s->every != 0) return MT_OK;
-    s->step = step, s->seen_count = 0;
+    if (!s->metrics) return MT_OK;
     mkdir(s->folder, 0777); /* it may be there; what is missing fails below */
-    MT_TRY(mt_path_format(path, "%s/step_%08lld.h5", s->folder, (long long)step));
-    MT_TRY(mt_h5_create(&s->file, path));
+    MT_TRY(mt_path_format(path, "%s/step_%08lld.h5", s->folder, (long long)s->step));
+    return mt_h5_create(&s->file, path);
+}
+
+mt_status mt_statistics_begin(mt_statistics *s, int64_t step)
+{
+    if (!s || step % s->every != 0) return MT_OK;
+    s->step = step, s->seen_count = 0, s->looking = true;
+    MT_TRY(create_file(s));
     MT_TRY(see_weights(s));
     mt_precision_observe(mt_model_precision(mt_trainer_model(s->trainer)), s->layers, see, s);
     return MT_OK;
@@ -261,7 +350,8 @@ mt_status mt_statistics_begin(mt_statistics *s, int64_t step)
 
 mt_status mt_statistics_end(mt_statistics *s)
 {
-    if (!s || !s->file) return MT_OK;
+    if (!s || !s->looking) return MT_OK;
+    s->looking = false;
     mt_precision_observe(mt_model_precision(mt_trainer_model(s->trainer)), "*", NULL, NULL);
-    return mt_h5_commit(&s->file);
+    return s->file ? mt_h5_commit(&s->file) : MT_OK;
 }

@@ -13,7 +13,9 @@ extern "C" {
 typedef struct mt_statistics mt_statistics;
 
 /* NULL-able result: *statistics is NULL where the configuration asks for none. Borrows everything.
- * Errors: MT_ECONFIG names the key. */
+ * With ranks, this and what follows is collective: the first micro-batch of each is measured, and
+ * what they count is folded in their order; whole weights are rank 0's. `metrics` is NULL on the
+ * others, which write nothing. Errors: MT_ECONFIG names the key. */
 mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
                                const mt_config *config, mt_metrics *metrics, const char *run_path);
 void mt_statistics_destroy(mt_statistics **statistics);

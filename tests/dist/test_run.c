@@ -103,6 +103,16 @@ static void test_same_training(void **state)
     assert_train(2, "--run two", 0, "done: 8 steps");
     assert_non_null(strstr(ranks_output, on_gpus() ? "2 ranks over nccl" : "2 ranks over mpi"));
     assert_same_run("two", "one", 1e-12);
+    double ranks[64], slow[64], fast[64], most[64], own[64];
+    assert_int_equal(read_field("one", "ranks", ranks), 0);
+    assert_int_equal(read_field("two", "slowest_rank", ranks), STEPS);
+    assert_int_equal(read_field("two", "slowest_seconds", slow), STEPS);
+    assert_int_equal(read_field("two", "fastest_seconds", fast), STEPS);
+    assert_int_equal(read_field("two", "most_memory_bytes", most), STEPS);
+    assert_int_equal(read_field("two", "memory_bytes", own), STEPS);
+    for (int i = 0; i < STEPS; i++)
+        assert_true((ranks[i] == 0 || ranks[i] == 1) && slow[i] >= fast[i] && fast[i] > 0 &&
+                    most[i] >= own[i] && own[i] > 0);
 }
 
 /* Goes on from the middle of `from` with so many ranks. */
@@ -151,6 +161,54 @@ static void test_resume_exactly(void **state)
         go_on(line, 2, "next", sets[i]);
         assert_same_run("next", line, 0);
     }
+}
+
+/* The lines of statistics of a tensor, but for the step: a line's text from "statistics" on. */
+static int read_statistics(const char *run, const char *tensor, char lines[64][1024])
+{
+    char path[256], line[4096], quoted[64];
+    int n = 0;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    snprintf(quoted, sizeof quoted, "\"tensor\":\"%s\"", tensor);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (n < 64 && fgets(line, sizeof line, file))
+        if (strstr(line, quoted)) snprintf(lines[n++], 1024, "%s", strstr(line, "\"statistics\""));
+    fclose(file);
+    return n;
+}
+
+static double number_after(const char *line, const char *field)
+{
+    const char *at = strstr(line, field);
+    assert_non_null(at);
+    return strtod(at + strlen(field), NULL);
+}
+
+/* Weights are whole and those of one rank; of what passes, every rank's first micro-batch counts.
+ */
+static void test_statistics(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    static char one[64][1024], two[64][1024];
+    const char *sets = "--set train.dtype=f32 --set recipe=mxfp8 --set train.steps=1 "
+                       "--set statistics.every=1 --set statistics.layers='*0.mlp*'";
+    char line[1024];
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        snprintf(line, sizeof line, "--run s%d %s", ranks, sets);
+        assert_train(ranks, line, 0, "done: 1 steps");
+    }
+    int n = read_statistics("s1", "W", one);
+    assert_true(n >= 4 && n == read_statistics("s2", "W", two));
+    for (int i = 0; i < n; i++) assert_string_equal(one[i], two[i]);
+    n = read_statistics("s1", "X", one);
+    assert_true(n >= 4 && n == read_statistics("s2", "X", two));
+    for (int i = 0; i < n; i++)
+        if (strstr(one[i], "\"member\":-1"))
+            assert_true(number_after(two[i], "\"count\":") ==
+                        2 * number_after(one[i], "\"count\":"));
+    assert_int_equal(access("s2/statistics/step_00000001.h5", F_OK), 0);
 }
 
 static void test_disagreement(void **state)
@@ -273,13 +331,17 @@ static void test_stuck(void **state)
 {
     (void)state;
     need_ranks(2);
-    double began = seconds_now();
-    assert_int_not_equal(signal_one("stuck", "--set parallel.timeout=4", 1, SIGSTOP), 0);
-    assert_true(seconds_now() - began < 60);
-    const char *said = strstr(ranks_output, "mixtape train: ");
-    if (!said || !strstr(said, "s for rank 1, which "))
-        fail_msg("nobody names rank 1:\n%s", said ? said : ranks_output);
-    assert_goes_on("stuck");
+    static const char *const words[] = { "rank 0 does not answer", "s for rank 1, which " };
+    for (int rank = 0; rank < 2; rank++) {
+        const char *run = rank ? "stuck" : "headless";
+        double began = seconds_now();
+        assert_int_not_equal(signal_one(run, "--set parallel.timeout=4", rank, SIGSTOP), 0);
+        assert_true(seconds_now() - began < 60);
+        const char *said = strstr(ranks_output, "mixtape train: ");
+        if (!said || !strstr(said, words[rank]))
+            fail_msg("nobody names rank %d:\n%s", rank, said ? said : ranks_output);
+        assert_goes_on(run);
+    }
 }
 
 /* ---- memory ------------------------------------------------------------------------------------
@@ -342,7 +404,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_same_training),  cmocka_unit_test(test_other_counts),
         cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_asked_to_stop),  cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_stuck),          cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_statistics),     cmocka_unit_test(test_stuck),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }

@@ -46,8 +46,8 @@ static void lines_hold_every_digit(void **state)
     (void)state;
     mt_metrics *m = NULL;
     mt_metrics_past past;
-    const mt_metrics_step step = { 3,    600, 1.0 / 3, 0.1, 2, (double)INFINITY, 1e-300, 12,
-                                   0.25, 4,   5,       6,   7 };
+    const mt_metrics_step step = { 3, 600, 1.0 / 3, 0.1, 2,    (double)INFINITY, 1e-300, 12, 0.25,
+                                   4, 5,   6,       7,   { 0 } };
     put("");
     assert_ok(mt_metrics_open(&m, &past, path, 0));
     assert_int_equal(past.last_eval, -1);
