@@ -44,7 +44,8 @@ void mt_param_store_destroy(mt_param_store **store)
     mt_param_store *s = *store;
     if (!s) return;
     for (int64_t i = 0; i < s->count; i++) param_destroy(s->params[i]);
-    mt_device_free(s->device, &s->master, s->flat_bytes, MT_MEMORY_MASTER);
+    mt_param_store_free_state(s, &s->master, s->flat_bytes, MT_MEMORY_MASTER);
+    mt_device_free(s->device, &s->mirror, s->mirror_bytes, MT_MEMORY_MASTER);
     mt_device_free(s->device, &s->view, s->view_bytes, MT_MEMORY_MASTER);
     mt_device_free(s->device, &s->grad, s->grad_bytes, MT_MEMORY_GRAD);
     mt_device_free(s->device, &s->whole, s->whole_bytes, MT_MEMORY_GRAD);
@@ -158,10 +159,18 @@ static void *place_grad(const mt_param_store *s, const mt_param *p, int64_t *bf1
     return at;
 }
 
+/* Bytes of a param's copy on the device beside an offloaded master; 0: it has none. */
+static size_t mirrored(const mt_param_store *s, int64_t i)
+{
+    const mt_param *p = s->params[i];
+    if (!s->offloaded || s->world > 1 || is_copied(p)) return 0;
+    return (size_t)round_up(mt_param_count(p) * (int64_t)mt_dtype_size(p->dtype), ALIGN_BYTES);
+}
+
 /* Points every param into the flat buffers. */
 static void place(mt_param_store *s)
 {
-    size_t size = mt_dtype_size(s->dtype), at = 0, whole = 0;
+    size_t size = mt_dtype_size(s->dtype), at = 0, whole = 0, mirror = 0;
     int64_t bf16 = 0;
     for (int64_t i = 0; i < s->count; i++) {
         mt_param *p = s->params[i];
@@ -169,6 +178,8 @@ static void place(mt_param_store *s)
         p->own_master = (char *)s->master + (size_t)p->offset * size;
         p->own_grad = s->grad ? place_grad(s, p, &bf16) : NULL;
         p->master = s->world == 1 ? p->own_master : NULL;
+        if (mirrored(s, i)) p->master = (char *)s->mirror + mirror;
+        mirror += mirrored(s, i);
         p->grad = s->whole ? (char *)s->whole + whole : p->own_grad;
         whole += grad_bytes(p);
         if (!p->compute_bytes || !s->codes) continue;
@@ -198,12 +209,50 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     store->whole_bytes = grads && store->world > 1 ? whole : 0;
     MT_TRY(mt_device_alloc(store->device, &store->whole, store->whole_bytes, MT_MEMORY_GRAD));
     MT_TRY(mt_device_zero(store->device, store->whole, store->whole_bytes));
-    MT_TRY(mt_device_alloc(store->device, &store->master, store->flat_bytes, MT_MEMORY_MASTER));
+    MT_TRY(mt_param_store_alloc_state(store, &store->master, store->flat_bytes, MT_MEMORY_MASTER));
+    for (int64_t i = 0; i < store->count; i++) store->mirror_bytes += mirrored(store, i);
+    MT_TRY(mt_device_alloc(store->device, &store->mirror, store->mirror_bytes, MT_MEMORY_MASTER));
     MT_TRY(mt_device_alloc(store->device, &store->grad, store->grad_bytes, MT_MEMORY_GRAD));
     MT_TRY(mt_device_alloc(store->device, &store->codes, store->compute_bytes, MT_MEMORY_COMPUTE));
-    MT_TRY(mt_device_zero(store->device, store->master, store->flat_bytes));
     MT_TRY(mt_device_zero(store->device, store->grad, store->grad_bytes));
     place(store);
+    return MT_OK;
+}
+
+/* ---- offloaded masters -------------------------------------------------------------------------
+ */
+
+void mt_param_store_offload(mt_param_store *store)
+{
+    store->offloaded = true;
+}
+
+static mt_memory state_memory(const mt_param_store *s, mt_memory memory)
+{
+    return s->offloaded ? MT_MEMORY_HOST_POOL : memory;
+}
+
+mt_status mt_param_store_alloc_state(mt_param_store *s, void **p, size_t bytes, mt_memory memory)
+{
+    MT_TRY(mt_device_alloc(s->device, p, bytes, state_memory(s, memory)));
+    if (!s->offloaded) return mt_device_zero(s->device, *p, bytes);
+    if (*p && s->device->computes) memset(*p, 0, bytes);
+    return MT_OK;
+}
+
+void mt_param_store_free_state(mt_param_store *s, void **p, size_t bytes, mt_memory memory)
+{
+    mt_device_free(s->device, p, bytes, state_memory(s, memory));
+}
+
+mt_status mt_param_store_refresh(mt_param_store *s, mt_stream *stream)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const mt_param *p = s->params[i];
+        if (mirrored(s, i))
+            MT_TRY(mt_device_copy_async(stream, p->master, p->own_master,
+                                        (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
+    }
     return MT_OK;
 }
 

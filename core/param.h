@@ -138,6 +138,11 @@ void mt_param_store_shard(mt_param_store *store, int rank, int world);
  * so, and they are few. Of a sharded store, gradients are stored so as backward writes them, whole;
  * what the ranks' add up to is real. MT_ECONFIG: masters must be f32 and activations bf16. */
 mt_status mt_param_store_set_grad_dtype(mt_param_store *store, mt_dtype dtype);
+/* Keeps masters and optimizer state in the host's memory (before allocation): pinned, where a
+ * device reads and writes them as its own, across the bus; no bit depends on it. What kernels read
+ * of masters in every pass has a copy on the device (mt_param_store_refresh). On the CPU it is only
+ * accounted as host memory. */
+void mt_param_store_offload(mt_param_store *store);
 /* Allocates master (zeroed), compute copies and, if asked, gradient buffers, and sets every param's
  * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
@@ -153,6 +158,13 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
  * that kernels read as they are (norms, biases, routers, embeddings) stay f32: they would need
  * their view all the time. */
 mt_status mt_param_store_set_master(mt_param_store *store, mt_master master);
+/* Writes the copies of offloaded masters that kernels read as they are: when masters have changed,
+ * before compute copies are written. */
+mt_status mt_param_store_refresh(mt_param_store *store, mt_stream *stream);
+/* Memory of the optimizer, zeroed, where the masters are. Freed before the store. */
+mt_status mt_param_store_alloc_state(mt_param_store *store, void **p, size_t bytes,
+                                     mt_memory memory);
+void mt_param_store_free_state(mt_param_store *store, void **p, size_t bytes, mt_memory memory);
 /* Copies elements [first, first + count) of a param's master to or from host memory, in
  * mt_param.dtype whatever the master is stored as; exact. Of a sharded one only own elements can be
  * read (MT_EINVAL), and only own elements are written. */

@@ -21,6 +21,9 @@ struct mt_param_store {
     /* Gradients in bf16, the last of their buffer. */
     int64_t bf16_elements;
     mt_master form;
+    bool offloaded;
+    void *mirror; /* on the device: offloaded masters that kernels read as they are */
+    size_t mirror_bytes;
     void *master, *grad, *codes, *view;
     void *whole; /* gradients as backward writes them, where `grad` is only of a shard */
     size_t flat_bytes, grad_bytes, view_bytes, whole_bytes;

@@ -135,6 +135,7 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
     mt_status status = build(p, options);
     if (status == MT_OK && options && options->bf16_grads)
         status = mt_param_store_set_grad_dtype(store, MT_BF16);
+    if (options && options->offload) mt_param_store_offload(store);
     if (status != MT_OK) {
         mt_precision_destroy(&p);
         return mt_error_pass(status, __FILE__, __LINE__);
@@ -416,6 +417,7 @@ bool mt_precision_changes_after(const mt_precision *p, int64_t step)
 mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
 {
     if (p->fsdp) return mt_fsdp_refresh(p->fsdp, stream);
+    MT_TRY(mt_param_store_refresh(p->store, stream));
     for (int64_t i = 0; i < p->count; i++) MT_TRY(mt_linear_refresh(p->layers[i].weight, stream));
     return MT_OK;
 }
@@ -429,13 +431,13 @@ mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
         int dir = 0;
         while (dir < MT_DIR_COUNT && w->weight.dir[dir].layout == MT_LAYOUT_PACKED) dir++;
         if (dir == MT_DIR_COUNT) continue;
-        MT_TRY(mt_dequantize(
-            stream, &(struct mt_dequantize_args){ .dtype = w->compute,
-                                                  .src = &w->weight,
-                                                  .dir = (mt_dir)dir,
-                                                  .y = w->master ? w->master : (void *)w->view,
-                                                  .y_dtype = w->dtype }));
-        if (!w->master) MT_TRY(mt_param_split_view(p->store, w));
+        MT_TRY(mt_dequantize(stream, &(struct mt_dequantize_args){
+                                         .dtype = w->compute,
+                                         .src = &w->weight,
+                                         .dir = (mt_dir)dir,
+                                         .y = w->own_master ? w->own_master : (void *)w->view,
+                                         .y_dtype = w->dtype }));
+        if (!w->own_master) MT_TRY(mt_param_split_view(p->store, w));
     }
     return MT_OK;
 }

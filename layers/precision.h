@@ -21,6 +21,7 @@ typedef struct mt_precision_options {
     mt_comm *comm;            /* ranks that share every weight, borrowed; NULL: this one alone */
     mt_fsdp_options shards;   /* how they share it */
     bool bf16_grads;          /* as in mt_param_store_set_grad_dtype */
+    bool offload;             /* as mt_param_store_offload */
 } mt_precision_options;
 
 typedef struct mt_precision mt_precision;

@@ -68,19 +68,17 @@ mt_status mt_optim_config_check_real(const mt_optim_config *c, mt_dtype real)
     return MT_OK;
 }
 
-/* A moment's memory, zeroed. */
+/* A moment's memory, zeroed, where masters are. */
 static mt_status allocate_moment(mt_optimizer *o, moment *x)
 {
-    MT_TRY(mt_device_alloc(o->device, &x->codes, o->code_bytes, MT_MEMORY_MOMENTS));
-    MT_TRY(mt_device_alloc(o->device, &x->scales, o->scale_bytes, MT_MEMORY_MOMENTS));
-    MT_TRY(mt_device_zero(o->device, x->codes, o->code_bytes));
-    return mt_device_zero(o->device, x->scales, o->scale_bytes);
+    MT_TRY(mt_param_store_alloc_state(o->store, &x->codes, o->code_bytes, MT_MEMORY_MOMENTS));
+    return mt_param_store_alloc_state(o->store, &x->scales, o->scale_bytes, MT_MEMORY_MOMENTS);
 }
 
 static void free_moment(mt_optimizer *o, moment *x)
 {
-    mt_device_free(o->device, &x->codes, o->code_bytes, MT_MEMORY_MOMENTS);
-    mt_device_free(o->device, &x->scales, o->scale_bytes, MT_MEMORY_MOMENTS);
+    mt_param_store_free_state(o->store, &x->codes, o->code_bytes, MT_MEMORY_MOMENTS);
+    mt_param_store_free_state(o->store, &x->scales, o->scale_bytes, MT_MEMORY_MOMENTS);
 }
 
 static mt_status allocate(mt_optimizer *o)

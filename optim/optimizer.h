@@ -29,6 +29,7 @@ typedef struct mt_optim_config {
     mt_moments moments; /* how m and v, and the masters, are stored; real under f64 compute */
     bool moments_sr;    /* bf16 moments are rounded stochastically */
     mt_master master;
+    bool offload;  /* masters and moments wait in the host's memory (mt_param_store_offload) */
     uint64_t seed; /* with the index of a param in its store: of stochastic rounding */
 } mt_optim_config;
 

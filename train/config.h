@@ -30,7 +30,6 @@ typedef struct mt_config {
     char device[MT_CONFIG_TEXT];
     double rank_timeout; /* seconds that a rank waits for the others */
     /* Read and checked; each has one value that is available so far (column `only`). */
-    bool optim_offload;
     char statistics_layers[MT_CONFIG_TEXT], statistics_tensors[MT_CONFIG_TEXT];
     char statistics_what_if[MT_CONFIG_TEXT];
     int64_t statistics_every, expert_parallel;

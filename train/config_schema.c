@@ -138,8 +138,8 @@ const mt_config_key mt_config_keys[] = {
     { "optim.master", MT_KEY_ENUM, AT(trainer.optim.master), .names = NAMES("f32", "bf16+i16"),
       .fixed = true,
       .help = "storage of GEMM weights: f32, or a bf16 and an i16 that hold the same" },
-    { "optim.offload", MT_KEY_BOOL, AT(optim_offload), .value = "false", .only = "false",
-      .help = "optimizer state in host memory" },
+    { "optim.offload", MT_KEY_BOOL, AT(trainer.optim.offload), .value = "false",
+      .help = "masters and moments wait in the host's memory: slower updates, the same bits" },
 
     { "recipe.use", MT_KEY_TEXT, AT(trainer.recipe), .value = "none", .fixed = true,
       .help =

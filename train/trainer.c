@@ -26,7 +26,8 @@ static mt_status create_model(mt_trainer *t)
                                      .comm = c->comm,
                                      .shards = { .keep_gathered = c->keep_gathered,
                                                  .reduce_bf16 = c->reduce_bf16 },
-                                     .bf16_grads = c->grad_dtype == MT_BF16 };
+                                     .bf16_grads = c->grad_dtype == MT_BF16,
+                                     .offload = c->optim.offload };
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
                                        c->sequence_length, true, &options);
     mt_recipe_rules_destroy(&rules);

@@ -438,6 +438,26 @@ static mt_status traffic(mt_comm *comm)
     return MT_OK;
 }
 
+/* Masters and moments in the host's memory: no bit depends on it. */
+static mt_status offload(mt_comm *comm)
+{
+    static const char *const recipes[] = { "none", "nvfp4", "fp8_current" };
+    static history here, there;
+    double valid[2];
+    for (int i = 0; i < 3; i++) {
+        mt_trainer_config c = small_config(i ? MT_BF16 : MT_F32, recipes[i]);
+        c.comm = comm, c.keep_gathered = i == 1, c.model.tie_word_embeddings = i == 2;
+        c.optim.moments = i == 1 ? MT_MOMENTS_FP8 : MT_MOMENTS_REAL;
+        c.optim.master = i == 1 ? MT_MASTER_SPLIT : MT_MASTER_REAL;
+        MT_TRY(train(&c, &here, NULL, &valid[0]));
+        c.optim.offload = true;
+        MT_TRY(train(&c, &there, NULL, &valid[1]));
+        rank_check(!memcmp(&here, &there, sizeof here) && valid[0] == valid[1],
+                   "%s: other bits from the host's memory", recipes[i]);
+    }
+    return MT_OK;
+}
+
 /* A weight that is NaN on one rank: no rank updates, and all learn its name. */
 static mt_status nonfinite(mt_comm *comm)
 {
@@ -476,6 +496,7 @@ static const rank_case cases[] = {
     { "in_place", in_place },
     { "repeated", repeated },
     { "bf16_gradients", bf16_gradients },
+    { "offload", offload },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -536,6 +557,12 @@ static void test_narrow_reduction(void **state)
     assert_two_and_four("narrow_reduction");
 }
 
+static void test_offload(void **state)
+{
+    (void)state;
+    assert_two_and_four("offload");
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
@@ -549,6 +576,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_narrow_reduction),
         cmocka_unit_test(test_bf16_gradients),
         cmocka_unit_test(test_in_place),
+        cmocka_unit_test(test_offload),
         cmocka_unit_test(test_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,7 +79,9 @@ static mt_status planned(mt_comm *comm)
     c = base_config();
     c.trainer.model.tie_word_embeddings = true, c.trainer.offload = true;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "fp8_delayed");
-    return check(comm, "tied, offloaded", &c);
+    MT_TRY(check(comm, "tied, offloaded", &c));
+    c.trainer.optim.offload = true;
+    return check(comm, "optimizer state in the host's memory", &c);
 }
 
 static const rank_case cases[] = { { "planned", planned } };

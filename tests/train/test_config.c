@@ -185,7 +185,6 @@ static const struct bad {
     { "recipe: {delayed: {history: 1}}\n", NULL, MT_ECONFIG, "recipe.delayed.history" },
     { "recipe: {delayed: {histroy: 16}}\n", NULL, MT_ECONFIG,
       "did you mean recipe.delayed.history" },
-    { "", "optim.offload=true", MT_EUNSUPPORTED, "true is not available, only false" },
     /* storage forms */
     { "", "train.grad_dtype=bf16", MT_ECONFIG,
       "--set train.grad_dtype=bf16: train.grad_dtype is bf16, must be f32, or f32 as train.dtype" },

@@ -456,7 +456,6 @@ static void bad_input_has_the_code_of_its_class(void **state)
         { "--set data.train=none.h5", 5, "none.h5" },
         { "--set data.train=train.txt", 5, "train.txt" },
         { "--set recipe=nvfp5", 2, "nvfp5" },
-        { "--set optim.offload=true", 2, "not available" },
         { "--set optim.moments_sr=true", 2, "it must be bf16" },
 #ifdef MT_HAVE_cuda
         { "--device cuda", 6, "cuda" },

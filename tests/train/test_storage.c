@@ -304,6 +304,54 @@ static void test_nonfinite(void **state)
     mt_trainer_destroy(&trainer);
 }
 
+/* Masters and moments in the host's memory: the same bits, steps recorded or not; a checkpoint of
+ * one is the other's; the device keeps what kernels read of masters as they are, which is planned.
+ */
+static void test_offload(void **state)
+{
+    (void)state;
+    static const struct {
+        mt_dtype dtype;
+        int form; /* -1: f32, f32 */
+        const char *recipe;
+        bool quantized_init, tied;
+    } cases[] = { { MT_F32, -1, "none", false, false },     { MT_BF16, 2, "mxfp8", false, true },
+                  { MT_BF16, 3, "nvfp4", true, true },      { MT_BF16, 4, "none", false, false },
+                  { MT_F32, -1, "fp8_block", true, false }, { MT_F64, -1, "none", false, true } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct form *f = cases[i].form < 0 ? NULL : &forms[cases[i].form];
+        mt_config c = config_of(cases[i].dtype, f ? f->moments : MT_MOMENTS_REAL, f ? f->sr : false,
+                                f ? f->master : MT_MASTER_REAL);
+        char path[MT_CHECKPOINT_PATH];
+        mt_trainer *t[3];
+        mt_plan plan[2];
+        snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "%s", cases[i].recipe);
+        c.trainer.quantized_init = cases[i].quantized_init;
+        c.trainer.model.tie_word_embeddings = cases[i].tied;
+        for (int k = 0; k < 3; k++) {
+            c.trainer.optim.offload = k > 0;
+            if (k < 2) assert_ok(mt_plan_make(&plan[k], &c));
+            t[k] = trainer_of(&c);
+        }
+        for (int s = 0; s < 4; s++) {
+            double here = step(t[0]), there = step(t[1]);
+            assert_true(here == there);
+        }
+        assert_ok(mt_checkpoint_save(in_dir("run"), t[0], &info, path));
+        assert_ok(mt_checkpoint_load(t[2], path, "text 1", false));
+        double here = step(t[0]), there = step(t[1]), loaded = step(t[2]);
+        assert_true(here == there && here == loaded);
+        if (cases[i].dtype != MT_F64) expect_same(t[0], t[1]), expect_same(t[0], t[2]);
+        for (int k = 0; k < 3; k++) mt_trainer_destroy(&t[k]);
+        assert_ok(mt_dir_remove(in_dir("run")));
+        assert_int_equal(plan[1].peak[MT_MEMORY_MOMENTS], 0);
+        assert_true(plan[1].peak[MT_MEMORY_MASTER] < plan[0].peak[MT_MEMORY_MASTER]);
+        assert_true(plan[1].peak[MT_MEMORY_HOST_POOL] >=
+                    plan[0].peak[MT_MEMORY_MOMENTS] + plan[0].peak[MT_MEMORY_MASTER] / 2);
+        assert_int_equal(plan[1].peak[MT_MEMORY_GRAD], plan[0].peak[MT_MEMORY_GRAD]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +362,7 @@ int main(void)
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_gradient_plan),
         cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_offload),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
