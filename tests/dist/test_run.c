@@ -297,7 +297,7 @@ static int signal_one(const char *run, const char *sets, int rank, int number)
 static void assert_goes_on(const char *run)
 {
     char path[MT_CHECKPOINT_PATH], skipped[512], line[1024];
-    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, run_path(run)));
+    assert_ok(mt_checkpoint_find_latest(path, skipped, sizeof skipped, run_path(run), NULL));
     const char *step = strstr(path, "step_");
     assert_non_null(step);
     snprintf(line, sizeof line, "--run %s --resume --set train.steps=%lld", run,
