@@ -24,28 +24,28 @@ const char *test_device_name(void)
     return name && *name ? name : "cpu";
 }
 
-/* Device memory that the host sees too, whatever the device. */
-static struct mt_device_ops visible;
-static const struct mt_device_ops *own;
+/* Device memory that the host sees too, whatever the device. Copies: a device's table ends with it.
+ */
+static struct mt_device_ops visible, own;
 
 static mt_status visible_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
 {
     (void)on_host;
-    return own->alloc(device, p, bytes, true);
+    return own.alloc(device, p, bytes, true);
 }
 
 static void visible_release(mt_device *device, void *p, size_t bytes, bool on_host)
 {
     (void)on_host;
-    own->release(device, p, bytes, true);
+    own.release(device, p, bytes, true);
 }
 
 mt_status test_open(mt_device **device, const char *name, const char *kernel_set, int threads)
 {
     MT_TRY(mt_device_open(device, name, kernel_set, threads));
     if (strcmp(name, "cuda") != 0) return MT_OK;
-    own = (*device)->ops;
-    visible = *own;
+    own = *(*device)->ops;
+    visible = own;
     visible.alloc = visible_alloc, visible.release = visible_release;
     (*device)->ops = &visible;
     return MT_OK;
