@@ -57,6 +57,16 @@ mt_status mt_ranks_start(int64_t count, char *const *argv)
     _exit(code);
 }
 
+mt_status mt_ranks_copy_words(char ***words, int argc, char **argv)
+{
+    static char program[] = "mixtape";
+    *words = calloc((size_t)argc + 2, sizeof **words);
+    MT_REQUIRE(*words, MT_ENOMEM, "no memory for the command line");
+    (*words)[0] = program;
+    memcpy(*words + 1, argv, (size_t)argc * sizeof *argv);
+    return MT_OK;
+}
+
 /* The GPU of this rank, by its number on its host. */
 static mt_status choose_gpu(int *index, const mt_launch *launch, int count)
 {

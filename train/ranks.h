@@ -13,6 +13,10 @@ extern "C" {
  * launcher has started this process as one of several. */
 mt_status mt_ranks_start(int64_t count, char *const *argv);
 
+/* The command line as it was, with the program before it, for mt_ranks_start; to be freed. Reading
+ * options moves words. */
+mt_status mt_ranks_copy_words(char ***words, int argc, char **argv);
+
 /* The device that a configuration names: among ranks, "cuda" and "auto" are the GPU of this rank's
  * number on its host, or the only one that it sees. MT_ECONFIG: more ranks than GPUs. */
 mt_status mt_ranks_open_device(mt_device **device, const char *name);

@@ -8,8 +8,10 @@
 #include "kernels/ops.h"
 #include "train/build_info.h"
 #include "train/cli.h"
+#include "train/fabric.h"
 #include "train/fileio.h"
 #include "train/h5.h"
+#include "train/ranks.h"
 #include "train/selfcheck.h"
 
 static void row(const char *name, const char *value)
@@ -228,24 +230,86 @@ static mt_status self_check(mt_device *device)
     return MT_OK;
 }
 
-mt_status mt_verb_doctor(int argc, char **argv)
+/* ---- the fabric --------------------------------------------------------------------------------
+ */
+
+static void fabric_row(void *context, const char *name, const char *text)
 {
-    const mt_command command = {
-        .usage = "mixtape doctor",
-        .about =
-            "What was found on this machine, which kernels will run, and a self-check that runs "
-            "them.\nMIXTAPE_KERNELS and OMP_NUM_THREADS count as they do in training.",
-    };
-    int count;
-    bool help;
+    (void)context;
+    row(name, text);
+    fflush(stdout);
+}
+
+/* What the ranks that this process was started with exchange. A rank that does not come, or does
+ * not answer, ends all of them with a line that names it. */
+static mt_status check_fabric(const char *name, const mt_launch *launch)
+{
+    const double patience_s = 60;
+    mt_device *device = NULL;
+    mt_comm *comm = NULL;
+    char text[160];
+    mt_status status = mt_ranks_open_device(&device, name);
+    if (status == MT_OK) status = mt_ranks_open(&comm, device, patience_s);
+    if (status == MT_OK) {
+        printf("fabric\n");
+        snprintf(text, sizeof text, "%d of %s over %s, on %s", launch->world, launch->launcher,
+                 mt_comm_backend(comm), device->name);
+        row("ranks", text);
+        status = mt_fabric_check(comm, device, fabric_row, NULL);
+    }
+    /* what one has found, all have agreed on: they leave together */
+    mt_comm_close(&comm);
+    mt_device_destroy(&device);
+    if (status != MT_OK && launch->rank > 0) {
+        sleep(1); /* rank 0 speaks for all, before a launcher ends it */
+        _exit(mt_exit_code(status));
+    }
+    return status;
+}
+
+static mt_status check_all(void)
+{
     mt_device *device;
-    MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
-    if (help) return MT_OK;
     print_machine();
-    MT_TRY(mt_device_open(&device, "cpu", NULL, 0));
+    MT_TRY(mt_device_open(&device, "cpu", NULL, mt_ranks_threads()));
     print_program(device);
     print_others();
     mt_status status = self_check(device);
     mt_device_destroy(&device);
     return status;
+}
+
+mt_status mt_verb_doctor(int argc, char **argv)
+{
+    const char *device = "auto";
+    int64_t gpus = 1;
+    const mt_option options[] = {
+        { "gpus", MT_OPTION_INT, &gpus, "N", "start N ranks, one on each GPU of this host" },
+        { "device", MT_OPTION_TEXT, &device, "NAME", "of the ranks: auto, cpu or cuda" },
+    };
+    const mt_command command = {
+        .usage = "mixtape doctor [--gpus N] [--device NAME]",
+        .about =
+            "What was found on this machine, which kernels will run, and a self-check that runs "
+            "them.\nStarted as one of several ranks (torchrun, srun, mpirun, --gpus) it also makes "
+            "each of their\ncollectives, checks every byte, and says how fast they are.\n"
+            "MIXTAPE_KERNELS and OMP_NUM_THREADS count as they do in training.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+    };
+    int count;
+    bool help;
+    char **words = NULL;
+    mt_launch launch;
+    MT_TRY(mt_ranks_copy_words(&words, argc, argv));
+    mt_status status = mt_command_parse(&command, argc, argv, &count, &help);
+    if (status == MT_OK && !help && gpus != 1) status = mt_ranks_start(gpus, words);
+    free(words);
+    MT_TRY(status);
+    if (help) return MT_OK;
+    MT_TRY(mt_launch_detect(&launch));
+    if (launch.rank > 0 && !freopen("/dev/null", "w", stdout))
+        return MT_FAIL(MT_EIO, "rank %d: cannot be silent", launch.rank);
+    status = check_all();
+    return status == MT_OK && launch.world > 1 ? check_fabric(device, &launch) : status;
 }

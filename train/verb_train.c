@@ -8,18 +8,6 @@
 
 enum { NOT_GIVEN = -1 };
 
-/* The command line as it was, with the program before it, to be freed: reading options moves words.
- */
-static mt_status copy_words(char ***words, int argc, char **argv)
-{
-    static char program[] = "mixtape";
-    *words = calloc((size_t)argc + 2, sizeof **words);
-    MT_REQUIRE(*words, MT_ENOMEM, "no memory for the command line");
-    (*words)[0] = program;
-    memcpy(*words + 1, argv, (size_t)argc * sizeof *argv);
-    return MT_OK;
-}
-
 /* --gpus: the same again, once for each. Returns in the ranks, and where there is only one. */
 static mt_status start_ranks(int64_t gpus, const mt_config *config, char *const *words)
 {
@@ -79,7 +67,7 @@ mt_status mt_verb_train(int argc, char **argv)
         .option_count = sizeof options / sizeof options[0],
         .max_arguments = 1,
     };
-    MT_TRY(copy_words(&words, argc, argv));
+    MT_TRY(mt_ranks_copy_words(&words, argc, argv));
     mt_status status = mt_command_parse(&command, argc, argv, &count, &help);
     if (status == MT_OK && !help && !help_config && count != 1)
         status = MT_FAIL(MT_ECONFIG, "no configuration given; usage: %s", command.usage);
