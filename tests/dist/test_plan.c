@@ -1,8 +1,6 @@
 /* What the plan says of a rank is what the rank takes, at 1, 2 and 4 ranks. */
 #include "tests/dist/ranks.h"
 
-#include <math.h>
-
 #include "train/plan.h"
 
 static mt_config base_config(void)
@@ -25,15 +23,16 @@ static mt_config base_config(void)
 /* 5 % is the promise of all together; by purpose they are equal, since data decides nothing. The
  * kernels' scratch is not planned. On GPUs the world keeps its scratch from one case to the next:
  * there only the promise is held. */
-static mt_status check_peaks(const char *what, const mt_plan *plan, const mt_device *device)
+static mt_status check_peaks(const char *what, const mt_plan *plan, const mt_device *device,
+                             double before)
 {
     double planned = 0, taken = 0;
     for (int i = 0; i < MT_MEMORY_COUNT; i++) {
         planned += (double)plan->peak[i];
         if (i != MT_MEMORY_WORKSPACE) taken += (double)device->peak[i];
     }
-    rank_check(fabs(planned - taken) <= 0.05 * taken, "%s: %.0f bytes, planned were %.0f", what,
-               taken, planned);
+    rank_check(planned <= 1.05 * taken && taken <= 1.05 * planned + before,
+               "%s: %.0f bytes, planned were %.0f beside %.0f", what, taken, planned, before);
     if (on_gpus()) return MT_OK;
     for (int i = 0; i < MT_MEMORY_COUNT; i++)
         if (i != MT_MEMORY_WORKSPACE)
@@ -49,12 +48,16 @@ static mt_status check(mt_comm *comm, const char *what, const mt_config *config)
     mt_trainer *trainer = NULL;
     mt_trainer_config c = config->trainer;
     mt_status status = MT_OK;
-    for (int i = 0; i < MT_MEMORY_COUNT; i++) rank_device->peak[i] = rank_device->bytes[i];
+    double before = 0; /* what the world has kept */
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) {
+        before += (double)rank_device->bytes[i];
+        rank_device->peak[i] = rank_device->bytes[i];
+    }
     mt_ranks_share(&c, comm);
     MT_TRY_CLEANUP(mt_plan_make_rank(&plan, config, mt_comm_rank(comm), mt_comm_size(comm)));
     MT_TRY_CLEANUP(mt_trainer_create(&trainer, rank_device, &c));
     MT_TRY_CLEANUP(mt_plan_passes(trainer, *config->valid_corpus != '\0'));
-    MT_TRY_CLEANUP(check_peaks(what, &plan, rank_device));
+    MT_TRY_CLEANUP(check_peaks(what, &plan, rank_device, before));
 cleanup:
     mt_trainer_destroy(&trainer);
     return status;
