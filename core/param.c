@@ -25,7 +25,7 @@ mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dt
     mt_param_store *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "param store: out of memory");
     s->device = device, s->dtype = dtype, s->compute = compute;
-    s->world = s->units = 1;
+    s->world = s->member_ranks = s->units = 1;
     *store = s;
     return MT_OK;
 }
@@ -76,6 +76,8 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
         return MT_FAIL(MT_ENOMEM, "param '%s': out of memory", spec->name);
     }
     p->group = mt_group_uniform(spec->members, spec->m, spec->k);
+    p->first_member = spec->first_member;
+    p->all_members = spec->all_members ? spec->all_members : spec->members;
     p->dtype = p->grad_dtype = store->dtype, p->compute = store->compute;
     p->decay = spec->decay, p->frozen = spec->frozen, p->packed = spec->packed;
     p->direct = spec->direct;
@@ -174,7 +176,7 @@ static void place(mt_param_store *s)
     int64_t bf16 = 0;
     for (int64_t i = 0; i < s->count; i++) {
         mt_param *p = s->params[i];
-        p->own = mt_param_piece(s, p, s->rank), p->offset = p->own.offset;
+        p->own = mt_param_piece(s, p, s->unit[p->unit].rank), p->offset = p->own.offset;
         p->own_master = (char *)s->master + (size_t)p->offset * size;
         p->own_grad = s->grad ? place_grad(s, p, &bf16) : NULL;
         p->master = s->world == 1 ? p->own_master : NULL;
@@ -414,7 +416,7 @@ mt_flat_grads mt_param_store_grads(const mt_param_store *s)
 static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uint64_t seed)
 {
     int64_t n = p->own.count;
-    uint64_t first = (uint64_t)p->own.first;
+    uint64_t first = (uint64_t)(mt_param_base(p) + p->own.first);
     size_t bytes = (size_t)n * mt_dtype_size(p->dtype);
     void *host = calloc(1, bytes ? bytes : 1);
     MT_REQUIRE(host, MT_ENOMEM, "param '%s': %zu bytes for its initial values", p->name, bytes);

@@ -16,9 +16,9 @@ typedef enum mt_init { MT_INIT_ZERO, MT_INIT_ONE, MT_INIT_NORMAL } mt_init;
 
 /* A named piece of a param as other programs know it: rows [row, row + rows) of one member. */
 typedef struct mt_param_part {
-    char *name; /* "model.layers.0.mlp.experts.3.gate_proj.weight" */
-    int64_t member, row, rows;
-    int ndim; /* 1 for vectors (then rows x cols = 1 x n), 2 for matrices */
+    char *name;                /* "model.layers.0.mlp.experts.3.gate_proj.weight" */
+    int64_t member, row, rows; /* member: among all_members; not all need be on this rank */
+    int ndim;                  /* 1 for vectors (then rows x cols = 1 x n), 2 for matrices */
 } mt_param_part;
 
 typedef struct mt_param mt_param;
@@ -59,8 +59,11 @@ typedef struct mt_linear_state {
 } mt_linear_state;
 
 struct mt_param {
-    char *name;       /* our name: "layers.0.mlp.experts.gate_up_proj" */
-    mt_group group;   /* uniform: N members of [m, k] */
+    char *name;     /* our name: "layers.0.mlp.experts.gate_up_proj" */
+    mt_group group; /* uniform: N members of [m, k] */
+    /* Where ranks have different members of it (experts): the number of the first that is here,
+       among all. Elsewhere 0, and all_members is group.members. */
+    int64_t first_member, all_members;
     mt_dtype dtype;   /* of the master: f32, or f64 under f64 compute */
     mt_dtype compute; /* activations' dtype: what the compute copy is quantized for */
     bool decay;       /* weight decay applies */
@@ -99,6 +102,7 @@ struct mt_param {
 typedef struct mt_param_spec {
     const char *name;
     int64_t members, m, k;
+    int64_t first_member, all_members; /* all_members 0: members */
     bool decay, frozen, packed, direct;
     mt_init init;
     double init_std;
@@ -129,6 +133,10 @@ void mt_param_reserve_atom(mt_param *param, int64_t rows);
  * buffers hold what this rank owns, unit after unit, equally many elements on every rank; gradients
  * are written whole beside them. */
 void mt_param_store_shard(mt_param_store *store, int rank, int world);
+/* Params of which this rank has only some members are cut among those ranks that have the same
+ * (before allocation, and beside mt_param_store_shard): `rank` of `ranks`. A unit has params of one
+ * kind. */
+void mt_param_store_shard_members(mt_param_store *store, int rank, int ranks);
 /* Stores the gradients of GEMM weights in bf16 (before allocation), or leaves them as they are.
  *
  * A contribution is summed in f32 and rounded once, as it is stored; a later one of the same step,
@@ -179,15 +187,19 @@ mt_device *mt_param_store_device(const mt_param_store *store);
 int64_t mt_param_store_count(const mt_param_store *store);
 mt_param *mt_param_store_get(const mt_param_store *store, int64_t i);
 mt_param *mt_param_store_find(const mt_param_store *store, const char *name);
-/* A unit: its params, and its place in the flat buffers, the same on every rank. */
+/* A unit: its params, its place in the flat buffers, the same on every rank, and this rank among
+ * those that it is cut among: all, or those with the same members. */
 typedef struct mt_unit {
     int64_t first, count;     /* params */
     int64_t offset, elements; /* in the flat buffers of a rank, with alignment gaps */
+    int rank, ranks;
+    bool some_members;
 } mt_unit;
 int64_t mt_param_store_units(const mt_param_store *store);
 /* After allocation. */
 mt_unit mt_param_store_unit(const mt_param_store *store, int64_t unit);
-/* What a rank owns of a param, after allocation. A piece of a packed param is of whole rows. */
+/* What a rank, of those that the unit is cut among, owns of a param, after allocation. A piece of a
+ * packed param is of whole rows. */
 mt_piece mt_param_piece(const mt_param_store *store, const mt_param *param, int rank);
 int mt_param_store_world(const mt_param_store *store);
 /* Elements of a flat buffer, alignment gaps (always 0) included. */
@@ -210,6 +222,12 @@ static inline int64_t mt_param_count(const mt_param *p)
     return p->group.members * p->group.m * p->group.k;
 }
 
+/* Number of its first element among those of all members. */
+static inline int64_t mt_param_base(const mt_param *p)
+{
+    return p->first_member * p->group.m * p->group.k;
+}
+
 /* Of own_grad: what ranks have added up is not rounded again. */
 static inline mt_dtype mt_param_own_grad_dtype(const mt_param *p)
 {
@@ -223,8 +241,8 @@ static inline mt_status mt_param_need(mt_param *p, mt_dir dir)
     return p->source ? p->source->need(p->source->context, p, dir) : MT_OK;
 }
 
-/* Draws the master by `init`: element i of the param is draw i of (seed, stream = index in the
- * store). */
+/* Draws the master by `init`: element i of the param, of all members, is draw i of (seed, stream =
+ * index in the store). */
 mt_status mt_param_store_init(mt_param_store *store, uint64_t seed);
 
 /* Forgets this step's gradients: the next contribution of each param overwrites. */

@@ -12,6 +12,7 @@ struct mt_param_store {
     mt_param **params;
     int64_t count, reserved;
     int rank, world;
+    int member_rank, member_ranks; /* the same of params with some members */
     int64_t units;
     mt_unit *unit;
     int64_t *cuts;    /* [units, world + 1]: of the elements of a unit's params back to back */

@@ -18,6 +18,20 @@ void mt_param_store_shard(mt_param_store *store, int rank, int world)
     store->rank = rank, store->world = world;
 }
 
+void mt_param_store_shard_members(mt_param_store *store, int rank, int ranks)
+{
+    store->member_rank = rank, store->member_ranks = ranks;
+}
+
+/* Who a unit is cut among: asked of its first param. */
+static void find_ranks(const mt_param_store *s, mt_unit *u)
+{
+    const mt_param *p = s->params[u->first];
+    u->some_members = p->all_members > p->group.members;
+    u->rank = u->some_members ? s->member_rank : s->rank;
+    u->ranks = u->some_members ? s->member_ranks : s->world;
+}
+
 /* The last place in a param, at or before element `at`, where a shard may end. */
 static int64_t legal_cut(const mt_param *p, int64_t at)
 {
@@ -36,8 +50,8 @@ static int64_t legal_cut(const mt_param *p, int64_t at)
 /* Where rank r's shard of a unit begins, among the elements of its params back to back. */
 static int64_t cut_of(const mt_param_store *s, const mt_unit *u, int64_t total, int r)
 {
-    int64_t target = (int64_t)((double)total * r / s->world), begin = 0;
-    if (r == s->world) return total;
+    int64_t target = (int64_t)((double)total * r / u->ranks), begin = 0;
+    if (r == u->ranks) return total;
     for (int64_t i = u->first; i < u->first + u->count; i++) {
         int64_t count = mt_param_count(s->params[i]);
         if (target < begin + count) return begin + legal_cut(s->params[i], target - begin);
@@ -83,12 +97,13 @@ mt_status mt_param_store_cut(mt_param_store *s)
     for (int64_t i = 0; i < s->units; i++) {
         mt_unit *u = &s->unit[i];
         int64_t total = 0;
+        if (u->count) find_ranks(s, u);
         for (int64_t j = u->first; j < u->first + u->count; j++)
             total += mt_param_count(s->params[j]);
-        for (int r = 0; r <= s->world; r++)
+        for (int r = 0; r <= u->ranks; r++)
             s->cuts[i * (s->world + 1) + r] = cut_of(s, u, total, r);
         u->offset = s->elements;
-        for (int r = 0; r < s->world; r++) {
+        for (int r = 0; r < u->ranks; r++) {
             int64_t own = segment(s, i, r, -1, NULL);
             if (own > u->elements) u->elements = own;
         }

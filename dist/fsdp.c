@@ -45,8 +45,8 @@ static mt_status gather(mt_fsdp *f, int64_t wire)
     wire_label(label, f, wire);
     MT_TRY(mt_event_record(&f->asked, &f->stream));
     MT_TRY(mt_event_wait(&f->asked, &f->gathering));
-    MT_TRY(mt_comm_all_gather(f->comm, &f->gathering, f->staging, (char *)f->own + w->at, w->bytes,
-                              label));
+    MT_TRY(mt_comm_all_gather(mt_fsdp_comm(f, wire / MT_DIR_COUNT), &f->gathering, f->staging,
+                              (char *)f->own + w->at, w->bytes, label));
     mt_fsdp_place(f, wire, slot->memory);
     MT_TRY(mt_fsdp_unpack(f, wire, f->staging));
     /* A pass may be reading the masters that came with the other direction: these are not here yet.
@@ -58,7 +58,7 @@ static mt_status gather(mt_fsdp *f, int64_t wire)
     slot->wire = wire, slot->used = ++f->clock, slot->joined = false;
     w->slot = (int)(slot - f->slots);
     f->counts.gathers++;
-    f->counts.gathered_bytes += (int64_t)w->bytes * (mt_comm_size(f->comm) - 1);
+    f->counts.gathered_bytes += (int64_t)w->bytes * (mt_fsdp_ranks(f, wire / MT_DIR_COUNT) - 1);
     return MT_OK;
 }
 
@@ -111,7 +111,7 @@ static mt_status send_gradients(mt_fsdp *f, const mt_param *p, mt_piece piece, c
  * zeros between params. */
 static mt_status sort_gradients(mt_fsdp *f, const mt_unit *u, size_t size)
 {
-    for (int r = 0; r < mt_comm_size(f->comm); r++) {
+    for (int r = 0; r < u->ranks; r++) {
         char *to = (char *)f->outbox + (size_t)r * (size_t)u->elements * size;
         int64_t done = 0;
         for (int64_t i = u->first; i < u->first + u->count; i++) {
@@ -144,7 +144,7 @@ static bool lies_in_order(const mt_fsdp *f, const mt_unit *u, int64_t *parts)
             return false;
         last = p;
     }
-    for (int r = 0; r < mt_comm_size(f->comm); r++) {
+    for (int r = 0; r < u->ranks; r++) {
         parts[r] = 0;
         for (int64_t i = u->first; i < u->first + u->count; i++) {
             mt_piece piece = mt_param_piece(f->store, mt_param_store_get(f->store, i), r);
@@ -158,21 +158,20 @@ static bool lies_in_order(const mt_fsdp *f, const mt_unit *u, int64_t *parts)
 static void find_parts(mt_fsdp *f)
 {
     for (int64_t i = 0; i < f->units; i++) {
-        int64_t *parts = f->parts + i * mt_comm_size(f->comm);
+        int64_t *parts = mt_fsdp_parts(f, i);
         mt_unit u = mt_param_store_unit(f->store, i);
         if (!u.count || !lies_in_order(f, &u, parts)) *parts = -1;
     }
 }
 
-static mt_status reduce_in_place(mt_fsdp *f, const mt_param *first, const int64_t *parts, char *own,
-                                 const char *label)
+static mt_status reduce_in_place(mt_fsdp *f, const mt_unit *u, const mt_param *first,
+                                 const int64_t *parts, char *own, const char *label)
 {
-    int ranks = mt_comm_size(f->comm);
     f->counts.in_place++;
     f->counts.reduced_bytes +=
-        parts[mt_comm_rank(f->comm)] * (int64_t)mt_dtype_size(first->dtype) * (ranks - 1);
-    return mt_comm_reduce_scatter_parts(f->comm, &f->reducing, own, first->grad, parts,
-                                        first->dtype, MT_REDUCE_SUM, label);
+        parts[u->rank] * (int64_t)mt_dtype_size(first->dtype) * (u->ranks - 1);
+    return mt_comm_reduce_scatter_parts(mt_fsdp_comm(f, first->unit), &f->reducing, own,
+                                        first->grad, parts, first->dtype, MT_REDUCE_SUM, label);
 }
 
 static mt_status reduce_sorted(mt_fsdp *f, const mt_unit *u, const mt_param *first, char *own,
@@ -181,10 +180,10 @@ static mt_status reduce_sorted(mt_fsdp *f, const mt_unit *u, const mt_param *fir
     mt_dtype wire = wire_dtype(f, first);
     size_t size = mt_dtype_size(wire);
     void *to = wire == first->dtype ? (void *)own : f->sum;
-    f->counts.reduced_bytes += u->elements * (int64_t)size * (mt_comm_size(f->comm) - 1);
+    f->counts.reduced_bytes += u->elements * (int64_t)size * (u->ranks - 1);
     MT_TRY(sort_gradients(f, u, size));
-    MT_TRY(mt_comm_reduce_scatter(f->comm, &f->reducing, to, f->outbox, u->elements, wire,
-                                  MT_REDUCE_SUM, label));
+    MT_TRY(mt_comm_reduce_scatter(mt_fsdp_comm(f, first->unit), &f->reducing, to, f->outbox,
+                                  u->elements, wire, MT_REDUCE_SUM, label));
     if (to == own) return MT_OK;
     return mt_cast(
         &f->reducing,
@@ -197,7 +196,7 @@ static mt_status reduce(mt_fsdp *f, int64_t unit)
 {
     mt_unit u = mt_param_store_unit(f->store, unit);
     const mt_param *first = mt_param_store_get(f->store, u.first);
-    const int64_t *parts = f->parts + unit * mt_comm_size(f->comm);
+    const int64_t *parts = mt_fsdp_parts(f, unit);
     char *own =
              (char *)mt_param_store_grad(f->store) + (size_t)u.offset * mt_dtype_size(first->dtype),
          label[64];
@@ -205,7 +204,7 @@ static mt_status reduce(mt_fsdp *f, int64_t unit)
     snprintf(label, sizeof label, "%.40s, gradients", first->name);
     MT_TRY(mt_event_record(&f->final, &f->stream));
     MT_TRY(mt_event_wait(&f->final, &f->reducing));
-    MT_TRY(*parts >= 0 ? reduce_in_place(f, first, parts, own, label)
+    MT_TRY(*parts >= 0 ? reduce_in_place(f, &u, first, parts, own, label)
                        : reduce_sorted(f, &u, first, own, label));
     f->counts.reduces++;
     return mt_event_record(&f->reduced, &f->reducing);
@@ -268,17 +267,18 @@ static mt_status make_slots(mt_fsdp *f)
 /* Memory that all units share, as large as the largest needs it. */
 static mt_status resize_shared(mt_fsdp *f)
 {
-    size_t ranks = (size_t)mt_comm_size(f->comm), staging = 0, elements = 0;
+    size_t staging = 0, elements = 0;
     for (int64_t i = 0; i < f->wires; i++) {
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
-        if (f->wire[i].bytes > staging) staging = f->wire[i].bytes;
-        bool sorted = f->parts[i / MT_DIR_COUNT * (int64_t)ranks] < 0;
-        if (sorted && (size_t)u.elements > elements) elements = (size_t)u.elements;
+        size_t ranks = (size_t)u.ranks, bytes = f->wire[i].bytes * ranks;
+        if (bytes > staging) staging = bytes;
+        bool sorted = *mt_fsdp_parts(f, i / MT_DIR_COUNT) < 0;
+        if (sorted && (size_t)u.elements * ranks > elements) elements = (size_t)u.elements * ranks;
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
-    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging * ranks + SLACK, MT_MEMORY_COMPUTE));
-    MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size * ranks, MT_MEMORY_GRAD));
+    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging + SLACK, MT_MEMORY_COMPUTE));
+    MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size, MT_MEMORY_GRAD));
     return f->options.reduce_bf16
                ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_GRAD)
                : MT_OK;
@@ -307,10 +307,14 @@ static mt_status make_amaxes(mt_fsdp *f)
     int64_t count = mt_param_store_count(f->store), at = 0;
     f->amax_at = calloc((size_t)count + 1, sizeof *f->amax_at);
     MT_REQUIRE(f->amax_at, MT_ENOMEM, "fsdp: out of memory");
-    for (int64_t i = 0; i < count; i++) {
-        const mt_param *p = mt_param_store_get(f->store, i);
-        f->amax_at[i] = p->packed ? at : -1;
-        at += p->packed ? p->group.members * MT_DIR_COUNT : 0;
+    for (int some = 0; some < 2; some++) {
+        for (int64_t i = 0; i < count; i++) {
+            const mt_param *p = mt_param_store_get(f->store, i);
+            if (mt_param_store_unit(f->store, p->unit).some_members != some) continue;
+            f->amax_at[i] = p->packed ? at : -1;
+            at += p->packed ? p->group.members * MT_DIR_COUNT : 0;
+        }
+        if (!some) f->amax_shared = at;
     }
     void *amax = NULL;
     MT_TRY(mt_device_alloc(f->device, &amax, (size_t)at * sizeof(float), MT_MEMORY_STATE));
@@ -356,6 +360,12 @@ mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm,
     MT_REQUIRE(mt_param_store_world(store) == mt_comm_size(comm), MT_EINVAL,
                "fsdp: a store cut for %d ranks, there are %d", mt_param_store_world(store),
                mt_comm_size(comm));
+    for (int64_t i = 0; i < mt_param_store_units(store); i++) {
+        mt_unit u = mt_param_store_unit(store, i);
+        MT_REQUIRE(!u.some_members ||
+                       (options->replicas && mt_comm_size(options->replicas) == u.ranks),
+                   MT_EINVAL, "fsdp: experts cut for %d ranks, and no comm of so many", u.ranks);
+    }
     mt_fsdp *f = calloc(1, sizeof *f);
     MT_REQUIRE(f, MT_ENOMEM, "fsdp: out of memory");
     f->store = store, f->comm = comm, f->options = *options;

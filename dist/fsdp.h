@@ -24,10 +24,12 @@ typedef struct mt_fsdp mt_fsdp;
 typedef struct mt_fsdp_options {
     bool keep_gathered; /* every unit that was gathered stays until the weights change */
     bool reduce_bf16;   /* gradients are rounded to bf16 for the wire, and their sum again */
+    mt_comm *replicas;  /* ranks that have the same members of params of which no rank has all: who
+                           they are cut among (dist/mesh.h); NULL: there are no such params */
 } mt_fsdp_options;
 
 /* For a store cut over the ranks of `comm` and allocated; becomes the source of its params. Passes
- * run in the device's own stream. Ownership: store and comm are borrowed. */
+ * run in the device's own stream. Ownership: store and comms are borrowed. */
 mt_status mt_fsdp_create(mt_fsdp **fsdp, mt_param_store *store, mt_comm *comm,
                          const mt_fsdp_options *options);
 void mt_fsdp_destroy(mt_fsdp **fsdp);

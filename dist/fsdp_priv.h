@@ -57,18 +57,35 @@ struct mt_fsdp {
                                    dtype, on its way to be packed */
     void *outbox, *sum;         /* gradients as they are sent; their sum in bf16 */
     size_t own_bytes, staging_bytes, real_bytes, outbox_bytes, sum_bytes;
-    float *amax; /* device: of every packed param, row, column, members */
+    /* Device: of every packed param, row, column, members; those with some members come last. */
+    float *amax;
     size_t amax_bytes;
-    int64_t *amax_at; /* of param i: first of its 2 N; -1 none */
+    int64_t amax_shared; /* before those */
+    int64_t *amax_at;    /* of param i: first of its 2 N; -1 none */
     /* What is needed after what: [previous + 1, current] -> next, -1 unknown; and where we are. */
     int32_t *next;
     int64_t previous, current;
     bool last_pass;   /* of a step: gradients that are final are reduced */
     int64_t *pending; /* gradients of a unit still to come; -1: reduced */
-    int64_t *parts;   /* [units, ranks] what each rank owns of a unit's gradients as they lie in
-                         memory; the first -1: they have to be sorted */
+    int64_t *parts; /* [units, ranks of the world] what each rank owns of a unit's gradients as they
+                       lie in memory; the first -1: they have to be sorted */
     mt_fsdp_counts counts;
 };
+
+/* The ranks that a unit is cut among. */
+static inline mt_comm *mt_fsdp_comm(const mt_fsdp *f, int64_t unit)
+{
+    bool some = mt_param_store_unit(f->store, unit).some_members;
+    return some ? f->options.replicas : f->comm;
+}
+static inline int mt_fsdp_ranks(const mt_fsdp *f, int64_t unit)
+{
+    return mt_param_store_unit(f->store, unit).ranks;
+}
+static inline int64_t *mt_fsdp_parts(const mt_fsdp *f, int64_t unit)
+{
+    return f->parts + unit * mt_comm_size(f->comm);
+}
 
 /* The format of a direction of a weight; NULL result of native: in the activations' dtype. */
 mt_format_spec mt_fsdp_spec(const mt_param *param, mt_dir dir);

@@ -30,7 +30,7 @@ static struct mt_quantize_args args_of(const mt_fragment *x, mt_quantize_pass pa
 {
     const mt_linear_state *state = x->param->linear;
     struct mt_quantize_args a = { .dtype = x->param->compute, .pass = pass };
-    a.first_member = (uint32_t)x->member, a.first_row = (uint32_t)x->row;
+    a.first_member = (uint32_t)(x->param->first_member + x->member), a.first_row = (uint32_t)x->row;
     if (!state) return a;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         const struct mt_delayed *delayed = &state->delayed[MT_OPERAND_W][d];
@@ -200,13 +200,16 @@ static mt_status write_codes(mt_fsdp *f, const mt_fragment *x, void *master)
     return quantize(f, x, measured ? MT_QUANTIZE_CODES : MT_QUANTIZE_ALL, master);
 }
 
-/* One measurement of every own fragment, and its largest over all ranks. */
+/* One measurement of every own fragment, and its largest over all ranks that have the param. */
 static mt_status reduce_measured(mt_fsdp *f, visit_fragment *visit)
 {
+    int64_t shared = f->amax_shared, some = (int64_t)(f->amax_bytes / sizeof(float)) - shared;
     MT_TRY(for_each_own(f, visit));
-    return mt_comm_all_reduce(f->comm, &f->stream, f->amax,
-                              (int64_t)(f->amax_bytes / sizeof(float)), MT_F32, MT_REDUCE_MAX,
-                              "amaxes of weights");
+    MT_TRY(mt_comm_all_reduce(f->comm, &f->stream, f->amax, shared, MT_F32, MT_REDUCE_MAX,
+                              "amaxes of weights"));
+    if (!some) return MT_OK;
+    return mt_comm_all_reduce(f->options.replicas, &f->stream, f->amax + shared, some, MT_F32,
+                              MT_REDUCE_MAX, "amaxes of experts");
 }
 
 /* Members' amaxes over all ranks, where some format is scaled by them. */

@@ -122,7 +122,7 @@ static mt_status cut_rank(mt_fsdp *f, mt_wire *w, const mt_unit *u, mt_dir dir, 
         if (piece.count && sends_master(p, dir)) MT_TRY(add(w, &x, dir, &at));
         if (piece.count && p->packed) MT_TRY(add_rows(w, p, rank, piece, dir, &at));
     }
-    if (rank == mt_comm_rank(f->comm)) w->own = before, w->own_count = w->count - before;
+    if (rank == u->rank) w->own = before, w->own_count = w->count - before;
     if (at > w->bytes) w->bytes = at;
     return MT_OK;
 }
@@ -137,7 +137,7 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
         w->count = w->own_count = 0, w->bytes = 0, w->at = own;
         if (dir == MT_ROW) f->single[i / MT_DIR_COUNT] = is_single(f, &u);
         if (!mt_wire_is_own(f, i)) continue;
-        for (int r = 0; r < mt_comm_size(f->comm); r++) MT_TRY(cut_rank(f, w, &u, dir, r));
+        for (int r = 0; r < u.ranks; r++) MT_TRY(cut_rank(f, w, &u, dir, r));
         own += w->bytes;
         for (int64_t j = u.first; j < u.first + u.count; j++) {
             const mt_param *p = mt_param_store_get(f->store, j);

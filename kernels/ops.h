@@ -12,6 +12,7 @@
 #include "core/device.h"
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "kernels/exchange.h"
 #include "kernels/gemm.h"
 #include "kernels/loss.h"
 #include "kernels/moe.h"
@@ -45,6 +46,9 @@ extern "C" {
     X(gather_bwd)                                                                                  \
     X(combine_fwd)                                                                                 \
     X(combine_bwd)                                                                                 \
+    X(exchange_plan)                                                                               \
+    X(exchange_pack)                                                                               \
+    X(exchange_arrivals)                                                                           \
     X(moe_gemm)                                                                                    \
     X(aux_loss_fwd)                                                                                \
     X(aux_loss_bwd)                                                                                \

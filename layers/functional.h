@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/tape.h"
+#include "dist/exchange.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -125,6 +126,26 @@ mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *ro
 mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
                      const mt_route *route);
 
+/* Rows on other ranks; references held. */
+typedef struct mt_exchanged {
+    mt_route there; /* what has arrived for this rank's experts: rows of the blocks, each line at
+                       most once (top_k 1) */
+    mt_route home;  /* where a token's rows come back: only tokens, top_k and position are set */
+    mt_value *sent, *received; /* int64 [P, 1 + S]: heads of the blocks */
+} mt_exchanged;
+
+/* Experts that are spread over ranks. mt_dispatch sends the tokens' rows to them: y [P lines, D],
+ * the blocks that this rank has received. `route` and `chosen` (int32 [T, k]) are of all E experts;
+ * widths as in mt_route_tokens. mt_collect sends the experts' rows x back: y [P lines, D], from
+ * which mt_combine takes them by e->home. Weight gradients that wait run beside the exchanges of
+ * backward. Collective over the ranks that share the experts, in forward and in backward. */
+mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
+                      const mt_route *route, const mt_value *chosen, mt_exchange *exchange,
+                      const int64_t widths[MT_ROUTE_WIDTHS]);
+mt_status mt_collect(mt_tape *tape, mt_value **y, mt_value *x, const mt_exchanged *e,
+                     mt_exchange *exchange);
+void mt_exchanged_release(mt_tape *tape, mt_exchanged *e);
+
 /* loss real [1]: see mt_cross_entropy_fwd. targets device int32 [T], scale device real [1], both
  * borrowed until the sweep is over. */
 mt_status mt_cross_entropy(mt_tape *tape, mt_value **loss, mt_value *logits, const int32_t *targets,
@@ -135,7 +156,7 @@ extern const mt_op *const mt_layer_ops[];
 extern const int mt_layer_op_count;
 extern const mt_op mt_op_embedding, mt_op_residual_add, mt_op_rmsnorm, mt_op_qk_norm_rope,
     mt_op_attention, mt_op_grouped_linear, mt_op_swiglu, mt_op_router, mt_op_gather, mt_op_combine,
-    mt_op_cross_entropy;
+    mt_op_dispatch, mt_op_collect, mt_op_cross_entropy;
 
 #ifdef __cplusplus
 }

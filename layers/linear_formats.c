@@ -93,6 +93,7 @@ struct mt_quantize_args mt_linear_quantize_args(const mt_param *w, mt_operand op
         args.scale[d] = state->delayed[operand][d].scale;
         args.running_amax[d] = state->delayed[operand][d].history;
     }
+    args.first_member = (uint32_t)w->first_member;
     args.seed = state->seed;
     args.stream = state->stream + (uint32_t)operand;
     args.step = state->pass ? *state->pass : 0, args.first_step = state->first_pass;

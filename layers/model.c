@@ -63,8 +63,33 @@ static void wire_routers(mt_model *m)
         };
         b->moe.capacity_factor = c->capacity_factor;
         b->moe.dropped = m->dropped;
+        b->moe.exchange = m->exchange;
         moe++;
     }
+}
+
+/* A rank's experts begin where blocks of moments and of draws do. */
+static mt_status spread_experts(mt_model *m, const mt_precision_options *o)
+{
+    enum { BLOCK = 128 };
+    const mt_model_config *c = &m->config;
+    m->expert_ranks = 1;
+    if (!o || !o->mesh || !m->moe_layers) return MT_OK;
+    m->expert_rank = mt_comm_rank(o->mesh->experts);
+    m->expert_ranks = mt_comm_size(o->mesh->experts);
+    int64_t here = c->num_experts / m->expert_ranks;
+    MT_TRY(mt_exchange_create(&m->exchange, m->device, o->mesh->experts,
+                              &(mt_exchange_options){ .experts = c->num_experts,
+                                                      .top_k = c->num_experts_per_tok,
+                                                      .tokens = o->exchange_tokens,
+                                                      .load = o->expert_load }));
+    MT_REQUIRE(
+        here * c->moe_intermediate_size * c->hidden_size % BLOCK == 0, MT_ECONFIG,
+        "parallel.expert is %lld: a rank's experts have %lld x %lld x %lld elements, must be a "
+        "multiple of %d",
+        (long long)m->expert_ranks, (long long)here, (long long)c->moe_intermediate_size,
+        (long long)c->hidden_size, BLOCK);
+    return MT_OK;
 }
 
 static mt_status build(mt_model *m, bool training, const mt_precision_options *precision)
@@ -76,6 +101,7 @@ static mt_status build(mt_model *m, bool training, const mt_precision_options *p
                (long long)layers);
     for (int64_t i = 0; i < layers; i++) m->moe_layers += mt_model_layer_is_moe(&m->config, i);
     MT_TRY(mt_param_store_create(&m->params, m->device, m->real, m->compute));
+    MT_TRY(spread_experts(m, precision));
     MT_TRY(mt_model_add_params(m));
     MT_TRY(mt_precision_create(&m->precision, m->params, precision));
     MT_TRY(mt_param_store_allocate(m->params, training));
@@ -112,6 +138,7 @@ void mt_model_destroy(mt_model **model)
 {
     mt_model *m = *model;
     if (!m) return;
+    mt_exchange_destroy(&m->exchange);
     mt_precision_destroy(&m->precision);
     mt_param_store_destroy(&m->params);
     mt_device_free(m->device, &m->tables, m->tables_bytes, MT_MEMORY_STATE);
@@ -140,6 +167,11 @@ mt_status mt_model_init(mt_model *m, uint64_t seed)
 mt_precision *mt_model_precision(const mt_model *m)
 {
     return m->precision;
+}
+
+mt_exchange *mt_model_exchange(const mt_model *m)
+{
+    return m->exchange;
 }
 
 mt_status mt_model_refresh(mt_model *m, mt_stream *stream)

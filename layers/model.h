@@ -4,6 +4,7 @@
 
 #include "core/param.h"
 #include "core/tape.h"
+#include "dist/exchange.h"
 #include "kernels/ops.h"
 #include "layers/precision.h"
 
@@ -76,6 +77,8 @@ void mt_model_destroy(mt_model **model);
 const mt_model_config *mt_model_get_config(const mt_model *model);
 mt_param_store *mt_model_params(const mt_model *model);
 mt_precision *mt_model_precision(const mt_model *model);
+/* How rows travel to experts on other ranks; NULL where all are here. */
+mt_exchange *mt_model_exchange(const mt_model *model);
 /* Draws every param by its rule. */
 mt_status mt_model_init(mt_model *model, uint64_t seed);
 /* Writes every compute copy from its master: after init, load, and each optimizer step. */

@@ -9,6 +9,8 @@ struct mt_model {
     mt_model_config config;
     mt_dtype compute, real;
     int64_t max_sequence, moe_layers;
+    int64_t expert_rank, expert_ranks; /* of those that share a layer's experts */
+    mt_exchange *exchange;             /* NULL: all experts are here */
     mt_param_store *params;
     mt_precision *precision;
     mt_param *embed, *norm;

@@ -18,6 +18,22 @@ static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x,
     return MT_OK;
 }
 
+/* The experts' rows of x, for mt_combine to take by *home: on this rank, or back from others. */
+static mt_status run_experts(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
+                             const mt_moe_layer *layer, const mt_route *route,
+                             const mt_value *chosen, const int64_t widths[MT_ROUTE_WIDTHS])
+{
+    mt_value *rows, *out;
+    if (!layer->exchange)
+        return experts(tape, y, x, &layer->gate_up, &layer->down, &route->rows, route);
+    MT_TRY(mt_dispatch(tape, &rows, e, x, route, chosen, layer->exchange, widths));
+    MT_TRY(experts(tape, &out, rows, &layer->gate_up, &layer->down, &e->there.rows, &e->there));
+    mt_value_release(tape, &rows);
+    MT_TRY(mt_collect(tape, y, out, e, layer->exchange));
+    mt_value_release(tape, &out);
+    return MT_OK;
+}
+
 mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_value *x,
                          const mt_moe_layer *layer, const char *name)
 {
@@ -29,14 +45,16 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
     int64_t capacity =
         layer->capacity_factor > 0 ? (int64_t)ceil(layer->capacity_factor * fair) : 0;
     mt_route route;
+    mt_exchanged exchanged = { 0 };
     mt_value *out;
     MT_TRY(mt_router(tape, routing, x, layer->router, s));
     MT_TRY(mt_tape_observe(tape, routing->weights, "%s.routing_weights", name));
     MT_TRY(mt_tape_observe(tape, routing->chosen, "%s.chosen_experts", name));
     MT_TRY(mt_route_tokens(tape, &route, routing, s->experts, capacity, widths, layer->dropped));
-    MT_TRY(experts(tape, &out, x, &layer->gate_up, &layer->down, &route.rows, &route));
-    MT_TRY(mt_combine(tape, y, out, routing->weights, &route));
+    MT_TRY(run_experts(tape, &out, &exchanged, x, layer, &route, routing->chosen, widths));
+    MT_TRY(mt_combine(tape, y, out, routing->weights, layer->exchange ? &exchanged.home : &route));
     mt_value_release(tape, &out);
+    mt_exchanged_release(tape, &exchanged);
     mt_route_release(tape, &route);
     return MT_OK;
 }

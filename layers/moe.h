@@ -13,6 +13,8 @@ typedef struct mt_moe_layer {
     mt_router_shape shape;
     double capacity_factor; /* 0: dropless; else an expert takes ceil(factor T k / E) rows */
     int64_t *dropped;       /* device int64 [1] or NULL: += dropped rows */
+    mt_exchange *exchange; /* experts are spread over ranks: this one's are in gate_up and down, its
+                              tokens go to all of them; NULL: all are here */
 } mt_moe_layer;
 
 /* y [T, D] from x [T, D]. routing: references the caller releases (mt_routing_release). `name`

@@ -14,11 +14,13 @@ static double matrix_std(const mt_model_config *c, int64_t fan_in, bool residual
     return 1 / sqrt((double)fan_in * depth);
 }
 
-static mt_status add_matrix(mt_model *m, mt_param **p, const char *name, int64_t members,
-                            int64_t rows, int64_t cols, bool residual)
+static mt_status add_matrices(mt_model *m, mt_param **p, const char *name, int64_t members,
+                              int64_t first, int64_t all, int64_t rows, int64_t cols, bool residual)
 {
     mt_param_spec spec = { .name = name,
                            .members = members,
+                           .first_member = first,
+                           .all_members = all,
                            .m = rows,
                            .k = cols,
                            .decay = true,
@@ -26,6 +28,12 @@ static mt_status add_matrix(mt_model *m, mt_param **p, const char *name, int64_t
                            .init = MT_INIT_NORMAL,
                            .init_std = matrix_std(&m->config, cols, residual) };
     return mt_param_store_add(m->params, p, &spec);
+}
+
+static mt_status add_matrix(mt_model *m, mt_param **p, const char *name, int64_t rows, int64_t cols,
+                            bool residual)
+{
+    return add_matrices(m, p, name, 1, 0, 1, rows, cols, residual);
 }
 
 static mt_status add_norm(mt_model *m, mt_param **p, const char *name, int64_t width)
@@ -59,12 +67,12 @@ static mt_status add_attention(mt_model *m, mt_block *b, const char *prefix)
     int64_t rows[3] = { q, kv, kv }, at = 0;
     char name[128];
     snprintf(name, sizeof name, "%s.self_attn.qkv_proj", prefix);
-    MT_TRY(add_matrix(m, &b->qkv.weight, name, 1, q + 2 * kv, c->hidden_size, false));
+    MT_TRY(add_matrix(m, &b->qkv.weight, name, q + 2 * kv, c->hidden_size, false));
     for (int i = 0; i < 3; at += rows[i++])
         MT_TRY(mt_param_add_part(b->qkv.weight, 0, at, rows[i], 2, "%s.self_attn.%s.weight", prefix,
                                  names[i]));
     snprintf(name, sizeof name, "%s.self_attn.o_proj", prefix);
-    MT_TRY(add_matrix(m, &b->o.weight, name, 1, c->hidden_size, q, true));
+    MT_TRY(add_matrix(m, &b->o.weight, name, c->hidden_size, q, true));
     MT_TRY(mt_param_add_part(b->o.weight, 0, 0, c->hidden_size, 2, "%s.weight", name));
     if (c->architecture->qk_norm == MT_QK_NORM_NONE) return MT_OK;
     bool head = c->architecture->qk_norm == MT_QK_NORM_HEAD;
@@ -79,6 +87,7 @@ static mt_status add_experts(mt_model *m, mt_block *b, const char *prefix)
     const mt_model_config *c = &m->config;
     const mt_architecture *arch = c->architecture;
     int64_t f = c->moe_intermediate_size, e = c->num_experts;
+    int64_t here = e / m->expert_ranks, first = m->expert_rank * here;
     char name[128];
     snprintf(name, sizeof name, "%s.%s.gate", prefix, arch->moe_block);
     mt_param_spec router = { .name = name,
@@ -91,9 +100,11 @@ static mt_status add_experts(mt_model *m, mt_block *b, const char *prefix)
     MT_TRY(mt_param_store_add(m->params, &b->moe.router, &router));
     MT_TRY(mt_param_add_part(b->moe.router, 0, 0, e, 2, "%s.weight", name));
     snprintf(name, sizeof name, "%s.%s.experts.gate_up", prefix, arch->moe_block);
-    MT_TRY(add_matrix(m, &b->moe.gate_up.weight, name, e, 2 * f, c->hidden_size, false));
+    if (m->expert_ranks > 1) mt_param_store_next_unit(m->params); /* of fewer ranks */
+    MT_TRY(add_matrices(m, &b->moe.gate_up.weight, name, here, first, e, 2 * f, c->hidden_size,
+                        false));
     snprintf(name, sizeof name, "%s.%s.experts.down", prefix, arch->moe_block);
-    MT_TRY(add_matrix(m, &b->moe.down.weight, name, e, c->hidden_size, f, true));
+    MT_TRY(add_matrices(m, &b->moe.down.weight, name, here, first, e, c->hidden_size, f, true));
     for (int64_t i = 0; i < e; i++) {
         const char *const *n = arch->expert_names;
         snprintf(name, sizeof name, "%s.%s.experts.%lld", prefix, arch->moe_block, (long long)i);
@@ -111,11 +122,11 @@ static mt_status add_mlp(mt_model *m, mt_block *b, const char *prefix)
     int64_t f = c->intermediate_size;
     char name[128];
     snprintf(name, sizeof name, "%s.mlp.gate_up", prefix);
-    MT_TRY(add_matrix(m, &b->mlp.gate_up.weight, name, 1, 2 * f, c->hidden_size, false));
+    MT_TRY(add_matrix(m, &b->mlp.gate_up.weight, name, 2 * f, c->hidden_size, false));
     MT_TRY(mt_param_add_part(b->mlp.gate_up.weight, 0, 0, f, 2, "%s.mlp.gate_proj.weight", prefix));
     MT_TRY(mt_param_add_part(b->mlp.gate_up.weight, 0, f, f, 2, "%s.mlp.up_proj.weight", prefix));
     snprintf(name, sizeof name, "%s.mlp.down_proj", prefix);
-    MT_TRY(add_matrix(m, &b->mlp.down.weight, name, 1, c->hidden_size, f, true));
+    MT_TRY(add_matrix(m, &b->mlp.down.weight, name, c->hidden_size, f, true));
     return mt_param_add_part(b->mlp.down.weight, 0, 0, c->hidden_size, 2, "%s.weight", name);
 }
 
@@ -148,6 +159,6 @@ mt_status mt_model_add_params(mt_model *m)
         m->lm_head.weight = m->embed;
         return MT_OK;
     }
-    MT_TRY(add_matrix(m, &m->lm_head.weight, "lm_head", 1, c->vocab_size, c->hidden_size, false));
+    MT_TRY(add_matrix(m, &m->lm_head.weight, "lm_head", c->vocab_size, c->hidden_size, false));
     return mt_param_add_part(m->lm_head.weight, 0, 0, c->vocab_size, 2, "lm_head.weight");
 }

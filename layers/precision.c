@@ -37,8 +37,11 @@ struct mt_precision {
     mt_comm *comm;
     mt_fsdp_options shards;
     mt_fsdp *fsdp; /* NULL with one rank */
-    void *amaxes;  /* with ranks: slot 0 of every history, device f32 */
-    int64_t amax_count;
+    /* With ranks: slot 0 of every history, device f32; those of weights with some members last. */
+    void *amaxes;
+    int64_t amax_count, amax_shared; /* shared: before those */
+    void *kept; /* the same, and behind it the counts of NaN, when a step begins */
+    size_t kept_bytes;
 };
 
 static bool is_shared(const mt_precision *p)
@@ -132,6 +135,10 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
     p->store = store;
     if (options) p->comm = options->comm, p->shards = options->shards;
     if (is_shared(p)) mt_param_store_shard(store, mt_comm_rank(p->comm), mt_comm_size(p->comm));
+    if (is_shared(p) && options->mesh) {
+        mt_comm *replicas = p->shards.replicas = options->mesh->replicas;
+        mt_param_store_shard_members(store, mt_comm_rank(replicas), mt_comm_size(replicas));
+    }
     mt_status status = build(p, options);
     if (status == MT_OK && options && options->bf16_grads)
         status = mt_param_store_set_grad_dtype(store, MT_BF16);
@@ -153,6 +160,7 @@ void mt_precision_destroy(mt_precision **precision)
     mt_device_free(device_of(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE);
     mt_device_free(device_of(p), &p->amaxes, (size_t)p->amax_count * sizeof(float),
                    MT_MEMORY_STATE);
+    mt_device_free(device_of(p), &p->kept, p->kept_bytes, MT_MEMORY_STATE);
     mt_device_free(device_of(p), &p->nans, (size_t)p->nan_count * sizeof(int64_t), MT_MEMORY_STATE);
     mt_recipe_rules_destroy(&p->rules);
     free(p->layers);
@@ -192,15 +200,22 @@ static mt_status make_delayed(mt_precision *p)
     return MT_OK;
 }
 
-/* Slot 0 of every history to p->amaxes, or back. */
-static mt_status move_amaxes(mt_precision *p, mt_stream *stream, bool back)
+/* Whether this rank has only some members of a layer's weight. */
+static bool has_some(const layer *l)
 {
-    float *at = p->amaxes;
-    for (int64_t i = 0; i < p->count; i++)
+    return l->weight->all_members > l->weight->group.members;
+}
+
+/* Slot 0 of every history to `memory`, or back. */
+static mt_status move_amaxes(mt_precision *p, mt_stream *stream, void *memory, bool back)
+{
+    float *at = memory;
+    for (int64_t i = 0; i < 2 * p->count; i++)
         for (int s = 0; s < SLOTS; s++) {
-            if (!p->layers[i].delayed[s]) continue;
-            float *slot = delayed_of(&p->layers[i], s)->history;
-            int64_t n = p->layers[i].weight->group.members;
+            layer *l = &p->layers[i % p->count];
+            if (!l->delayed[s] || has_some(l) != (i >= p->count)) continue;
+            float *slot = delayed_of(l, s)->history;
+            int64_t n = l->weight->group.members;
             MT_TRY(mt_device_copy_async(stream, back ? slot : at, back ? at : slot,
                                         (size_t)n * sizeof *at));
             at += n;
@@ -208,20 +223,65 @@ static mt_status move_amaxes(mt_precision *p, mt_stream *stream, bool back)
     return MT_OK;
 }
 
-/* The step's amaxes over all ranks. */
+/* Amaxes of delayed scaling: the same number in slot 0 of every history. */
+static int64_t count_amaxes(const mt_precision *p)
+{
+    return (int64_t)(p->bytes / sizeof(float)) / (p->history + 1);
+}
+
+static mt_status make_amaxes(mt_precision *p)
+{
+    if (p->amaxes) return MT_OK;
+    for (int64_t i = 0; i < p->count; i++)
+        for (int s = 0; s < SLOTS; s++)
+            if (p->layers[i].delayed[s] && !has_some(&p->layers[i]))
+                p->amax_shared += p->layers[i].weight->group.members;
+    p->amax_count = count_amaxes(p);
+    return mt_device_alloc(device_of(p), &p->amaxes, (size_t)p->amax_count * sizeof(float),
+                           MT_MEMORY_STATE);
+}
+
+/* The step's amaxes over all ranks, those of experts over all that have them. */
 static mt_status reduce_amaxes(mt_precision *p, mt_stream *stream)
 {
-    int64_t count = (int64_t)(p->bytes / sizeof(float)) / (p->history + 1);
-    if (!is_shared(p) || !count) return MT_OK;
-    if (!p->amaxes) {
-        MT_TRY(mt_device_alloc(device_of(p), &p->amaxes, (size_t)count * sizeof(float),
-                               MT_MEMORY_STATE));
-        p->amax_count = count;
-    }
-    MT_TRY(move_amaxes(p, stream, false));
-    MT_TRY(mt_comm_all_reduce(p->comm, stream, p->amaxes, count, MT_F32, MT_REDUCE_MAX,
+    if (!is_shared(p) || !count_amaxes(p)) return MT_OK;
+    MT_TRY(make_amaxes(p));
+    MT_TRY(move_amaxes(p, stream, p->amaxes, false));
+    MT_TRY(mt_comm_all_reduce(p->comm, stream, p->amaxes, p->amax_shared, MT_F32, MT_REDUCE_MAX,
                               "amaxes of delayed scaling"));
-    return move_amaxes(p, stream, true);
+    if (p->amax_count > p->amax_shared)
+        MT_TRY(mt_comm_all_reduce(p->shards.replicas, stream, (float *)p->amaxes + p->amax_shared,
+                                  p->amax_count - p->amax_shared, MT_F32, MT_REDUCE_MAX,
+                                  "amaxes of experts"));
+    return move_amaxes(p, stream, p->amaxes, true);
+}
+
+/* Bytes of the amaxes in what is kept of a step's beginning. */
+static size_t kept_amaxes(const mt_precision *p)
+{
+    enum { ALIGN = 256 };
+    size_t bytes = (size_t)count_amaxes(p) * sizeof(float);
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+mt_status mt_precision_keep(mt_precision *p, mt_stream *stream)
+{
+    size_t nans = (size_t)p->nan_count * sizeof(int64_t);
+    if (!p->rules) return MT_OK;
+    if (!p->kept) {
+        p->kept_bytes = kept_amaxes(p) + nans;
+        MT_TRY(mt_device_alloc(device_of(p), &p->kept, p->kept_bytes, MT_MEMORY_STATE));
+    }
+    MT_TRY(move_amaxes(p, stream, p->kept, false));
+    return mt_device_copy_async(stream, (char *)p->kept + kept_amaxes(p), p->nans, nans);
+}
+
+mt_status mt_precision_restore(mt_precision *p, mt_stream *stream)
+{
+    if (!p->rules) return MT_OK;
+    MT_TRY(move_amaxes(p, stream, p->kept, true));
+    return mt_device_copy_async(stream, p->nans, (char *)p->kept + kept_amaxes(p),
+                                (size_t)p->nan_count * sizeof(int64_t));
 }
 
 mt_status mt_precision_end_step(mt_precision *p, mt_stream *stream)

@@ -4,6 +4,7 @@
 
 #include "core/param.h"
 #include "dist/fsdp.h"
+#include "dist/mesh.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -19,9 +20,13 @@ typedef struct mt_precision_options {
     bool most_recent;         /* the last amax decides, not the largest of the history */
     uint64_t seed;            /* of stochastic rounding */
     mt_comm *comm;            /* ranks that share every weight, borrowed; NULL: this one alone */
-    mt_fsdp_options shards;   /* how they share it */
-    bool bf16_grads;          /* as in mt_param_store_set_grad_dtype */
-    bool offload;             /* as mt_param_store_offload */
+    const mt_mesh *mesh;     /* of comm's ranks, borrowed, where experts are spread over them; NULL:
+                                every rank computes every expert */
+    double expert_load;      /* as mt_exchange_options.load, */
+    int64_t exchange_tokens; /* and .tokens */
+    mt_fsdp_options shards;  /* how they share it */
+    bool bf16_grads;         /* as in mt_param_store_set_grad_dtype */
+    bool offload;            /* as mt_param_store_offload */
 } mt_precision_options;
 
 typedef struct mt_precision mt_precision;
@@ -58,6 +63,10 @@ mt_fsdp *mt_precision_fsdp(const mt_precision *precision);
 mt_status mt_precision_refresh(mt_precision *precision, mt_stream *stream);
 /* Masters of quantized weights become what their codes hold. */
 mt_status mt_precision_quantized_init(mt_precision *precision, mt_stream *stream);
+/* What training passes leave behind until a step ends, amaxes and counts of NaN, is kept, and comes
+ * back when the step is to be made again. */
+mt_status mt_precision_keep(mt_precision *precision, mt_stream *stream);
+mt_status mt_precision_restore(mt_precision *precision, mt_stream *stream);
 /* Rolls the amax histories: once per optimizer step, before the weights are refreshed. */
 mt_status mt_precision_end_step(mt_precision *precision, mt_stream *stream);
 

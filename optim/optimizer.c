@@ -164,7 +164,7 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, u
                                          .v_scales = scales_at(o, &o->v, p->offset),
                                          .grad = p->own_grad,
                                          .grad_bf16 = mt_param_own_grad_dtype(p) == MT_BF16,
-                                         .first = p->own.first,
+                                         .first = mt_param_base(p) + p->own.first,
                                          .seed = c->seed,
                                          .param = index,
                                          .state = o->state });

@@ -32,8 +32,7 @@ typedef struct mt_config {
     /* Read and checked; each has one value that is available so far (column `only`). */
     char statistics_layers[MT_CONFIG_TEXT], statistics_tensors[MT_CONFIG_TEXT];
     char statistics_what_if[MT_CONFIG_TEXT];
-    int64_t statistics_every, expert_parallel;
-    double expert_capacity;
+    int64_t statistics_every;
 } mt_config;
 
 typedef enum mt_key_kind {

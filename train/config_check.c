@@ -98,6 +98,15 @@ static mt_status check_model(const mt_config_reader *r)
     return MT_OK;
 }
 
+static mt_status check_parallel(const mt_config_reader *r)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    RULE(t->model.num_experts % t->expert_parallel == 0, "parallel.expert",
+         "is %lld, must divide model.num_experts %lld", (long long)t->expert_parallel,
+         (long long)t->model.num_experts);
+    return MT_OK;
+}
+
 static mt_status check_steps(const mt_config_reader *r)
 {
     const mt_config *c = r->config;
@@ -140,6 +149,7 @@ mt_status mt_config_check(const mt_config_reader *r)
     if (status != MT_OK) return fail_where_named(r, "optim", status);
     MT_TRY(check_steps(r));
     MT_TRY(check_recipe(r));
+    MT_TRY(check_parallel(r));
     status = mt_statistics_check(r->config);
     if (status != MT_OK) return fail_at(r, "statistics.every", status);
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)

@@ -182,14 +182,16 @@ const mt_config_key mt_config_keys[] = {
     { "checkpoint.keep_every", MT_KEY_INT, AT(keep_every), COUNT_RANGE, .value = "0",
       .help = "checkpoints at multiples of this step stay for good; 0: none" },
 
-    { "parallel.expert", MT_KEY_INT, AT(expert_parallel), SIZE_RANGE, .value = "1", .only = "1",
-      .help = "ranks that share a layer's experts" },
+    { "parallel.expert", MT_KEY_INT, AT(trainer.expert_parallel), SIZE_RANGE, .value = "1",
+      .help = "ranks that share a layer's experts; the rest is data-parallel" },
     { "parallel.keep_gathered", MT_KEY_BOOL, AT(trainer.keep_gathered), .value = "false",
       .help = "gathered weights stay until they change: more memory, fewer bytes moved" },
     { "parallel.timeout", MT_KEY_REAL, AT(rank_timeout), POSITIVE_RANGE, .value = "300",
       .help = "seconds that a rank waits for the others before the run is ended" },
-    { "parallel.expert_capacity", MT_KEY_REAL, AT(expert_capacity), POSITIVE_RANGE, .value = "0",
-      .only = "0", .help = "receive buffer of the expert exchange, in mean loads; 0: worst case" },
+    { "parallel.expert_capacity", MT_KEY_REAL, AT(trainer.expert_capacity), POSITIVE_RANGE,
+      .value = "2",
+      .help = "room of exchanged blocks at first, in mean loads (they grow where it is too small, "
+              "and the step is made again); 0: for any routing" },
 
     { "device", MT_KEY_TEXT, AT(device), .value = "auto", .help = "auto, cpu or cuda" },
 };

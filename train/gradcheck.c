@@ -54,6 +54,8 @@ void mt_check_destroy(check **out)
     check *c = *out;
     if (!c) return;
     mt_tape_destroy(&c->tape);
+    mt_exchange_destroy(&c->exchange);
+    mt_comm_close(&c->comm);
     if (c->model) c->store = NULL; /* the model's own */
     mt_model_destroy(&c->model);
     mt_param_store_destroy(&c->store);

@@ -8,8 +8,7 @@
 
 #include "train/gradcheck_priv.h"
 
-/* ---- routings
- * -------------------------------------------------------------------------------------- */
+/* ---- routings -------------------------------------------------------------------------------- */
 
 /* Rows of four members, and what is particular about them. A capacity tail follows where `rows` is
  * larger. */
@@ -62,8 +61,7 @@ static int64_t used_rows(const struct routing_case *r)
     return r->counts[0] + r->counts[1] + r->counts[2] + r->counts[3];
 }
 
-/* ---- what the cases share -----------------------------------------------------------------------
- */
+/* ---- what the cases share -------------------------------------------------------------------- */
 
 struct session {
     mt_device *device;
@@ -94,8 +92,7 @@ static mt_status run_variants(const struct session *s, const char *op, setup_fn 
     return MT_OK;
 }
 
-/* ---- embedding, residual add, RMSNorm
- * ------------------------------------------------------------ */
+/* ---- embedding, residual add, RMSNorm -------------------------------------------------------- */
 
 static mt_status embedding_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
@@ -167,8 +164,7 @@ static mt_status rmsnorm_cases(const struct session *s)
     return run_variants(s, "rmsnorm", rmsnorm_setup, 4, 1);
 }
 
-/* ---- attention
- * ------------------------------------------------------------------------------------ */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static mt_status attention_setup(check *c, int64_t b, int64_t s, int64_t nq, int64_t nkv, int64_t d,
                                  mt_qk_norm norm)
@@ -241,8 +237,7 @@ static mt_status attention_cases(const struct session *s)
     return run_variants(s, "attention", attention_case_setup, 4, 0);
 }
 
-/* ---- grouped linear: the cross product of its options
- * --------------------------------------------- */
+/* ---- grouped linear: the cross product of its options ---------------------------------------- */
 
 enum linear_option {
     BIAS = 1,
@@ -335,8 +330,7 @@ static mt_status quantized_cases(const struct session *s)
     return MT_OK;
 }
 
-/* ---- SwiGLU
- * ---------------------------------------------------------------------------------------- */
+/* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
 static mt_status swiglu_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
@@ -362,8 +356,7 @@ static mt_status swiglu_cases(const struct session *s)
     return run_variants(s, "swiglu", swiglu_setup, LINEAR_ROUTINGS, 0);
 }
 
-/* ---- router, gather, combine
- * ------------------------------------------------------------------------ */
+/* ---- router, gather, combine ----------------------------------------------------------------- */
 
 static mt_status router_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
@@ -418,7 +411,8 @@ static const struct plan_case plans[] = {
 };
 enum { PLANS = sizeof plans / sizeof *plans, TOKENS = 5, TOP_K = 2 };
 
-static mt_status plan_route(mt_tape *tape, mt_route *route, const struct plan_case *p)
+static mt_status plan_route(mt_tape *tape, mt_route *route, mt_value **chosen,
+                            const struct plan_case *p)
 {
     mt_routing routing = { 0 };
     int64_t shape[] = { TOKENS, TOP_K };
@@ -427,6 +421,7 @@ static mt_status plan_route(mt_tape *tape, mt_route *route, const struct plan_ca
     memcpy(routing.chosen->data.data, p->chosen, sizeof p->chosen);
     MT_TRY(
         mt_route_tokens(tape, route, &routing, EXPERTS, p->capacity, (int64_t[]){ 1, 1, 1 }, NULL));
+    *chosen = routing.chosen, routing.chosen = NULL;
     mt_routing_release(tape, &routing);
     return MT_OK;
 }
@@ -443,7 +438,9 @@ static int64_t kept_rows(const struct plan_case *p)
 static mt_status gather_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
     mt_route route;
-    MT_TRY(plan_route(tape, &route, &plans[c->experts]));
+    mt_value *chosen;
+    MT_TRY(plan_route(tape, &route, &chosen, &plans[c->experts]));
+    mt_value_release(tape, &chosen);
     MT_TRY(mt_gather(tape, &out[0], in[0], &route));
     mt_route_release(tape, &route);
     return MT_OK;
@@ -465,7 +462,9 @@ static mt_status gather_cases(const struct session *s)
 static mt_status combine_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
     mt_route route;
-    MT_TRY(plan_route(tape, &route, &plans[c->experts]));
+    mt_value *chosen;
+    MT_TRY(plan_route(tape, &route, &chosen, &plans[c->experts]));
+    mt_value_release(tape, &chosen);
     MT_TRY(mt_combine(tape, &out[0], in[0], in[1], &route));
     mt_route_release(tape, &route);
     return MT_OK;
@@ -485,8 +484,58 @@ static mt_status combine_cases(const struct session *s)
     return run_variants(s, "combine", combine_setup, PLANS, 0);
 }
 
-/* ---- cross-entropy
- * ---------------------------------------------------------------------------------- */
+/* Rows to experts, sorted there; with weights, also back and combined. One process. */
+static mt_status exchange_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    mt_route route;
+    mt_exchanged e = { 0 };
+    mt_value *chosen, *lines, *rows, *back;
+    MT_TRY(plan_route(tape, &route, &chosen, &plans[c->experts]));
+    MT_TRY(
+        mt_dispatch(tape, &lines, &e, in[0], &route, chosen, c->exchange, (int64_t[]){ 1, 1, 1 }));
+    MT_TRY(mt_gather(tape, &rows, lines, &e.there));
+    mt_value_release(tape, &chosen);
+    mt_value_release(tape, &lines);
+    if (c->input_count > 1) {
+        MT_TRY(mt_collect(tape, &back, rows, &e, c->exchange));
+        mt_value_release(tape, &rows);
+        MT_TRY(mt_combine(tape, &rows, back, in[1], &e.home));
+        mt_value_release(tape, &back);
+    }
+    out[0] = rows;
+    mt_exchanged_release(tape, &e);
+    mt_route_release(tape, &route);
+    return MT_OK;
+}
+
+static mt_status dispatch_setup(check *c, int variant)
+{
+    const mt_exchange_options options = { .experts = EXPERTS, .top_k = TOP_K };
+    snprintf(c->name, sizeof c->name, "%s", plans[variant].name);
+    c->experts = variant, c->forward = exchange_forward;
+    c->valid_rows = kept_rows(&plans[variant]);
+    MT_TRY(mt_comm_open(&c->comm, &(mt_launch){ .world = 1, .launcher = "" }, NULL));
+    MT_TRY(mt_exchange_create(&c->exchange, c->device, c->comm, &options));
+    return mt_check_input(c, TOKENS, 3);
+}
+
+static mt_status collect_setup(check *c, int variant)
+{
+    MT_TRY(dispatch_setup(c, variant));
+    c->valid_rows = -1;
+    return mt_check_input(c, TOKENS, TOP_K);
+}
+
+static mt_status dispatch_cases(const struct session *s)
+{
+    return run_variants(s, "dispatch", dispatch_setup, PLANS, 0);
+}
+static mt_status collect_cases(const struct session *s)
+{
+    return run_variants(s, "collect", collect_setup, PLANS, 0);
+}
+
+/* ---- cross-entropy --------------------------------------------------------------------------- */
 
 static mt_status loss_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
@@ -509,8 +558,7 @@ static mt_status loss_cases(const struct session *s)
     return run_variants(s, "cross_entropy", loss_setup, 2, 0);
 }
 
-/* ---- the table
- * --------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static const struct {
     const mt_op *op;
@@ -527,6 +575,8 @@ static const struct {
     { &mt_op_router, router_cases },
     { &mt_op_gather, gather_cases },
     { &mt_op_combine, combine_cases },
+    { &mt_op_dispatch, dispatch_cases },
+    { &mt_op_collect, collect_cases },
     { &mt_op_cross_entropy, loss_cases },
 };
 enum { CASES = sizeof cases / sizeof *cases };

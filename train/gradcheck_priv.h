@@ -54,6 +54,8 @@ struct check {
     mt_ragged ragged;
     int32_t tokens[64];
     int64_t experts, top_k, capacity;
+    mt_comm *comm; /* of this process alone */
+    mt_exchange *exchange;
     const void *scale;
     struct mt_model *model;
 };

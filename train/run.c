@@ -92,9 +92,9 @@ static void count_params(const mt_trainer *trainer, int64_t *all, int64_t *activ
     *all = *active = 0;
     for (int64_t i = 0; i < mt_param_store_count(store); i++) {
         const mt_param *p = mt_param_store_get(store, i);
-        int64_t count = mt_param_count(p);
-        *all += count;
-        *active += p->group.members > 1 ? count / p->group.members * m->num_experts_per_tok : count;
+        int64_t each = p->group.m * p->group.k;
+        *all += each * p->all_members;
+        *active += each * (p->all_members > 1 ? m->num_experts_per_tok : 1);
     }
 }
 
@@ -120,8 +120,9 @@ static mt_status announce(run *r)
                      (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
                          (long long)t->sequence_length);
     if (mt_comm_size(r->comm) > 1)
-        mt_progress_note(&r->progress, "%d ranks over %s, weights sharded", mt_comm_size(r->comm),
-                         mt_comm_backend(r->comm));
+        mt_progress_note(&r->progress, "%d ranks over %s, weights sharded, experts over %lld",
+                         mt_comm_size(r->comm), mt_comm_backend(r->comm),
+                         (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
@@ -355,6 +356,10 @@ static mt_status report(run *r, const mt_step_result *result)
         MT_TRY(mt_ranks_extremes(&line.ranks, r->comm, (r->pace_seconds - r->pace_waited) / steps,
                                  line.memory_bytes));
     }
+    if (result->voided)
+        mt_progress_note(&r->progress,
+                         "step %lld: begun again %lld times with more room for rows of experts",
+                         (long long)step, (long long)result->voided);
     mt_progress_step(&r->progress, &line, due);
     if (due || result->skipped)
         MT_TRY(mt_nan_watch_look(r->nans, step, &line.nan, note, &r->progress));

@@ -11,9 +11,20 @@ enum { IGNORE = -100 };
 /* ---- recipes ------------------------------------------------------------------------------------
  */
 
+/* One rank makes a mesh of degree 1, and of no other. */
+static mt_status create_mesh(mt_trainer *t)
+{
+    const mt_trainer_config *c = &t->config;
+    if (c->expert_parallel <= 1) return MT_OK;
+    MT_REQUIRE(c->comm, MT_ECONFIG, "parallel.expert is %lld, must be 1 on one rank",
+               (long long)c->expert_parallel);
+    return mt_mesh_create(&t->mesh, c->comm, c->expert_parallel);
+}
+
 static mt_status create_model(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
+    MT_TRY(create_mesh(t));
     mt_recipe_rules *rules = NULL;
     if (*c->recipe && strcmp(c->recipe, "none") != 0)
         MT_TRY(mt_recipe_rules_create(&rules, c->recipe));
@@ -24,6 +35,9 @@ static mt_status create_model(mt_trainer *t)
                                      .most_recent = c->delayed_most_recent,
                                      .seed = c->seed,
                                      .comm = c->comm,
+                                     .mesh = c->expert_parallel > 1 ? &t->mesh : NULL,
+                                     .expert_load = c->expert_capacity,
+                                     .exchange_tokens = c->micro_batch_size * c->sequence_length,
                                      .shards = { .keep_gathered = c->keep_gathered,
                                                  .reduce_bf16 = c->reduce_bf16 },
                                      .bf16_grads = c->grad_dtype == MT_BF16,
@@ -115,6 +129,7 @@ void mt_trainer_destroy(mt_trainer **trainer)
     mt_tape_destroy(&t->tape);
     mt_optimizer_destroy(&t->optimizer);
     mt_model_destroy(&t->model);
+    mt_mesh_destroy(&t->mesh);
     mt_device_free(t->device, &t->tokens, t->batch_bytes, MT_MEMORY_STATE);
     mt_device_free(t->device, &t->targets, t->batch_bytes, MT_MEMORY_STATE);
     mt_device_free(t->device, &t->scale, real, MT_MEMORY_STATE);
@@ -152,11 +167,20 @@ mt_status mt_trainer_upload(mt_trainer *t, const int32_t *tokens, const int32_t 
     return targets ? mt_device_copy(t->device, t->targets, targets, bytes) : MT_OK;
 }
 
+mt_status mt_trainer_settle(mt_trainer *t, bool *again)
+{
+    mt_exchange *exchange = mt_model_exchange(t->model);
+    *again = false;
+    return exchange ? mt_exchange_settle(exchange, t->config.comm, &t->stream, again) : MT_OK;
+}
+
 /* Names what is run at which shapes, in which formats. */
 uint64_t mt_trainer_pass_key(const mt_trainer *t, mt_pass_kind kind, int64_t batch,
                              int64_t sequence)
 {
+    const mt_exchange *exchange = mt_model_exchange(t->model);
     uint64_t epoch = mt_precision_epoch(mt_model_precision(t->model));
+    if (exchange) epoch += mt_exchange_epoch(exchange) << 32;
     return epoch * 0x9e3779b97f4a7c15u ^
            ((uint64_t)kind << 56 | (uint64_t)batch << 28 | (uint64_t)sequence);
 }
@@ -204,11 +228,18 @@ mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, in
                MT_EINVAL, "trainer: %lld sequences of %lld tokens, at most %lld of %lld",
                (long long)batch, (long long)sequence, (long long)c->batch_size,
                (long long)c->sequence_length);
-    MT_TRY(mt_tape_begin(t->tape, mt_trainer_pass_key(t, kind, batch, sequence), false));
-    mt_status status = forward(t, batch, sequence, loss, logits);
-    if (status == MT_OK) return mt_tape_end(t->tape);
-    mt_tape_abort(t->tape);
-    return mt_error_pass(status, __FILE__, __LINE__);
+    bool again = true;
+    while (again) {
+        MT_TRY(mt_tape_begin(t->tape, mt_trainer_pass_key(t, kind, batch, sequence), false));
+        mt_status status = forward(t, batch, sequence, loss, logits);
+        if (status != MT_OK) {
+            mt_tape_abort(t->tape);
+            return mt_error_pass(status, __FILE__, __LINE__);
+        }
+        MT_TRY(mt_tape_end(t->tape));
+        MT_TRY(mt_trainer_settle(t, &again));
+    }
+    return MT_OK;
 }
 
 mt_status mt_trainer_eval(mt_trainer *t, const int32_t *tokens, const int32_t *targets,

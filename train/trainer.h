@@ -37,6 +37,9 @@ typedef struct mt_trainer_config {
     bool quantized_init;             /* masters begin as the values that the codes hold */
     mt_comm *comm;                   /* ranks that train together, borrowed; NULL: this one alone */
     bool keep_gathered, reduce_bf16; /* as in dist/fsdp.h */
+    int64_t expert_parallel;         /* ranks that share a layer's experts; 0 is 1 */
+    double expert_capacity;          /* rows that an exchanged block has room for at first, in mean
+                                        loads; 0: for any routing */
 } mt_trainer_config;
 
 typedef struct mt_step_result {
@@ -46,6 +49,7 @@ typedef struct mt_step_result {
     int64_t dropped;
     bool skipped; /* non-finite gradient norm: no update was made */
     int64_t skipped_in_a_row;
+    int64_t voided; /* how often the step began again, with more room for exchanged rows */
     bool loss_finite;
 } mt_step_result;
 

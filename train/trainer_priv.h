@@ -15,15 +15,16 @@ struct mt_trainer {
     mt_device *device;
     mt_stream stream;
     mt_model *model;
+    mt_mesh mesh; /* of the ranks, where experts are spread over some */
     mt_tape *tape;
     mt_optimizer *optimizer;
     mt_dtype real;
     void *tokens, *targets; /* device int32 [batch_size, sequence_length] */
     void *scale, *metrics;  /* device real [1], [METRICS] */
     size_t batch_bytes;
-    int64_t *load; /* host [moe layers, experts] */
-    int64_t steps;
-    mt_graph graph; /* a recorded step, and what it was recorded for */
+    int64_t *load;         /* host [moe layers, experts] */
+    int64_t steps, voided; /* voided: beginnings of this step that were */
+    mt_graph graph;        /* a recorded step, and what it was recorded for */
     uint64_t kind;
     int64_t frees;
 };
@@ -45,6 +46,9 @@ static inline mt_fsdp *mt_trainer_shards(const mt_trainer *t)
     return mt_precision_fsdp(mt_model_precision(t->model));
 }
 
+/* Whether what ran since the last call left out rows for experts on other ranks, on any rank: then
+ * it must run again, and there is more room now. Collective. */
+mt_status mt_trainer_settle(mt_trainer *trainer, bool *again);
 /* Draws of the step to come count from here. */
 mt_status mt_trainer_begin_draws(mt_trainer *trainer);
 /* x as real, to the device. */

@@ -84,6 +84,7 @@ static mt_status read_balance(mt_trainer *t, mt_step_result *result)
 
 static mt_status read_gradients(mt_trainer *t, mt_step_result *result)
 {
+    result->voided = t->voided;
     if (!t->device->computes) return MT_OK;
     MT_TRY(read_metrics(t, result));
     return read_balance(t, result);
@@ -113,6 +114,7 @@ static mt_status put_inputs(mt_trainer *t, const int32_t *tokens, const int32_t 
     MT_TRY(mt_trainer_upload(t, tokens, targets, count, &counted));
     MT_REQUIRE(counted > 0, MT_EINVAL, "trainer: every target of the batch is ignored");
     MT_TRY(mt_trainer_upload_scalar(t, t->scale, 1 / (double)counted));
+    t->voided = 0;
     return mt_trainer_begin_draws(t);
 }
 
@@ -126,7 +128,7 @@ static mt_status reduce_step(mt_trainer *t)
     return mt_model_reduce_load(t->model, t->config.comm, &t->stream);
 }
 
-static mt_status work_gradients(mt_trainer *t)
+static mt_status make_gradients(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
     MT_TRY(mt_device_zero(t->device, t->metrics, MT_TRAINER_METRICS * mt_dtype_size(t->real)));
@@ -143,6 +145,24 @@ static mt_status work_gradients(mt_trainer *t)
     }
     MT_TRY(mt_param_store_end_step(mt_model_params(t->model)));
     return reduce_step(t);
+}
+
+/* Where rows for experts were left out, the step is void: nothing has been made of it yet but
+ * gradients, loads and losses, which begin anew, and what the formats gather, which comes back. */
+static mt_status work_gradients(mt_trainer *t)
+{
+    mt_precision *p = mt_model_precision(t->model);
+    bool again;
+    if (!mt_model_exchange(t->model)) return make_gradients(t);
+    MT_TRY(mt_precision_keep(p, &t->stream));
+    MT_TRY(make_gradients(t));
+    MT_TRY(mt_trainer_settle(t, &again));
+    for (; again; t->voided++) {
+        MT_TRY(mt_precision_restore(p, &t->stream));
+        MT_TRY(make_gradients(t));
+        MT_TRY(mt_trainer_settle(t, &again));
+    }
+    return MT_OK;
 }
 
 static mt_status work_update(mt_trainer *t)

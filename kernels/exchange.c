@@ -1,0 +1,68 @@
+/* Argument checks of the expert exchange. */
+#include "kernels/exchange.h"
+
+#include "kernels/check.h"
+
+static mt_status check_blocks(const char *op, const struct mt_blocks *b, int64_t width,
+                              mt_dtype dtype)
+{
+    int64_t line = width * (int64_t)mt_dtype_size(dtype);
+    MT_CHECK_POSITIVE(op, b, ranks);
+    MT_CHECK_POSITIVE(op, b, experts);
+    MT_REQUIRE(width > 0, MT_EINVAL, "%s: width is %lld, must be positive", op, (long long)width);
+    MT_REQUIRE(b->head_lines > 0 && b->lines >= b->head_lines, MT_EINVAL,
+               "%s: blocks of %lld lines, %lld of them the head", op, (long long)b->lines,
+               (long long)b->head_lines);
+    MT_REQUIRE(b->lines <= INT32_MAX / b->ranks, MT_EINVAL,
+               "%s: %lld blocks of %lld lines do not fit int32", op, (long long)b->ranks,
+               (long long)b->lines);
+    MT_REQUIRE(b->lines * line % 8 == 0, MT_EINVAL,
+               "%s: blocks of %lld lines of %lld bytes, must be a multiple of 8", op,
+               (long long)b->lines, (long long)line);
+    MT_REQUIRE(b->head_lines * line >= 8 * (b->experts + 1), MT_EINVAL,
+               "%s: a head of %lld bytes for %lld experts needs %lld", op,
+               (long long)(b->head_lines * line), (long long)b->experts,
+               (long long)(8 * (b->experts + 1)));
+    return MT_OK;
+}
+
+mt_status mt_exchange_plan_check(const struct mt_exchange_plan_args *args)
+{
+    const char *op = "exchange_plan";
+    int64_t n = args->tokens;
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype));
+    MT_CHECK_EXTENT(op, args, tokens);
+    MT_CHECK_POSITIVE(op, args, top_k);
+    MT_CHECK_POINTER(op, args, chosen, n);
+    MT_CHECK_POINTER(op, args, position, n);
+    MT_CHECK_POINTER(op, args, row_token, n);
+    MT_CHECK_POINTER(op, args, offsets, 1);
+    MT_CHECK_POINTER(op, args, heads, 1);
+    MT_CHECK_POINTER(op, args, token_line, n);
+    MT_CHECK_POINTER(op, args, line_token, 1);
+    MT_CHECK_POINTER(op, args, most, 1);
+    return MT_OK;
+}
+
+mt_status mt_exchange_pack_check(const struct mt_exchange_pack_args *args)
+{
+    const char *op = "exchange_pack";
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype));
+    MT_CHECK_POINTER(op, args, y, 1);
+    MT_CHECK_POINTER(op, args, heads, 1);
+    return MT_OK;
+}
+
+mt_status mt_exchange_arrivals_check(const struct mt_exchange_arrivals_args *args)
+{
+    const char *op = "exchange_arrivals";
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype));
+    MT_CHECK_POINTER(op, args, y, 1);
+    MT_CHECK_POINTER(op, args, heads, 1);
+    MT_CHECK_POINTER(op, args, counts, 1);
+    MT_CHECK_POINTER(op, args, offsets, 1);
+    MT_CHECK_POINTER(op, args, row_line, 1);
+    MT_CHECK_POINTER(op, args, line_row, 1);
+    for (int i = 0; i < MT_ROUTE_WIDTHS; i++) MT_CHECK_EXTENT(op, args, widths[i]);
+    return MT_OK;
+}

@@ -1,0 +1,71 @@
+/* Rows on their way to experts of other ranks, in blocks (dist/exchange.h does the sending).
+ *
+ * There are P ranks, each with S = E / P experts: rank r has experts [r S, (r + 1) S). A buffer is
+ * P blocks of `lines` lines; a line is a row of D elements. Block r goes to rank r, or came from
+ * it. A block begins with its head, in `head_lines` lines: int64 bytes in use after that number,
+ * then int64 [S]: rows for each expert of the receiver. Its rows follow at line head_lines, expert
+ * after expert. Lines are numbered over the whole buffer, in int32. What no row has filled is never
+ * read.
+ *
+ * A line's bytes times `lines` are a multiple of 8, and so are the addresses of buffers; head_lines
+ * lines hold 8 (S + 1) bytes or more. */
+#pragma once
+
+#include "core/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct mt_blocks {
+    int64_t ranks, experts;    /* P, S */
+    int64_t lines, head_lines; /* of a block; rows that it has room for: the difference */
+};
+
+/* Where the rows of a route plan go: heads int64 [P, 1 + S]; token_line int32 [T, k]: the line of
+ * each choice, -1 where it was dropped or its block is full; line_token int32 [P lines]: the token
+ * of each line, -1: none. Each block takes its first rows; *most (int64) becomes at least the
+ * number of rows for any one block: what has room for that many leaves none out. chosen, position,
+ * row_token and offsets [E + 1] are of mt_route_plan over all E experts. width: D. */
+struct mt_exchange_plan_args {
+    mt_dtype dtype;
+    struct mt_blocks blocks;
+    int64_t tokens, top_k, width;
+    const int32_t *chosen, *position, *row_token;
+    const int64_t *offsets;
+    int64_t *heads;
+    int32_t *token_line, *line_token;
+    int64_t *most;
+};
+
+/* Writes heads into a buffer y [P lines, D], and, where index (int32 [P lines]) is not NULL, rows:
+ * line l becomes row index[l] of x [rows, D]. Lines with index -1 stay as they are. */
+struct mt_exchange_pack_args {
+    mt_dtype dtype;
+    struct mt_blocks blocks;
+    int64_t width;
+    void *y;
+    const void *x;
+    const int32_t *index;
+    const int64_t *heads;
+};
+
+/* The rows of a buffer y that has arrived, sorted by expert, then by sender, then as they were
+ * sent: heads int64 [P, 1 + S] as received; counts int64 [S], offsets int64 [S + 1] and
+ * element_offsets int64 [MT_ROUTE_WIDTHS][S + 1] as of mt_route_plan; row_line int32 [P lines]: the
+ * line of each row, unspecified past offsets[S]; line_row int32 [P lines]: the row of each line,
+ * -1: none. */
+struct mt_exchange_arrivals_args {
+    mt_dtype dtype;
+    struct mt_blocks blocks;
+    int64_t width;
+    const void *y;
+    int64_t *heads, *counts, *offsets;
+    int64_t widths[3];
+    int64_t *element_offsets; /* NULL is not written */
+    int32_t *row_line, *line_row;
+};
+
+#ifdef __cplusplus
+}
+#endif
