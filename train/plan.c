@@ -38,10 +38,10 @@ static void count_work(mt_plan *plan, const mt_trainer *trainer)
     int64_t multiplied = 0;
     for (int64_t i = 0; i < mt_param_store_count(store); i++) {
         const mt_param *p = mt_param_store_get(store, i);
-        int64_t members = p->group.members;
+        int64_t members = p->all_members, each = p->group.m * p->group.k;
         int64_t used = members > 1 && members == m->num_experts ? m->num_experts_per_tok : members;
-        int64_t active = mt_param_count(p) / members * used;
-        plan->parameters += mt_param_count(p);
+        int64_t active = each * used;
+        plan->parameters += each * members;
         plan->active_parameters += active;
         if (multiplies(p)) multiplied += active;
     }

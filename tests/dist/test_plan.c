@@ -79,6 +79,8 @@ static mt_status planned(mt_comm *comm)
     c.trainer.optim.master = MT_MASTER_SPLIT, c.trainer.optim.moments = MT_MOMENTS_FP8;
     c.trainer.recompute = MT_RECOMPUTE_BLOCK, c.trainer.defer_wgrad = true;
     MT_TRY(check(comm, "split masters, fp8 moments, recomputed blocks", &c));
+    c.trainer.expert_parallel = mt_comm_size(comm), c.trainer.model.num_experts = 8;
+    MT_TRY(check(comm, "the same, experts over all ranks", &c));
     c = base_config();
     c.trainer.model.tie_word_embeddings = true, c.trainer.offload = true;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "fp8_delayed");
@@ -113,9 +115,9 @@ static void test_elsewhere(void **state)
 {
     (void)state;
     mt_config c = base_config();
-    mt_plan one, four, many;
+    mt_plan one, four, many, spread;
     snprintf(c.device, sizeof c.device, "cuda");
-    c.trainer.batch_size = 16, c.trainer.micro_batch_size = 1;
+    c.trainer.batch_size = 16, c.trainer.micro_batch_size = 1, c.trainer.model.num_experts = 6;
     assert_ok(mt_plan_make_rank(&one, &c, 0, 1));
     assert_ok(mt_plan_make_rank(&four, &c, 3, 4));
     assert_ok(mt_plan_make_rank(&many, &c, 15, 16));
@@ -124,6 +126,12 @@ static void test_elsewhere(void **state)
     assert_in_range(four.peak[MT_MEMORY_MASTER], one.peak[MT_MEMORY_MASTER] / 4,
                     one.peak[MT_MEMORY_MASTER] / 3);
     assert_true(many.peak[MT_MEMORY_MOMENTS] < four.peak[MT_MEMORY_MOMENTS]);
+    c.trainer.expert_parallel = 2;
+    assert_ok(mt_plan_make_rank(&spread, &c, 3, 4));
+    c.trainer.expert_parallel = 1;
+    assert_int_equal(spread.parameters, one.parameters);
+    assert_int_equal(spread.active_parameters, one.active_parameters);
+    assert_true(spread.peak[MT_MEMORY_COMPUTE] < four.peak[MT_MEMORY_COMPUTE]);
     assert_int_equal(four.peak[MT_MEMORY_ACTIVATIONS], many.peak[MT_MEMORY_ACTIVATIONS]);
     /* staging and scratch over NCCL */
     assert_true(four.peak[MT_MEMORY_STATE] > one.peak[MT_MEMORY_STATE]);
