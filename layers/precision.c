@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "layers/functional.h"
 
@@ -314,6 +315,14 @@ int64_t mt_precision_state_count(const mt_precision *p)
     return count;
 }
 
+const mt_param *mt_precision_state_weight(const mt_precision *p, int64_t i)
+{
+    for (int64_t l = 0; l < p->count; l++)
+        for (int s = 0; s < SLOTS; s++)
+            if (p->layers[l].delayed[s] && (i -= 2) < 0) return p->layers[l].weight;
+    return NULL;
+}
+
 mt_tensor mt_precision_state(const mt_precision *p, int64_t i, char name[256])
 {
     for (int64_t l = 0; l < p->count; l++)
@@ -358,12 +367,59 @@ mt_tensor mt_precision_nans(const mt_precision *p)
     return mt_tensor_1d(p->nans, MT_I64, p->nan_count);
 }
 
+int64_t mt_precision_nan_count(const mt_precision *p)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; p->nan_count && i < p->count; i++)
+        count += MT_OPERAND_COUNT * p->layers[i].weight->all_members;
+    return count;
+}
+
+/* Between this rank's counts and those of all members. */
+static mt_status copy_nans(const mt_precision *p, int64_t *counts, bool back)
+{
+    for (int64_t i = 0; p->nan_count && i < p->count; i++)
+        for (int o = 0; o < MT_OPERAND_COUNT; o++) {
+            const mt_param *w = p->layers[i].weight;
+            int64_t *own = p->layers[i].state.nan[o], *here = counts + w->first_member;
+            MT_TRY(mt_device_copy(device_of(p), back ? own : here, back ? here : own,
+                                  (size_t)w->group.members * sizeof *own));
+            counts += w->all_members;
+        }
+    return MT_OK;
+}
+
+mt_status mt_precision_sum_nans(const mt_precision *p, int64_t *counts)
+{
+    int64_t n = mt_precision_nan_count(p);
+    memset(counts, 0, (size_t)n * sizeof *counts);
+    MT_TRY(copy_nans(p, counts, false));
+    if (!is_shared(p)) return MT_OK;
+    return mt_comm_all_reduce(p->comm, NULL, counts, n, MT_I64, MT_REDUCE_SUM, "counts of NaN");
+}
+
+/* The first of the ranks that have a weight's members. */
+mt_status mt_precision_set_nans(const mt_precision *p, const int64_t *counts)
+{
+    int64_t n = mt_precision_nan_count(p), *own = malloc((size_t)(n + 1) * sizeof *own), at = 0;
+    MT_REQUIRE(own, MT_ENOMEM, "no memory for %" PRId64 " counts of NaN", n);
+    for (int64_t i = 0; n && i < p->count; i++) {
+        const mt_param *w = p->layers[i].weight;
+        bool first = mt_param_store_unit(p->store, w->unit).rank == 0;
+        for (int64_t j = 0; j < MT_OPERAND_COUNT * w->all_members; j++, at++)
+            own[at] = first ? counts[at] : 0;
+    }
+    mt_status status = copy_nans(p, own, true);
+    free(own);
+    return status;
+}
+
 const char *mt_precision_nans_of(const mt_precision *p, int64_t first, const char **operand,
                                  int64_t *members)
 {
     for (int64_t i = 0; i < p->count; i++) {
         const mt_param *w = p->layers[i].weight;
-        int64_t n = w->group.members;
+        int64_t n = w->all_members;
         if (first < MT_OPERAND_COUNT * n) {
             *operand = operand_names[first / n];
             *members = n;

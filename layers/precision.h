@@ -83,12 +83,20 @@ bool mt_precision_observed(const mt_precision *precision);
  * "model.layers.0.self_attn.qkv_proj.X_row.scale" [N] or "....history" [length, N]. */
 int64_t mt_precision_state_count(const mt_precision *precision);
 mt_tensor mt_precision_state(const mt_precision *precision, int64_t i, char name[256]);
+/* Whose it is: where this rank has only some members of the weight, N is their number here. */
+const mt_param *mt_precision_state_weight(const mt_precision *precision, int64_t i);
 
 /* NaNs met so far in quantized operands: device int64 [sum over layers of 3 N], for each layer the
  * N members of W, of X, of dY; empty without rules. X and dY count once per micro-batch of
  * training, W whenever its compute copy is written. A checkpoint holds them. */
 mt_tensor mt_precision_nans(const mt_precision *precision);
-/* The layer and the operand ("X") whose `members` counts begin at `first`; NULL past the last. */
+/* The same with all members of every weight: their number; what the ranks have counted together,
+ * into host memory (collective); and the way back, which one rank takes for all. */
+int64_t mt_precision_nan_count(const mt_precision *precision);
+mt_status mt_precision_sum_nans(const mt_precision *precision, int64_t *counts);
+mt_status mt_precision_set_nans(const mt_precision *precision, const int64_t *counts);
+/* The layer and the operand ("X") whose `members` counts begin at `first` of these; NULL past the
+ * last. */
 const char *mt_precision_nans_of(const mt_precision *precision, int64_t first, const char **operand,
                                  int64_t *members);
 

@@ -9,31 +9,66 @@
 
 static const char *const group = "/state/delayed";
 
+/* State i: this rank's part of it, on the device; and its shape with all members. */
+typedef struct state {
+    char name[256];
+    mt_tensor here, whole;
+    int64_t first; /* of its members among all */
+} state;
+
+static state state_of(const mt_precision *p, int64_t i)
+{
+    state x;
+    const mt_param *w = mt_precision_state_weight(p, i);
+    x.here = x.whole = mt_precision_state(p, i, x.name);
+    x.whole.shape[x.whole.ndim - 1] = w->all_members;
+    x.first = w->first_member;
+    return x;
+}
+
+/* Between this rank's part, packed, and the whole. */
+static void move_part(const state *x, float *part, float *whole, bool back)
+{
+    int64_t n = mt_tensor_cols(&x->here), all = mt_tensor_cols(&x->whole);
+    for (int64_t l = 0; l < mt_tensor_rows(&x->here); l++) {
+        float *a = part + l * n, *b = whole + l * all + x->first;
+        memcpy(back ? a : b, back ? b : a, (size_t)n * sizeof *a);
+    }
+}
+
 /* Bytes of these tensors, and of the largest. */
 static size_t state_bytes(const mt_precision *p, size_t *most)
 {
     size_t sum = 0;
-    char name[256];
     *most = 0;
     for (int64_t i = 0; p && i < mt_precision_state_count(p); i++) {
-        mt_tensor t = mt_precision_state(p, i, name);
-        size_t bytes = mt_tensor_bytes(&t);
+        state x = state_of(p, i);
+        size_t bytes = mt_tensor_bytes(&x.whole);
         sum += bytes;
         if (bytes > *most) *most = bytes;
     }
     return sum;
 }
 
-/* This rank's, one after another. */
-static mt_status copy_states(char *to, const mt_checkpoint_state *s)
+/* One after another, with zeros, which no scale and no amax is below, where other ranks' are. */
+static mt_status copy_states(float *to, size_t bytes, const mt_checkpoint_state *s)
 {
-    char name[256];
+    size_t most;
+    state_bytes(s->precision, &most);
+    float *part = malloc(most);
+    MT_REQUIRE(part, MT_ENOMEM, "no memory for an amax history of %zu bytes", most);
+    mt_status status = MT_OK;
+    memset(to, 0, bytes);
     for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
-        mt_tensor t = mt_precision_state(s->precision, i, name);
-        MT_TRY(mt_device_copy(mt_param_store_device(s->params), to, t.data, mt_tensor_bytes(&t)));
-        to += mt_tensor_bytes(&t);
+        state x = state_of(s->precision, i);
+        MT_TRY_CLEANUP(mt_device_copy(mt_param_store_device(s->params), part, x.here.data,
+                                      mt_tensor_bytes(&x.here)));
+        move_part(&x, part, to, false);
+        to += mt_tensor_count(&x.whole);
     }
-    return MT_OK;
+cleanup:
+    free(part);
+    return status;
 }
 
 mt_status mt_checkpoint_gather_delayed(float **values, const mt_checkpoint_state *s)
@@ -43,7 +78,7 @@ mt_status mt_checkpoint_gather_delayed(float **values, const mt_checkpoint_state
     if (!bytes) return MT_OK;
     *values = malloc(bytes);
     mt_status status = *values
-                           ? copy_states((char *)*values, s)
+                           ? copy_states(*values, bytes, s)
                            : MT_FAIL(MT_ENOMEM, "no memory for amax histories of %zu bytes", bytes);
     MT_TRY(mt_checkpoint_agree(s, status, "amax histories"));
     if (mt_checkpoint_ranks(s) == 1) return MT_OK;
@@ -54,14 +89,14 @@ mt_status mt_checkpoint_gather_delayed(float **values, const mt_checkpoint_state
 mt_status mt_checkpoint_write_delayed(mt_h5 *file, const mt_checkpoint_state *s,
                                       const float *values)
 {
-    char name[256], path[300];
+    char path[300];
     if (!values) return MT_OK;
     MT_TRY(mt_h5_group(file, group));
     for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
-        mt_tensor t = mt_precision_state(s->precision, i, name);
-        snprintf(path, sizeof path, "%s/%s", group, name);
-        MT_TRY(mt_h5_write(file, path, MT_F32, t.ndim, t.shape, values));
-        values += mt_tensor_bytes(&t) / sizeof *values;
+        state x = state_of(s->precision, i);
+        snprintf(path, sizeof path, "%s/%s", group, x.name);
+        MT_TRY(mt_h5_write(file, path, MT_F32, x.whole.ndim, x.whole.shape, values));
+        values += mt_tensor_count(&x.whole);
     }
     return MT_OK;
 }
@@ -88,71 +123,77 @@ static mt_status check_slot(mt_checkpoint *c, const char *name, const mt_tensor 
 /* A model that was no run, or one in other formats, has no histories: scales begin at 1. */
 mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, bool read)
 {
-    char name[256];
-    void *buffer;
     size_t most;
     bool has;
     mt_status status = MT_OK;
     MT_TRY(mt_checkpoint_has(c, group, &has));
     if (!has || !s->precision) return MT_OK;
     state_bytes(s->precision, &most);
-    buffer = malloc(most + 1);
-    MT_REQUIRE(buffer, MT_ENOMEM, "no memory for an amax history of %zu bytes", most);
+    float *whole = malloc(most + 1), *part = malloc(most + 1);
+    if (!whole || !part)
+        status = MT_FAIL(MT_ENOMEM, "no memory for an amax history of %zu bytes", most);
+    MT_TRY_CLEANUP(status);
     for (int64_t i = 0; i < mt_precision_state_count(s->precision); i++) {
-        mt_tensor t = mt_precision_state(s->precision, i, name), got = t;
-        got.data = buffer;
-        MT_TRY_CLEANUP(check_slot(c, name, &t));
+        state x = state_of(s->precision, i);
+        mt_tensor got = x.whole;
+        got.data = whole;
+        MT_TRY_CLEANUP(check_slot(c, x.name, &x.whole));
         if (!read) continue;
-        MT_TRY_CLEANUP(mt_checkpoint_read(c, group, name, &got));
-        MT_TRY_CLEANUP(
-            mt_device_copy(mt_param_store_device(s->params), t.data, buffer, mt_tensor_bytes(&t)));
+        MT_TRY_CLEANUP(mt_checkpoint_read(c, group, x.name, &got));
+        move_part(&x, part, whole, true);
+        MT_TRY_CLEANUP(mt_device_copy(mt_param_store_device(s->params), x.here.data, part,
+                                      mt_tensor_bytes(&x.here)));
     }
 cleanup:
-    free(buffer);
+    free(whole);
+    free(part);
     return status;
 }
 
 /* ---- counts of NaN ------------------------------------------------------------------------------
  */
 
+/* Of all members, in host memory; empty without rules. */
+static mt_tensor nans_of(const mt_checkpoint_state *s, void *counts)
+{
+    return mt_tensor_1d(counts, MT_I64, s->precision ? mt_precision_nan_count(s->precision) : 0);
+}
+
 mt_status mt_checkpoint_sum_nans(int64_t **counts, const mt_checkpoint_state *s)
 {
-    mt_tensor t = s->precision ? mt_precision_nans(s->precision) : (mt_tensor){ 0 };
+    mt_tensor t = nans_of(s, NULL);
     *counts = NULL;
-    if (!t.data) return MT_OK;
-    int64_t *x = *counts = malloc(mt_tensor_bytes(&t));
+    if (!t.shape[0]) return MT_OK;
+    *counts = malloc(mt_tensor_bytes(&t));
     mt_status status =
-        x ? mt_device_copy(mt_param_store_device(s->params), x, t.data, mt_tensor_bytes(&t))
-          : MT_FAIL(MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
+        *counts ? MT_OK
+                : MT_FAIL(MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
     MT_TRY(mt_checkpoint_agree(s, status, "counts of NaN"));
-    if (mt_checkpoint_ranks(s) == 1) return MT_OK;
-    return mt_comm_all_reduce(s->comm, NULL, x, t.shape[0], MT_I64, MT_REDUCE_SUM, "counts of NaN");
+    return mt_precision_sum_nans(s->precision, *counts);
 }
 
 mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *s, const int64_t *counts)
 {
     if (!counts) return MT_OK;
-    mt_tensor t = mt_precision_nans(s->precision);
+    mt_tensor t = nans_of(s, NULL);
     return mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
 }
 
 /* A checkpoint of a run without recipes has none: they begin at 0. */
 mt_status mt_checkpoint_read_nans(const mt_checkpoint_state *s, mt_checkpoint *c)
 {
-    mt_tensor t = s->precision ? mt_precision_nans(s->precision) : (mt_tensor){ 0 }, got;
+    mt_tensor t = nans_of(s, NULL), got;
     bool has;
     mt_status status = MT_OK;
-    if (!t.data) return MT_OK;
-    MT_TRY(mt_checkpoint_has(c, "/state/nan", &has));
-    mt_device *device = mt_param_store_device(s->params);
-    if (!has) return mt_device_zero(device, t.data, mt_tensor_bytes(&t));
-    MT_TRY(mt_checkpoint_tensor(c, "/state", "nan", &got));
-    int64_t *counts = got.data = malloc(mt_tensor_bytes(&t));
+    if (!t.shape[0]) return MT_OK;
+    int64_t *counts = calloc(1, mt_tensor_bytes(&t));
     MT_REQUIRE(counts, MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
-    MT_TRY_CLEANUP(mt_tensor_check(&got, "/state/nan", MT_I64, 1, t.shape));
-    MT_TRY_CLEANUP(mt_checkpoint_read(c, "/state", "nan", &got));
-    if (!mt_checkpoint_leads(s)) memset(counts, 0, mt_tensor_bytes(&t)); /* the sum counts once */
-    MT_TRY_CLEANUP(mt_device_copy(device, t.data, counts, mt_tensor_bytes(&t)));
+    MT_TRY_CLEANUP(mt_checkpoint_has(c, "/state/nan", &has));
+    if (has) MT_TRY_CLEANUP(mt_checkpoint_tensor(c, "/state", "nan", &got));
+    got.data = counts;
+    if (has) MT_TRY_CLEANUP(mt_tensor_check(&got, "/state/nan", MT_I64, 1, t.shape));
+    if (has) MT_TRY_CLEANUP(mt_checkpoint_read(c, "/state", "nan", &got));
+    MT_TRY_CLEANUP(mt_precision_set_nans(s->precision, counts));
 cleanup:
     free(counts);
     return status;

@@ -77,8 +77,8 @@ static mt_status find_scales(owned_scales *x, const mt_checkpoint_state *s, int 
     int n = snprintf(x->name, sizeof x->name, "/optim/%c_scales/%s", "mv"[moment], p -> name);
     MT_REQUIRE(n < (int)sizeof x->name && !strchr(p->name, '/'), MT_EINVAL,
                "'%.80s' is too long for a tensor's name, or has a '/'", p->name);
-    x->blocks = mt_moments_blocks(s->moments, mt_param_count(p));
-    x->own.first = mt_moments_blocks(s->moments, p->own.first);
+    x->blocks = mt_moments_blocks(s->moments, p->all_members * p->group.m * p->group.k);
+    x->own.first = mt_moments_blocks(s->moments, mt_param_base(p) + p->own.first);
     x->own.count = mt_moments_blocks(s->moments, p->own.count);
     x->device = scales[moment] + mt_moments_blocks(s->moments, p->offset);
     return MT_OK;

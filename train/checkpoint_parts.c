@@ -31,9 +31,9 @@ mt_status mt_checkpoint_each_part(const mt_param_store *params, mt_checkpoint_vi
             most = bytes > most ? bytes : most;
             covered += count;
         }
-        MT_REQUIRE(covered == mt_param_count(p), MT_EINTERNAL,
-                   "the parts of '%s' have %lld elements of its %lld", p->name, (long long)covered,
-                   (long long)mt_param_count(p));
+        int64_t all = p->all_members * p->group.m * p->group.k;
+        MT_REQUIRE(covered == all, MT_EINTERNAL, "the parts of '%s' have %lld elements of its %lld",
+                   p->name, (long long)covered, (long long)all);
     }
     void *buffer = malloc(most);
     MT_REQUIRE(buffer, MT_ENOMEM, "no memory for a tensor of %zu bytes", most);
@@ -64,7 +64,8 @@ mt_dtype mt_checkpoint_dtype(const mt_checkpoint_state *s, const mt_param *param
 mt_range mt_checkpoint_own(const mt_param *param, const mt_param_part *part, int64_t *from)
 {
     int64_t begin = (part->member * param->group.m + part->row) * param->group.k;
-    int64_t end = begin + part->rows * param->group.k, own = param->own.first;
+    int64_t end = begin + part->rows * param->group.k;
+    int64_t own = mt_param_base(param) + param->own.first;
     int64_t low = begin > own ? begin : own, high = own + param->own.count;
     if (end < high) high = end;
     *from = low - own;

@@ -4,24 +4,20 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { MOST_NOTES = 8, MOST_MEMBERS = 8, TEXT = 512 };
 
 struct mt_nan_watch {
     mt_trainer *trainer;
-    mt_tensor counts;  /* on the device */
+    int64_t count;     /* of all members of all weights */
     int64_t *now, *at; /* of this look, of the last; one block */
 };
 
 static mt_status read_counts(mt_nan_watch *w)
 {
-    if (!mt_tensor_bytes(&w->counts)) return MT_OK;
-    mt_comm *comm = mt_trainer_get_config(w->trainer)->comm;
-    MT_TRY(mt_device_copy(mt_trainer_device(w->trainer), w->now, w->counts.data,
-                          mt_tensor_bytes(&w->counts)));
-    return comm ? mt_comm_all_reduce(comm, NULL, w->now, w->counts.shape[0], MT_I64, MT_REDUCE_SUM,
-                                     "counts of NaN")
-                : MT_OK;
+    if (!w->count) return MT_OK;
+    return mt_precision_sum_nans(mt_model_precision(mt_trainer_model(w->trainer)), w->now);
 }
 
 mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_trainer *trainer)
@@ -30,10 +26,10 @@ mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_trainer *trainer)
     mt_nan_watch *w = calloc(1, sizeof *w);
     MT_REQUIRE(w, MT_ENOMEM, "counts of NaN: out of memory");
     w->trainer = trainer;
-    w->counts = mt_precision_nans(mt_model_precision(mt_trainer_model(trainer)));
-    size_t bytes = mt_tensor_bytes(&w->counts);
+    w->count = mt_precision_nan_count(mt_model_precision(mt_trainer_model(trainer)));
+    size_t bytes = (size_t)w->count * sizeof *w->now;
     w->now = malloc(2 * bytes + 1);
-    w->at = w->now ? w->now + w->counts.shape[0] : NULL;
+    w->at = w->now ? w->now + w->count : NULL;
     mt_status status = w->now ? read_counts(w) : MT_FAIL(MT_ENOMEM, "counts of NaN: out of memory");
     if (status == MT_OK) memcpy(w->at, w->now, bytes);
     if (status != MT_OK) mt_nan_watch_destroy(&w);
@@ -78,7 +74,7 @@ mt_status mt_nan_watch_look(mt_nan_watch *w, int64_t step, int64_t *total,
                             void (*note)(void *context, const char *text), void *context)
 {
     const mt_precision *p = mt_model_precision(mt_trainer_model(w->trainer));
-    int64_t count = w->counts.shape[0], n, others = 0;
+    int64_t count = w->count, n, others = 0;
     const char *layer, *operand;
     MT_TRY(read_counts(w));
     *total = 0;
@@ -97,6 +93,6 @@ mt_status mt_nan_watch_look(mt_nan_watch *w, int64_t step, int64_t *total,
                  others);
         note(context, text);
     }
-    memcpy(w->at, w->now, mt_tensor_bytes(&w->counts));
+    memcpy(w->at, w->now, (size_t)count * sizeof *w->at);
     return MT_OK;
 }

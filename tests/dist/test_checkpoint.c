@@ -199,6 +199,40 @@ static mt_status counts_case(mt_comm *world)
     return MT_OK;
 }
 
+/* The same where ranks share experts: whatever part of the ranks that wrote a state, and whatever
+ * part of those that load it, have the same experts. */
+static mt_status experts_case(mt_comm *world)
+{
+    static const struct {
+        int ranks, degree;
+    } meshes[] = { { 1, 1 }, { 2, 2 }, { 4, 2 }, { 4, 4 } };
+    enum { MESHES = sizeof meshes / sizeof meshes[0] };
+    int rank = mt_comm_rank(world);
+    mt_comm *parts[MESHES];
+    for (int i = 0; i < MESHES; i++)
+        MT_TRY(mt_comm_split(&parts[i], world, rank >= meshes[i].ranks));
+    for (int config = 0; config < CONFIGS; config++)
+        for (int n = 0; n < MESHES; n++) {
+            char dir[64], from[MT_CHECKPOINT_PATH] = "", to[MT_CHECKPOINT_PATH];
+            mt_trainer_config c = config_at(config);
+            c.model.num_experts = 4, c.expert_parallel = meshes[n].degree;
+            snprintf(dir, sizeof dir, "experts/%d_%d", config, n);
+            bool here = rank < meshes[n].ranks;
+            mt_status status = here ? go(parts[n], c, NULL, 2, dir, from) : MT_OK;
+            MT_TRY(mt_comm_agree(world, status, "saving"));
+            MT_TRY(mt_comm_broadcast(world, NULL, from, sizeof from, 0, "its path"));
+            for (int m = 0; m < MESHES; m++) {
+                snprintf(dir, sizeof dir, "experts/%d_%d_%d", config, n, m);
+                c.expert_parallel = meshes[m].degree;
+                status = rank < meshes[m].ranks ? go(parts[m], c, from, 0, dir, to) : MT_OK;
+                if (status == MT_OK && rank == 0) status = same_state(from, to);
+                MT_TRY(mt_comm_agree(world, status, dir));
+            }
+        }
+    for (int i = 0; i < MESHES; i++) mt_comm_close(&parts[i]);
+    return MT_OK;
+}
+
 /* What a run does after it was loaded does not depend on who saved the same state. */
 static mt_status going_on_case(mt_comm *world)
 {
@@ -383,10 +417,8 @@ static mt_status full_case(mt_comm *world)
 }
 
 static const rank_case cases[] = {
-    { "counts", counts_case },
-    { "going_on", going_on_case },
-    { "damage", damage_case },
-    { "full", full_case },
+    { "counts", counts_case }, { "experts", experts_case }, { "going_on", going_on_case },
+    { "damage", damage_case }, { "full", full_case },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -398,6 +430,13 @@ static void test_counts(void **state)
     (void)state;
     need_ranks(4);
     assert_ranks(4, "counts");
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    need_ranks(4);
+    assert_ranks(4, "experts");
 }
 
 static void test_going_on(void **state)
@@ -425,9 +464,8 @@ int main(int argc, char **argv)
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_going_on),
-        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_counts),   cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_going_on), cmocka_unit_test(test_damage),
         cmocka_unit_test(test_full),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
