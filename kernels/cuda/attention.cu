@@ -235,7 +235,8 @@ static mt_status attention_fwd(mt_stream *stream, const struct mt_attention_fwd_
         mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
     if (!s.batch || !s.sequence) return MT_OK;
     bool done = false;
-    if (a->dtype == MT_BF16) MT_TRY(mt_attention_fwd_mma(stream, a, &done));
+    if (a->dtype == MT_BF16) MT_TRY(mt_attention_fwd_sm90(stream, a, &done));
+    if (a->dtype == MT_BF16 && !done) MT_TRY(mt_attention_fwd_mma(stream, a, &done));
     if (done) return MT_OK;
     attention_fwd_kernel<T>
         <<<blocks_of(s, s.nq, tile<T>::SIZE), THREADS, 0, mt_cuda_stream(stream)>>>(*a, s);
@@ -373,6 +374,8 @@ static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_
     int64_t sums = s.batch * s.sequence * s.nq;
     void *scratch;
     bool done = false;
+    if (a->dtype == MT_BF16) MT_TRY(mt_attention_bwd_sm90(stream, a, &done));
+    if (done) return MT_OK;
     MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)sums * sizeof(R)));
     R *dot = (R *)scratch;
     unsigned blocks = (unsigned)mt_ceil_div(sums, SIDE);

@@ -1,4 +1,4 @@
-/* Causal attention: its shape, and the paths of attention_mma.cu. */
+/* Causal attention: its shape, and the paths on tensor cores. */
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -29,3 +29,8 @@ extern "C" mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_att
                                           bool *done);
 extern "C" mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_args *a,
                                           const float *dot, bool *done);
+/* On Hopper: bf16, heads of 64 or 128, all on 16 bytes, scale > 0. */
+extern "C" mt_status mt_attention_fwd_sm90(mt_stream *stream, const struct mt_attention_fwd_args *a,
+                                           bool *done);
+extern "C" mt_status mt_attention_bwd_sm90(mt_stream *stream, const struct mt_attention_bwd_args *a,
+                                           bool *done);

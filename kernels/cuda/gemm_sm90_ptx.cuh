@@ -179,6 +179,15 @@ static __device__ __forceinline__ void copy_word(uint32_t to, const float *from,
                  "r"(there ? 4 : 0)
                  : "memory");
 }
+/* A run of bytes, a multiple of 16 and on 16. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
+                                                  uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
 static __device__ __forceinline__ void words_arrive(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");

@@ -86,11 +86,11 @@ enum { WGMMA_MOST = 192, WGMMA_SUMS = WGMMA_MOST / 2 };
     X(192, "%96", "%97", "%98", "%99", "%100")
 
 /* d = A B + (add ? d : 0), of bf16. ACROSS_*: the operand's lines run across the depth. */
-template <int N, int ACROSS_A, int ACROSS_B>
-static __device__ __forceinline__ void wgmma(float (&d)[WGMMA_SUMS], uint64_t a_desc,
-                                             uint64_t b_desc, int add)
+template <int N, int ACROSS_A, int ACROSS_B, int SUMS>
+static __device__ __forceinline__ void wgmma(float (&d)[SUMS], uint64_t a_desc, uint64_t b_desc,
+                                             int add)
 {
-    static_assert(N % 8 == 0 && N > 0 && N <= WGMMA_MOST, "not a width of wgmma");
+    static_assert(N % 8 == 0 && N > 0 && N <= WGMMA_MOST && SUMS >= N / 2, "not a width of wgmma");
 #define WGMMA(n, a, b, scale, ta, tb)                                                              \
     if constexpr (N == n)                                                                          \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                            \
@@ -125,6 +125,24 @@ static __device__ __forceinline__ void wgmma_fp8(float (&d)[WGMMA_SUMS], uint64_
     WGMMA_WIDTHS(WGMMA)
 #undef WGMMA
 #undef WGMMA_OF
+}
+/* The same of bf16 with A [64, 16] in registers: those of mma.m16n8k16, a warp for each 16 rows. */
+template <int N, int ACROSS_B, int SUMS>
+static __device__ __forceinline__ void wgmma_kept(float (&d)[SUMS], const uint32_t *a,
+                                                  uint64_t b_desc, int add)
+{
+    static_assert((N == 64 || N == 128) && SUMS >= N / 2, "not a width of wgmma_kept");
+#define WGMMA(n, a0, a1, a2, a3, b, scale, tb)                                                     \
+    if constexpr (N == n)                                                                          \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                            \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" TEXT_##n         \
+                     "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b ", p, 1, 1, " tb ";\n}\n"           \
+                     : SUMS_##n                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(add),          \
+                       "n"(ACROSS_B));
+    WGMMA(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+    WGMMA(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+#undef WGMMA
 }
 /* Until all have been done; what they wrote is read after it. */
 template <int N> static __device__ __forceinline__ void wgmma_finish(float (&d)[WGMMA_SUMS])

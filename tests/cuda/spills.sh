@@ -1,5 +1,5 @@
 #!/bin/sh
-# No kernel of the wgmma GEMM keeps sums in local memory, and none has its wgmmas serialised: read from ptxas' reports,
+# No kernel of wgmma (the GEMM, attention) keeps sums in local memory, and none has its wgmmas serialised: read from ptxas' reports,
 # which a build with CUDA leaves beside the objects. Usage: tests/cuda/spills.sh [FOLDER WITH *.ptxas]
 # Reports as the cmocka programs do; a build without CUDA has nothing to check.
 reports=${1:-build/release/kernels/cuda}
@@ -14,7 +14,7 @@ check() {
         FNR == 1 { kernel = "" }
         /Potential Performance Loss|serialized|.setmaxnreg. ignored/ && /wgmma|setmaxnreg/ { print FILENAME ": " $0; bad = 1 }
         /Compiling entry function/ { kernel = $7 }
-        /bytes spill stores/ && kernel ~ /gemm_sm90_kernel/ {
+        /bytes spill stores/ && kernel ~ /sm90_kernel/ {
             kernels++
             if ($5 + $9 > 0) { print FILENAME ": " kernel " spills " $5 " bytes, and reads " $9; bad = 1 }
             kernel = ""

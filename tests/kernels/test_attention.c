@@ -249,14 +249,16 @@ static void check_attention(const struct attention *a)
     free(bound);
 }
 
-/* Around the blocks of 48 queries and 192 keys, odd head widths, every grouping. */
+/* Around the blocks of 48 queries and 192 keys, and of 128 of either, odd head widths, every
+ * grouping. */
 static const struct {
     int64_t batch, sequence, nq, nkv, dim;
 } shapes[] = {
-    { 0, 7, 2, 1, 4 },    { 2, 0, 2, 1, 4 },    { 1, 1, 1, 1, 1 },     { 2, 7, 4, 2, 3 },
-    { 1, 33, 2, 2, 16 },  { 1, 47, 3, 1, 33 },  { 2, 48, 2, 1, 8 },    { 1, 49, 4, 1, 64 },
-    { 1, 97, 1, 1, 5 },   { 1, 191, 2, 1, 32 }, { 1, 192, 1, 1, 7 },   { 1, 193, 2, 1, 9 },
-    { 1, 250, 2, 2, 40 }, { 1, 401, 1, 1, 4 },  { 2, 131, 4, 2, 128 },
+    { 0, 7, 2, 1, 4 },    { 2, 0, 2, 1, 4 },     { 1, 1, 1, 1, 1 },     { 2, 7, 4, 2, 3 },
+    { 1, 33, 2, 2, 16 },  { 1, 47, 3, 1, 33 },   { 2, 48, 2, 1, 8 },    { 1, 49, 4, 1, 64 },
+    { 1, 97, 1, 1, 5 },   { 1, 191, 2, 1, 32 },  { 1, 192, 1, 1, 7 },   { 1, 193, 2, 1, 9 },
+    { 1, 250, 2, 2, 40 }, { 1, 401, 1, 1, 4 },   { 2, 131, 4, 2, 128 }, { 1, 128, 1, 1, 128 },
+    { 1, 257, 2, 2, 64 }, { 1, 321, 2, 1, 128 }, { 2, 193, 3, 1, 64 },
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
