@@ -24,6 +24,8 @@ struct mt_step_state {
     int64_t skipped_in_a_row;
 };
 
+enum { MT_NORM_RUN = 512 };
+
 typedef enum mt_norm_pass {
     MT_NORM_ALL,
     MT_NORM_SUM,
@@ -32,7 +34,7 @@ typedef enum mt_norm_pass {
 } mt_norm_pass;
 
 /* state->grad_norm = sqrt(sum g^2) in f64: partial sums over fixed blocks of 4096, of `grad` and
- * then of `bf16_grad`, added in order.
+ * then of `bf16_grad`; each run of MT_NORM_RUN of these added in order, then the runs' sums.
  * state->clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1. state->skip = norm, or *loss
  * where given, is not finite; then skipped and skipped_in_a_row count, else power1 *= beta1, power2
  * *= beta2, bias1, bias2, applied follow and skipped_in_a_row = 0. */

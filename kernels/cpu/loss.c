@@ -56,7 +56,12 @@ mt_status MT_CPU(cross_entropy_fwd)(mt_stream *stream, const struct mt_cross_ent
         losses[t] = (mt_real)(((double)most - (double)at_target) + log_sum);
     }
     double sum = 0;
-    for (int64_t t = 0; t < tokens; t++) sum += (double)losses[t];
+    for (int64_t first = 0; first < tokens; first += MT_LOSS_RUN) {
+        double run = 0;
+        for (int64_t t = first; t < mt_min(tokens, first + MT_LOSS_RUN); t++)
+            run += (double)losses[t];
+        sum += run;
+    }
     *(mt_real *)args->loss = (mt_real)(sum * (double)*(const mt_real *)args->scale);
     return MT_OK;
 }

@@ -62,7 +62,11 @@ mt_status MT_CPU(grad_norm)(mt_stream *stream, const struct mt_grad_norm_args *a
     double *partial = scratch, sum = 0;
 #pragma omp parallel for num_threads(stream->device->threads) schedule(static) if (blocks > 8)
     for (int64_t i = 0; i < blocks; i++) partial[i] = squares_at(a, i);
-    for (int64_t i = 0; i < blocks; i++) sum += partial[i];
+    for (int64_t first = 0; first < blocks; first += MT_NORM_RUN) {
+        double run = 0;
+        for (int64_t i = first; i < mt_min(blocks, first + MT_NORM_RUN); i++) run += partial[i];
+        sum += run;
+    }
     if (a->pass == MT_NORM_SUM)
         *a->sum = sum;
     else

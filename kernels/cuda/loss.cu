@@ -24,6 +24,13 @@ template <typename R> static __device__ __forceinline__ R base_of(R most)
     return most == -(R)INFINITY ? 0 : most;
 }
 
+/* How much a sum shrinks when its base becomes `to`; in real, whose errors are those of one more
+ * exponential. */
+template <typename R> static __device__ __forceinline__ double shrink_of(R from, R to)
+{
+    return (double)exp(from - to);
+}
+
 /* Takes n values in; what the others of x hold is not looked at. */
 template <typename R, int N>
 static __device__ __forceinline__ void take(log_sum<R> *s, const R x[N], int n)
@@ -36,7 +43,7 @@ static __device__ __forceinline__ void take(log_sum<R> *s, const R x[N], int n)
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (i < n) sum += exp(x[i] - base);
-    if (most != s->most) s->total *= exp((double)s->most - (double)base);
+    if (most != s->most) s->total *= shrink_of(s->most, base);
     s->total += (double)sum;
     s->most = most;
 }
@@ -47,13 +54,13 @@ template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(l
     __shared__ R tops[THREADS / 32];
     __shared__ double totals[THREADS / 32];
     log_sum<R> row = { mt_warp_max(mine.most), 0 };
-    double total = mt_warp_sum(mine.total * exp((double)mine.most - (double)base_of(row.most)));
+    double total = mt_warp_sum(mine.total * shrink_of(mine.most, base_of(row.most)));
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = row.most, totals[threadIdx.x / 32] = total;
     __syncthreads();
     if (threadIdx.x) return row;
     for (int w = 0; w < THREADS / 32; w++) row.most = tops[w] > row.most ? tops[w] : row.most;
     for (int w = 0; w < THREADS / 32; w++)
-        row.total += totals[w] * exp((double)tops[w] - (double)base_of(row.most));
+        row.total += totals[w] * shrink_of(tops[w], base_of(row.most));
     return row;
 }
 
@@ -73,19 +80,23 @@ static __global__ void __launch_bounds__(THREADS, 3)
     const T *logits = (const T *)a.logits + t * vocab;
     int64_t head = head_of(logits, vocab), vectors = (vocab - head) / N;
     log_sum<R> mine = { -(R)INFINITY, 0 };
-    for (int64_t i = threadIdx.x; i < vectors; i += THREADS * AHEAD) {
+    const vec *from = (const vec *)(logits + head);
+    int64_t i = threadIdx.x;
+    for (; i + (AHEAD - 1) * THREADS < vectors; i += THREADS * AHEAD) {
         vec in[AHEAD];
         R x[AHEAD * N];
-        int n = 0;
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            if (i + k * THREADS < vectors) {
-                in[k] = ((const vec *)(logits + head))[i + k * THREADS];
-                n += N;
-            }
+        for (int k = 0; k < AHEAD; k++) in[k] = from[i + k * THREADS];
 #pragma unroll
         for (int k = 0; k < AHEAD * N; k++) x[k] = mt_get(&in[k / N].at[k % N]);
-        take<R, AHEAD * N>(&mine, x, n);
+        take<R, AHEAD * N>(&mine, x, AHEAD * N);
+    }
+    for (; i < vectors; i += THREADS) {
+        const vec in = from[i];
+        R x[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) x[k] = mt_get(&in.at[k]);
+        take<R, N>(&mine, x, N);
     }
     int64_t tail = head + vectors * N; /* head and tail are shorter than a vector */
     if (threadIdx.x < head + vocab - tail) {
@@ -101,10 +112,23 @@ static __global__ void __launch_bounds__(THREADS, 3)
     losses[t] = (R)(((double)row.most - (double)at_target) + log_total);
 }
 
+/* A warp adds a run of tokens. */
+enum { LOSS_WARPS = 32 };
 template <typename R>
-static __global__ void loss_kernel(R *loss, const R *losses, int64_t tokens, const R *scale)
+static __global__ void __launch_bounds__(LOSS_WARPS * 32)
+    loss_kernel(R *loss, const R *losses, int64_t tokens, const R *scale)
 {
-    double sum = mt_ordered_sum(losses, tokens);
+    __shared__ double runs[LOSS_WARPS];
+    const int warp = threadIdx.x / 32;
+    double sum = 0;
+    for (int64_t base = 0; base < tokens; base += LOSS_WARPS * MT_LOSS_RUN) {
+        const int64_t first = base + warp * MT_LOSS_RUN, left = tokens - first;
+        const int64_t count = left < 0 ? 0 : left < MT_LOSS_RUN ? left : MT_LOSS_RUN;
+        runs[warp] = mt_ordered_sum(losses + first, count);
+        __syncthreads();
+        for (int w = 0; w < LOSS_WARPS; w++) sum += runs[w]; /* 0 where there is no run */
+        __syncthreads();
+    }
     if (threadIdx.x == 0) *loss = (R)(sum * (double)*scale);
 }
 
@@ -119,8 +143,8 @@ static mt_status cross_entropy_fwd(mt_stream *stream, const struct mt_cross_entr
         cross_entropy_fwd_kernel<T><<<(unsigned)a->tokens, THREADS, 0, on>>>(*a, (R *)losses);
         MT_LAUNCHED(stream, "cross_entropy_fwd");
     }
-    loss_kernel<R>
-        <<<1, 32, 0, on>>>((R *)a->loss, (const R *)losses, a->tokens, (const R *)a->scale);
+    loss_kernel<R><<<1, LOSS_WARPS * 32, 0, on>>>((R *)a->loss, (const R *)losses, a->tokens,
+                                                  (const R *)a->scale);
     MT_LAUNCHED(stream, "cross_entropy_fwd");
     return MT_OK;
 }

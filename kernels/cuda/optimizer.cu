@@ -8,36 +8,92 @@ enum { THREADS = 256, NORM_BLOCK = 4096, LANES = 16 };
 /* ---- gradient norm ----------------------------------------------------------------------------
  */
 
-/* Half a warp sums the squares of a block as the CPU does: lane l adds elements l, l + LANES, ...
- * in order, then the lanes in pairs, l with l + 8, 4, 2, 1. */
-template <typename E>
-static __global__ void squares_kernel(double *partial, const E *grad, int64_t count)
+/* A block's squares are summed as the CPU does: lane l adds elements l, l + LANES, ... in order,
+ * then the lanes in pairs, l with l + 8, 4, 2, 1. A thread has N neighbouring lanes, whose elements
+ * are 16 bytes. */
+template <typename E> struct squares_of {
+    enum { N = 16 / sizeof(E), EACH = LANES / N, AHEAD = 8 };
+};
+
+/* The square of an f32 is exact in f64, so that adding it in one operation changes nothing. */
+static __device__ __forceinline__ double add_square(double sum, float x)
 {
-    enum { AHEAD = sizeof(E) == sizeof(mt_bf16) ? 16 : 8 }; /* loads of a lane in flight */
-    int64_t blocks = mt_ceil_div(count, NORM_BLOCK);
-    int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
-    int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
-    int lane = threadIdx.x % LANES, half = threadIdx.x % 32 / LANES;
-    for (int64_t pair = warp; pair * 2 < blocks; pair += warps) {
-        int64_t block = pair * 2 + half, left = count - block * NORM_BLOCK;
-        int n = (int)(left < 0 ? 0 : left < NORM_BLOCK ? left : NORM_BLOCK);
-        const E *g = grad + block * NORM_BLOCK;
-        double sum = 0;
-#pragma unroll AHEAD
-        for (int i = lane; i < n; i += LANES) sum += (double)mt_get(g + i) * (double)mt_get(g + i);
-        __syncwarp();
-        for (int other = LANES / 2; other; other /= 2)
-            sum += __shfl_down_sync(~0u, sum, other, LANES);
-        if (lane == 0 && n) partial[block] = sum;
+    return fma((double)x, (double)x, sum);
+}
+static __device__ __forceinline__ double add_square(double sum, double x)
+{
+    return sum + x * x;
+}
+
+template <typename E>
+static __device__ __forceinline__ void add_squares(double *sum, const E *g, int n, int first,
+                                                   bool vectors)
+{
+    enum { N = squares_of<E>::N, AHEAD = squares_of<E>::AHEAD };
+    typedef mt_vec<E, N> vec;
+    if (vectors && n == NORM_BLOCK) {
+        for (int i = first; i < NORM_BLOCK; i += LANES * AHEAD) {
+            vec x[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) x[k] = *(const vec *)(g + i + k * LANES);
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+                for (int j = 0; j < N; j++) sum[j] = add_square(sum[j], mt_get(&x[k].at[j]));
+        }
+        return;
     }
+    for (int i = first; i < n; i += LANES)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (i + j < n) sum[j] = add_square(sum[j], mt_get(g + i + j));
+}
+
+template <typename E>
+static __global__ void __launch_bounds__(THREADS)
+    squares_kernel(double *partial, const E *grad, int64_t count, bool vectors)
+{
+    enum { N = squares_of<E>::N, EACH = squares_of<E>::EACH, BLOCKS = 32 / EACH };
+    const int64_t blocks = mt_ceil_div(count, NORM_BLOCK);
+    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
+    const int of = threadIdx.x % EACH;
+    for (int64_t base = warp * BLOCKS; base < blocks; base += warps * BLOCKS) {
+        const int64_t block = base + threadIdx.x % 32 / EACH, left = count - block * NORM_BLOCK;
+        const int n = (int)(left < 0 ? 0 : left < NORM_BLOCK ? left : NORM_BLOCK);
+        double sum[N] = {};
+        add_squares<E>(sum, grad + block * NORM_BLOCK, n, of * N, vectors);
+        __syncwarp();
+#pragma unroll
+        for (int other = LANES / 2; other >= N; other /= 2)
+#pragma unroll
+            for (int j = 0; j < N; j++) sum[j] += __shfl_down_sync(~0u, sum[j], other / N, EACH);
+#pragma unroll
+        for (int other = N / 2; other; other /= 2)
+#pragma unroll
+            for (int j = 0; j < other; j++) sum[j] += sum[j + other];
+        if (of == 0 && n) partial[block] = sum[0];
+    }
+}
+
+/* A warp adds a run of partial sums. */
+static __global__ void __launch_bounds__(THREADS)
+    runs_kernel(double *runs, const double *partial, int64_t blocks)
+{
+    const int64_t run = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const int64_t left = blocks - run * MT_NORM_RUN;
+    if (left <= 0) return;
+    double sum =
+        mt_ordered_sum(partial + run * MT_NORM_RUN, left < MT_NORM_RUN ? left : MT_NORM_RUN);
+    if (threadIdx.x % 32 == 0) runs[run] = sum;
 }
 
 /* What a norm means for the step: how much to clip, whether to skip, and the bias corrections. */
 template <typename R>
-static __global__ void finish_norm_kernel(struct mt_grad_norm_args a, const double *partial,
-                                          int64_t blocks)
+static __global__ void finish_norm_kernel(struct mt_grad_norm_args a, const double *runs,
+                                          int64_t count)
 {
-    double sum = a.pass == MT_NORM_FINISH ? *a.sum : mt_ordered_sum(partial, blocks);
+    double sum = a.pass == MT_NORM_FINISH ? *a.sum : mt_ordered_sum(runs, count);
     if (threadIdx.x) return;
     if (a.pass == MT_NORM_SUM) {
         *a.sum = sum;
@@ -63,9 +119,8 @@ static mt_status squares(mt_stream *stream, double *partial, const E *grad, int6
                          int64_t blocks)
 {
     if (!blocks) return MT_OK;
-    squares_kernel<E>
-        <<<mt_blocks(stream, blocks * LANES, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-            partial, grad, count);
+    squares_kernel<E><<<mt_blocks(stream, blocks * squares_of<E>::EACH, THREADS), THREADS, 0,
+                        mt_cuda_stream(stream)>>>(partial, grad, count, (uintptr_t)grad % 16 == 0);
     MT_LAUNCHED(stream, "grad_norm");
     return MT_OK;
 }
@@ -74,16 +129,22 @@ template <typename T>
 static mt_status grad_norm(mt_stream *stream, const struct mt_grad_norm_args *a)
 {
     typedef mt_real<T> R;
+    cudaStream_t on = mt_cuda_stream(stream);
     bool sums = a->pass != MT_NORM_FINISH;
     int64_t blocks = sums ? mt_ceil_div(a->count, NORM_BLOCK) : 0;
-    int64_t halves = sums ? mt_ceil_div(a->bf16_count, NORM_BLOCK) : 0;
-    void *partial;
-    MT_TRY(mt_cuda_scratch(stream, &partial, (size_t)(blocks + halves) * sizeof(double)));
-    double *to = (double *)partial;
-    MT_TRY(squares(stream, to, (const R *)a->grad, a->count, blocks));
-    MT_TRY(squares(stream, to + blocks, (const mt_bf16 *)a->bf16_grad, a->bf16_count, halves));
-    finish_norm_kernel<R>
-        <<<1, 32, 0, mt_cuda_stream(stream)>>>(*a, (const double *)partial, blocks + halves);
+    int64_t halves = sums ? mt_ceil_div(a->bf16_count, NORM_BLOCK) : 0, all = blocks + halves;
+    int64_t runs = mt_ceil_div(all, MT_NORM_RUN);
+    void *scratch;
+    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)(all + runs) * sizeof(double)));
+    double *partial = (double *)scratch, *run = partial + all;
+    MT_TRY(squares(stream, partial, (const R *)a->grad, a->count, blocks));
+    MT_TRY(squares(stream, partial + blocks, (const mt_bf16 *)a->bf16_grad, a->bf16_count, halves));
+    if (runs) {
+        runs_kernel<<<(unsigned)mt_ceil_div(runs * 32, THREADS), THREADS, 0, on>>>(run, partial,
+                                                                                   all);
+        MT_LAUNCHED(stream, "grad_norm");
+    }
+    finish_norm_kernel<R><<<1, 32, 0, on>>>(*a, run, runs);
     MT_LAUNCHED(stream, "grad_norm");
     return MT_OK;
 }
@@ -117,12 +178,22 @@ static __device__ __forceinline__ mt_vec<E, N> load(const E *p, int64_t left, bo
     return x;
 }
 
+/* BYTES as one access, past what the caches keep: of short elements the compiler would make one
+ * each. */
+template <int BYTES> static __device__ __forceinline__ void store_word(void *p, const void *x)
+{
+    if constexpr (BYTES == 4) __stcs((uint32_t *)p, *(const uint32_t *)x);
+    if constexpr (BYTES == 8) __stcs((uint2 *)p, *(const uint2 *)x);
+    if constexpr (BYTES >= 16) __stcs((uint4 *)p, *(const uint4 *)x);
+    if constexpr (BYTES == 32) __stcs((uint4 *)p + 1, *((const uint4 *)x + 1));
+}
+
 template <typename E>
 static __device__ __forceinline__ void store(E *p, const mt_vec<E, N> &x, int64_t left,
                                              bool vectors)
 {
     if (vectors && left >= N) {
-        *(mt_vec<E, N> *)p = x;
+        store_word<N * sizeof(E)>(p, &x);
         return;
     }
 #pragma unroll
@@ -178,7 +249,7 @@ static __device__ __forceinline__ void close(void *codes, float *scales, R x[N],
         if constexpr (M == MT_MOMENTS_REAL) e.at[j] = x[j];
         if constexpr (M == MT_MOMENTS_BF16)
             e.at[j] = SR ? stored_stochastic(x[j], words[j / 2] >> (j % 2 * 16) & 0xffff)
-                         : mt_f32_to_bf16(x[j]);
+                         : __bfloat16_as_ushort(__float2bfloat16_rn(x[j]));
         if constexpr (M == MT_MOMENTS_FP8)
             e.at[j] = ROOT ? stored_encode_up(w.e4m3, x[j] * scale)
                            : (uint8_t)mt_encode(w.e4m3, x[j] * scale);
@@ -224,38 +295,107 @@ static __device__ __forceinline__ void close_master(const R p[N], const struct m
     }
 }
 
+/* The gradients of a lane, of either type: a choice here costs less than twice as many kernels. */
+template <typename R>
+static __device__ __forceinline__ void open_grad(R g[N], const struct mt_adamw_args &a,
+                                                 const place &w)
+{
+    if (a.grad_bf16) {
+        mt_vec<uint16_t, N> half = load((const uint16_t *)a.grad + w.at, w.left, w.vectors);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] = (R)mt_bf16_to_f32(half.at[j]);
+    } else {
+        mt_vec<R, N> grad = load((const R *)a.grad + w.at, w.left, w.vectors);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] = grad.at[j];
+    }
+}
+
+static __device__ __forceinline__ adam_fast fast_of(const adam<float> &c)
+{
+    return adam_fast_of(c);
+}
+static __device__ __forceinline__ adam_fast fast_of(const adam<double> &)
+{
+    return { 0, 0, false };
+}
+
+/* adam_element, out of the way of the fast one. */
+struct adam_state {
+    float p, m, v;
+};
+static __device__ __noinline__ adam_state update_one(float p, float m, float v, float g,
+                                                     const struct mt_adamw_args &a)
+{
+    adam_element(&p, &m, &v, g, adam_of<float>(&a));
+    return { p, m, v };
+}
+
+static __device__ __forceinline__ void update(float p[N], float m[N], float v[N], const float g[N],
+                                              const adam<float> &c, const adam_fast &f,
+                                              const struct mt_adamw_args &a)
+{
+    float new_p[N], new_m[N], new_v[N];
+    bool right = f.usable;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        new_p[j] = p[j], new_m[j] = m[j], new_v[j] = v[j];
+        right &= adam_element_fast(&new_p[j], &new_m[j], &new_v[j], g[j], c, f);
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const adam_state s = right ? adam_state{ new_p[j], new_m[j], new_v[j] }
+                                   : update_one(p[j], m[j], v[j], g[j], a);
+        p[j] = s.p, m[j] = s.m, v[j] = s.v;
+    }
+}
+static __device__ __forceinline__ void update(double p[N], double m[N], double v[N],
+                                              const double g[N], const adam<double> &c,
+                                              const adam_fast &, const struct mt_adamw_args &)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) adam_element(&p[j], &m[j], &v[j], g[j], c);
+}
+
+/* A warp's block of elements. */
 template <typename R, mt_moments M, bool SR, bool SPLIT>
-static __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(struct mt_adamw_args a, mt_codec e4m3, bool vectors)
+static __device__ __forceinline__ void update_block(const struct mt_adamw_args &a, const adam<R> &c,
+                                                    const adam_fast &fast, uint32_t step,
+                                                    const place &w)
 {
     typedef typename moment_of<R, M>::type moment;
+    R p[N], m[N], v[N], g[N];
+    open_grad(g, a, w);
+    mt_vec<moment, N> em = load((const moment *)a.m + w.at, w.left, w.vectors),
+                      ev = load((const moment *)a.v + w.at, w.left, w.vectors);
+    float inverse_m = M == MT_MOMENTS_FP8 ? a.m_scales[w.block] : 1;
+    float inverse_v = M == MT_MOMENTS_FP8 ? a.v_scales[w.block] : 1;
+    open_master<R, SPLIT>(p, a, w);
+    open<R, M, false>(m, em, inverse_m, w);
+    open<R, M, true>(v, ev, inverse_v, w);
+    update(p, m, v, g, c, fast, a);
+    close_master<R, SPLIT>(p, a, w);
+    close<R, M, SR, false>(a.m, a.m_scales, m, a, step, w);
+    close<R, M, SR, true>(a.v, a.v_scales, v, a, step, w);
+}
+
+template <typename R, mt_moments M, bool SR, bool SPLIT>
+static __global__ void __launch_bounds__(THREADS)
+    adamw_kernel(const __grid_constant__ struct mt_adamw_args a, mt_codec e4m3, bool vectors)
+{
     if (a.state->skip) return;
     const adam<R> c = adam_of<R>(&a);
+    const adam_fast fast = fast_of(c);
     const uint32_t step = (uint32_t)a.state->applied;
     int64_t blocks = mt_ceil_div(a.count, BLOCK), warps = (int64_t)gridDim.x * (THREADS / 32);
     for (int64_t block = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; block < blocks;
          block += warps) {
-        int64_t at = block * BLOCK + threadIdx.x % 32 * N;
-        const place w = { at, a.count - at, block, vectors, e4m3 };
-        R p[N], m[N], v[N];
-        /* one of the two: a choice here costs less than twice as many kernels */
-        mt_vec<R, N> grad = load((const R *)a.grad + at, a.grad_bf16 ? 0 : w.left, vectors);
-        mt_vec<uint16_t, N> half =
-            load((const uint16_t *)a.grad + at, a.grad_bf16 ? w.left : 0, vectors);
-        mt_vec<moment, N> em = load((const moment *)a.m + at, w.left, vectors),
-                          ev = load((const moment *)a.v + at, w.left, vectors);
-        float inverse_m = M == MT_MOMENTS_FP8 ? a.m_scales[block] : 1;
-        float inverse_v = M == MT_MOMENTS_FP8 ? a.v_scales[block] : 1;
-        open_master<R, SPLIT>(p, a, w);
-        open<R, M, false>(m, em, inverse_m, w);
-        open<R, M, true>(v, ev, inverse_v, w);
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            adam_element(&p[j], &m[j], &v[j],
-                         a.grad_bf16 ? (R)mt_bf16_to_f32(half.at[j]) : grad.at[j], c);
-        close_master<R, SPLIT>(p, a, w);
-        close<R, M, SR, false>(a.m, a.m_scales, m, a, step, w);
-        close<R, M, SR, true>(a.v, a.v_scales, v, a, step, w);
+        const int64_t at = block * BLOCK + threadIdx.x % 32 * N;
+        if (vectors && (block + 1) * BLOCK <= a.count) /* the compiler leaves out all tests */
+            update_block<R, M, SR, SPLIT>(a, c, fast, step, { at, N, block, true, e4m3 });
+        else
+            update_block<R, M, SR, SPLIT>(a, c, fast, step,
+                                          { at, a.count - at, block, vectors, e4m3 });
     }
 }
 

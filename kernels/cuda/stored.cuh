@@ -37,6 +37,80 @@ template <typename R> MT_STORED void adam_element(R *p, R *m, R *v, R grad, cons
     *p = *p - c.lr * (u + c.decay * *p);
 }
 
+/* ---- the same without a division's or a root's own cases
+ * ----------------------------------------- Where every operand lies well inside f32's range, the
+ * operations below are those that the compiler makes a division or a root of, and give the rounded
+ * result; what is left out are their branches for other operands, which keep elements from
+ * overlapping: the update was held by them, not by memory. */
+
+/* What the fast way needs beside adam. */
+struct adam_fast {
+    float inverse1, inverse2; /* of bias1 and bias2 */
+    bool usable;
+};
+
+enum { ADAM_LEAST = 27, ADAM_MOST = 227 }; /* exponent fields of 2^-100, 2^100 */
+
+MT_STORED bool adam_inside(float x)
+{
+    uint32_t u = mt_f32_bits(x) & 0x7fffffffu;
+    return (u - ((uint32_t)ADAM_LEAST << 23) <= (uint32_t)(ADAM_MOST - ADAM_LEAST) << 23) |
+           (u == 0);
+}
+
+MT_STORED float adam_inverse(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+#else
+    float y = 1 / x;
+#endif
+    return fmaf(y, fmaf(-x, y, 1), y);
+}
+
+/* x / y; the inverse is adam_inverse's. */
+MT_STORED float adam_quotient(float x, float y, float inverse)
+{
+    float q = x * inverse;
+    q = fmaf(inverse, fmaf(-y, q, x), q);
+    return x == 0 ? x : q; /* the sign of a zero */
+}
+
+MT_STORED float adam_root(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+#else
+    float y = 1 / sqrtf(x);
+#endif
+    float root = x * y, half = 0.5f * y;
+    root = fmaf(fmaf(-root, root, x), half, root);
+    return x == 0 ? x : root;
+}
+
+MT_STORED adam_fast adam_fast_of(const adam<float> &c)
+{
+    bool usable = c.bias1 >= 0x1p-24f && c.bias1 <= 1 && c.bias2 >= 0x1p-24f && c.bias2 <= 1 &&
+                  c.eps >= 0x1p-60f && c.eps <= 0x1p60f;
+    return { adam_inverse(c.bias1), adam_inverse(c.bias2), usable };
+}
+
+/* adam_element where m and v are `inside` once they are new; else false, and what is left is not
+ * to be used. */
+MT_STORED bool adam_element_fast(float *p, float *m, float *v, float grad, const adam<float> &c,
+                                 const adam_fast &f)
+{
+    float g = grad * c.clip;
+    *m = c.beta1 * *m + c.rest1 * g;
+    *v = c.beta2 * *v + (c.rest2 * g) * g;
+    float root = adam_root(adam_quotient(*v, c.bias2, f.inverse2)) + c.eps;
+    float u = adam_quotient(adam_quotient(*m, c.bias1, f.inverse1), root, adam_inverse(root));
+    *p = *p - c.lr * (u + c.decay * *p);
+    return adam_inside(*m) & adam_inside(*v);
+}
+
 /* The two words of Philox that hold the 16 bits of elements [e, e + 4), e a multiple of 4. */
 MT_STORED void stored_draw(uint32_t words[2], uint64_t seed, uint64_t e, uint32_t stream,
                            uint32_t step)
