@@ -2,7 +2,7 @@
  * vectors of it in registers between the sum and what follows, and reads the rest twice. */
 #include "kernels/cuda/rowsums.cuh"
 
-enum { THREADS = 256, GROUPS = 1024 };
+enum { THREADS = 256, GROUPS = 768 };
 
 /* Where `lane` of a group finds its i-th vector of N elements. */
 template <int LANES, int N> static __device__ __forceinline__ int64_t column(int i, int lane)
@@ -73,15 +73,17 @@ static bool aligned(int64_t width, size_t size, uintptr_t addresses)
     return (addresses | (uintptr_t)width * size) % 16 == 0;
 }
 
-/* The shapes of a group, LANES and K, by the vectors of a row: the first that keeps all of it. */
-enum { SHAPES = 3 };
+/* The shapes of a group, LANES and K, by the vectors of a row: the first that keeps all of it. A
+ * warp forward where it can: rows that wait for nobody keep more loads in flight. */
+enum { SHAPES = 3, WIDE = 8 };
 static int shape_of(int64_t vectors)
 {
+    static_assert(THREADS == WIDE * 32, "the second shape keeps as much in either direction");
     return vectors <= 2 * 32 ? 0 : vectors <= THREADS ? 1 : 2;
 }
-#define SHAPES_OF(launch, T, N)                                                                    \
+#define SHAPES_OF(launch, T, N, LANES, K)                                                          \
     {                                                                                              \
-        launch<T, 32, 2, N>, launch<T, THREADS, 1, N>, launch<T, THREADS, 4, N>                    \
+        launch<T, 32, 2, N>, launch<T, LANES, K, N>, launch<T, THREADS, 4, N>                      \
     }
 
 template <typename T, int LANES, int K, int N>
@@ -97,7 +99,7 @@ static mt_status rmsnorm_fwd(mt_stream *stream, const struct mt_rmsnorm_fwd_args
     enum { N = 16 / sizeof(T) };
     if (!a->rows || !a->width) return MT_OK;
     static void (*const launch[2][SHAPES])(cudaStream_t, const struct mt_rmsnorm_fwd_args *) = {
-        SHAPES_OF(launch_fwd, T, 1), SHAPES_OF(launch_fwd, T, N)
+        SHAPES_OF(launch_fwd, T, 1, 32, WIDE), SHAPES_OF(launch_fwd, T, N, 32, WIDE)
     };
     bool by_vector =
         aligned(a->width, sizeof(T), (uintptr_t)a->x | (uintptr_t)a->y | (uintptr_t)a->w);
@@ -110,25 +112,39 @@ MT_CUDA_OP(rmsnorm_fwd)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-/* N columns of a row: dy and x, and what becomes of them. */
+/* N columns of a row: dy and x, and what becomes of them; as they are stored. */
 template <typename T, int N> struct piece {
     mt_real<T> dy[N], x[N];
 };
+template <typename T, int N> struct stored_piece {
+    mt_vec<T, N> dy, x;
+};
 
 template <typename T, int N>
-static __device__ __forceinline__ void get_piece(struct piece<T, N> *p, const T *dy, const T *x)
+static __device__ __forceinline__ void get_piece(struct stored_piece<T, N> *p, const T *dy,
+                                                 const T *x)
 {
-    mt_get_vec<N>(p->dy, dy);
-    mt_get_vec<N>(p->x, x);
+    p->dy = *(const mt_vec<T, N> *)dy;
+    p->x = *(const mt_vec<T, N> *)x;
+}
+
+template <typename T, int N>
+static __device__ __forceinline__ void open_piece(struct piece<T, N> *p,
+                                                  const struct stored_piece<T, N> &from)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        p->dy[j] = mt_get(&from.dy.at[j]);
+        p->x[j] = mt_get(&from.x.at[j]);
+    }
 }
 
 /* x becomes xhat. Returns the piece's part of sum dy w xhat. */
 template <typename T, int N>
 static __device__ __forceinline__ mt_real<T> normalise(struct piece<T, N> *p, mt_real<T> rstd,
-                                                       const mt_real<T> *w)
+                                                       const mt_real<T> *weight)
 {
-    mt_real<T> weight[N], sum = 0;
-    mt_get_vec<N>(weight, w);
+    mt_real<T> sum = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         p->x[j] = p->x[j] * rstd;
@@ -138,16 +154,15 @@ static __device__ __forceinline__ mt_real<T> normalise(struct piece<T, N> *p, mt
 }
 
 template <typename T, int N>
-static __device__ __forceinline__ void put_dx(T *dx, const T *add, const struct piece<T, N> *p,
-                                              mt_real<T> rstd, mt_real<T> mean, const mt_real<T> *w)
+static __device__ __forceinline__ void put_dx(T *dx, bool add, const mt_vec<T, N> &old,
+                                              const struct piece<T, N> &p, mt_real<T> rstd,
+                                              mt_real<T> mean, const mt_real<T> *weight)
 {
-    mt_real<T> weight[N], z[N], old[N];
-    mt_get_vec<N>(weight, w);
-    if (add) mt_get_vec<N>(old, add);
+    mt_real<T> z[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        z[j] = rstd * (p->dy[j] * weight[j] - p->x[j] * mean);
-        if (add) z[j] = old[j] + z[j];
+        z[j] = rstd * (p.dy[j] * weight[j] - p.x[j] * mean);
+        if (add) z[j] = mt_get(&old.at[j]) + z[j];
     }
     mt_put_vec<N>(dx, z);
 }
@@ -158,56 +173,118 @@ template <typename R, int N> static __device__ __forceinline__ void put_reals(R 
     for (int j = 0; j < N; j++) p[j] = x[j];
 }
 
+/* The columns of a row that a lane does not keep: they are read again after the sum. */
+template <typename T, int LANES, int K, int N> struct beyond {
+    const T *dy, *x, *add;
+    T *dx;
+    const mt_real<T> *w;
+    int64_t width;
+    int lane;
+
+    __device__ __forceinline__ void open(struct piece<T, N> *p, mt_real<T> *weight, int64_t c) const
+    {
+        struct stored_piece<T, N> in;
+        get_piece(&in, dy + c, x + c);
+        open_piece(p, in);
+        mt_get_vec<N>(weight, w + c);
+    }
+    /* Their part of the sum; what they give to dw is added to `sums`. */
+    __device__ __forceinline__ mt_real<T> sum(mt_real<T> *sums, bool first, mt_real<T> rstd) const
+    {
+        struct piece<T, N> p;
+        mt_real<T> weight[N], total = 0;
+        for (int64_t c = column<LANES, N>(K, lane); c < width; c += LANES * N) {
+            open(&p, weight, c);
+            total += normalise(&p, rstd, weight);
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                if (sums) sums[c + j] = (first ? 0 : sums[c + j]) + p.dy[j] * p.x[j];
+        }
+        return total;
+    }
+    __device__ __forceinline__ void put(mt_real<T> rstd, mt_real<T> mean) const
+    {
+        struct piece<T, N> p;
+        mt_real<T> weight[N];
+        mt_vec<T, N> old = {};
+        for (int64_t c = column<LANES, N>(K, lane); c < width; c += LANES * N) {
+            open(&p, weight, c);
+            normalise(&p, rstd, weight);
+            if (add) old = *(const mt_vec<T, N> *)(add + c);
+            put_dx(dx + c, add != NULL, old, p, rstd, mean, weight);
+        }
+    }
+};
+
 /* A group takes `block` rows, one after another, and adds their dy xhat to its row of partials
- * (NULL: none wanted): in registers for its cached vectors, in place for the rest. */
+ * (NULL: none wanted): in registers for its cached vectors, in place for the rest. AHEAD: a row is
+ * asked for while the one before it is summed, and weights are kept; there is no rest. */
 template <typename T, int LANES, int K, int N>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
     rmsnorm_bwd_kernel(struct mt_rmsnorm_bwd_args a, mt_real<T> *partials, int64_t block)
 {
     typedef mt_real<T> R;
+    enum { AHEAD = K < 4 };
     int lane = threadIdx.x % LANES;
     int64_t group = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     int64_t first = group * block, last = first + block < a.rows ? first + block : a.rows;
     if (first >= a.rows) return;
-    const R *w = (const R *)a.w;
-    R dw[K][N] = {};
+    R dw[K][N] = {}, weight[K][N];
     R *sums = partials ? partials + group * a.width : NULL;
-    for (int64_t row = first; row < last; row++) {
-        const T *dy = (const T *)a.dy + row * a.width, *x = (const T *)a.x + row * a.width;
-        const T *add = a.dx_add ? (const T *)a.dx_add + row * a.width : NULL;
-        T *dx = (T *)a.dx + row * a.width;
-        R rstd = ((const R *)a.rstd)[row], sum = 0;
-        struct piece<T, N> kept[K], more;
+    struct stored_piece<T, N> next[K];
+    auto ask = [&](int64_t row) {
 #pragma unroll
         for (int i = 0; i < K; i++) {
-            int64_t c = column<LANES, N>(i, lane);
-            if (c < a.width) get_piece(&kept[i], dy + c, x + c);
+            int64_t c = column<LANES, N>(i, lane), at = row * a.width + c;
+            if (c < a.width) get_piece(&next[i], (const T *)a.dy + at, (const T *)a.x + at);
         }
+    };
+    auto weigh = [&](int i) {
+        int64_t c = column<LANES, N>(i, lane);
+        if (c < a.width) mt_get_vec<N>(weight[i], (const R *)a.w + c);
+    };
+#pragma unroll
+    for (int i = 0; i < K; i++)
+        if (AHEAD) weigh(i);
+    ask(first);
+    for (int64_t row = first; row < last; row++) {
+        const T *add = (const T *)a.dx_add;
+        const int64_t at = row * a.width;
+        R rstd = ((const R *)a.rstd)[row], sum = 0;
+        struct piece<T, N> kept[K];
+        mt_vec<T, N> old[K] = {};
+        const struct beyond<T, LANES, K, N> rest = {
+            (const T *)a.dy + at, (const T *)a.x + at, add ? add + at : NULL, (T *)a.dx + at,
+                (const R *)a.w, a.width, lane
+        };
 #pragma unroll
         for (int i = 0; i < K; i++) {
             int64_t c = column<LANES, N>(i, lane);
             if (c >= a.width) continue;
-            sum += normalise(&kept[i], rstd, w + c);
+            open_piece(&kept[i], next[i]);
+            if (add && AHEAD) old[i] = *(const mt_vec<T, N> *)(add + at + c);
+        }
+        if (AHEAD && row + 1 < last) ask(row + 1);
+#pragma unroll
+        for (int i = 0; i < K; i++) {
+            if (column<LANES, N>(i, lane) >= a.width) continue;
+            if (!AHEAD) weigh(i);
+            sum += normalise(&kept[i], rstd, weight[i]);
 #pragma unroll
             for (int j = 0; j < N; j++) dw[i][j] += kept[i].dy[j] * kept[i].x[j];
         }
-        for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
-            get_piece(&more, dy + c, x + c);
-            sum += normalise(&more, rstd, w + c);
-            for (int j = 0; sums && j < N; j++)
-                sums[c + j] = (row > first ? sums[c + j] : 0) + more.dy[j] * more.x[j];
-        }
-        R mean = mt_group_sum<LANES>(sum) / (R)a.width;
+        if (!AHEAD) sum += rest.sum(sums, row == first, rstd);
+        R mean = mt_group_sum_in<LANES>(sum, (int)(row - first)) / (R)a.width;
 #pragma unroll
         for (int i = 0; i < K; i++) {
             int64_t c = column<LANES, N>(i, lane);
-            if (c < a.width) put_dx(dx + c, add ? add + c : NULL, &kept[i], rstd, mean, w + c);
+            if (c >= a.width) continue;
+            if (!AHEAD) weigh(i);
+            if (add && !AHEAD) old[i] = *(const mt_vec<T, N> *)(add + at + c);
+            put_dx((T *)a.dx + at + c, add != NULL, old[i], kept[i], rstd, mean, weight[i]);
         }
-        for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
-            get_piece(&more, dy + c, x + c);
-            normalise(&more, rstd, w + c);
-            put_dx(dx + c, add ? add + c : NULL, &more, rstd, mean, w + c);
-        }
+        if (!AHEAD) rest.put(rstd, mean);
+        if (!AHEAD && row + 1 < last) ask(row + 1);
     }
 #pragma unroll
     for (int i = 0; i < K; i++) {
@@ -229,8 +306,9 @@ static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args
 {
     enum { N = 16 / sizeof(T) };
     static void (*const launch[2][SHAPES])(cudaStream_t, const struct mt_rmsnorm_bwd_args *,
-                                           mt_real<T> *, int64_t) = { SHAPES_OF(launch_bwd, T, 1),
-                                                                      SHAPES_OF(launch_bwd, T, N) };
+                                           mt_real<T> *,
+                                           int64_t) = { SHAPES_OF(launch_bwd, T, 1, THREADS, 1),
+                                                        SHAPES_OF(launch_bwd, T, N, THREADS, 1) };
     if (!a->width) return MT_OK;
     int64_t block = mt_row_block(a->rows, GROUPS), groups = mt_ceil_div(a->rows, block);
     void *partials = NULL;

@@ -19,6 +19,22 @@ template <int LANES, typename R> static __device__ __forceinline__ R mt_group_su
     return sum;
 }
 
+/* The same of the turn-th sum of a loop, which waits once: its words are written again two turns
+ * later, when all have read them. */
+template <int LANES, typename R> static __device__ __forceinline__ R mt_group_sum_in(R x, int turn)
+{
+    x = mt_warp_sum(x);
+    if (LANES == 32) return x;
+    __shared__ R warps[2][32];
+    R *mine = warps[turn & 1];
+    if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = x;
+    __syncthreads();
+    R sum = 0;
+#pragma unroll
+    for (int i = 0; i < LANES / 32; i++) sum += mine[i];
+    return sum;
+}
+
 /* Rows are cut into at most `most` blocks of at least 4. */
 static inline int64_t mt_row_block(int64_t rows, int64_t most)
 {
