@@ -14,7 +14,8 @@ enum {
     MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192 */
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows (NT: X), one warpgroup stores
                                 while the other multiplies */
-    MT_CUDA_GEMM_VARIANTS,   /* of bf16 */
+    MT_CUDA_GEMM_VARIANTS,   /* of bf16; with C, a bias or a factor there is but one, ALONE or, for
+                                NT, PINGPONG, whichever is named */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for

@@ -3,8 +3,10 @@
 
 enum {
     FEW_WAVES = 4,      /* fewer tiles per processor: widths that fill the last round */
-    SHORT_DEPTH = 1024, /* sums over this much end before a result is stored: ping-pong */
-    FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
+    SHORT_DEPTH = 1024, /* sums over this much end before a result is stored: ping-pong, */
+    FAIR_DEPTH = 2048,  /* TN: over this much too, but where members have few pieces */
+    FEW_PIECES = 2,
+    MANY_PIECES = 8,    /* of a member read the same weights: pairs keep them in step */
     TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
     NARROWEST = 64,
     TOGETHER = 8,
@@ -25,13 +27,25 @@ static int64_t most_rows(const mt_group *rows)
     return rows->first_dims ? rows->m : rows->members * rows->m;
 }
 
+/* Whether the sums are the result, or else the variant that adds to them and multiplies them. */
+static bool is_plain(const gemm_problem *g)
+{
+    return !g->c && !g->bias && !g->alpha;
+}
+
+static int general_variant(const gemm_problem *g)
+{
+    return g->layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_ALONE;
+}
+
 static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
 {
     static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT] = {
         mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
-    return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1] : &tables[g->layout][variant];
+    return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1]
+                  : &tables[g->layout][is_plain(g) ? variant : (int)MT_CUDA_GEMM_VARIANTS];
 }
 
 static int64_t rounded_up(int64_t x, int64_t unit)
@@ -49,48 +63,48 @@ static int64_t cost(int64_t members, int64_t columns, int64_t tiles_m, int64_t w
     return mt_ceil_div(members * pieces * tiles_m, processors) * (each + TILE_OVERHEAD);
 }
 
+/* The width of the fewest columns of work in the last round, for products of few tiles. */
+static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int grain,
+                         int processors)
+{
+    int best = SM90_WIDTH;
+    for (int width = SM90_WIDTH - grain; width >= NARROWEST; width -= grain)
+        if (cost(members, columns, tiles_m, width, processors) <
+            cost(members, columns, tiles_m, best, processors))
+            best = width;
+    return best;
+}
+
 /* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once; a
  * short depth hides nothing but beside another tile; products of few tiles live by their last
  * round. */
 static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
     int64_t members = g->rows.members, rows = mt_ceil_div(most_rows(&g->rows), members);
-    int64_t tiles_m = mt_ceil_div(g->cols, variant_of(g, MT_CUDA_GEMM_ALONE)->tile);
-    int64_t pieces = mt_ceil_div(rows, SM90_WIDTH);
-    int alone = g->fp8 ? MT_CUDA_GEMM_FP8 : MT_CUDA_GEMM_ALONE;
-    path->variant = g->fp8                               ? alone
-                    : pieces % 2 && pieces <= FEW_PIECES ? MT_CUDA_GEMM_ALONE
-                                                         : MT_CUDA_GEMM_WIDE;
+    int64_t pieces = mt_ceil_div(rows, SM90_WIDTH), tiles_m = mt_ceil_div(g->cols, 256);
+    bool tn = g->layout == MT_GEMM_TN;
     path->width = SM90_WIDTH, path->super = TOGETHER;
+    path->variant = pieces >= MANY_PIECES ? MT_CUDA_GEMM_WIDE : MT_CUDA_GEMM_ALONE;
+    if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128), path->variant = MT_CUDA_GEMM_FP8;
     if (members * pieces * tiles_m < FEW_WAVES * processors) {
-        path->variant = alone;
-        for (int width = SM90_WIDTH - 8; width >= NARROWEST; width -= 8)
-            if (cost(members, rows, tiles_m, width, processors) <
-                cost(members, rows, tiles_m, path->width, processors))
-                path->width = width;
-    } else if (!g->fp8 && g->depth <= SHORT_DEPTH) {
+        if (!g->fp8) path->variant = MT_CUDA_GEMM_ALONE;
+        path->width = filling_width(members, rows, tiles_m, 8, processors);
+    } else if (!g->fp8 &&
+               (g->depth <= SHORT_DEPTH || (tn && g->depth <= FAIR_DEPTH && pieces > FEW_PIECES))) {
         path->variant = MT_CUDA_GEMM_PINGPONG;
-        path->super = 1;
+        path->super = tn ? 1 : TOGETHER;
     }
 }
 
-/* NT: pairs where making the number of tiles even costs less than they gain. */
+/* NT: the depth is short, a tile's result large: ping-pong. */
 static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
-    int64_t members = g->rows.members, n = g->cols, pair = 2 * SM90_WIDTH;
-    int64_t tiles = mt_ceil_div(n, SM90_WIDTH);
-    int64_t tiles_m = mt_ceil_div(g->height, variant_of(g, MT_CUDA_GEMM_ALONE)->tile);
-    bool pairs = !g->fp8 && mt_ceil_div(n, pair) * pair <= n + n / 16;
-    int alone = g->fp8 ? MT_CUDA_GEMM_FP8 : MT_CUDA_GEMM_ALONE;
-    path->variant = pairs ? MT_CUDA_GEMM_WIDE : alone;
-    path->width = pairs ? SM90_WIDTH : (int)rounded_up(mt_ceil_div(n, tiles), 64);
-    path->super = TOGETHER;
-    if (members * tiles * tiles_m >= FEW_WAVES * processors) return;
-    path->variant = alone;
-    for (int width = SM90_WIDTH - 64; width >= NARROWEST; width -= 64)
-        if (cost(members, n, tiles_m, width, processors) <
-            cost(members, n, tiles_m, path->width, processors))
-            path->width = width;
+    int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
+    int64_t tiles_m = mt_ceil_div(g->height, 128);
+    path->variant = g->fp8 ? MT_CUDA_GEMM_FP8 : MT_CUDA_GEMM_PINGPONG;
+    path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64), path->super = TOGETHER;
+    if (members * tiles * tiles_m < FEW_WAVES * processors)
+        path->width = filling_width(members, n, tiles_m, 64, processors);
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
@@ -99,6 +113,7 @@ void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int 
         plan_wgrad(path, g, multiprocessors);
     else
         plan_rows(path, g, multiprocessors);
+    if (!g->fp8 && !is_plain(g)) path->variant = general_variant(g), path->super = TOGETHER;
 }
 
 static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)

@@ -49,8 +49,10 @@ struct gemm_sm90_variant {
     size_t shared;            /* bytes of shared memory, without the table of members */
 };
 
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS],
-    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS];
+/* Of a sum that is the result; last, the one of a sum with C, a bias or a factor. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS + 1],
+    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS + 1],
+    mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
 
 /* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks. */
 enum {

@@ -22,10 +22,10 @@ template <class C> struct sm90_result {
     {
         return base + C::OLD + (group() * C::BUFFERS + b) * 8;
     }
-    /* A word of the tile's description. */
-    __device__ __forceinline__ int word(int i) const
+    /* A word of the tile's description, or of that of the tile after it. */
+    __device__ __forceinline__ int word(int i, int after = 0) const
     {
-        return shared_now(base + C::TILES + anew(tile) % C::RING * C::TILE_BYTES + i * 4);
+        return shared_now(base + C::TILES + (anew(tile) + after) % C::RING * C::TILE_BYTES + i * 4);
     }
     __device__ __forceinline__ int len() const { return word(1); }
     __device__ __forceinline__ int row() const { return word(2); }
@@ -186,67 +186,84 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
     }
 }
 
-/* The tile's result: each piece is written to a buffer in the copies' order (128-byte lines, their
- * 16-byte parts exchanged), and stored while the next is written. C comes into the same buffer
- * first, two pieces ahead. */
+/* What is made of the sums on their way: whatever the arguments say, or nothing but bf16 or f32 of
+ * them, known beforehand. */
+enum sm90_stored { SM90_ANY, SM90_HALF, SM90_REAL };
+
+/* 64 rows of the tile's result: each piece is written to a buffer in the copies' order (128-byte
+ * lines, their 16-byte parts exchanged), and stored while the next is written; the next buffer is
+ * free. C comes into the same buffer first, two pieces ahead. */
+template <class C, int STORED>
+static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&d)[WGMMA_SUMS],
+                                                     int mi)
+{
+    constexpr bool ANY = STORED == SM90_ANY;
+    const bool add = ANY && r.args->add, pairs = ANY ? r.pairs() : C::WGRAD && STORED == SM90_HALF;
+    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
+    const int len = r.len();
+    const float2 *alpha = ANY ? r.args->alpha : nullptr;
+    sm90_factor by = { ANY && alpha, 1, 0 };
+    if (ANY && alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
+    float bias0 = 0, bias1 = 0;
+    if (ANY && C::LAYOUT == MT_GEMM_TN && r.args->bias) {
+        int m = r.m(mi) + warp * 16 + lane / 4;
+        const float *bias = r.args->bias + (int64_t)r.member() * r.args->m + m;
+        if (m < r.args->m) bias0 = bias[0];
+        if (m + 8 < r.args->m) bias1 = bias[8];
+    }
+    int x = add ? mi * r.across() : 0;
+#pragma unroll
+    for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
+        if (j * C::PIECE >= len) continue;
+        const bool begins = !pairs || j % 2 == 0,
+                   ends = !pairs || j % 2 || (j + 1) * C::PIECE >= len;
+        if (begins && add) barrier_wait(r.old(r.buffer), r.parity);
+        const uint32_t to = r.address(r.buffer);
+        if (C::WGRAD) {
+            sm90_put_wgrad(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2 * 4, add, by);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
+                uint32_t part = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
+                sm90_put_bf16<true>(to + line * 128 + part * 16, &d[j * 32 + i * 8], add, by, bias0,
+                                    bias1);
+            }
+        }
+        if (!ends) continue;
+        shared_to_copies();
+        if (!add && thread == 0) copies_read<C::BUFFERS - 2>();
+        barrier_threads(1 + r.group(), 128);
+        if (thread == 0) {
+            r.store(mi, (pairs ? j / 2 * 2 : j) * C::PIECE);
+            if (add) {
+                copies_read<1>(); /* the buffer of the piece before */
+                r.load(x + 2, 2);
+            }
+        }
+        x++;
+        r.next();
+    }
+}
+
+template <class C>
+static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
+{
+    if (r.m(mi) >= r.args->m) return;
+    if constexpr (!C::PLAIN)
+        sm90_store_as<C, SM90_ANY>(r, d, mi);
+    else if (C::WGRAD && !r.args->half)
+        sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
+    else
+        sm90_store_as<C, SM90_HALF>(r, d, mi);
+}
+
 template <class C>
 static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    const bool add = r.args->add, pairs = r.pairs();
-    const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
-    const int len = r.len();
-    const float2 *alpha = r.args->alpha;
-    sm90_factor by = { alpha != nullptr, 1, 0 };
-    if (alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
-    int x = 0;
 #pragma unroll
-    for (int mi = 0; mi < C::BLOCKS_M; mi++) {
-        if (r.m(mi) >= r.args->m) continue;
-        float bias0 = 0, bias1 = 0;
-        if (C::LAYOUT == MT_GEMM_TN && r.args->bias) {
-            int m = r.m(mi) + warp * 16 + lane / 4;
-            const float *bias = r.args->bias + (int64_t)r.member() * r.args->m + m;
-            if (m < r.args->m) bias0 = bias[0];
-            if (m + 8 < r.args->m) bias1 = bias[8];
-        }
-#pragma unroll
-        for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
-            if (j * C::PIECE >= len) continue;
-            const bool begins = !pairs || j % 2 == 0,
-                       ends = !pairs || j % 2 || (j + 1) * C::PIECE >= len;
-            if (begins && add) {
-                barrier_wait(r.old(r.buffer), r.parity);
-            } else if (begins) {
-                if (thread == 0) copies_read<C::BUFFERS - 1>();
-                barrier_threads(1 + r.group(), 128);
-            }
-            const uint32_t to = r.address(r.buffer);
-            if (C::WGRAD) {
-                sm90_put_wgrad(to, &d[mi][j * 16], pairs, j % 2 * 4, add, by);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
-                    uint32_t part = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
-                    sm90_put_bf16<true>(to + line * 128 + part * 16, &d[mi][j * 32 + i * 8], add,
-                                        by, bias0, bias1);
-                }
-            }
-            if (!ends) continue;
-            shared_to_copies();
-            barrier_threads(1 + r.group(), 128);
-            if (thread == 0) {
-                r.store(mi, (pairs ? j / 2 * 2 : j) * C::PIECE);
-                if (add) {
-                    copies_read<1>(); /* the buffer of the piece before */
-                    r.load(x + 2, 2);
-                }
-            }
-            x++;
-            r.next();
-        }
-    }
+    for (int mi = 0; mi < C::BLOCKS_M; mi++) sm90_store(r, d[mi], mi);
 }
 
 /* Lines that threads brought are seen by the tensor cores from here on. */
@@ -286,6 +303,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     typename sm90_beside<C>::result result = { base, &maps, &a, 0, 0, 0 };
     int stage = 0, lane = 0;
     uint32_t parity = 0, p0 = 0, q0 = 0;
+    int n = 0, whole = 0, rest = 0; /* of the tile */
 
     /* Tells who brings into this stage that this warp has read it: the blocks of the own row of the
      * cluster, then the rest of the column. */
@@ -320,35 +338,164 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                          : "memory");
         barrier_arrive(base + C::ORDER + other * 8);
     };
+    /* Once the first step of the tile, or of the one after it, is there. The shuffles show the
+     * compiler that these are uniform; else it serialises the wgmmas. */
+    auto describe = [&](int after) __attribute__((always_inline))
+    {
+        n = __shfl_sync(~0u, result.word(0, after), 0);
+        whole = __shfl_sync(~0u, result.word(6, after), 0);
+        rest = __shfl_sync(~0u, result.word(7, after), 0);
+    };
+    auto wait_step = [&]() __attribute__((always_inline))
+    {
+        barrier_wait(base + C::FULL + stage * 8, parity);
+    };
+    lane = (int)(thread_now() % 32);
+    p0 = (((base + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192)) & 0x3ffff) >> 4) |
+         APART_P;
+    q0 = (((base + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+    auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
+    {
+        const uint32_t p = p0 + stage * (C::STAGE >> 4) + k * STEP_P + mi * 512;
+        const uint32_t q = q0 + stage * (C::STAGE >> 4) + k * STEP_Q;
+        wgmma<decltype(width)::value, C::ACROSS_P, C::ACROSS_Q>(d[mi], (uint64_t)HIGH << 32 | p,
+                                                                (uint64_t)HIGH << 32 | q, !first);
+    };
+    /* A step of 64 rows, or as much of it as there is: a group of wgmmas, in a block of its own. */
+    auto multiply_some = [&](auto width, auto deep, int mi, bool first)
+        __attribute__((always_inline))
+    {
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < decltype(deep)::value; k++) deep16(width, mi, k, first && k == 0);
+        wgmma_commit();
+    };
+    auto multiply_rows = [&](auto width, int mi, int step) __attribute__((always_inline))
+    {
+        if (!C::WGRAD || step < whole)
+            multiply_some(width, std::integral_constant<int, 4>(), mi, step == 0);
+        else if (rest == 4)
+            multiply_some(width, std::integral_constant<int, 4>(), mi, step == 0);
+        else if (rest == 3)
+            multiply_some(width, std::integral_constant<int, 3>(), mi, step == 0);
+        else if (rest == 2)
+            multiply_some(width, std::integral_constant<int, 2>(), mi, step == 0);
+        else
+            multiply_some(width, std::integral_constant<int, 1>(), mi, step == 0);
+    };
+    /* The first step, by the first 64 rows. */
+    auto begin = [&](auto width) __attribute__((always_inline))
+    {
+        sm90_begin_wgmma<C>();
+        multiply_rows(width, 0, 0);
+    };
+    auto begin_next = [&](auto width) __attribute__((always_inline))
+    {
+        begin(width);
+        wgmma_wait<1>();
+    };
+    auto multiply = [&](auto width) __attribute__((always_inline))
+    {
+        if (C::SKEWED) {
+            multiply_rows(width, 1, 0);
+            advance();
+        }
+        const int steps = whole + (C::WGRAD && rest > 0);
+        for (int step = C::SKEWED; step < steps - C::SKEWED; step++) {
+            wait_step();
+            sm90_begin_wgmma<C>();
+            multiply_rows(width, 0, step);
+            multiply_rows(width, 1, step);
+            wgmma_wait<2>();
+            if (C::SKEWED || step > 0) release_last();
+            advance();
+        }
+        if (C::SKEWED) { /* there are two steps at least */
+            wgmma_wait<0>();
+            release_last();
+            wait_step();
+            sm90_begin_wgmma<C>();
+            multiply_rows(width, 0, steps - 1);
+            multiply_rows(width, 1, steps - 1);
+            advance();
+            wgmma_wait<1>();
+        } else {
+            hand_over();
+            wgmma_wait<0>();
+            release_last();
+        }
+    };
+    /* Each sum of 128 in turn: the other warpgroup multiplies while this one adds. */
+    auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
+    {
+        constexpr int N = decltype(width)::value;
+        float part[WGMMA_SUMS]; /* given a value here, or the compiler serialises the wgmmas */
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            d[0][i] = 0;
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
+        }
+        for (int step = 0; step < whole; step++) {
+            const uint32_t at = stage * (C::STAGE >> 4);
+            barrier_wait(base + C::FULL + stage * 8, parity);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p0 + at + k * 2),
+                                          (uint64_t)HIGH << 32 | (q0 + at + k * 2), k > 0);
+            wgmma_commit();
+            wgmma_finish<N>(part);
+            sm90_promote<C, N>(d[0], part, base + C::SCALES + stage * C::SCALE_LINE);
+            __syncwarp();
+            release(stage);
+            advance();
+        }
+    };
+    auto pick = [&](auto self, auto width, auto work) __attribute__((always_inline))->void
+    {
+        constexpr int N = decltype(width)::value;
+        if constexpr (N == C::GRAIN)
+            work(width);
+        else if (n == N)
+            work(width);
+        else
+            self(self, std::integral_constant<int, N - C::GRAIN>(), work);
+    };
+    constexpr std::integral_constant<int, C::WIDTH> widest;
+    /* What is read of the sums is read after this. */
+    auto settle = [&](int mi) __attribute__((always_inline))
+    {
+#pragma unroll
+        for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
+    };
+    if constexpr (C::SKEWED) begin(std::integral_constant<int, C::GRAIN>());
 #pragma unroll 1
     for (int tile = C::PINGPONG ? result.group() : 0; sm90_has_tile<C>(base, a, tile);
          tile += C::PINGPONG ? 2 : 1) {
+        result.tile = tile;
         if (C::PINGPONG) {
             const int mine = result.group();
             if (tile > 0) barrier_wait(base + C::ORDER + mine * 8, (tile / 2 - (mine == 0)) & 1);
             stage = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8), 0);
             parity = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8 + 4), 0);
         }
-        const uint32_t at_p = anew(base) + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
-        p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
-        q0 = (((anew(base) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
-        lane = (int)(thread_now() % 32);
-        result.tile = tile;
-        barrier_wait(base + C::FULL + stage * 8, parity);
-        /* The shuffles show the compiler that these are uniform; else it serialises the wgmmas. */
-        const int n = __shfl_sync(~0u, result.word(0), 0);
-        const int whole = __shfl_sync(~0u, result.word(6), 0);
-        const int rest = __shfl_sync(~0u, result.word(7), 0);
-        if (n == 0) {
-            for (int step = 0; step < whole + (rest > 0); step++) {
-                barrier_wait(base + C::FULL + stage * 8, parity);
-                release(stage);
-                advance();
+        if (!C::SKEWED || n == 0) {
+            if (C::SKEWED) wgmma_wait<0>();
+            wait_step();
+            describe(0);
+            if (n == 0)
+                for (int step = 0; step < whole + (rest > 0); step++) {
+                    wait_step();
+                    release(stage);
+                    advance();
+                }
+            if constexpr (C::SKEWED) pick(pick, widest, begin);
+            if (n == 0) {
+                hand_over();
+                continue;
             }
-            hand_over();
-            continue;
         }
-        if (a.add) {
+        if (!C::PLAIN && a.add) {
             if (threadIdx.x % 128 == 0) {
                 copies_read<0>();
                 result.load(0, 0);
@@ -356,87 +503,29 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             }
             __syncwarp();
         }
-        auto multiply = [&](auto width) __attribute__((always_inline))
-        {
-            constexpr int N = decltype(width)::value;
-            auto deep16 = [&](int k, int first) __attribute__((always_inline))
-            {
-                const uint32_t p = p0 + stage * (C::STAGE >> 4) + k * STEP_P;
-                const uint32_t q = q0 + stage * (C::STAGE >> 4) + k * STEP_Q;
-#pragma unroll
-                for (int mi = 0; mi < C::BLOCKS_M; mi++)
-                    wgmma<N, C::ACROSS_P, C::ACROSS_Q>(d[mi], (uint64_t)HIGH << 32 | (p + mi * 512),
-                                                       (uint64_t)HIGH << 32 | q, !first);
-            };
-            for (int step = 0; step < whole; step++) {
-                barrier_wait(base + C::FULL + stage * 8, parity);
-                sm90_begin_wgmma<C>();
-#pragma unroll
-                for (int k = 0; k < 4; k++) deep16(k, (step | k) == 0);
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (step > 0) release_last();
-                advance();
+        if constexpr (C::FP8)
+            pick(pick, widest, multiply_fp8);
+        else
+            pick(pick, widest, multiply);
+        if constexpr (C::SKEWED) {
+            settle(0);
+            sm90_store(result, d[0], 0);
+            const bool more = sm90_has_tile<C>(base, a, tile + 1);
+            n = 0;
+            if (__shfl_sync(~0u, more, 0)) {
+                wait_step();
+                describe(1);
             }
-            if (C::WGRAD && rest) {
-                barrier_wait(base + C::FULL + stage * 8, parity);
-                sm90_begin_wgmma<C>();
-#pragma unroll 1
-                for (int k = 0; k < rest; k++) deep16(k, (whole | k) == 0);
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (whole) release_last();
-                advance();
-            }
-            hand_over();
-            wgmma_wait<0>();
+            pick(pick, widest, begin_next);
             release_last();
-        };
-        /* Each sum of 128 in turn: the other warpgroup multiplies while this one adds. */
-        auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
-        {
-            constexpr int N = decltype(width)::value;
-            float part[WGMMA_SUMS]; /* given a value here, or the compiler serialises the wgmmas */
+            settle(1);
+            sm90_store(result, d[1], 1);
+        } else {
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                d[0][i] = 0;
-                asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
-            }
-            for (int step = 0; step < whole; step++) {
-                const uint32_t at = stage * (C::STAGE >> 4);
-                barrier_wait(base + C::FULL + stage * 8, parity);
-                wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p0 + at + k * 2),
-                                              (uint64_t)HIGH << 32 | (q0 + at + k * 2), k > 0);
-                wgmma_commit();
-                wgmma_finish<N>(part);
-                sm90_promote<C, N>(d[0], part, base + C::SCALES + stage * C::SCALE_LINE);
-                __syncwarp();
-                release(stage);
-                advance();
-            }
-        };
-        auto pick = [&](auto self, auto width) __attribute__((always_inline))->void
-        {
-            constexpr int N = decltype(width)::value;
-            if constexpr (N > 0) {
-                if (n == N)
-                    if constexpr (C::FP8)
-                        multiply_fp8(width);
-                    else
-                        multiply(width);
-                else
-                    self(self, std::integral_constant<int, N - C::GRAIN>());
-            }
-        };
-        pick(pick, std::integral_constant<int, C::WIDTH>());
-#pragma unroll
-        for (int mi = 0; mi < C::BLOCKS_M; mi++)
-#pragma unroll
-            for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
-        sm90_store_tile<C>(result, d);
+            for (int mi = 0; mi < C::BLOCKS_M; mi++) settle(mi);
+            sm90_store_tile(result, d);
+        }
     }
+    if (C::SKEWED) wgmma_wait<0>();
     if (threadIdx.x % 128 == 0) copies_done<0>();
 }

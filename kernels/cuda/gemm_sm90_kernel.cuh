@@ -11,17 +11,21 @@
 /* Shared memory: stages, pieces of the result on their way, descriptions of the last tiles,
  * barriers, the first rows of members and the numbers of tiles before each. PINGPONG: each
  * multiplying warpgroup has tiles of its own, else each has half of the rows of every tile. */
-template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_> struct sm90 {
+template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAIN_> struct sm90 {
     enum {
         LAYOUT = LAYOUT_,
         CLUSTER_M = CLUSTER_M_,
         CLUSTER_N = CLUSTER_N_,
         PINGPONG = PINGPONG_,
         WGRAD = LAYOUT == MT_GEMM_NT,
+        /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
+         * the first begin the next tile; NT has few steps in a tile */
+        SKEWED = PLAIN_ && WGRAD && !PINGPONG,
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
         CLUSTER = CLUSTER_M * CLUSTER_N,
-        FP8 = false, /* see sm90_fp8 */
+        PLAIN = PLAIN_, /* the sums are the result: nothing is added, they have no factor */
+        FP8 = false,    /* see sm90_fp8 */
         SCALED = false,
         ELEMENTS = 0,
         SCALES = 0,
@@ -69,6 +73,8 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         ACROSS_Q = false,
         CLUSTER = CLUSTER_M * CLUSTER_N,
         FP8 = true,
+        PLAIN = false,
+        SKEWED = false,
         SCALED = SCALED_,
         BLOCKS_M = 1,
         TILE = 128,
@@ -178,6 +184,10 @@ template <class C> struct sm90_order {
         } else { /* past the depth both operands are zero */
             t->whole = (depth + C::DEPTH - 1) / C::DEPTH;
             t->rest = 0;
+        }
+        if (C::SKEWED && t->whole + (t->rest > 0) < 2) { /* the first step is not the last */
+            t->whole = C::WGRAD ? 1 : 2;
+            t->rest = C::WGRAD ? 1 : 0;
         }
         return true;
     }
@@ -392,8 +402,8 @@ template <class C> static gemm_sm90_variant sm90_variant_of()
     };
 }
 
-template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG>
+template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG, bool PLAIN>
 static gemm_sm90_variant sm90_variant()
 {
-    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG>>();
+    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG, PLAIN>>();
 }

@@ -8,11 +8,13 @@
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
 enum {
-    ALIGNED = 256,     /* where operands are decoded to */
-    LONG_DEPTH = 4096, /* ping-pong moves too much past it */
-    RATE = 155,        /* FLOP in the time of a byte, on an H200 */
-    LOSS_TN = 15,      /* percent of the product's time that one kernel loses to the other work: */
-    LOSS_NT = 25       /* a tile's epilogue is not hidden, lines come later than boxes */
+    ALIGNED = 256,      /* where operands are decoded to */
+    LONG_DEPTH = 4096,  /* ping-pong moves too much past it, */
+    SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated */
+    TOGETHER = 8,
+    RATE = 155,   /* FLOP in the time of a byte, on an H200 */
+    LOSS_TN = 15, /* percent of the product's time that one kernel loses to the other work: */
+    LOSS_NT = 25  /* a tile's epilogue is not hidden, lines come later than boxes */
 };
 
 /* Whether the operand is bf16 once it is plain. `as` is the operand then, for the choice of a path:
@@ -73,7 +75,9 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     path->variant = MT_CUDA_GEMM_TILED;
     if (!describe(g, stream, args)) return false;
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
-    if (args->row_token && path->variant == MT_CUDA_GEMM_WIDE) path->variant = MT_CUDA_GEMM_ALONE;
+    if (g->layout == MT_GEMM_NT || (args->act && g->depth > SHORT_DEPTH) ||
+        (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
+        path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
         path->variant = MT_CUDA_GEMM_PINGPONG, path->super = 1;
     return mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g);

@@ -12,8 +12,8 @@
 enum moe_beside { MOE_NOTHING, MOE_GATED, MOE_UNGATED };
 
 template <int LAYOUT, int CLUSTER_N, bool PINGPONG, bool GATHERS_, int BESIDE_>
-struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG> {
-    typedef sm90<LAYOUT, 1, CLUSTER_N, PINGPONG> plain;
+struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> {
+    typedef sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> plain;
     enum {
         GATHERS = GATHERS_,
         BESIDE = BESIDE_,
@@ -215,35 +215,32 @@ static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
     }
 }
 
+/* 64 rows of an ungated tile. */
 template <class C>
-static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
-                                                         float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+static __device__ __forceinline__ void sm90_store(moe_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
     const int len = r.len(), f = r.args->m;
-    int x = 0;
+    if (r.column(mi) >= f) return;
+    int x = mi * ((len + C::PIECE - 1) / C::PIECE);
 #pragma unroll
-    for (int mi = 0; mi < C::BLOCKS_M; mi++) {
-        if (r.column(mi) >= f) continue;
+    for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
+        if (j * C::PIECE >= len) continue;
+        barrier_wait(r.old(r.buffer), r.parity);
+        const uint32_t to = r.address(r.buffer);
 #pragma unroll
-        for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
-            if (j * C::PIECE >= len) continue;
-            barrier_wait(r.old(r.buffer), r.parity);
-            const uint32_t to = r.address(r.buffer);
-#pragma unroll
-            for (int i = 0; i < C::PIECE / 16; i++)
-                moe_put_ungated(to + moe_place(i), r, &d[mi][j * 16 + i * 8]);
-            shared_to_copies();
-            barrier_threads(1 + r.group(), 128);
-            if (thread_now() % 128 == 0) {
-                r.put(&r.maps->d, to, r.column(mi), j);
-                r.put(&r.maps->d, to + C::PART, f + r.column(mi), j);
-                copies_commit();
-                copies_read<1>(); /* the buffer of the piece before */
-                r.load(x + 2, 2);
-            }
-            x++;
-            r.next();
+        for (int i = 0; i < C::PIECE / 16; i++)
+            moe_put_ungated(to + moe_place(i), r, &d[j * 16 + i * 8]);
+        shared_to_copies();
+        barrier_threads(1 + r.group(), 128);
+        if (thread_now() % 128 == 0) {
+            r.put(&r.maps->d, to, r.column(mi), j);
+            r.put(&r.maps->d, to + C::PART, f + r.column(mi), j);
+            copies_commit();
+            copies_read<1>(); /* the buffer of the piece before */
+            r.load(x + 2, 2);
         }
+        x++;
+        r.next();
     }
 }
 
@@ -251,10 +248,12 @@ template <class C>
 static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    if constexpr (C::BESIDE == MOE_GATED)
+    if constexpr (C::BESIDE == MOE_GATED) {
         moe_store_gated<C>(r, d);
-    else
-        moe_store_ungated<C>(r, d);
+    } else {
+#pragma unroll
+        for (int mi = 0; mi < C::BLOCKS_M; mi++) sm90_store(r, d[mi], mi);
+    }
 }
 
 /* ---- the producer ------------------------------------------------------------------------------
