@@ -250,7 +250,8 @@ template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
     if (r.m(mi) >= r.args->m) return;
-    if constexpr (!C::PLAIN)
+    const bool plain = C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha);
+    if (!plain)
         sm90_store_as<C, SM90_ANY>(r, d, mi);
     else if (C::WGRAD && !r.args->half)
         sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
@@ -350,10 +351,14 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     {
         barrier_wait(base + C::FULL + stage * 8, parity);
     };
-    lane = (int)(thread_now() % 32);
-    p0 = (((base + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192)) & 0x3ffff) >> 4) |
-         APART_P;
-    q0 = (((base + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+    /* Made anew for each tile where registers are scarce. */
+    auto place = [&]() __attribute__((always_inline))
+    {
+        const uint32_t at_p = anew(base) + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
+        p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
+        q0 = (((anew(base) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+        lane = (int)(thread_now() % 32);
+    };
     auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
     {
         const uint32_t p = p0 + stage * (C::STAGE >> 4) + k * STEP_P + mi * 512;
@@ -468,7 +473,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
     };
-    if constexpr (C::SKEWED) begin(std::integral_constant<int, C::GRAIN>());
+    if constexpr (C::SKEWED) { /* of no tile: the compiler wants the same wgmmas under way always */
+        place();
+        begin(std::integral_constant<int, C::GRAIN>());
+    }
 #pragma unroll 1
     for (int tile = C::PINGPONG ? result.group() : 0; sm90_has_tile<C>(base, a, tile);
          tile += C::PINGPONG ? 2 : 1) {
@@ -480,7 +488,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             parity = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8 + 4), 0);
         }
         if (!C::SKEWED || n == 0) {
-            if (C::SKEWED) wgmma_wait<0>();
+            if (C::SKEWED)
+                wgmma_wait<0>();
+            else
+                place();
             wait_step();
             describe(0);
             if (n == 0)

@@ -5,8 +5,12 @@
 
 enum { ROWS_OF_GATE = 64, PIECE = 32 };
 
-static const gemm_sm90_variant *variant_of(const struct mt_moe_gemm_args *args, int variant)
+/* Gated, ping-pong has neither bias nor factor. */
+static const gemm_sm90_variant *variant_of(const struct mt_moe_gemm_args *args,
+                                           const gemm_problem *g, int variant)
 {
+    if (g->layout == MT_GEMM_TN && variant == MT_CUDA_GEMM_PINGPONG && (g->bias || g->alpha))
+        variant = MT_CUDA_GEMM_ALONE;
     if (args->gemm.layout == MT_GEMM_TN)
         return &mt_cuda_moe_gemm_fwd[args->row_token != NULL][variant];
     return args->gemm.layout == MT_GEMM_NN ? &mt_cuda_moe_gemm_dgrad[variant]
@@ -68,7 +72,7 @@ mt_status mt_cuda_moe_gemm_sm90_prepare(gemm_sm90_maps *maps, gemm_sm90_args *ke
                                         const struct mt_moe_gemm_args *args, const gemm_problem *g,
                                         const mt_cuda_gemm_path *path)
 {
-    *variant = variant_of(args, path->variant);
+    *variant = variant_of(args, g, path->variant);
     MT_TRY(make_maps(maps, args, g, *variant));
     *kernel_args = mt_cuda_gemm_sm90_args(g, path);
     if (args->z) kernel_args->add = true; /* z comes as C does */

@@ -100,9 +100,10 @@ static __device__ __forceinline__ void moe_give(uint32_t address, const uint32_t
 }
 
 /* Factors and biases are read again for every block of sums: all registers hold sums. */
-template <class C> static __device__ __forceinline__ sm90_factor moe_factor(const moe_result<C> &r)
+template <class C, bool PLAIN>
+static __device__ __forceinline__ sm90_factor moe_factor(const moe_result<C> &r)
 {
-    sm90_factor by = { r.args->alpha != nullptr, 1, 0 };
+    sm90_factor by = { !PLAIN && r.args->alpha, 1, 0 };
     if (!by.given) return by;
     float2 alpha = r.args->alpha[r.member()];
     by.first = alpha.x, by.second = alpha.y;
@@ -121,28 +122,28 @@ static __device__ __forceinline__ void moe_rounded(uint32_t (&z)[4], const float
 }
 
 /* A warp's 16 x 16 sums of the gate, or (`up`) of up, with their bias: z. */
-template <class C>
+template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_gate(uint32_t (&z)[4], const moe_result<C> &r,
                                                 const float *sum, bool up)
 {
     float add0 = 0, add1 = 0;
-    if (r.args->bias) {
+    if (!PLAIN && r.args->bias) {
         int row = r.column(0) + thread_now() % 128 / 32 * 16 + thread_now() % 32 / 4;
         const float *bias = r.args->bias + (int64_t)r.member() * r.args->m + row;
         if (up) bias += r.args->m / 2;
         add0 += bias[0], add1 += bias[8];
     }
-    moe_rounded(z, sum, moe_factor(r), add0, add1);
+    moe_rounded(z, sum, moe_factor<C, PLAIN>(r), add0, add1);
 }
 
 /* z of a warp's 16 x 16 sums, and its SwiGLU, each rounded as it is stored. */
-template <class C>
+template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_put_gated(uint32_t address, const moe_result<C> &r,
                                                      const float *gate, const float *up)
 {
     uint32_t g[4], u[4], a[4];
-    moe_gate(g, r, gate, false);
-    moe_gate(u, r, up, true);
+    moe_gate<C, PLAIN>(g, r, gate, false);
+    moe_gate<C, PLAIN>(u, r, up, true);
 #pragma unroll
     for (int x = 0; x < 4; x++)
         a[x] = moe_pack(mt_swiglu_of<mt_bf16>(moe_low(g[x]), moe_low(u[x])),
@@ -153,12 +154,12 @@ static __device__ __forceinline__ void moe_put_gated(uint32_t address, const moe
 }
 
 /* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. */
-template <class C>
+template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_put_ungated(uint32_t address, const moe_result<C> &r,
                                                        const float *sum)
 {
     uint32_t d[4], g[4], u[4];
-    moe_rounded(d, sum, moe_factor(r), 0, 0); /* as ever: -0 becomes 0 */
+    moe_rounded(d, sum, moe_factor<C, PLAIN>(r), 0, 0); /* as ever: -0 becomes 0 */
     moe_take(address, g);
     moe_take(address + C::PART, u);
 #pragma unroll
@@ -191,7 +192,7 @@ static __device__ __forceinline__ void moe_set_read(int j)
         copies_read<1>();
 }
 
-template <class C>
+template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
@@ -203,7 +204,8 @@ static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
         barrier_threads(1 + r.group(), 128);
 #pragma unroll
         for (int i = 0; i < C::PIECE / 16; i++)
-            moe_put_gated(r.set(j) + moe_place(i), r, &d[0][j * 16 + i * 8], &d[1][j * 16 + i * 8]);
+            moe_put_gated<C, PLAIN>(r.set(j) + moe_place(i), r, &d[0][j * 16 + i * 8],
+                                    &d[1][j * 16 + i * 8]);
         shared_to_copies();
         barrier_threads(1 + r.group(), 128);
         if (thread_now() % 128 == 0) {
@@ -216,8 +218,9 @@ static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
 }
 
 /* 64 rows of an ungated tile. */
-template <class C>
-static __device__ __forceinline__ void sm90_store(moe_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
+template <class C, bool PLAIN>
+static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r, float (&d)[WGMMA_SUMS],
+                                                         int mi)
 {
     const int len = r.len(), f = r.args->m;
     if (r.column(mi) >= f) return;
@@ -229,7 +232,7 @@ static __device__ __forceinline__ void sm90_store(moe_result<C> &r, float (&d)[W
         const uint32_t to = r.address(r.buffer);
 #pragma unroll
         for (int i = 0; i < C::PIECE / 16; i++)
-            moe_put_ungated(to + moe_place(i), r, &d[j * 16 + i * 8]);
+            moe_put_ungated<C, PLAIN>(to + moe_place(i), r, &d[j * 16 + i * 8]);
         shared_to_copies();
         barrier_threads(1 + r.group(), 128);
         if (thread_now() % 128 == 0) {
@@ -244,16 +247,28 @@ static __device__ __forceinline__ void sm90_store(moe_result<C> &r, float (&d)[W
     }
 }
 
+template <class C, bool PLAIN>
+static __device__ __forceinline__ void moe_store(moe_result<C> &r,
+                                                 float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    if constexpr (C::BESIDE == MOE_GATED) {
+        moe_store_gated<C, PLAIN>(r, d);
+    } else {
+#pragma unroll
+        for (int mi = 0; mi < C::BLOCKS_M; mi++) moe_store_ungated<C, PLAIN>(r, d[mi], mi);
+    }
+}
+
 template <class C>
 static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    if constexpr (C::BESIDE == MOE_GATED) {
-        moe_store_gated<C>(r, d);
-    } else {
-#pragma unroll
-        for (int mi = 0; mi < C::BLOCKS_M; mi++) sm90_store(r, d[mi], mi);
-    }
+    /* The gated ping-pong has no registers for both: its launch sees to it. */
+    constexpr bool BOTH = C::BESIDE != MOE_GATED || !C::PINGPONG;
+    if (BOTH && (r.args->alpha || r.args->bias))
+        moe_store<C, false>(r, d);
+    else
+        moe_store<C, true>(r, d);
 }
 
 /* ---- the producer ------------------------------------------------------------------------------
