@@ -4,9 +4,9 @@
 enum {
     FEW_WAVES = 4,      /* fewer tiles per processor: widths that fill the last round */
     SHORT_DEPTH = 1024, /* sums over this much end before a result is stored: ping-pong, */
-    FAIR_DEPTH = 2048,  /* TN: over this much too, but where members have few pieces */
-    FEW_PIECES = 2,
-    MANY_PIECES = 8,    /* of a member read the same weights: pairs keep them in step */
+    FAIR_DEPTH = 2048,  /* over this much too, but where members have */
+    SMALL_PIECES = 2,   /* no more pieces than this */
+    FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
     TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
     NARROWEST = 64,
     TOGETHER = 8,
@@ -75,36 +75,41 @@ static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int 
     return best;
 }
 
-/* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once; a
- * short depth hides nothing but beside another tile; products of few tiles live by their last
- * round. */
+/* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once, but
+ * an odd number of pieces loses by being made even; a depth that is not long hides a tile's end but
+ * beside another tile, unless members are so small that ping-pong moves too much; products of few
+ * tiles live by their last round. */
 static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
     int64_t members = g->rows.members, rows = mt_ceil_div(most_rows(&g->rows), members);
     int64_t pieces = mt_ceil_div(rows, SM90_WIDTH), tiles_m = mt_ceil_div(g->cols, 256);
-    bool tn = g->layout == MT_GEMM_TN;
+    bool tn = g->layout == MT_GEMM_TN, alone = pieces <= FEW_PIECES && (tn || pieces % 2);
+    if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128);
+    bool few = members * pieces * tiles_m < FEW_WAVES * processors;
+    bool hides = g->depth > FAIR_DEPTH || (g->depth > SHORT_DEPTH && pieces <= SMALL_PIECES);
+    path->variant = alone ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
     path->width = SM90_WIDTH, path->super = TOGETHER;
-    path->variant = pieces >= MANY_PIECES ? MT_CUDA_GEMM_WIDE : MT_CUDA_GEMM_ALONE;
-    if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128), path->variant = MT_CUDA_GEMM_FP8;
-    if (members * pieces * tiles_m < FEW_WAVES * processors) {
-        if (!g->fp8) path->variant = MT_CUDA_GEMM_ALONE;
-        path->width = filling_width(members, rows, tiles_m, 8, processors);
-    } else if (!g->fp8 &&
-               (g->depth <= SHORT_DEPTH || (tn && g->depth <= FAIR_DEPTH && pieces > FEW_PIECES))) {
+    if (!g->fp8 && !hides && !(few && (tn || g->depth > SHORT_DEPTH))) {
         path->variant = MT_CUDA_GEMM_PINGPONG;
         path->super = tn ? 1 : TOGETHER;
+    } else if (few) {
+        path->variant = MT_CUDA_GEMM_ALONE;
+        path->width = filling_width(members, rows, tiles_m, 8, processors);
     }
+    if (g->fp8) path->variant = MT_CUDA_GEMM_FP8;
 }
 
-/* NT: the depth is short, a tile's result large: ping-pong. */
+/* NT: the depth is short, a tile's result large: ping-pong, but where its tiles would be narrow. */
 static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
     int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
     int64_t tiles_m = mt_ceil_div(g->height, 128);
-    path->variant = g->fp8 ? MT_CUDA_GEMM_FP8 : MT_CUDA_GEMM_PINGPONG;
     path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64), path->super = TOGETHER;
     if (members * tiles * tiles_m < FEW_WAVES * processors)
         path->width = filling_width(members, n, tiles_m, 64, processors);
+    path->variant = g->fp8                      ? MT_CUDA_GEMM_FP8
+                    : path->width == SM90_WIDTH ? MT_CUDA_GEMM_PINGPONG
+                                                : MT_CUDA_GEMM_ALONE;
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)

@@ -68,19 +68,23 @@ static bool gains(const struct mt_moe_gemm_args *args, const gemm_problem *g)
 }
 
 /* As the product alone, but for what was measured otherwise: a pair stalls wherever one of its
- * blocks waits for lines; ping-pong hides the work of SwiGLU's gradient. */
+ * blocks waits for lines; ping-pong hides the work of SwiGLU's gradient. False: *path is the
+ * product's own. */
 static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args,
                    mt_cuda_gemm_path *path)
 {
     path->variant = MT_CUDA_GEMM_TILED;
     if (!describe(g, stream, args)) return false;
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
+    mt_cuda_gemm_path parts = *path;
     if (g->layout == MT_GEMM_NT || (args->act && g->depth > SHORT_DEPTH) ||
         (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
         path->variant = MT_CUDA_GEMM_PINGPONG, path->super = 1;
-    return mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g);
+    if (mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g)) return true;
+    *path = parts;
+    return false;
 }
 
 bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *args,
