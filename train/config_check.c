@@ -136,10 +136,18 @@ static mt_status check_recipe(const mt_config_reader *r)
     return MT_OK;
 }
 
-mt_status mt_config_check(const mt_config_reader *r)
+/* auto, cpu, cuda, or cuda:N; which N there are is known where the run is. */
+static bool device_known(const char *name)
 {
     static const char *const devices[] = { "auto", "cpu", "cuda" };
-    bool known = false;
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+        if (!strcmp(devices[i], name)) return true;
+    size_t digits = strncmp(name, "cuda:", 5) ? 0 : strspn(name + 5, "0123456789");
+    return digits > 0 && digits <= 4 && !name[5 + digits];
+}
+
+mt_status mt_config_check(const mt_config_reader *r)
+{
     MT_TRY(check_present(r));
     MT_TRY(check_available(r));
     MT_TRY(check_model(r));
@@ -152,8 +160,7 @@ mt_status mt_config_check(const mt_config_reader *r)
     MT_TRY(check_parallel(r));
     status = mt_statistics_check(r->config);
     if (status != MT_OK) return fail_at(r, "statistics.every", status);
-    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
-        known = known || strcmp(devices[i], r->config->device) == 0;
-    RULE(known, "device", "'%s' is not one of auto, cpu, cuda", r->config->device);
+    RULE(device_known(r->config->device), "device",
+         "'%s' is not one of auto, cpu, cuda, cuda:N (N from 0)", r->config->device);
     return MT_OK;
 }

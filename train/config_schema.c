@@ -193,7 +193,7 @@ const mt_config_key mt_config_keys[] = {
       .help = "room of exchanged blocks at first, in mean loads (they grow where it is too small, "
               "and the step is made again); 0: for any routing" },
 
-    { "device", MT_KEY_TEXT, AT(device), .value = "auto", .help = "auto, cpu or cuda" },
+    { "device", MT_KEY_TEXT, AT(device), .value = "auto", .help = "auto, cpu, cuda or cuda:N" },
 };
 
 const int mt_config_key_count = sizeof mt_config_keys / sizeof mt_config_keys[0];

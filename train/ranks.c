@@ -85,6 +85,9 @@ mt_status mt_ranks_open_device(mt_device **device, const char *name)
     bool automatic = !strcmp(name, "auto");
     *device = NULL;
     MT_TRY(mt_launch_detect(&launch));
+    MT_REQUIRE(launch.world == 1 || strncmp(name, "cuda:", 5), MT_ECONFIG,
+               "device %s with %d ranks: each takes the GPU of its own number, say cuda", name,
+               launch.world);
     if (launch.world == 1 || (!automatic && strcmp(name, "cuda") != 0))
         return mt_device_open(device, name, NULL, threads);
     mt_status status = mt_device_count(&count, "cuda");

@@ -32,7 +32,7 @@ mt_status mt_verb_bench(int argc, char **argv)
     int64_t threads = 0;
     mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES };
     const mt_option options[] = {
-        { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda or auto (default: auto)" },
+        { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda, cuda:N or auto (default: auto)" },
         { "shape", MT_OPTION_TEXT, &shape, "NAME", "a shape, a model's shapes, or all" },
         { "dtype", MT_OPTION_TEXT, &dtype, "TYPE", "bf16, f32 or f64 (default: bf16)" },
         { "grad-dtype", MT_OPTION_TEXT, &grads, "TYPE",

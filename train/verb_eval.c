@@ -37,7 +37,8 @@ mt_status mt_verb_eval(int argc, char **argv)
           "tokens of a window (default: the run's)" },
         { "batch", MT_OPTION_INT, &how.batch_size, "N", "windows at once (default: the run's)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
-        { "device", MT_OPTION_TEXT, &how.device, "NAME", "auto, cpu or cuda (default: the run's)" },
+        { "device", MT_OPTION_TEXT, &how.device, "NAME",
+          "auto, cpu, cuda or cuda:N (default: the run's)" },
     };
     const mt_command command = {
         .usage = "mixtape eval CKPT|RUN [--data CORPUS.h5]",

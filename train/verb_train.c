@@ -14,6 +14,8 @@ static mt_status start_ranks(int64_t gpus, const mt_config *config, char *const 
     if (gpus == NOT_GIVEN) return MT_OK;
     MT_REQUIRE(strcmp(config->device, "cpu") != 0, MT_ECONFIG,
                "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)gpus);
+    MT_REQUIRE(gpus == 1 || strncmp(config->device, "cuda:", 5), MT_ECONFIG,
+               "--gpus %lld on device %s: one GPU", (long long)gpus, config->device);
     return mt_ranks_start(gpus, words);
 }
 
@@ -54,7 +56,8 @@ mt_status mt_verb_train(int argc, char **argv)
           "resume although the model or the corpus is another" },
         { "set", MT_OPTION_LIST, &g.sets, "a.b=c",
           "override a configuration key; any number of times" },
-        { "device", MT_OPTION_TEXT, &g.device, "NAME", "auto, cpu or cuda: the key device" },
+        { "device", MT_OPTION_TEXT, &g.device, "NAME",
+          "auto, cpu, cuda or cuda:N: the key device" },
         { "gpus", MT_OPTION_INT, &g.gpus, "N", "train on N GPUs of this host, a rank on each" },
         { "help-config", MT_OPTION_FLAG, &help_config, NULL,
           "list every configuration key with its default" },

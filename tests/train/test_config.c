@@ -174,6 +174,10 @@ static const struct bad {
     { "", "train.eval_every=5", MT_ECONFIG, "data.valid names no corpus" },
     { "", "model.max_position_embeddings=128", MT_ECONFIG, "data.sequence_length is 256" },
     { "device: tpu\n", NULL, MT_ECONFIG, "t.yaml:11: device 'tpu' is not one of" },
+    { "device: 'cuda:'\n", NULL, MT_ECONFIG, "device 'cuda:' is not one of" },
+    { "", "device=cuda:-1", MT_ECONFIG, "device 'cuda:-1' is not one of auto, cpu, cuda, cuda:N" },
+    { "", "device=cuda:1x", MT_ECONFIG, "is not one of" },
+    { "", "device=cpu:0", MT_ECONFIG, "is not one of" },
     /* known, not available */
     { "statistics: {tensors: [Y]}\n", NULL, MT_ECONFIG, "'Y' is not one of W X dY" },
     { "statistics: {what_if: [nvfp5]}\n", NULL, MT_ECONFIG, "nvfp5" },
@@ -209,6 +213,9 @@ static void refuses_bad_input_and_says_where(void **state)
         print_message("  %s%s\n", bad[i].yaml, bad[i].set ? bad[i].set : "");
         assert_fails(parse(&c, bad[i].yaml, bad[i].set), bad[i].code, bad[i].words);
     }
+    mt_config numbered;
+    assert_ok(parse(&numbered, "", "device=cuda:7"));
+    assert_string_equal(numbered.device, "cuda:7");
     assert_fails(parse_alone(""), MT_ECONFIG, "model.vocab_size must be set");
     assert_fails(parse_alone("- a\n"), MT_ECONFIG, "sections with keys");
     assert_fails(parse_alone("a: &a [*a]\n"), MT_ECONFIG, "unknown key a");

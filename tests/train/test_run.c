@@ -459,9 +459,13 @@ static void bad_input_has_the_code_of_its_class(void **state)
         { "--set optim.moments_sr=true", 2, "it must be bf16" },
 #ifdef MT_HAVE_cuda
         { "--device cuda", 6, "cuda" },
+        { "--device cuda:7", 6, "cuda" },
 #else
         { "--device cuda", 2, "cuda" },
+        { "--device cuda:7", 2, "cuda" },
 #endif
+        { "--device cuda:x", 2, "not one of auto, cpu, cuda, cuda:N" },
+        { "--device cuda:1 --gpus 2", 2, "one GPU" },
         { "--device tpu", 2, "tpu" },
     };
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* no GPU here, whatever the machine has */
