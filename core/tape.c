@@ -20,6 +20,7 @@ mt_status mt_tape_create(mt_tape **tape, mt_stream *stream, const mt_tape_option
     mt_status status = mt_arena_create(&t->arena, stream->device, MT_MEMORY_ACTIVATIONS);
     if (status == MT_OK)
         status = mt_arena_create(&t->host_pool, stream->device, MT_MEMORY_HOST_POOL);
+    if (status == MT_OK) status = mt_offload_open(t);
     if (status != MT_OK) {
         mt_tape_destroy(&t);
         return status;
@@ -33,6 +34,7 @@ void mt_tape_destroy(mt_tape **tape)
     mt_tape *t = *tape;
     if (!t) return;
     if (t->active) mt_tape_abort(t);
+    mt_offload_close(t);
     mt_arena_destroy(&t->arena);
     mt_arena_destroy(&t->host_pool);
     mt_pool_destroy(&t->values);
@@ -116,8 +118,10 @@ static void release_temporaries(mt_tape *t)
     while (t->temporary_count) mt_storage_release(t, t->temporaries[--t->temporary_count]);
 }
 
-static int64_t finish(mt_tape *t)
+/* Values under way arrive first: their memory is given back. */
+static int64_t finish(mt_tape *t, mt_status *status)
 {
+    *status = mt_offload_drain(t);
     release_temporaries(t);
     release_jobs(t);
     int64_t held = free_values(t);
@@ -139,9 +143,11 @@ mt_status mt_tape_end(mt_tape *tape)
     MT_REQUIRE(tape->job_done == tape->job_count, MT_EINVAL,
                "tape: %" PRId64 " deferred weight gradients were never run",
                tape->job_count - tape->job_done);
-    int64_t held = finish(tape);
+    mt_status status;
+    int64_t held = finish(tape, &status);
     MT_TRY(mt_arena_end(tape->arena));
     MT_TRY(mt_arena_end(tape->host_pool));
+    MT_TRY(status);
     MT_REQUIRE(held == 0, MT_EINTERNAL, "tape: %" PRId64 " values still held at the end of a pass",
                held);
     return MT_OK;
@@ -150,7 +156,8 @@ mt_status mt_tape_end(mt_tape *tape)
 void mt_tape_abort(mt_tape *tape)
 {
     if (!tape->active) return;
-    finish(tape);
+    mt_status status;
+    finish(tape, &status);
     if (mt_arena_end(tape->arena) != MT_OK || mt_arena_end(tape->host_pool) != MT_OK)
         return; /* the next begin reports it */
 }
@@ -457,16 +464,17 @@ static mt_status run_node(mt_tape *t, mt_node *n)
 }
 
 /* Runs nodes [base, count) backwards and forgets them. While one runs, the next one's offloaded
- * values are already on their way back. */
+ * values are already on their way back; its own have arrived before they set out. */
 static mt_status sweep(mt_tape *t, int64_t base)
 {
     while (t->count > base) {
         mt_node *n = t->list[t->count - 1];
         for (int i = 0; i < n->saved_count; i++)
-            if (n->saved[i]->where == OFFLOADED) MT_TRY(mt_value_fetch(t, n->saved[i]));
+            if (n->saved[i]->where == OFFLOADED || n->saved[i]->where == ARRIVING)
+                MT_TRY(mt_value_fetch(t, n->saved[i]));
         mt_node *next = t->count - 2 >= base ? t->list[t->count - 2] : NULL;
         for (int i = 0; next && i < next->saved_count; i++)
-            if (next->saved[i]->where == OFFLOADED) MT_TRY(mt_value_fetch(t, next->saved[i]));
+            if (next->saved[i]->where == OFFLOADED) MT_TRY(mt_value_bring(t, next->saved[i]));
         MT_TRY(run_node(t, n));
         t->count--;
     }

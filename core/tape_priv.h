@@ -12,7 +12,7 @@ typedef struct storage {
     bool borrowed; /* memory of somebody outside the tape */
 } storage;
 
-typedef enum residency { RESIDENT, OFFLOADED, DROPPED } residency;
+typedef enum residency { RESIDENT, OFFLOADED, ARRIVING, DROPPED } residency;
 
 typedef struct value {
     mt_value pub; /* first: an mt_value is the head of a value */
@@ -49,7 +49,13 @@ typedef struct pool {
     int64_t chunk_count, used;
 } pool;
 
-enum { POOL_CHUNK = 256, ATTRS_BYTES = 512, NODE_TEMPORARIES = 16 };
+/* A value on its way to the host, until whose copy is made its memory is kept. */
+typedef struct leaving {
+    storage *data;
+    mt_event gone;
+} leaving;
+
+enum { POOL_CHUNK = 256, ATTRS_BYTES = 512, NODE_TEMPORARIES = 16, OFFLOADS_AT_ONCE = 2 };
 
 struct mt_tape {
     mt_stream *stream;
@@ -63,6 +69,10 @@ struct mt_tape {
     int64_t job_count, job_done;
     storage *temporaries[NODE_TEMPORARIES]; /* freed after the running node's backward */
     int temporary_count;
+    mt_stream side; /* of offloaded values; a stream of its own where the device has several */
+    mt_event turn;
+    leaving leaving[OFFLOADS_AT_ONCE];
+    int64_t left, retired, arriving; /* since the last drain */
     bool active, training, recomputing;
     int suspended; /* > 0: forward of a segment that keeps nothing */
     mt_observer observer;
@@ -76,6 +86,15 @@ void mt_pool_destroy(pool *p);
 
 mt_status mt_storage_create(mt_tape *tape, storage **s, size_t bytes);
 void mt_storage_release(mt_tape *tape, storage *s);
+/* tape_offload.c. Streams and events, where the tape offloads; */
+mt_status mt_offload_open(mt_tape *tape);
+void mt_offload_close(mt_tape *tape);
+/* everything under way has arrived before what the tape's stream is given next; */
+mt_status mt_offload_drain(mt_tape *tape);
+/* a resident value leaves; one that is OFFLOADED sets out, and is there for the tape's stream. */
+mt_status mt_value_offload(mt_tape *tape, value *v);
+mt_status mt_value_bring(mt_tape *tape, value *v);
+mt_status mt_value_land(mt_tape *tape, value *v);
 /* Brings a saved value back. */
 mt_status mt_value_fetch(mt_tape *tape, value *v);
 /* Frees, drops or offloads a value's storage if nothing needs it where it is. */

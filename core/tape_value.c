@@ -88,15 +88,6 @@ static void drop_data(mt_tape *tape, value *v)
     v->pub.data.data = NULL;
 }
 
-static mt_status offload(mt_tape *tape, value *v)
-{
-    MT_TRY(mt_arena_alloc(tape->host_pool, &v->host, &v->host_id, v->data->bytes));
-    MT_TRY(mt_device_copy_async(tape->stream, v->host, v->data->p, v->data->bytes));
-    drop_data(tape, v);
-    v->where = OFFLOADED;
-    return MT_OK;
-}
-
 void mt_value_settle(mt_tape *tape, value *v)
 {
     if (v->holds > 0 || !v->data) return;
@@ -109,7 +100,7 @@ void mt_value_settle(mt_tape *tape, value *v)
     } else if (tape->options.offload && !tape->recomputing && !v->data->borrowed &&
                v->data->refs == 1) {
         /* A full host pool leaves the value where it is: slower to run out, never wrong. */
-        if (offload(tape, v) != MT_OK) mt_error_clear();
+        if (mt_value_offload(tape, v) != MT_OK) mt_error_clear();
     }
 }
 
@@ -137,21 +128,19 @@ void mt_value_recompute(mt_tape *tape, mt_value *v)
 mt_status mt_value_fetch(mt_tape *tape, value *v)
 {
     if (v->where == RESIDENT) return MT_OK;
-    residency was = v->where;
+    if (v->where == OFFLOADED) MT_TRY(mt_value_bring(tape, v));
+    if (v->where == ARRIVING) return mt_value_land(tape, v);
     MT_TRY(mt_storage_create(tape, &v->data, mt_tensor_bytes(&v->pub.data)));
     v->pub.data.data = v->data->p;
     v->where = RESIDENT;
-    if (was == DROPPED) return v->producer->op->again(tape, v->producer, &v->pub.data);
-    mt_status status = mt_device_copy_async(tape->stream, v->data->p, v->host, v->data->bytes);
-    mt_arena_free(tape->host_pool, v->host_id);
-    v->host = NULL;
-    return status;
+    return v->producer->op->again(tape, v->producer, &v->pub.data);
 }
 
 void mt_value_unsave(mt_tape *tape, value *v)
 {
     if (--v->saved > 0 || v->holds > 0) return;
     if (v->where == OFFLOADED) mt_arena_free(tape->host_pool, v->host_id);
+    if (v->where == ARRIVING && mt_value_land(tape, v) != MT_OK) mt_error_clear();
     v->where = RESIDENT;
     if (v->data) drop_data(tape, v);
 }
