@@ -207,6 +207,10 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SUPPORT) $(LIB)
 # The program on a device whose memory the host cannot touch (tests/support/guard.h).
 $(BUILD)/tests/guarded/mixtape: $(BUILD)/train/main.o $(BUILD)/tests/guarded/open.o $(BUILD)/tests/support/guard.o $(LIB)
 	$(call say,LD)$(CC) $(LDFLAGS) -Wl,--wrap=mt_device_open -o $@ $^ $(LDLIBS)
+# The program on a GPU on which things go wrong (tests/cuda/faults.sh).
+$(BUILD)/tests/cuda/open.o: CPPFLAGS += $(CUDA_INC)
+$(BUILD)/tests/cuda/mixtape: $(BUILD)/train/main.o $(BUILD)/tests/cuda/open.o $(BUILD)/tests/cuda/bad.cu.o $(LIB)
+	$(call say,LD)$(CC) $(LDFLAGS) -Wl,--wrap=mt_device_open -o $@ $^ $(LDLIBS)
 .PRECIOUS: $(BUILD)/%.o
 tests: $(TEST_BIN) $(if $(filter release,$(CONFIG)),$(BUILD)/tests/guarded/mixtape) ## build the tests of this configuration
 
@@ -232,7 +236,7 @@ test: ## install what is missing, build, run every test that needs no GPU
 	@$(SUB) test-installed
 test-installed: test-builds
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh tests/run.sh -- $(call programs,release,$(TEST_SRC)) \
-	    tests/install/test_install.sh tests/guarded/test_guarded.sh tests/cuda/spills.sh $(call programs,asan,$(TEST_FAST)) $(call programs,fuzz,$(FUZZ_SRC))
+	    tests/install/test_install.sh tests/guarded/test_guarded.sh tests/guarded/test_faults.sh tests/cuda/spills.sh $(call programs,asan,$(TEST_FAST)) $(call programs,fuzz,$(FUZZ_SRC))
 test-builds:
 	-@$(KEEP_ON) CONFIG=release all tests
 	-@$(KEEP_ON) CONFIG=asan build/asan/mixtape tests

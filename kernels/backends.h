@@ -35,10 +35,21 @@ mt_status mt_cpu_open(mt_device **device, const char *kernel_set, int threads);
 mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads);
 mt_status mt_cuda_select(int index);
 mt_status mt_cuda_count(int *count);
+/* Makes a plan device count as the backend with this kernel set would take memory: its impl, its
+ * set, and what `tables` (of ops that do nothing) say and do. */
+mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
+                       struct mt_kernels tables[MT_DTYPE_COUNT]);
+/* The set that the selected card would get, "sm_90a" without one; its multiprocessors, or 0. */
+const char *mt_cuda_usual_set(void);
+int mt_cuda_processors(void);
+enum { MT_CUDA_BUILT = 1 };
 #else
-#define mt_cuda_open   NULL
-#define mt_cuda_select NULL
-#define mt_cuda_count  NULL
+enum { MT_CUDA_BUILT = 0 };
+#define mt_cuda_plan(device, kernel_set, tables) MT_EUNSUPPORTED
+#define mt_cuda_usual_set()                      NULL
+#define mt_cuda_open                             NULL
+#define mt_cuda_select                           NULL
+#define mt_cuda_count                            NULL
 #endif
 mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads);
 

@@ -1,6 +1,6 @@
 /* The plan device: memory is counted, never touched, and every kernel succeeds without computing.
- * Packed weights have the size that the cpu device of this machine would give them, or with the
- * kernel set "cuda" a GPU: values in their order, both directions one. */
+ * Packed weights have the size that the cpu device of this machine would give them, or, with a
+ * kernel set of cuda or "cuda", the sizes of that backend, scratch included. */
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,15 +10,15 @@
 enum { ALIGN = 256, FIRST_ADDRESS = 1 << 16 }; /* the first page is never mapped: a touch faults */
 
 struct plan {
-    mt_device device;
-    uintptr_t next; /* the next address to hand out */
+    mt_device device; /* first; impl is the GPU that is planned for, or NULL */
+    uintptr_t next;   /* the next address to hand out */
     struct mt_kernels kernels[MT_DTYPE_COUNT];
 };
 
 static mt_status plan_alloc(mt_device *device, void **p, size_t bytes, bool on_host)
 {
     (void)on_host;
-    struct plan *plan = device->impl;
+    struct plan *plan = (struct plan *)device;
     size_t padded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     if (plan->next > UINTPTR_MAX - padded) return MT_ENOMEM;
     *p = (void *)plan->next;
@@ -76,6 +76,7 @@ static mt_status plan_timer_read(mt_device *device, void *timer, double *seconds
 static void plan_destroy(mt_device *device)
 {
     free(device->impl);
+    free(device);
 }
 
 static const struct mt_device_ops plan_ops = {
@@ -104,52 +105,77 @@ static const struct mt_kernels plan_kernels = {
     MT_OPS(PLAN_ENTRY)
 };
 
+/* As the cpu device of this machine. */
+static mt_status plan_cpu(struct plan *plan, const char *kernel_set, int threads)
+{
+    mt_device *cpu;
+    int before = omp_get_max_threads(); /* which is the real devices' affair */
+    MT_TRY(mt_cpu_open(&cpu, kernel_set, threads));
+    omp_set_num_threads(before);
+    plan->device.kernel_set = cpu->kernel_set, plan->device.threads = cpu->threads;
+    for (int i = 0; i < MT_DTYPE_COUNT; i++) {
+        if (!cpu->kernels[i]) continue;
+        plan->kernels[i].packed_bytes = cpu->kernels[i]->packed_bytes;
+        plan->kernels[i].gemm_path = cpu->kernels[i]->gemm_path;
+        plan->kernels[i].gemm_operand = cpu->kernels[i]->gemm_operand;
+        plan->device.kernels[i] = &plan->kernels[i];
+    }
+    mt_device_destroy(&cpu);
+    return MT_OK;
+}
+
+static bool is_gpu(const char *name)
+{
+#define SET(x) #x,
+    static const char *const sets[] = { "cuda", MT_CUDA_SETS(SET) };
+#undef SET
+    for (size_t i = 0; name && i < sizeof sets / sizeof *sets; i++)
+        if (!strcmp(sets[i], name)) return true;
+    return false;
+}
+
 static size_t gpu_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k)
 {
     (void)dir;
     return (size_t)(members * m * k) * mt_dtype_size(dtype);
 }
 
-/* As on a GPU, which need not be here. */
-static void plan_gpu(struct plan *plan)
+/* As on a GPU, by a build that knows no more of it. */
+static mt_status plan_any_gpu(struct plan *plan)
 {
+    MT_TRY(plan_cpu(plan, NULL, 1));
     plan->device.kernel_set = "cuda";
     for (int i = 0; i < MT_DTYPE_COUNT; i++) {
         plan->kernels[i].packed_bytes = gpu_packed_bytes;
         plan->kernels[i].packed_shared = true;
         plan->kernels[i].gemm_path = "of the GPU, which says it (mixtape doctor)";
     }
+    return MT_OK;
+}
+
+/* "cuda" stands for the set that the GPU here would get, an H200's where there is none. */
+static mt_status plan_gpu(struct plan *plan, const char *kernel_set)
+{
+    bool any = !strcmp(kernel_set, "cuda");
+    const char *asked = any ? mt_kernel_set_asked("cuda") : kernel_set;
+    MT_REQUIRE(any || MT_CUDA_BUILT, MT_EUNSUPPORTED,
+               "device plan: kernel set %s, but this build has no cuda backend", kernel_set);
+    if (!MT_CUDA_BUILT) return plan_any_gpu(plan);
+    return mt_cuda_plan(&plan->device, asked ? asked : mt_cuda_usual_set(), plan->kernels);
 }
 
 mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads)
 {
-    mt_device *cpu;
-    bool gpu = kernel_set && !strcmp(kernel_set, "cuda");
-    int before = omp_get_max_threads(); /* which is the real devices' affair */
-    MT_TRY(mt_cpu_open(&cpu, gpu ? NULL : kernel_set, threads));
-    omp_set_num_threads(before);
     struct plan *plan = calloc(1, sizeof *plan);
-    if (plan) {
-        plan->next = FIRST_ADDRESS;
-        plan->device = (mt_device){
-            .name = "plan",
-            .kernel_set = cpu->kernel_set,
-            .threads = cpu->threads,
-            .ops = &plan_ops,
-            .impl = plan,
-        };
-        for (int i = 0; i < MT_DTYPE_COUNT; i++) {
-            if (!cpu->kernels[i]) continue;
-            plan->kernels[i] = plan_kernels;
-            plan->kernels[i].packed_bytes = cpu->kernels[i]->packed_bytes;
-            plan->kernels[i].gemm_path = cpu->kernels[i]->gemm_path;
-            plan->kernels[i].gemm_operand = cpu->kernels[i]->gemm_operand;
-            plan->device.kernels[i] = &plan->kernels[i];
-        }
-        if (gpu) plan_gpu(plan);
-        *device = &plan->device;
-    }
-    mt_device_destroy(&cpu);
     MT_REQUIRE(plan, MT_ENOMEM, "device plan: no %zu bytes for itself", sizeof *plan);
-    return MT_OK;
+    plan->next = FIRST_ADDRESS;
+    plan->device = (mt_device){ .name = "plan", .ops = &plan_ops };
+    for (int i = 0; i < MT_DTYPE_COUNT; i++) plan->kernels[i] = plan_kernels;
+    mt_status status =
+        is_gpu(kernel_set) ? plan_gpu(plan, kernel_set) : plan_cpu(plan, kernel_set, threads);
+    if (status == MT_OK)
+        *device = &plan->device;
+    else
+        free(plan);
+    return status;
 }

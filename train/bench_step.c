@@ -107,32 +107,35 @@ static double flop_per_token(const struct size *z)
 /* ---- memory ------------------------------------------------------------------------------------
  */
 
-/* High-water marks begin anew at what is in use; returns that. */
-static int64_t mark_memory(mt_device *device)
+/* High-water marks begin anew at what is in use. */
+static void mark_memory(mt_device *device)
 {
-    int64_t used = 0;
-    for (int i = 0; i < MT_MEMORY_COUNT; i++) used += device->peak[i] = device->bytes[i];
-    return used;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) device->peak[i] = device->bytes[i];
 }
 
-/* The plan counts no scratch, so neither side does. */
-static double peak_memory(const mt_device *device)
+/* Scratch is planned for cuda alone, and counted there. */
+static double peak_memory(const mt_device *device, bool scratch)
 {
     int64_t peak = 0;
     for (int i = 0; i < MT_MEMORY_COUNT; i++)
-        if (i != MT_MEMORY_WORKSPACE) peak += device->peak[i];
+        if (i != MT_MEMORY_WORKSPACE || scratch) peak += device->peak[i];
     return (double)peak;
 }
 
-static mt_status plan_memory(double *bytes, const mt_trainer_config *config, bool gpu)
+static bool on_gpu(const mt_device *device)
+{
+    return !strcmp(device->name, "cuda");
+}
+
+static mt_status plan_memory(double *bytes, const mt_device *like, const mt_trainer_config *config)
 {
     mt_device *device;
     mt_trainer *trainer = NULL;
     mt_status status = MT_OK;
-    MT_TRY(mt_device_open(&device, "plan", gpu ? "cuda" : NULL, 1));
+    MT_TRY(mt_device_open(&device, "plan", on_gpu(like) ? like->kernel_set : NULL, 1));
     MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, config));
     MT_TRY_CLEANUP(mt_plan_passes(trainer, false));
-    *bytes = peak_memory(device);
+    *bytes = peak_memory(device, on_gpu(like));
 cleanup:
     mt_trainer_destroy(&trainer);
     mt_device_destroy(&device);
@@ -145,14 +148,17 @@ cleanup:
 static mt_status measure(mt_bench *b, struct job *j, const struct size *z, mt_bench_case *c)
 {
     double seconds, planned = 0, tokens = (double)(z->b * z->s), flop = flop_per_token(z) * tokens;
-    double before = (double)(mark_memory(b->device) - b->device->bytes[MT_MEMORY_WORKSPACE]);
-    MT_TRY(plan_memory(&planned, &j->config, !strcmp(b->device->name, "cuda")));
+    bool gpu = on_gpu(b->device);
+    mark_memory(b->device);
+    double before = peak_memory(b->device, gpu);
+    MT_TRY(plan_memory(&planned, b->device, &j->config));
     MT_TRY(mt_trainer_create(&j->trainer, b->device, &j->config));
     MT_TRY(mt_bench_measure(b, &seconds, launch, j));
     c->amount = tokens, c->floor = flop / b->peak;
     c->notes[0].name = "mfu", c->notes[0].value = c->floor / seconds;
     c->notes[1].name = "tflops", c->notes[1].value = flop / seconds * 1e-12;
-    c->notes[2].name = "memory_gb", c->notes[2].value = (peak_memory(b->device) - before) * 1e-9;
+    c->notes[2].name = "memory_gb",
+    c->notes[2].value = (peak_memory(b->device, gpu) - before) * 1e-9;
     c->notes[3].name = "plan_gb", c->notes[3].value = planned * 1e-9;
     return mt_bench_report(b, c, seconds);
 }

@@ -1,6 +1,7 @@
 /* Planning is running: the trainer's own passes on a device that counts. */
 #include "train/plan.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,11 @@ static bool is_gpu(const char *name)
     return any;
 }
 
+mt_status mt_plan_device(mt_device **device, const mt_config *config)
+{
+    return mt_device_open(device, "plan", is_gpu(config->device) ? "cuda" : NULL, 0);
+}
+
 mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
 {
     return mt_plan_make_rank(plan, config, 0, 1);
@@ -76,7 +82,7 @@ mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, in
     const struct mt_kernels *kernels;
     bool gpu = is_gpu(config->device);
     mt_trainer_config c = config->trainer;
-    MT_TRY_CLEANUP(mt_device_open(&device, "plan", gpu ? "cuda" : NULL, 0));
+    MT_TRY_CLEANUP(mt_plan_device(&device, config));
     MT_TRY_CLEANUP(mt_device_kernels(device, c.dtype, &kernels));
     if (ranks > 1) MT_TRY_CLEANUP(mt_comm_open_plan(&comm, device, rank, ranks, gpu));
     if (comm) mt_ranks_share(&c, comm);
@@ -86,10 +92,53 @@ mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, in
     plan->kernel_set = device->kernel_set;
     plan->gemm_path = kernels->gemm_path;
     plan->threads = device->threads;
+    plan->gpu = gpu;
     memcpy(plan->peak, device->peak, sizeof plan->peak);
 cleanup:
     mt_trainer_destroy(&trainer);
     mt_comm_close(&comm);
     mt_device_destroy(&device);
     return status;
+}
+
+/* ---- in words -----------------------------------------------------------------------------------
+ */
+
+int64_t mt_plan_pinned_bytes(const mt_plan *plan)
+{
+    return plan->gpu ? plan->peak[MT_MEMORY_HOST_POOL] : 0;
+}
+
+int64_t mt_plan_device_bytes(const mt_plan *plan)
+{
+    int64_t total = 0;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) total += plan->peak[i];
+    return total - mt_plan_pinned_bytes(plan);
+}
+
+static void print_row(const char *name, int64_t bytes, mt_paths_line line, void *context)
+{
+    char text[96];
+    snprintf(text, sizeof text, "  %-14s %16lld  %10.2f MiB", name, (long long)bytes,
+             (double)bytes / 0x1p20);
+    line(context, text);
+}
+
+void mt_plan_print_bytes(const mt_plan *plan, mt_paths_line line, void *context)
+{
+    char text[96];
+    snprintf(text, sizeof text,
+             "bytes%s at the high-water mark%s:", plan->gpu ? " of the GPU's memory" : "",
+             plan->ranks > 1 ? " of each rank" : "");
+    line(context, text);
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) {
+        if (plan->gpu ? i == MT_MEMORY_HOST_POOL : i == MT_MEMORY_WORKSPACE) continue;
+        print_row(mt_memory_name((mt_memory)i), plan->peak[i], line, context);
+    }
+    print_row("total", mt_plan_device_bytes(plan), line, context);
+    if (plan->gpu) print_row("pinned host", plan->peak[MT_MEMORY_HOST_POOL], line, context);
+    line(context, plan->gpu ? "not in it: CUDA's context and recorded graphs (about 0.6 GiB), "
+                              "buffers of transfers between ranks and to checkpoints"
+                            : "not in it: the kernels' scratch, the program, mapped corpora, a "
+                              "checkpoint being written");
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "train/config.h"
+#include "train/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -10,9 +11,10 @@ extern "C" {
 
 typedef struct mt_plan {
     /* High-water marks of a run's steps and evaluations, by mt_memory. MT_MEMORY_WORKSPACE, the
-     * kernels' scratch, is not planned and stays 0. On a GPU also not planned: what CUDA and NCCL
-     * take for themselves. */
+     * kernels' scratch, is planned for cuda (by a build that has it), and stays 0 for the cpu. What
+     * CUDA and NCCL take for themselves is not planned. */
     int64_t peak[MT_MEMORY_COUNT];
+    bool gpu; /* planned for cuda: all but MT_MEMORY_HOST_POOL is the card's */
     int64_t parameters;
     int64_t active_parameters; /* of one token: top_k of the experts, everything else */
     double forward_flops; /* of one token, a multiplication and an addition counting 2; attention
@@ -23,11 +25,18 @@ typedef struct mt_plan {
 } mt_plan;
 
 /* Runs the configuration's steps on the plan device: the code of training itself, without memory.
- */
+ * For the device that the configuration names; "cuda" where there is no GPU is an H200. */
 mt_status mt_plan_make(mt_plan *plan, const mt_config *config);
 /* The same of one of several ranks, over NCCL where the configuration's device is a GPU; what is
  * exchanged is counted. `parameters` are those of the whole model. */
 mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, int ranks);
+/* The plan device that the configuration's device calls for. */
+mt_status mt_plan_device(mt_device **device, const mt_config *config);
+/* Bytes on the device, and in pinned memory of the host (cuda). */
+int64_t mt_plan_device_bytes(const mt_plan *plan);
+int64_t mt_plan_pinned_bytes(const mt_plan *plan);
+/* The table of bytes, a line at a time. */
+void mt_plan_print_bytes(const mt_plan *plan, mt_paths_line line, void *context);
 
 /* The passes that set a run's high-water marks, on any device: two training steps (the second finds
  * the arena as every later one does) and, with `evaluates`, one evaluation. Tokens are zeros. */

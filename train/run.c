@@ -13,6 +13,7 @@
 #include "train/metrics.h"
 #include "train/nan_watch.h"
 #include "train/paths.h"
+#include "train/plan.h"
 #include "train/progress.h"
 #include "train/ranks.h"
 #include "train/signals.h"
@@ -103,6 +104,24 @@ static void note(void *context, const char *text)
     mt_progress_note(context, "%s", text);
 }
 
+static mt_status make_plan(const run *r, mt_plan *plan)
+{
+    if (!r->comm) return mt_plan_make(plan, r->config);
+    return mt_plan_make_rank(plan, r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
+}
+
+/* What the run will take in memory, before it does. */
+static mt_status announce_plan(run *r)
+{
+    mt_plan plan;
+    MT_TRY(make_plan(r, &plan));
+    mt_progress_note(&r->progress, "memory planned: %.2f MiB%s%s, see `mixtape plan`",
+                     (double)mt_plan_device_bytes(&plan) / 0x1p20, plan.gpu ? " of the GPU's" : "",
+                     mt_plan_pinned_bytes(&plan) ? ", and pinned memory for what is offloaded"
+                                                 : "");
+    return MT_OK;
+}
+
 static mt_status announce(run *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
@@ -124,6 +143,7 @@ static mt_status announce(run *r)
                          mt_comm_size(r->comm), mt_comm_backend(r->comm),
                          (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
+    MT_TRY(announce_plan(r));
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
@@ -416,6 +436,22 @@ static mt_status loop(run *r)
     }
 }
 
+/* After a failure that is no fault of the configuration: what was to be had, and what stands. The
+ * error stays the one that it was. */
+static void explain(run *r, mt_status status)
+{
+    char sentence[REASONS];
+    mt_plan plan;
+    bool memory = status == MT_ENOMEM;
+    if (!memory && status != MT_EDEVICE && status != MT_EINTERNAL) return;
+    snprintf(sentence, sizeof sentence, "%s", mt_error_message());
+    if (memory && make_plan(r, &plan) == MT_OK) mt_plan_print_bytes(&plan, note, &r->progress);
+    if (r->saved_step >= 0)
+        mt_progress_note(&r->progress, "the checkpoint of step %lld stands: %s",
+                         (long long)r->saved_step, r->saved_path);
+    (void)MT_FAIL(status, "%s", sentence);
+}
+
 static void finish(run *r)
 {
     mt_progress_end(&r->progress);
@@ -442,6 +478,11 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
     mt_signals_install();
     mt_status status = start(r, options);
     if (status == MT_OK) status = loop(r);
+    if (r->lead) explain(r, status);
+    if (status == MT_OK && mt_trainer_replayed(r->trainer))
+        mt_progress_note(&r->progress, "%lld of %lld steps replayed from a recorded graph",
+                         (long long)mt_trainer_replayed(r->trainer),
+                         (long long)config->trainer.steps);
     if (status == MT_OK)
         mt_progress_note(&r->progress, "done: %lld steps in %.1f s, %s",
                          (long long)config->trainer.steps, r->past.seconds + r->seconds,

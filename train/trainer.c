@@ -298,6 +298,11 @@ int64_t mt_trainer_steps(const mt_trainer *t)
     return t->steps;
 }
 
+int64_t mt_trainer_replayed(const mt_trainer *t)
+{
+    return t->replayed;
+}
+
 mt_status mt_trainer_set_steps(mt_trainer *t, int64_t steps)
 {
     bool changed;

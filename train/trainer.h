@@ -94,6 +94,8 @@ mt_device *mt_trainer_device(const mt_trainer *trainer);
  * that step hold, and every compute copy is written from its master. */
 int64_t mt_trainer_steps(const mt_trainer *trainer);
 mt_status mt_trainer_set_steps(mt_trainer *trainer, int64_t steps);
+/* Steps that were replayed from a recorded graph. */
+int64_t mt_trainer_replayed(const mt_trainer *trainer);
 
 #ifdef __cplusplus
 }

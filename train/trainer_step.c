@@ -249,6 +249,7 @@ static mt_status work_or_replay(mt_trainer *t)
     if (!known) mt_graph_destroy(&t->graph);
     if (known && !t->graph.device) MT_TRY(record(t));
     MT_TRY(t->graph.device ? mt_graph_launch(&t->graph) : work(t));
+    t->replayed += t->graph.device != NULL;
     t->kind = kind_of(t), t->frees = t->device->frees;
     return advance(t);
 }

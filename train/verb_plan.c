@@ -8,9 +8,10 @@
 
 enum { MOST_RANKS = 1 << 16 };
 
-static void print_row(const char *name, int64_t bytes)
+static void print_line(void *context, const char *text)
 {
-    printf("  %-14s %16lld  %10.2f MiB\n", name, (long long)bytes, (double)bytes / 0x1p20);
+    (void)context;
+    printf("%s\n", text);
 }
 
 static void print_plan(const mt_config *config, const mt_plan *plan)
@@ -32,29 +33,14 @@ static void print_plan(const mt_config *config, const mt_plan *plan)
            (long long)plan->active_parameters);
     printf("FLOP per token: %.4g forward, %.4g training\n", plan->forward_flops,
            3 * plan->forward_flops);
-    printf("bytes at the high-water mark%s:\n", plan->ranks > 1 ? " of each rank" : "");
-    int64_t total = 0;
-    for (int i = 0; i < MT_MEMORY_COUNT; i++) {
-        if (i == MT_MEMORY_WORKSPACE) continue;
-        print_row(mt_memory_name((mt_memory)i), plan->peak[i]);
-        total += plan->peak[i];
-    }
-    print_row("total", total);
-    printf("not in it: the kernels' scratch, the program, mapped corpora, a checkpoint being "
-           "written\n");
-}
-
-static void print_path(void *context, const char *text)
-{
-    (void)context;
-    printf("%s\n", text);
+    mt_plan_print_bytes(plan, print_line, NULL);
 }
 
 static mt_status print_paths(const mt_config *config)
 {
     mt_device *device;
-    MT_TRY(mt_device_open(&device, "plan", NULL, 0));
-    mt_status status = mt_gemm_paths(&config->trainer, device, print_path, NULL);
+    MT_TRY(mt_plan_device(&device, config));
+    mt_status status = mt_gemm_paths(&config->trainer, device, print_line, NULL);
     mt_device_destroy(&device);
     return status;
 }
@@ -78,15 +64,20 @@ mt_status mt_verb_plan(int argc, char **argv)
 {
     mt_option_list sets = { 0 };
     int64_t ranks = 1;
+    const char *device = NULL;
+    char device_set[MT_CONFIG_TEXT];
     const mt_option options[] = {
+        { "device", MT_OPTION_TEXT, &device, "NAME",
+          "auto, cpu, cuda or cuda:N: the key device; cuda without a GPU: an H200's sizes" },
         { "set", MT_OPTION_LIST, &sets, "K=V", "a configuration key, such as train.dtype=bf16" },
         { "ranks", MT_OPTION_INT, &ranks, "N",
           "memory of each of N ranks: GPUs, or with device=cpu processes" },
     };
     const mt_command command = {
-        .usage = "mixtape plan CONFIG.yaml [--ranks N] [--set a.b=c]...",
+        .usage = "mixtape plan CONFIG.yaml [--device NAME] [--ranks N] [--set a.b=c]...",
         .about = "Memory by category, parameters, work per token and the GEMM path of a training "
-                 "run,\nfound by running its steps on a device that only counts.",
+                 "run,\nfound by running its steps on a device that only counts, as the cpu or "
+                 "as cuda.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 1,
@@ -98,6 +89,11 @@ mt_status mt_verb_plan(int argc, char **argv)
     mt_plan plan = { .ranks = 0 };
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
+    if (device) {
+        MT_REQUIRE(sets.count < MT_OPTION_LIST_MAX, MT_ECONFIG, "too many --set");
+        snprintf(device_set, sizeof device_set, "device=%s", device);
+        sets.items[sets.count++] = device_set;
+    }
     MT_TRY(mt_config_load(&config, argv[1], sets.items, sets.count));
     MT_TRY(plan_ranks(&plan, &config, ranks));
     print_plan(&config, &plan);

@@ -6,6 +6,7 @@
  * Masked probabilities are 0 and so is what they multiply, unless it is not finite. */
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/rowsums.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { SIDE = 16, THREADS = SIDE * SIDE, DEPTH = 16 };
 
@@ -363,6 +364,15 @@ static __global__ void __launch_bounds__(THREADS)
     store_tile<T>((T *)a.dqkv + mt_head_at(s, o.b, o.h), s.width, dq, (R)a.scale, o, s);
 }
 
+/* <dy, y> of each query, and what the kernels of Hopper keep beside it */
+template <typename T>
+static size_t attention_bwd_scratch(const mt_stream *stream, const struct mt_attention_bwd_args *a)
+{
+    size_t hopper = a->dtype == MT_BF16 ? mt_attention_bwd_sm90_scratch(stream, a) : 0;
+    return hopper ? hopper : (size_t)(a->batch * a->sequence * a->query_heads) * sizeof(mt_real<T>);
+}
+MT_CUDA_SCRATCH(attention_bwd)
+
 template <typename T>
 static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_args *a)
 {
@@ -376,7 +386,7 @@ static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_
     bool done = false;
     if (a->dtype == MT_BF16) MT_TRY(mt_attention_bwd_sm90(stream, a, &done));
     if (done) return MT_OK;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)sums * sizeof(R)));
+    MT_TRY(mt_cuda_scratch(stream, &scratch, attention_bwd_scratch<T>(stream, a)));
     R *dot = (R *)scratch;
     unsigned blocks = (unsigned)mt_ceil_div(sums, SIDE);
     bool by_vector = ((uintptr_t)a->dy | (uintptr_t)a->y | (uintptr_t)s.dim * sizeof(T)) % 16 == 0;

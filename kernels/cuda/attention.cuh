@@ -34,3 +34,6 @@ extern "C" mt_status mt_attention_fwd_sm90(mt_stream *stream, const struct mt_at
                                            bool *done);
 extern "C" mt_status mt_attention_bwd_sm90(mt_stream *stream, const struct mt_attention_bwd_args *a,
                                            bool *done);
+/* The scratch of it; 0 where it does not suit. */
+extern "C" size_t mt_attention_bwd_sm90_scratch(const mt_stream *stream,
+                                                const struct mt_attention_bwd_args *a);

@@ -471,6 +471,14 @@ static mt_status make_maps(struct bwd_maps *maps, const struct mt_attention_bwd_
     return attention_map(&maps->out, "dqkv", a->dqkv, s, s.width, 64);
 }
 
+enum { COUNTERS = 256 }; /* bytes: those of tiles, before the sums of queries */
+
+static size_t scratch_bytes(const struct mt_attention_shape &s)
+{
+    int64_t line = mt_ceil_div(s.sequence, ROWS) * ROWS, lines = s.batch * s.nq;
+    return COUNTERS + (size_t)(2 * lines * line) * sizeof(float);
+}
+
 template <int D>
 static mt_status backward(mt_stream *stream, const struct mt_attention_bwd_args *a,
                           const struct mt_attention_shape &s)
@@ -481,9 +489,7 @@ static mt_status backward(mt_stream *stream, const struct mt_attention_bwd_args 
     const int64_t each = s.sequence * D * 2 * (int64_t)sizeof(mt_bf16);
     cudaStream_t on = mt_cuda_stream(stream);
     void *scratch;
-    enum { COUNTERS = 256 }; /* bytes: those of tiles */
-    MT_TRY(
-        mt_cuda_scratch(stream, &scratch, COUNTERS + (size_t)(2 * lines * line) * sizeof(float)));
+    MT_TRY(mt_cuda_scratch(stream, &scratch, scratch_bytes(s)));
     int *next = (int *)scratch;
     f.sums.at = (float *)((char *)scratch + COUNTERS);
     f.sums.line = (int)line;
@@ -501,14 +507,30 @@ static mt_status backward(mt_stream *stream, const struct mt_attention_bwd_args 
     return launch<by_queries<D>>(stream, attention_bwd_queries_sm90_kernel<D>, &maps, &f);
 }
 
+static struct mt_attention_shape shape_of(const struct mt_attention_bwd_args *a)
+{
+    return mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
+}
+
+static bool suits(const mt_stream *stream, const struct mt_attention_bwd_args *a,
+                  const struct mt_attention_shape &s)
+{
+    uintptr_t all = (uintptr_t)a->qkv | (uintptr_t)a->dqkv | (uintptr_t)a->dy | (uintptr_t)a->y;
+    return attention_fits_sm90(stream, s) && a->scale > 0 && (s.dim == 64 || s.dim == 128) &&
+           all % 16 == 0;
+}
+
+size_t mt_attention_bwd_sm90_scratch(const mt_stream *stream, const struct mt_attention_bwd_args *a)
+{
+    struct mt_attention_shape s = shape_of(a);
+    return s.batch && s.sequence && suits(stream, a, s) ? scratch_bytes(s) : 0;
+}
+
 mt_status mt_attention_bwd_sm90(mt_stream *stream, const struct mt_attention_bwd_args *a,
                                 bool *done)
 {
-    struct mt_attention_shape s =
-        mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
-    uintptr_t all = (uintptr_t)a->qkv | (uintptr_t)a->dqkv | (uintptr_t)a->dy | (uintptr_t)a->y;
-    *done = attention_fits_sm90(stream, s) && a->scale > 0 && (s.dim == 64 || s.dim == 128) &&
-            all % 16 == 0;
+    struct mt_attention_shape s = shape_of(a);
+    *done = suits(stream, a, s);
     if (!*done) return MT_OK;
     return s.dim == 64 ? backward<64>(stream, a, s) : backward<128>(stream, a, s);
 }

@@ -167,7 +167,7 @@ static inline mt_status attention_map(CUtensorMap *map, const char *name, const 
 }
 
 /* Whether maps and int counters hold it. */
-static inline bool attention_fits_sm90(mt_stream *stream, const struct mt_attention_shape &s)
+static inline bool attention_fits_sm90(const mt_stream *stream, const struct mt_attention_shape &s)
 {
     const int64_t most = 1 << 30;
     return mt_cuda_is_hopper(stream) && s.sequence < most && s.width < most && s.batch < most &&

@@ -178,7 +178,12 @@ mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt)
     return lt->groups;
 }
 
+size_t mt_cublaslt_workspace(mt_lt_groups groups)
+{
+    return (size_t)MT_LT_WORKSPACE * (groups == MT_LT_LOOP ? MT_LT_STREAMS : 1);
+}
+
 size_t mt_cublaslt_bytes(const mt_cublaslt *lt)
 {
-    return (size_t)MT_LT_WORKSPACE * (lt->groups == MT_LT_LOOP ? MT_LT_STREAMS : 1);
+    return mt_cublaslt_workspace(lt->groups);
 }

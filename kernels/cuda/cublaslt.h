@@ -40,6 +40,7 @@ const char *mt_cublaslt_text(const mt_cublaslt *lt);
 mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt);
 /* Its workspace, which is device memory from the beginning: a recorded call needs no more. */
 size_t mt_cublaslt_bytes(const mt_cublaslt *lt);
+size_t mt_cublaslt_workspace(mt_lt_groups groups);
 
 struct float2;
 

@@ -1,5 +1,6 @@
 /* group_dequantize, scale layouts, delayed scales. */
 #include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256 };
 
@@ -68,6 +69,13 @@ extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantiz
     return MT_OK;
 }
 
+extern "C" size_t mt_cuda_dequantize_scratch(const mt_stream *stream,
+                                             const struct mt_dequantize_args *args)
+{
+    (void)stream;
+    return mt_cuda_plan_units(&args->src->group) ? mt_cuda_plan_bytes(&args->src->group) : 0;
+}
+
 extern "C" mt_status mt_cuda_dequantize(mt_stream *stream, const struct mt_dequantize_args *args)
 {
     return mt_cuda_decode(stream, args, false);
@@ -107,6 +115,13 @@ static __global__ void swizzle_kernel(const __grid_constant__ plan p)
         const uint8_t *scales = from.scales + m->at[AT_SCALES];
         to.scales[i] = padding ? 0 : scales[scale_place(from, source, line, block)];
     }
+}
+
+extern "C" size_t mt_cuda_swizzle_scales_scratch(const mt_stream *stream,
+                                                 const struct mt_swizzle_scales_args *args)
+{
+    (void)stream;
+    return args->src->group.members ? mt_cuda_plan_bytes(&args->src->group) : 0;
 }
 
 extern "C" mt_status mt_cuda_swizzle_scales(mt_stream *stream,

@@ -4,28 +4,12 @@
 #include <stdlib.h>
 
 #include "kernels/backends.h"
-#include "kernels/cuda/backend.h"
 #include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/device_priv.h"
 
-enum { COMPUTE_DTYPES = 3, SCRATCH_GRAIN = 1 << 20 };
+enum { SCRATCH_GRAIN = 1 << 20 };
 
-static const mt_dtype compute_dtypes[COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16 };
-
-struct cuda {
-    mt_device device;
-    struct mt_device_ops ops;
-    struct mt_kernels kernels[COMPUTE_DTYPES];
-    cudaStream_t stream;
-    int index; /* among the machine's */
-    int multiprocessors;
-    bool hopper, fp8, synchronous; /* MT_SYNC=1 */
-    mt_cublaslt *lt;               /* NULL: GEMMs are ours */
-    char gemm_path[MT_GEMM_TEXT];  /* of bf16 */
-    struct scratch {
-        void *p;
-        size_t bytes;
-    } scratch, operands;
-};
+static const mt_dtype compute_dtypes[MT_CUDA_COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16 };
 
 static struct cuda *cuda_of(const mt_device *device)
 {
@@ -35,12 +19,28 @@ static struct cuda *cuda_of(const mt_device *device)
 /* ---- errors -----------------------------------------------------------------------------------
  */
 
+/* Faults of a kernel, which the first call that waits for it hears of, and every call after. */
+static bool is_fault(cudaError_t error)
+{
+    static const cudaError_t faults[] = { cudaErrorIllegalAddress,      cudaErrorLaunchFailure,
+                                          cudaErrorMisalignedAddress,   cudaErrorIllegalInstruction,
+                                          cudaErrorInvalidPc,           cudaErrorAssert,
+                                          cudaErrorInvalidAddressSpace, cudaErrorLaunchTimeout,
+                                          cudaErrorHardwareStackError,  cudaErrorECCUncorrectable };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (error == faults[i]) return true;
+    return false;
+}
+
 mt_status mt_cuda_error(cudaError_t error, const char *call, const char *file, int line)
 {
+    const char *sync = getenv("MT_SYNC");
+    bool named = !is_fault(error) || (sync && *sync == '1');
     (void)cudaGetLastError(); /* what can be cleared is; a broken context stays broken */
-    return mt_error_set(error == cudaErrorMemoryAllocation ? MT_ENOMEM : MT_EDEVICE, file, line,
-                        "cuda: %s: %s (%s)", call, cudaGetErrorString(error),
-                        cudaGetErrorName(error));
+    return mt_error_set(
+        error == cudaErrorMemoryAllocation ? MT_ENOMEM : MT_EDEVICE, file, line,
+        "cuda: %s: %s (%s)%s", call, cudaGetErrorString(error), cudaGetErrorName(error),
+        named ? "" : "; a kernel before it: run again with MT_SYNC=1, which names it");
 }
 
 mt_status mt_cuda_launched(mt_stream *stream, const char *op, const char *file, int line)
@@ -79,17 +79,25 @@ mt_cublaslt *mt_cuda_cublaslt(const mt_stream *stream)
     return cuda_of(stream->device)->lt;
 }
 
-static mt_status grow(mt_stream *stream, struct scratch *s, void **p, size_t bytes)
+/* Memory in use may move only when nothing runs; a plan's is never used. */
+static mt_status stand_still(mt_stream *stream, size_t has, size_t wanted)
+{
+    enum cudaStreamCaptureStatus capture;
+    if (!stream->device->computes) return MT_OK;
+    MT_CUDA(cudaStreamIsCapturing(mt_cuda_stream(stream), &capture));
+    MT_REQUIRE(capture == cudaStreamCaptureStatusNone, MT_EINTERNAL,
+               "cuda: scratch of %zu bytes must grow to %zu while a graph is captured", has,
+               wanted);
+    MT_CUDA(cudaDeviceSynchronize());
+    return MT_OK;
+}
+
+static mt_status grow(mt_stream *stream, struct mt_cuda_scratch *s, void **p, size_t bytes)
 {
     mt_device *device = stream->device;
     if (bytes > s->bytes) {
         size_t padded = (bytes + SCRATCH_GRAIN - 1) / SCRATCH_GRAIN * SCRATCH_GRAIN;
-        enum cudaStreamCaptureStatus capture;
-        MT_CUDA(cudaStreamIsCapturing(mt_cuda_stream(stream), &capture));
-        MT_REQUIRE(capture == cudaStreamCaptureStatusNone, MT_EINTERNAL,
-                   "cuda: scratch of %zu bytes must grow to %zu while a graph is captured",
-                   s->bytes, bytes);
-        MT_CUDA(cudaDeviceSynchronize());
+        MT_TRY(stand_still(stream, s->bytes, bytes));
         mt_device_free(device, &s->p, s->bytes, MT_MEMORY_WORKSPACE);
         s->bytes = 0;
         MT_TRY(mt_device_alloc(device, &s->p, padded, MT_MEMORY_WORKSPACE));
@@ -360,40 +368,24 @@ static const struct mt_device_ops cuda_ops = {
 /* ---- opening ----------------------------------------------------------------------------------
  */
 
-/* The kernels that a card may run, best first. */
-enum {
-#define SET(name) SET_##name,
-    MT_CUDA_SETS(SET)
-#undef SET
-        SETS
+/* Best first. */
+const struct mt_cuda_set mt_cuda_sets[MT_CUDA_SET_COUNT] = {
+    [MT_CUDA_SET_sm_90a] = { "sm_90a", 90, 90, "native wgmma bf16, TMA", .hopper = true },
+    [MT_CUDA_SET_sm_90a_fp8] = { "sm_90a_fp8", 90, 90, "native wgmma bf16 and fp8, TMA",
+                                 .by_name = true, .hopper = true, .fp8 = true },
+    [MT_CUDA_SET_cublaslt_grouped] = { "cublaslt_grouped", 90, 119, "native wgmma bf16, TMA",
+                                       .hopper = true, .cublaslt = true, .groups = MT_LT_GROUPED },
+    [MT_CUDA_SET_cublaslt] = { "cublaslt", 80, INT_MAX, "native wgmma bf16, TMA", .hopper = true,
+                               .cublaslt = true, .groups = MT_LT_OURS },
+    [MT_CUDA_SET_cublaslt_loop] = { "cublaslt_loop", 80, INT_MAX, "native wgmma bf16, TMA",
+                                    .by_name = true, .hopper = true, .cublaslt = true,
+                                    .groups = MT_LT_LOOP },
+    [MT_CUDA_SET_generic] = { "generic", 80, INT_MAX, "tiled bf16" },
 };
-
-static const struct kernel_set {
-    const char *name;
-    int least, most;       /* compute capability, major * 10 + minor */
-    const char *gemm_path; /* of bf16, where it is ours */
-    bool by_name;          /* only where it is asked for */
-    bool hopper;           /* kernels for 9.0a, on such a card */
-    bool fp8;              /* codes of fp8 are multiplied as they are, in fewer bits than f32 */
-    bool cublaslt;         /* what of bf16 it takes, and of ragged groups if it is to: */
-    mt_lt_groups groups;
-} sets[] = {
-    [SET_sm_90a] = { "sm_90a", 90, 90, "native wgmma bf16, TMA", .hopper = true },
-    [SET_sm_90a_fp8] = { "sm_90a_fp8", 90, 90, "native wgmma bf16 and fp8, TMA", .by_name = true,
-                         .hopper = true, .fp8 = true },
-    [SET_cublaslt_grouped] = { "cublaslt_grouped", 90, 119, "native wgmma bf16, TMA",
-                               .hopper = true, .cublaslt = true, .groups = MT_LT_GROUPED },
-    [SET_cublaslt] = { "cublaslt", 80, INT_MAX, "native wgmma bf16, TMA", .hopper = true,
-                       .cublaslt = true, .groups = MT_LT_OURS },
-    [SET_cublaslt_loop] = { "cublaslt_loop", 80, INT_MAX, "native wgmma bf16, TMA", .by_name = true,
-                            .hopper = true, .cublaslt = true, .groups = MT_LT_LOOP },
-    [SET_generic] = { "generic", 80, INT_MAX, "tiled bf16" },
-};
-_Static_assert(sizeof sets / sizeof sets[0] == SETS, "a row for each of MT_CUDA_SETS");
 
 /* A set that runs on the card, with cuBLASLt opened where it has it. One that was not asked for by
  * its name gives way to the next. */
-static mt_status choose_set(const struct kernel_set **set, mt_cublaslt **lt,
+static mt_status choose_set(const struct mt_cuda_set **set, mt_cublaslt **lt,
                             const struct cudaDeviceProp *card, const char *name)
 {
 #define NAME(x) " " #x
@@ -402,8 +394,8 @@ static mt_status choose_set(const struct kernel_set **set, mt_cublaslt **lt,
     int capability = card->major * 10 + card->minor;
     bool named = name && *name;
     *lt = NULL;
-    for (int i = 0; i < SETS; i++) {
-        const struct kernel_set *s = &sets[i];
+    for (int i = 0; i < MT_CUDA_SET_COUNT; i++) {
+        const struct mt_cuda_set *s = &mt_cuda_sets[i];
         bool runs = capability >= s->least && capability <= s->most;
         if (named ? strcmp(name, s->name) != 0 : !runs || s->by_name) continue;
         MT_REQUIRE(runs, MT_EDEVICE, "kernel set %s does not run on %s, compute capability %d.%d",
@@ -463,19 +455,44 @@ static mt_status find_card(struct cudaDeviceProp *card, int *current)
     return MT_OK;
 }
 
+/* ---- for plans ----------------------------------------------------------------------------------
+ */
+
+const char *mt_cuda_usual_set(void)
+{
+    struct cudaDeviceProp card;
+    const struct mt_cuda_set *set = &mt_cuda_sets[0];
+    mt_cublaslt *lt = NULL;
+    int index;
+    if (find_card(&card, &index) != MT_OK || choose_set(&set, &lt, &card, NULL) != MT_OK)
+        mt_error_clear();
+    mt_cublaslt_close(&lt);
+    return set->name;
+}
+
+int mt_cuda_processors(void)
+{
+    struct cudaDeviceProp card;
+    int index;
+    if (find_card(&card, &index) == MT_OK) return card.multiProcessorCount;
+    mt_error_clear();
+    return 0;
+}
+
 /* What follows from the kernel set. */
-static void take_set(struct cuda *cuda, const struct kernel_set *set,
+static void take_set(struct cuda *cuda, const struct mt_cuda_set *set,
                      const struct cudaDeviceProp *card)
 {
-    static const struct mt_kernels *const tables[COMPUTE_DTYPES] = { &mt_cuda_kernels_f64,
-                                                                     &mt_cuda_kernels_f32,
-                                                                     &mt_cuda_kernels_bf16 };
-    static const char *const paths[COMPUTE_DTYPES] = { "tiled f64", "tiled f32", NULL };
+    static const struct mt_kernels *const tables[MT_CUDA_COMPUTE_DTYPES] = {
+        &mt_cuda_kernels_f64, &mt_cuda_kernels_f32, &mt_cuda_kernels_bf16
+    };
+    static const char *const paths[MT_CUDA_COMPUTE_DTYPES] = { "tiled f64", "tiled f32", NULL };
     cuda->hopper = set->hopper && card->major == 9 && card->minor == 0, cuda->fp8 = set->fp8;
     snprintf(cuda->gemm_path, sizeof cuda->gemm_path, "%s%s%s",
              cuda->lt ? mt_cublaslt_text(cuda->lt) : "", cuda->lt ? ": " : "",
-             set->hopper && !cuda->hopper ? sets[SET_generic].gemm_path : set->gemm_path);
-    for (int i = 0; i < COMPUTE_DTYPES; i++) {
+             set->hopper && !cuda->hopper ? mt_cuda_sets[MT_CUDA_SET_generic].gemm_path
+                                          : set->gemm_path);
+    for (int i = 0; i < MT_CUDA_COMPUTE_DTYPES; i++) {
         struct mt_kernels *k = &cuda->kernels[i];
         *k = *tables[i];
         k->gemm_path = paths[i] ? paths[i] : cuda->gemm_path;
@@ -488,7 +505,7 @@ static void take_set(struct cuda *cuda, const struct kernel_set *set,
 mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
 {
     struct cudaDeviceProp card;
-    const struct kernel_set *set = NULL;
+    const struct mt_cuda_set *set = NULL;
     mt_cublaslt *lt;
     int index;
     if (!kernel_set) kernel_set = mt_kernel_set_asked("cuda");

@@ -9,6 +9,7 @@
 #include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_simt.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { LARGE_TILES_PER_PROCESSOR = 2 };
 
@@ -174,6 +175,19 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
     return multiply<T>(stream, &g);
 }
 MT_CUDA_OP(gemm)
+
+void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size_t *scratch,
+                        size_t *operands)
+{
+    gemm_problem g = {};
+    mt_cuda_gemm_path path = {};
+    path.variant = MT_CUDA_GEMM_TILED;
+    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args) && g.cols && g.rows.members)
+        choose(stream, &g, &path);
+    bool codes = path.variant == MT_CUDA_GEMM_FP8;
+    *scratch = codes ? 0 : mt_cuda_gemm_plain_scratch(stream, args);
+    *operands = codes ? mt_cuda_gemm_codes_bytes(&g) : mt_cuda_gemm_plain_bytes(args);
+}
 
 /* ---- paths by name -----------------------------------------------------------------------------
  */

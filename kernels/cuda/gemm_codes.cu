@@ -1,5 +1,6 @@
 /* Products of fp8 codes read as they are, on Hopper: which there are, and where they lie. */
 #include "kernels/cuda/gemm_sm90.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, GRAIN = 128, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
 
@@ -136,6 +137,14 @@ static size_t padded(int64_t bytes)
     return (size_t)(mt_ceil_div(bytes, ALIGN) * ALIGN);
 }
 
+extern "C" size_t mt_cuda_gemm_codes_bytes(const gemm_problem *g)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    size_t first = wgrad ? padded(g->height * g->a.width) : 0;
+    size_t second = wgrad ? padded(g->cols * g->b.width) : 0;
+    return first + second + (size_t)g->rows.members * sizeof(float2);
+}
+
 extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
                                               const struct mt_gemm_args *args)
 {
@@ -143,8 +152,7 @@ extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g
     size_t first = wgrad ? padded(g->height * g->a.width) : 0;
     size_t second = wgrad ? padded(g->cols * g->b.width) : 0;
     char *p;
-    MT_TRY(mt_cuda_operands(stream, (void **)&p,
-                            first + second + (size_t)g->rows.members * sizeof(float2)));
+    MT_TRY(mt_cuda_operands(stream, (void **)&p, mt_cuda_gemm_codes_bytes(g)));
     MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, p + first + second));
     if (!wgrad) return MT_OK;
     MT_TRY(place(stream, g, &g->a, mt_gemm_b(args)->codes, g->height, p));

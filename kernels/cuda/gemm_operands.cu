@@ -1,5 +1,6 @@
 /* Operands of the grouped GEMM that are of other formats, made plain. */
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, ALIGN = 256 };
 
@@ -134,19 +135,59 @@ static mt_status decode(mt_stream *stream, mt_qtensor *out, const mt_qtensor *q,
     return MT_OK;
 }
 
-mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out, const struct mt_gemm_args *args)
+/* A product's operands made plain: the scales that stay outside, and bytes. */
+struct plain_plan {
+    outer_scale a, b;
+    bool outer;
+    size_t first, second, factors;
+};
+
+static plain_plan plan_plain(const struct mt_gemm_args *args)
 {
+    plain_plan p = {};
     const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
     mt_dtype as_a, as_b;
     decodes(&as_a, a, args->dtype), decodes(&as_b, b, args->dtype);
-    outer_scale outer_a = outer_scale_of(a, as_a), outer_b = outer_scale_of(b, as_b);
-    bool outer = outer_a.kind != INSIDE || outer_b.kind != INSIDE;
+    p.a = outer_scale_of(a, as_a), p.b = outer_scale_of(b, as_b);
+    p.outer = p.a.kind != INSIDE || p.b.kind != INSIDE;
+    p.first = decoded_bytes(args->a, a, args->dtype);
+    p.second = decoded_bytes(args->b, b, args->dtype);
+    p.factors = p.outer ? padded((size_t)args->a->group.members * sizeof(float2)) : 0;
+    return p;
+}
+
+size_t mt_cuda_gemm_plain_bytes(const struct mt_gemm_args *args)
+{
+    plain_plan p = plan_plain(args);
+    return p.first + p.second ? p.first + p.second + p.factors : 0;
+}
+
+static size_t decode_scratch(const mt_stream *stream, const mt_qtensor *q)
+{
+    struct mt_dequantize_args args = {};
+    args.src = q;
+    return mt_cuda_dequantize_scratch(stream, &args);
+}
+
+size_t mt_cuda_gemm_plain_scratch(const mt_stream *stream, const struct mt_gemm_args *args)
+{
+    plain_plan p = plan_plain(args);
+    size_t a = p.first ? decode_scratch(stream, args->a) : 0;
+    size_t b = p.second ? decode_scratch(stream, args->b) : 0;
+    return a > b ? a : b;
+}
+
+mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out, const struct mt_gemm_args *args)
+{
+    const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
+    const plain_plan plan = plan_plain(args);
+    const outer_scale &outer_a = plan.a, &outer_b = plan.b;
+    bool outer = plan.outer;
     int64_t members = args->a->group.members;
-    size_t first = decoded_bytes(args->a, a, args->dtype),
-           second = decoded_bytes(args->b, b, args->dtype),
-           factors = outer ? padded((size_t)members * sizeof(float2)) : 0;
+    size_t first = plan.first, second = plan.second;
     char *p = NULL;
-    if (first + second) MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second + factors));
+    if (first + second)
+        MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second + plan.factors));
     MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
     MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));
     out->alpha = outer ? (const float2 *)(p + first + second) : NULL;

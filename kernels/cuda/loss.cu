@@ -1,5 +1,6 @@
 /* Cross-entropy. */
 #include "kernels/cuda/ordered.cuh"
+#include "kernels/cuda/scratch.h"
 
 /* Threads of a row; vectors of a thread that are summed in real before the sum goes into f64;
  * vectors of a thread in a block of the backward. */
@@ -133,12 +134,21 @@ static __global__ void __launch_bounds__(LOSS_WARPS * 32)
 }
 
 template <typename T>
+static size_t cross_entropy_fwd_scratch(const mt_stream *stream,
+                                        const struct mt_cross_entropy_fwd_args *a)
+{
+    (void)stream;
+    return a->token_loss ? 0 : (size_t)a->tokens * sizeof(mt_real<T>);
+}
+MT_CUDA_SCRATCH(cross_entropy_fwd)
+
+template <typename T>
 static mt_status cross_entropy_fwd(mt_stream *stream, const struct mt_cross_entropy_fwd_args *a)
 {
     typedef mt_real<T> R;
     cudaStream_t on = mt_cuda_stream(stream);
     void *losses = a->token_loss;
-    if (!losses) MT_TRY(mt_cuda_scratch(stream, &losses, (size_t)a->tokens * sizeof(R)));
+    if (!losses) MT_TRY(mt_cuda_scratch(stream, &losses, cross_entropy_fwd_scratch<T>(stream, a)));
     if (a->tokens) {
         cross_entropy_fwd_kernel<T><<<(unsigned)a->tokens, THREADS, 0, on>>>(*a, (R *)losses);
         MT_LAUNCHED(stream, "cross_entropy_fwd");

@@ -1,6 +1,7 @@
 /* RMSNorm. A row belongs to a warp, or to a block where it is long; a lane keeps up to K
  * vectors of it in registers between the sum and what follows, and reads the rest twice. */
 #include "kernels/cuda/rowsums.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, GROUPS = 768 };
 
@@ -301,6 +302,16 @@ static void launch_bwd(cudaStream_t on, const struct mt_rmsnorm_bwd_args *a, mt_
     rmsnorm_bwd_kernel<T, LANES, K, N><<<blocks, THREADS, 0, on>>>(*a, partials, block);
 }
 
+/* Partial sums of dw. */
+template <typename T>
+static size_t rmsnorm_bwd_scratch(const mt_stream *stream, const struct mt_rmsnorm_bwd_args *a)
+{
+    (void)stream;
+    int64_t groups = mt_ceil_div(a->rows, mt_row_block(a->rows, GROUPS));
+    return a->dw ? (size_t)(groups * a->width) * sizeof(mt_real<T>) : 0;
+}
+MT_CUDA_SCRATCH(rmsnorm_bwd)
+
 template <typename T>
 static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args *a)
 {
@@ -313,8 +324,7 @@ static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args
     int64_t block = mt_row_block(a->rows, GROUPS), groups = mt_ceil_div(a->rows, block);
     void *partials = NULL;
     if (a->dw && groups)
-        MT_TRY(
-            mt_cuda_scratch(stream, &partials, (size_t)(groups * a->width) * sizeof(mt_real<T>)));
+        MT_TRY(mt_cuda_scratch(stream, &partials, rmsnorm_bwd_scratch<T>(stream, a)));
     mt_real<T> *sums = (mt_real<T> *)partials;
     uintptr_t addresses = (uintptr_t)a->x | (uintptr_t)a->dy | (uintptr_t)a->dx |
                           (uintptr_t)a->dx_add | (uintptr_t)a->w;

@@ -2,6 +2,7 @@
  * bf16: that instance does what f32's does. */
 #include "kernels/cuda/ordered.cuh"
 #include "kernels/cuda/stored.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, NORM_BLOCK = 4096, LANES = 16 };
 
@@ -125,17 +126,29 @@ static mt_status squares(mt_stream *stream, double *partial, const E *grad, int6
     return MT_OK;
 }
 
+static int64_t norm_blocks(const struct mt_grad_norm_args *a, int64_t count)
+{
+    return a->pass == MT_NORM_FINISH ? 0 : mt_ceil_div(count, NORM_BLOCK);
+}
+
+template <typename T>
+static size_t grad_norm_scratch(const mt_stream *stream, const struct mt_grad_norm_args *a)
+{
+    (void)stream;
+    int64_t all = norm_blocks(a, a->count) + norm_blocks(a, a->bf16_count);
+    return (size_t)(all + mt_ceil_div(all, MT_NORM_RUN)) * sizeof(double);
+}
+MT_CUDA_SCRATCH(grad_norm)
+
 template <typename T>
 static mt_status grad_norm(mt_stream *stream, const struct mt_grad_norm_args *a)
 {
     typedef mt_real<T> R;
     cudaStream_t on = mt_cuda_stream(stream);
-    bool sums = a->pass != MT_NORM_FINISH;
-    int64_t blocks = sums ? mt_ceil_div(a->count, NORM_BLOCK) : 0;
-    int64_t halves = sums ? mt_ceil_div(a->bf16_count, NORM_BLOCK) : 0, all = blocks + halves;
-    int64_t runs = mt_ceil_div(all, MT_NORM_RUN);
+    int64_t blocks = norm_blocks(a, a->count), halves = norm_blocks(a, a->bf16_count);
+    int64_t all = blocks + halves, runs = mt_ceil_div(all, MT_NORM_RUN);
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)(all + runs) * sizeof(double)));
+    MT_TRY(mt_cuda_scratch(stream, &scratch, grad_norm_scratch<T>(stream, a)));
     double *partial = (double *)scratch, *run = partial + all;
     MT_TRY(squares(stream, partial, (const R *)a->grad, a->count, blocks));
     MT_TRY(squares(stream, partial + blocks, (const mt_bf16 *)a->bf16_grad, a->bf16_count, halves));

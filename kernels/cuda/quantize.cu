@@ -1,6 +1,7 @@
 /* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
 #include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256 };
 
@@ -318,17 +319,31 @@ static size_t rounded(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
+/* Bytes of what begins at 0: a count of blocks, NaNs and amaxes. */
+static size_t zero_bytes(const mt_group *g)
+{
+    size_t n = (size_t)g->members;
+    return sizeof *job().blocks_done + n * sizeof(int64_t) + MT_DIR_COUNT * n * sizeof(float);
+}
+
+extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
+                                           const struct mt_quantize_args *a)
+{
+    (void)stream;
+    const mt_group *g = &a->src->group;
+    size_t sums = a->bias_grad ? (size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float) : 0;
+    return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums : 0;
+}
+
 /* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
 static mt_status take_scratch(call *c, mt_stream *stream)
 {
     const struct mt_quantize_args *a = c->args;
     const mt_group *g = &c->j.p.group;
-    size_t members = rounded(mt_cuda_plan_bytes(g));
+    size_t members = rounded(mt_cuda_plan_bytes(g)), zeros = zero_bytes(g);
     size_t amax = (size_t)g->members * sizeof(float), nans = (size_t)g->members * sizeof(int64_t);
-    size_t zeros = sizeof *c->j.blocks_done + nans + MT_DIR_COUNT * amax;
-    size_t sums = a->bias_grad ? (size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float) : 0;
     char *p;
-    MT_TRY(mt_cuda_scratch(stream, (void **)&p, members + rounded(zeros) + sums));
+    MT_TRY(mt_cuda_scratch(stream, (void **)&p, mt_cuda_quantize_scratch(stream, a)));
     mt_cuda_plan_place(&c->j.p, p), p += members;
     c->j.p.zeros = (uint64_t *)p;
     c->j.p.zero_count = (int64_t)((zeros + 7) / 8);

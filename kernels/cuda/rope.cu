@@ -1,6 +1,7 @@
 /* Normalisation and rotation of queries and keys. A block takes a token; in it, `lanes` threads
  * take a head, N pairs (i, i + d/2) each at a time. */
 #include "kernels/cuda/rowsums.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, BLOCKS = 512 };
 
@@ -396,6 +397,13 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+template <typename T>
+static size_t weight_grad_bytes(int64_t tokens, int64_t dim, const struct weight_rows &m)
+{
+    int64_t rows = tokens * m.each, blocks = mt_ceil_div(rows, mt_row_block(rows, BLOCKS));
+    return (size_t)(blocks * m.span * dim) * sizeof(mt_real<T>);
+}
+
 template <typename T, int N>
 static mt_status weight_grad(mt_stream *stream, void *dw, bool accumulate,
                              const struct mt_qk_norm_rope_bwd_args *a, const struct shape &s,
@@ -406,7 +414,7 @@ static mt_status weight_grad(mt_stream *stream, void *dw, bool accumulate,
     int64_t block = mt_row_block(rows, BLOCKS), blocks = mt_ceil_div(rows, block);
     void *partials = NULL;
     if (blocks) {
-        MT_TRY(mt_cuda_scratch(stream, &partials, (size_t)(blocks * width) * sizeof(R)));
+        MT_TRY(mt_cuda_scratch(stream, &partials, weight_grad_bytes<T>(s.tokens, s.dim, m)));
         dim3 grid((unsigned)mt_ceil_div(width / 2, THREADS / 32 * N), (unsigned)blocks);
         weight_grad_kernel<T, N>
             <<<grid, THREADS, 0, mt_cuda_stream(stream)>>>((R *)partials, *a, s, m, block);
@@ -416,14 +424,37 @@ static mt_status weight_grad(mt_stream *stream, void *dw, bool accumulate,
                            blocks, width);
 }
 
+/* Which rows the weights of queries and keys are summed over. */
+static void weight_rows_of(struct weight_rows *q, struct weight_rows *k, const struct shape &s)
+{
+    bool by_head = s.norm == MT_QK_NORM_HEAD;
+    *q = { by_head ? s.nq : 1, by_head ? 1 : s.nq, 0, 0 };
+    *k = { by_head ? s.nkv : 1, by_head ? 1 : s.nkv, s.nq * s.dim, q->each };
+}
+
+template <typename T>
+static size_t qk_norm_rope_bwd_scratch(const mt_stream *stream,
+                                       const struct mt_qk_norm_rope_bwd_args *a)
+{
+    (void)stream;
+    struct weight_rows q, k;
+    struct shape s =
+        shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim, a->norm, 1);
+    weight_rows_of(&q, &k, s);
+    if (!s.dim || !s.sums || !s.tokens) return 0;
+    size_t of_q = a->dw_q ? weight_grad_bytes<T>(s.tokens, s.dim, q) : 0;
+    size_t of_k = a->dw_k ? weight_grad_bytes<T>(s.tokens, s.dim, k) : 0;
+    return of_q > of_k ? of_q : of_k;
+}
+MT_CUDA_SCRATCH(qk_norm_rope_bwd)
+
 /* dx may be dy, so the gradients of the weights come first. */
 template <typename T, int N>
 static mt_status backward(mt_stream *stream, const struct mt_qk_norm_rope_bwd_args *a,
                           const struct shape &s)
 {
-    bool by_head = s.norm == MT_QK_NORM_HEAD;
-    struct weight_rows q = { by_head ? s.nq : 1, by_head ? 1 : s.nq, 0, 0 };
-    struct weight_rows k = { by_head ? s.nkv : 1, by_head ? 1 : s.nkv, s.nq * s.dim, q.each };
+    struct weight_rows q, k;
+    weight_rows_of(&q, &k, s);
     if (s.sums && a->dw_q) MT_TRY((weight_grad<T, N>(stream, a->dw_q, a->accumulate_q, a, s, q)));
     if (s.sums && a->dw_k) MT_TRY((weight_grad<T, N>(stream, a->dw_k, a->accumulate_k, a, s, k)));
     if (!s.tokens) return MT_OK;

@@ -1,5 +1,6 @@
 /* The route plan, and moving rows by it: gather and its backward. */
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum {
     THREADS = 256,
@@ -171,6 +172,14 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
+static size_t route_plan_scratch(const mt_stream *stream, const struct mt_route_plan_args *a)
+{
+    (void)stream;
+    return (size_t)(a->experts * CHUNKS) * sizeof(int32_t);
+}
+MT_CUDA_SCRATCH(route_plan)
+
+template <typename T>
 static mt_status route_plan(mt_stream *stream, const struct mt_route_plan_args *a)
 {
     MT_REQUIRE(a->experts <= COUNTERS, MT_EUNSUPPORTED,
@@ -178,7 +187,7 @@ static mt_status route_plan(mt_stream *stream, const struct mt_route_plan_args *
     cudaStream_t on = mt_cuda_stream(stream);
     const struct chunks c = cut(a);
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)(a->experts * CHUNKS) * sizeof(int32_t)));
+    MT_TRY(mt_cuda_scratch(stream, &scratch, route_plan_scratch<T>(stream, a)));
     int32_t *totals = (int32_t *)scratch;
     size_t counters = (size_t)a->experts * sizeof(int32_t);
     if (c.count) {

@@ -1,6 +1,7 @@
 /* The router: logits, softmax, top-k, and its backward. A warp holds a token's row of experts in
  * registers. Sums over tokens go through fixed blocks of tokens in order. */
 #include "kernels/cuda/router_mma.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum {
     THREADS = 256,
@@ -238,28 +239,54 @@ static mt_status find_logits(mt_stream *stream, const struct mt_router_fwd_args 
                                     a->width, put);
 }
 
+/* How the forward pass goes about its tokens, and the scratch it takes. */
+struct fwd_plan {
+    int64_t size; /* tokens of a block of sums */
+    int blocks, count;
+    bool tensor;                        /* cores multiply, in `count` parts of the depth */
+    size_t planes, parts, sums, counts; /* bytes */
+};
+
+template <typename T>
+static fwd_plan plan_fwd(const mt_stream *stream, const struct mt_router_fwd_args *a)
+{
+    fwd_plan p = {};
+    p.size = mt_ceil_div(a->tokens, SUM_BLOCKS);
+    if (p.size < SUM_TOKENS) p.size = SUM_TOKENS;
+    p.blocks = (int)mt_ceil_div(a->tokens, p.size);
+    p.tensor = a->width && mma::takes<T>(stream, a->x, a->width);
+    p.planes = p.tensor ? mma::plane_bytes(a->experts, a->width) : 0;
+    p.sums = (size_t)p.blocks * (size_t)(a->experts + 1) * sizeof(double);
+    p.counts = (size_t)p.blocks * (size_t)a->experts * sizeof(int32_t);
+    p.count = p.tensor ? (int)mt_ceil_div(a->width, LOGIT_PART) : 1;
+    if (p.count > 1) p.parts = (size_t)(p.count * a->tokens * a->experts) * sizeof(mt_real<T>);
+    p.parts = mt_ceil_div(p.parts, (size_t)256) * 256;
+    return p;
+}
+
+template <typename T>
+static size_t router_fwd_scratch(const mt_stream *stream, const struct mt_router_fwd_args *a)
+{
+    fwd_plan p = plan_fwd<T>(stream, a);
+    return p.planes + p.parts + p.sums + p.counts;
+}
+MT_CUDA_SCRATCH(router_fwd)
+
 template <typename T>
 static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *a)
 {
     typedef mt_real<T> R;
     MT_TRY(check_experts("router_fwd", a->experts));
     cudaStream_t on = mt_cuda_stream(stream);
-    int64_t size = mt_ceil_div(a->tokens, SUM_BLOCKS);
-    if (size < SUM_TOKENS) size = SUM_TOKENS;
-    int blocks = (int)mt_ceil_div(a->tokens, size);
-    bool tensor = a->width && mma::takes<T>(stream, a->x, a->width);
-    size_t planes_bytes = tensor ? mma::plane_bytes(a->experts, a->width) : 0;
-    size_t sums_bytes = (size_t)blocks * (size_t)(a->experts + 1) * sizeof(double);
-    size_t counts_bytes = (size_t)blocks * (size_t)a->experts * sizeof(int32_t);
-    int count = tensor ? (int)mt_ceil_div(a->width, LOGIT_PART) : 1;
-    size_t parts_bytes = count > 1 ? (size_t)(count * a->tokens * a->experts) * sizeof(R) : 0;
-    parts_bytes = mt_ceil_div(parts_bytes, (size_t)256) * 256;
+    const fwd_plan p = plan_fwd<T>(stream, a);
+    int64_t size = p.size;
+    int blocks = p.blocks, count = p.count;
+    bool tensor = p.tensor;
     void *scratch;
-    MT_TRY(
-        mt_cuda_scratch(stream, &scratch, planes_bytes + parts_bytes + sums_bytes + counts_bytes));
-    R *parts = (R *)((char *)scratch + planes_bytes);
-    double *sums = (double *)((char *)parts + parts_bytes);
-    int32_t *counts = (int32_t *)((char *)sums + sums_bytes);
+    MT_TRY(mt_cuda_scratch(stream, &scratch, router_fwd_scratch<T>(stream, a)));
+    R *parts = (R *)((char *)scratch + p.planes);
+    double *sums = (double *)((char *)parts + p.parts);
+    int32_t *counts = (int32_t *)((char *)sums + p.sums);
     if (a->tokens) {
         /* a single part goes where logits are wanted, else where the probabilities will be */
         if (count == 1) parts = (R *)(a->logits ? a->logits : a->probs);
@@ -418,6 +445,32 @@ static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a,
     return MT_OK;
 }
 
+/* What the backward pass computes, and the scratch it takes. */
+struct bwd_plan {
+    bool dx, dwr, tensor;
+    size_t d, wr, parts; /* bytes */
+};
+
+template <typename T>
+static bwd_plan plan_bwd(const mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    bwd_plan p = {};
+    p.dx = a->dx && a->tokens && a->width, p.dwr = a->dwr && a->width;
+    p.tensor = (p.dx || p.dwr) && a->tokens && mma::takes<T>(stream, a->x, a->width);
+    p.d = p.tensor ? mma::plane_bytes(a->tokens, a->experts) : 0;
+    p.wr = p.tensor && p.dx ? mma::plane_bytes(a->experts, a->width) : 0;
+    p.parts = p.dwr ? (size_t)(parts_of(a) * a->experts * a->width) * sizeof(mt_real<T>) : 0;
+    return p;
+}
+
+template <typename T>
+static size_t router_bwd_scratch(const mt_stream *stream, const struct mt_router_bwd_args *a)
+{
+    bwd_plan p = plan_bwd<T>(stream, a);
+    return p.d + p.wr + p.parts;
+}
+MT_CUDA_SCRATCH(router_bwd)
+
 template <typename T>
 static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *a)
 {
@@ -425,13 +478,11 @@ static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *
     const char *op = "router_bwd";
     MT_TRY(check_experts(op, a->experts));
     if (a->tokens) MT_TRY(find_dlogits<R>(stream, a));
-    bool wants_dx = a->dx && a->tokens && a->width, wants_dwr = a->dwr && a->width;
-    bool tensor = (wants_dx || wants_dwr) && a->tokens && mma::takes<T>(stream, a->x, a->width);
-    size_t d_bytes = tensor ? mma::plane_bytes(a->tokens, a->experts) : 0;
-    size_t wr_bytes = tensor && wants_dx ? mma::plane_bytes(a->experts, a->width) : 0;
-    size_t parts_bytes = wants_dwr ? (size_t)(parts_of(a) * a->experts * a->width) * sizeof(R) : 0;
+    const bwd_plan p = plan_bwd<T>(stream, a);
+    bool wants_dx = p.dx, wants_dwr = p.dwr, tensor = p.tensor;
+    size_t d_bytes = p.d, wr_bytes = p.wr;
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, d_bytes + wr_bytes + parts_bytes));
+    MT_TRY(mt_cuda_scratch(stream, &scratch, router_bwd_scratch<T>(stream, a)));
     char *at = (char *)scratch;
     mma::operand dlogits, wr;
     if (tensor)

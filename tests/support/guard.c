@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "kernels/backends.h"
@@ -32,11 +33,35 @@ static void lock(const struct guard *g)
     protect(g, PROT_NONE);
 }
 
+/* ---- faults on demand ---------------------------------------------------------------------------
+ * GUARD_FAULT=WHAT:N in the environment: the N-th of WHAT (alloc, copy, or an op) fails. An
+ * allocation for want of memory; the others as a card does whose kernel has faulted: nothing works
+ * on it any more. */
+
+static bool broken;
+
+static bool fault_due(const char *what)
+{
+    static long seen;
+    const char *fault = getenv("GUARD_FAULT"), *colon = fault ? strchr(fault, ':') : NULL;
+    if (!colon || strlen(what) != (size_t)(colon - fault) || strncmp(fault, what, strlen(what)))
+        return false;
+    return ++seen == atol(colon + 1);
+}
+
+static mt_status fault(const char *what)
+{
+    broken = broken || fault_due(what);
+    return broken ? MT_FAIL(MT_EDEVICE, "guarded: %s: an illegal address (on demand)", what)
+                  : MT_OK;
+}
+
 #define GUARDED(op)                                                                                \
     static mt_status guarded_##op(mt_stream *stream, const struct mt_##op##_args *args)            \
     {                                                                                              \
         const struct guard *g = stream->device->impl;                                              \
         mt_stream inner = { g->cpu, NULL };                                                        \
+        MT_TRY(fault(#op));                                                                        \
         unlock(g);                                                                                 \
         mt_status status = g->cpu->kernels[args->dtype]->op(&inner, args);                         \
         lock(g);                                                                                   \
@@ -49,7 +74,7 @@ static mt_status guard_alloc(mt_device *device, void **p, size_t bytes, bool on_
     struct guard *g = device->impl;
     if (on_host) return g->cpu->ops->alloc(g->cpu, p, bytes, true);
     size_t padded = (bytes + PAGE - 1) / PAGE * PAGE;
-    if (padded > RANGE - g->used) return MT_ENOMEM;
+    if (fault_due("alloc") || padded > RANGE - g->used) return MT_ENOMEM;
     *p = g->range + g->used;
     g->used += padded;
     lock(g);
@@ -68,6 +93,7 @@ static void guard_release(mt_device *device, void *p, size_t bytes, bool on_host
 static mt_status guard_copy(mt_device *device, void *to, const void *from, size_t bytes)
 {
     const struct guard *g = device->impl;
+    MT_TRY(fault("copy"));
     unlock(g);
     mt_status status = g->cpu->ops->copy(g->cpu, to, from, bytes);
     lock(g);

@@ -7,6 +7,7 @@ static mt_config base_config(void)
     mt_config c;
     assert_ok(mt_config_defaults(&c));
     snprintf(c.name, sizeof c.name, "test");
+    snprintf(c.device, sizeof c.device, "%s", test_device_name());
     c.trainer.model = small_model(false);
     c.trainer.batch_size = c.trainer.micro_batch_size = 4;
     c.trainer.sequence_length = 16;
@@ -20,20 +21,31 @@ static void print_both(const char *what, const mt_plan *plan, const mt_device *d
     for (int i = 0; i < MT_MEMORY_COUNT; i++)
         print_message("  %-16s %10lld / %10lld%s\n", mt_memory_name((mt_memory)i),
                       (long long)plan->peak[i], (long long)device->peak[i],
-                      i == MT_MEMORY_WORKSPACE ? " (not planned)" : "");
+                      i == MT_MEMORY_WORKSPACE && !plan->gpu ? " (not planned)" : "");
 }
 
-/* Both run the same passes; the plan is made without memory, the run on the cpu with the kernel set
- * in use. The measured high-water mark is the device's own count of what was allocated at once,
- * first (recording) step included. 5 % is the promise; data decides nothing about sizes, so they
- * are equal. */
+/* Of the whole, kernels' scratch included where it is planned. */
+static void check_total(const mt_plan *plan, const mt_device *device)
+{
+    double planned = 0, measured = 0;
+    for (int i = 0; i < MT_MEMORY_COUNT; i++) {
+        if (i == MT_MEMORY_WORKSPACE && !plan->gpu) continue;
+        planned += (double)plan->peak[i], measured += (double)device->peak[i];
+    }
+    assert_true(planned >= 0.95 * measured && planned <= 1.05 * measured);
+}
+
+/* Both run the same passes; the plan is made without memory, the run on the tests' device with the
+ * kernel set in use. The measured high-water mark is the device's own count of what was allocated
+ * at once, first (recording) step included. 5 % is the promise; data decides nothing about sizes,
+ * so they are equal. */
 static void check_config(const char *what, const mt_config *config, bool evaluates)
 {
     mt_plan plan;
     mt_device *device;
     mt_trainer *trainer;
     assert_ok(mt_plan_make(&plan, config));
-    assert_ok(mt_device_open(&device, "cpu", NULL, 0));
+    assert_ok(mt_device_open(&device, config->device, NULL, 0));
     assert_ok(mt_trainer_create(&trainer, device, &config->trainer));
     assert_ok(mt_plan_passes(trainer, evaluates));
     bool equal = true;
@@ -41,8 +53,9 @@ static void check_config(const char *what, const mt_config *config, bool evaluat
         if (i != MT_MEMORY_WORKSPACE) equal = equal && plan.peak[i] == device->peak[i];
     const mt_tape *tape = mt_trainer_tape(trainer);
     int64_t slab = mt_arena_bytes(mt_tape_arena(tape)), floor = mt_arena_floor(mt_tape_arena(tape));
-    if (!equal) print_both(what, &plan, device);
+    if (!equal || plan.gpu) print_both(what, &plan, device);
     assert_true(equal);
+    check_total(&plan, device);
     /* the slab of every later step lies within what was planned */
     assert_true(slab > 0 && floor <= slab && slab <= plan.peak[MT_MEMORY_ACTIVATIONS]);
     assert_int_equal(mt_arena_bytes(mt_tape_host_pool(tape)), plan.peak[MT_MEMORY_HOST_POOL]);
@@ -59,6 +72,12 @@ static void a_run_takes_what_was_planned(void **state)
     check_config("with an evaluation", &c, true);
     c.trainer.dtype = MT_BF16;
     check_config("bf16", &c, true);
+    static const char *const recipes[] = { "mxfp8", "fp8_current", "fp8_block", "nvfp4" };
+    for (int i = 0; i < 4; i++) {
+        snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "%s", recipes[i]);
+        check_config(recipes[i], &c, true);
+    }
+    *c.trainer.recipe = '\0';
     c.trainer.dtype = MT_F64;
     check_config("f64", &c, true);
     c = base_config();
@@ -99,6 +118,36 @@ static void options_change_the_plan(void **state)
     c.trainer.dtype = MT_F64;
     assert_ok(mt_plan_make(&plan, &c));
     assert_int_equal(plan.peak[MT_MEMORY_MASTER], 2 * plain.peak[MT_MEMORY_MASTER]);
+}
+
+/* A GPU is planned for where there is none: its weights lie in one copy for both directions, its
+ * kernels' scratch counts, and what is offloaded is the host's. */
+static void a_gpu_is_planned_for_without_one(void **state)
+{
+    (void)state;
+    mt_config c = base_config();
+    mt_plan cpu, gpu;
+    c.trainer.dtype = MT_BF16;
+    c.trainer.offload = true;
+    snprintf(c.device, sizeof c.device, "cpu");
+    assert_ok(mt_plan_make(&cpu, &c));
+    snprintf(c.device, sizeof c.device, "cuda:3");
+#ifdef MT_HAVE_cuda
+    assert_ok(mt_plan_make(&gpu, &c));
+    assert_true(gpu.gpu && !cpu.gpu);
+    assert_int_equal(gpu.peak[MT_MEMORY_MASTER], cpu.peak[MT_MEMORY_MASTER]);
+    assert_int_equal(gpu.peak[MT_MEMORY_MOMENTS], cpu.peak[MT_MEMORY_MOMENTS]);
+    assert_true(gpu.peak[MT_MEMORY_COMPUTE] < cpu.peak[MT_MEMORY_COMPUTE]);
+    assert_true(gpu.peak[MT_MEMORY_WORKSPACE] > 0);
+    assert_true(mt_plan_pinned_bytes(&gpu) > 0 && mt_plan_pinned_bytes(&cpu) == 0);
+    int64_t plain = gpu.peak[MT_MEMORY_WORKSPACE];
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8"); /* operands are decoded */
+    c.trainer.model.hidden_size = 512;
+    assert_ok(mt_plan_make(&gpu, &c));
+    assert_true(gpu.peak[MT_MEMORY_WORKSPACE] > plain);
+#else
+    assert_fails(mt_plan_make(&gpu, &c), MT_EUNSUPPORTED, "no cuda backend");
+#endif
 }
 
 /* Counted by hand from the shapes. */
@@ -146,6 +195,14 @@ static void the_verb_reports_it(void **state)
     snprintf(line, sizeof line, "plan %s", in_dir("c.yaml"));
     assert_verb(line, 0, "master weights");
     assert_non_null(strstr(verb_output, "GEMM path: "));
+    snprintf(line, sizeof line, "plan %s --device cpu", in_dir("c.yaml"));
+    assert_verb(line, 0, "kernels' scratch, the program");
+#ifdef MT_HAVE_cuda
+    snprintf(line, sizeof line, "plan %s --device cuda", in_dir("c.yaml"));
+    assert_verb(line, 0, "bytes of the GPU's memory");
+    assert_non_null(strstr(verb_output, "workspace"));
+    assert_non_null(strstr(verb_output, "pinned host"));
+#endif
     snprintf(line, sizeof line, "plan %s --set train.batchsize=2", in_dir("c.yaml"));
     assert_verb(line, MT_EXIT_USAGE, "did you mean train.batch_size");
     snprintf(line, sizeof line, "plan %s", in_dir("none.yaml"));
@@ -157,6 +214,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_takes_what_was_planned),
         cmocka_unit_test(options_change_the_plan),
+        cmocka_unit_test(a_gpu_is_planned_for_without_one),
         cmocka_unit_test(parameters_and_work_are_counted),
         cmocka_unit_test(the_verb_reports_it),
     };

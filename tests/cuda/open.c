@@ -1,0 +1,64 @@
+/* Linked into a copy of the program: a GPU on which things go wrong. In the environment,
+ * GPU_FAULT=OP:N: behind the N-th call of an op a kernel writes where nothing is, in the same
+ * stream, recorded with the rest when a graph is; GPU_LEAVE=MIB: all memory but so much is taken.
+ */
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/ops.h"
+#include "tests/cuda/bad.h"
+
+mt_status __real_mt_device_open(mt_device **device, const char *name, const char *kernel_set,
+                                int threads);
+mt_status __wrap_mt_device_open(mt_device **device, const char *name, const char *kernel_set,
+                                int threads);
+
+static const struct mt_kernels *real[MT_DTYPE_COUNT];
+static struct mt_kernels faulty[MT_DTYPE_COUNT];
+
+static bool due(const char *op)
+{
+    static long seen;
+    const char *fault = getenv("GPU_FAULT"), *colon = fault ? strchr(fault, ':') : NULL;
+    if (!colon || strlen(op) != (size_t)(colon - fault) || strncmp(fault, op, strlen(op)))
+        return false;
+    return ++seen == atol(colon + 1);
+}
+
+#define FAULTY(op)                                                                                 \
+    static mt_status faulty_##op(mt_stream *stream, const struct mt_##op##_args *args)             \
+    {                                                                                              \
+        MT_TRY(real[args->dtype]->op(stream, args));                                               \
+        return due(#op) ? bad_launch(stream) : MT_OK;                                              \
+    }
+MT_OPS(FAULTY)
+
+static mt_status take_memory(void)
+{
+    const char *leave = getenv("GPU_LEAVE");
+    size_t available = 0, total = 0, kept = leave ? (size_t)atol(leave) << 20 : 0;
+    void *taken; /* until the process ends */
+    if (!leave || cudaMemGetInfo(&available, &total) != cudaSuccess || available <= kept)
+        return MT_OK;
+    MT_REQUIRE(cudaMalloc(&taken, available - kept) == cudaSuccess, MT_ENOMEM,
+               "%zu bytes could not be taken", available - kept);
+    return MT_OK;
+}
+
+mt_status __wrap_mt_device_open(mt_device **device, const char *name, const char *kernel_set,
+                                int threads)
+{
+    MT_TRY(__real_mt_device_open(device, name, kernel_set, threads));
+    if (strcmp((*device)->name, "cuda") != 0) return MT_OK;
+    for (int i = 0; i < MT_DTYPE_COUNT; i++) {
+        if (!(*device)->kernels[i]) continue;
+        real[i] = (*device)->kernels[i];
+        faulty[i] = *real[i];
+#define ENTRY(op) faulty[i].op = faulty_##op;
+        MT_OPS(ENTRY)
+#undef ENTRY
+        (*device)->kernels[i] = &faulty[i];
+    }
+    return take_memory();
+}
