@@ -121,7 +121,7 @@ static void options_change_the_plan(void **state)
 }
 
 /* A GPU is planned for where there is none: its weights lie in one copy for both directions, its
- * kernels' scratch counts, and what is offloaded is the host's. */
+ * kernels' scratch counts where the build has them, and what is offloaded is the host's. */
 static void a_gpu_is_planned_for_without_one(void **state)
 {
     (void)state;
@@ -132,21 +132,19 @@ static void a_gpu_is_planned_for_without_one(void **state)
     snprintf(c.device, sizeof c.device, "cpu");
     assert_ok(mt_plan_make(&cpu, &c));
     snprintf(c.device, sizeof c.device, "cuda:3");
-#ifdef MT_HAVE_cuda
     assert_ok(mt_plan_make(&gpu, &c));
     assert_true(gpu.gpu && !cpu.gpu);
     assert_int_equal(gpu.peak[MT_MEMORY_MASTER], cpu.peak[MT_MEMORY_MASTER]);
     assert_int_equal(gpu.peak[MT_MEMORY_MOMENTS], cpu.peak[MT_MEMORY_MOMENTS]);
     assert_true(gpu.peak[MT_MEMORY_COMPUTE] < cpu.peak[MT_MEMORY_COMPUTE]);
-    assert_true(gpu.peak[MT_MEMORY_WORKSPACE] > 0);
     assert_true(mt_plan_pinned_bytes(&gpu) > 0 && mt_plan_pinned_bytes(&cpu) == 0);
+#ifdef MT_HAVE_cuda
+    assert_true(gpu.peak[MT_MEMORY_WORKSPACE] > 0);
     int64_t plain = gpu.peak[MT_MEMORY_WORKSPACE];
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8"); /* operands are decoded */
     c.trainer.model.hidden_size = 512;
     assert_ok(mt_plan_make(&gpu, &c));
     assert_true(gpu.peak[MT_MEMORY_WORKSPACE] > plain);
-#else
-    assert_fails(mt_plan_make(&gpu, &c), MT_EUNSUPPORTED, "no cuda backend");
 #endif
 }
 
