@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/ops.h"
 #include "tests/cuda/bad.h"
 
 mt_status __real_mt_device_open(mt_device **device, const char *name, const char *kernel_set,
@@ -34,16 +33,22 @@ static bool due(const char *op)
     }
 MT_OPS(FAULTY)
 
+/* In pieces as large as there are, until the process ends. */
 static mt_status take_memory(void)
 {
     const char *leave = getenv("GPU_LEAVE");
-    size_t available = 0, total = 0, kept = leave ? (size_t)atol(leave) << 20 : 0;
-    void *taken; /* until the process ends */
-    if (!leave || cudaMemGetInfo(&available, &total) != cudaSuccess || available <= kept)
-        return MT_OK;
-    MT_REQUIRE(cudaMalloc(&taken, available - kept) == cudaSuccess, MT_ENOMEM,
-               "%zu bytes could not be taken", available - kept);
-    return MT_OK;
+    size_t available = 0, total = 0, kept = leave ? (size_t)atol(leave) << 20 : 0, piece = SIZE_MAX;
+    if (!leave) return MT_OK;
+    for (;;) {
+        void *taken;
+        MT_CUDA(cudaMemGetInfo(&available, &total));
+        if (available <= kept) return MT_OK;
+        if (piece > available - kept) piece = available - kept;
+        if (cudaMalloc(&taken, piece) == cudaSuccess) continue;
+        (void)cudaGetLastError();
+        piece /= 2;
+        if (piece < (size_t)1 << 20) return MT_OK; /* no more is to be had */
+    }
 }
 
 mt_status __wrap_mt_device_open(mt_device **device, const char *name, const char *kernel_set,

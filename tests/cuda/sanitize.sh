@@ -1,12 +1,12 @@
 #!/bin/sh
-# On a GPU: compute-sanitizer over a quick subset of every op. memcheck: a training step and an evaluation of a small model
+# On a GPU: compute-sanitizer over a quick subset of every op. memcheck: a training step of a small model
 # with sizes that are no multiples of anything, under bf16 and every preset (a first step has each block in an allocation
 # of its own, so that what is read past one is seen), and small test programs. racecheck: the same, for kernels
 # without asynchronous copies, which it does not follow.
 #
 # Usage: tests/cuda/sanitize.sh [memcheck|racecheck]... (from the root of a built tree; default: both)
-# MIXTAPE: the program (build/release/mixtape), SANITIZER: compute-sanitizer, JOBS: at once (8), LIMIT: seconds of each (80)
-program=${MIXTAPE:-$PWD/build/release/mixtape} jobs=${JOBS:-8} limit=${LIMIT:-80}
+# MIXTAPE: the program (build/release/mixtape), SANITIZER: compute-sanitizer, JOBS: at once (8), LIMIT: seconds of each (200)
+program=${MIXTAPE:-$PWD/build/release/mixtape} jobs=${JOBS:-8} limit=${LIMIT:-200}
 sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 tests=$(dirname "$program")/tests/kernels
 work=$(mktemp -d)
@@ -18,11 +18,11 @@ export OMP_NUM_THREADS=1 MIXTAPE_TEST_DEVICE=cuda
 cat README.md Makefile >"$work/text"
 "$program" data pack "$work/text" -o "$work/train.h5" >/dev/null
 cat >"$work/run.yaml" <<EOF
-model: { model_type: qwen3_moe, vocab_size: 259, hidden_size: 72, num_hidden_layers: 2, num_attention_heads: 3,
+model: { model_type: qwen3_moe, vocab_size: 259, hidden_size: 72, num_hidden_layers: 1, num_attention_heads: 3,
          num_key_value_heads: 1, head_dim: 24, moe_intermediate_size: 40, num_experts: 5, num_experts_per_tok: 2,
          router_bias_update_rate: 1e-3 }
-data: { train: $work/train.h5, valid: $work/train.h5, sequence_length: 37 }
-train: { steps: 2, batch_size: 3, micro_batch_size: 1, dtype: bf16, seed: 3, log_every: 1, eval_every: 1, eval_batches: 1 }
+data: { train: $work/train.h5, sequence_length: 37 }
+train: { steps: 1, batch_size: 2, micro_batch_size: 1, dtype: bf16, seed: 3, log_every: 1 }
 optim: { lr: 1e-3, schedule: constant }
 EOF
 # cases: a name and a command
