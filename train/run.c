@@ -110,16 +110,18 @@ static mt_status make_plan(const run *r, mt_plan *plan)
     return mt_plan_make_rank(plan, r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
 }
 
-/* What the run will take in memory, before it does. */
-static mt_status announce_plan(run *r)
+/* What the run will take in memory, where a plan can be made of it. */
+static void announce_plan(run *r)
 {
     mt_plan plan;
-    MT_TRY(make_plan(r, &plan));
+    if (make_plan(r, &plan) != MT_OK) {
+        mt_error_clear();
+        return;
+    }
     mt_progress_note(&r->progress, "memory planned: %.2f MiB%s%s, see `mixtape plan`",
                      (double)mt_plan_device_bytes(&plan) / 0x1p20, plan.gpu ? " of the GPU's" : "",
                      mt_plan_pinned_bytes(&plan) ? ", and pinned memory for what is offloaded"
                                                  : "");
-    return MT_OK;
 }
 
 static mt_status announce(run *r)
@@ -143,7 +145,7 @@ static mt_status announce(run *r)
                          mt_comm_size(r->comm), mt_comm_backend(r->comm),
                          (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
-    MT_TRY(announce_plan(r));
+    if (r->lead) announce_plan(r);
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
