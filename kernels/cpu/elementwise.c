@@ -1,5 +1,5 @@
 /* Elementwise ops, SwiGLU, embedding. */
-#include "kernels/cpu/vecmath.h"
+#include "kernels/cpu/swiglu.h"
 
 /* Fewer elements than this are done by one thread: starting the others costs more. */
 enum { SERIAL = 1 << 14 };
@@ -76,13 +76,8 @@ mt_status MT_CPU(swiglu_fwd)(mt_stream *stream, const struct mt_swiglu_fwd_args 
     int64_t rows = rows_of(args->rows, args->rows_used), width = args->width;
 #pragma omp parallel for schedule(static) if (rows * width >= SERIAL)
     for (int64_t r = 0; r < rows; r++) {
-        const mt_elem *gate = (const mt_elem *)args->x + r * 2 * width, *up = gate + width;
-        mt_elem *y = (mt_elem *)args->y + r * width;
-#pragma omp simd
-        for (int64_t f = 0; f < width; f++) {
-            mt_real g = mt_get(gate + f);
-            mt_put(y + f, g / (1 + mt_exp(-g)) * mt_get(up + f));
-        }
+        const mt_elem *gate = (const mt_elem *)args->x + r * 2 * width;
+        swiglu_row((mt_elem *)args->y + r * width, gate, gate + width, width);
     }
     return MT_OK;
 }
@@ -93,15 +88,10 @@ mt_status MT_CPU(swiglu_bwd)(mt_stream *stream, const struct mt_swiglu_bwd_args 
     int64_t rows = rows_of(args->rows, args->rows_used), width = args->width;
 #pragma omp parallel for schedule(static) if (rows * width >= SERIAL)
     for (int64_t r = 0; r < rows; r++) {
-        const mt_elem *gate = (const mt_elem *)args->x + r * 2 * width, *up = gate + width;
-        const mt_elem *dy = (const mt_elem *)args->dy + r * width;
-        mt_elem *dgate = (mt_elem *)args->dx + r * 2 * width, *dup = dgate + width;
-#pragma omp simd
-        for (int64_t f = 0; f < width; f++) {
-            mt_real g = mt_get(gate + f), d = mt_get(dy + f), s = 1 / (1 + mt_exp(-g));
-            mt_put(dgate + f, d * mt_get(up + f) * (s * (1 + g * (1 - s))));
-            mt_put(dup + f, d * (g * s));
-        }
+        const mt_elem *gate = (const mt_elem *)args->x + r * 2 * width;
+        mt_elem *dgate = (mt_elem *)args->dx + r * 2 * width;
+        swiglu_row_bwd(dgate, dgate + width, (const mt_elem *)args->dy + r * width, gate,
+                       gate + width, width);
     }
     return MT_OK;
 }

@@ -16,6 +16,7 @@ struct product {
     int64_t members, cols, depth, height; /* height: rows of D where they are not ragged, else -1 */
     int64_t a_width;                      /* reals or elements in a line of A's memory */
     gemm_matrix a, b;
+    gemm_beside beside;
     bool d_real;
     int64_t *start; /* [members + 1] first row */
     int64_t *first; /* [members + 1] first task */
@@ -136,6 +137,26 @@ static gemm_matrix member_b(const struct product *p, int64_t e)
     return b;
 }
 
+/* What is beside a block at row r0 of member e, whose D starts at row `line` of all. */
+static void beside_block(gemm_block *k, const struct product *p, int64_t e, int64_t line,
+                         int64_t j0)
+{
+    const gemm_beside *b = &p->beside;
+    if (b->row_token && p->height >= 0) {
+        k->b.data = moved(p->b.data, p->b.real, j0 * k->b.outer);
+        k->b_depths = b->row_token + p->start[e];
+    } else if (b->row_token) {
+        k->a.data = p->a.data;
+        k->a_rows = b->row_token + line;
+    }
+    if (b->act && p->col_parts == 1) k->act = moved(b->act, false, line * (p->cols / 2));
+    if (!b->z) return;
+    int64_t at = 2 * line * p->cols + j0;
+    k->half = p->cols, k->ld = 2 * p->cols;
+    k->z = moved(b->z, false, at);
+    k->d = moved(p->args->d, false, at + p->cols);
+}
+
 static void run_task(const struct product *p, int64_t task, void *scratch)
 {
     int64_t low = 0, high = p->members; /* first[low] <= task < first[high] */
@@ -167,6 +188,7 @@ static void run_task(const struct product *p, int64_t task, void *scratch)
     k.c = moved(p->args->c, p->d_real, at);
     k.d = moved(p->args->d, p->d_real, at);
     k.bias = moved(p->args->bias, true, e * p->cols + j0);
+    beside_block(&k, p, e, member + r0, j0);
     if (k.rows && k.cols) p->kernel->block(&k, scratch);
 }
 
@@ -198,11 +220,12 @@ static void compute(struct product *p, char *scratch, int threads)
 }
 
 mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
-                           const gemm_kernel *kernel)
+                           const gemm_kernel *kernel, const gemm_beside *beside, bool *whole)
 {
     struct product p;
     int threads = stream->device->threads;
     MT_TRY(describe(&p, args, kernel));
+    if (beside) p.beside = *beside;
     size_t index = ((size_t)p.members + 1) * sizeof(int64_t), bytes = 0;
     size_t tables = (2 * index + 63) / 64 * 64;
     if (packs(&p)) bytes = (size_t)p.members * gemm_form_bytes(kernel->weight, p.cols, p.depth);
@@ -215,6 +238,7 @@ mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
     cut(&p, kernel->cut_for ? kernel->cut_for : threads);
     int64_t products = p.start[p.members] * p.cols * (p.height < 0 ? p.depth : p.height);
     compute(&p, p.packed + bytes, products < WORTH_THREADS ? 1 : threads);
+    if (whole) *whole = p.col_parts == 1;
     return MT_OK;
 }
 
@@ -222,5 +246,5 @@ mt_status MT_CPU(gemm)(mt_stream *stream, const struct mt_gemm_args *args)
 {
     struct gemm_decoded plain;
     MT_TRY(MT_CPU(gemm_decode)(stream, &plain, args, false));
-    return MT_CPU(gemm_run)(stream, &plain.args, &MT_CPU(gemm_blocks));
+    return MT_CPU(gemm_run)(stream, &plain.args, &MT_CPU(gemm_blocks), NULL, NULL);
 }

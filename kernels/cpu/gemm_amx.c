@@ -200,7 +200,8 @@ mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *arg
     struct gemm_decoded plain;
     MT_TRY(MT_CPU(gemm_decode)(stream, &plain, args, true));
     bool tiles = mt_gemm_a(&plain.args)->format == bf16 && mt_gemm_b(&plain.args)->format == bf16;
-    return MT_CPU(gemm_run)(stream, &plain.args, tiles ? &amx_blocks : &MT_CPU(gemm_blocks));
+    return MT_CPU(gemm_run)(stream, &plain.args, tiles ? &amx_blocks : &MT_CPU(gemm_blocks), NULL,
+                            NULL);
 }
 
 mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args)

@@ -3,6 +3,7 @@
  * meets all tiles of A, or those of one strip after the other. What comes next is asked for while
  * tiles are at work: operands of this size come from afar, and no prefetcher follows their rows. */
 #include "kernels/cpu/gemm_priv.h"
+#include "kernels/cpu/swiglu.h"
 
 #if MT_ISA_LEVEL > 0
 
@@ -33,16 +34,20 @@ MT_INLINE int64_t tile_rows(int64_t left)
     return left <= GEMM_MR ? left : left < 2 * GEMM_MR ? (left + 1) / 2 : GEMM_MR;
 }
 
-/* The first `width` of `wide` neighbours of each of `lines` lines of an operand, `ld` apart, to
- * lines of `pitch` reals. Where it may read them all it copies them all, in vectors. Asks for the
- * lines that come next. */
+/* The first `width` of `wide` neighbours of each of `lines` lines of an operand, `ld` apart or
+ * where `at` says, to lines of `pitch` reals. Where it may read them all it copies them all, in
+ * vectors. Asks for the lines that come next, of the `left` there are. */
 MT_INLINE void copy_lines(mt_real *to, int64_t pitch, bool real, const void *from, int64_t ld,
-                          int64_t lines, int wide, int64_t width, bool may_read_all)
+                          const int32_t *at, int64_t left, int wide, int64_t width,
+                          bool may_read_all)
 {
-    size_t size = real ? sizeof(mt_real) : sizeof(mt_elem);
-    const char *line = from;
-    for (int64_t q = 0; q < lines; q++, line += (size_t)ld * size, to += pitch) {
-        __builtin_prefetch(line + (size_t)(AT_ONCE * ld) * size);
+    int64_t size = (int64_t)(real ? sizeof(mt_real) : sizeof(mt_elem)),
+            lines = mt_min(AT_ONCE, left);
+    for (int64_t q = 0; q < lines; q++, to += pitch) {
+        int64_t next = q + AT_ONCE;
+        const char *line = (const char *)from + (at ? at[q] : q) * ld * size;
+        if (!at || next < left)
+            __builtin_prefetch((const char *)from + (at ? at[next] : next) * ld * size);
         if (!may_read_all) {
             gemm_read(to, real, line, width);
             continue;
@@ -53,11 +58,12 @@ MT_INLINE void copy_lines(mt_real *to, int64_t pitch, bool real, const void *fro
     }
 }
 
-/* A along its rows: a[r * GEMM_LD + p]. */
-static void copy_rows(mt_real *to, const gemm_matrix *a, int64_t rows, int64_t p0, int64_t depth)
+/* Rows of A, in place or where they are gathered from: a[(r - begin) * GEMM_LD + p]. */
+static void copy_rows(mt_real *to, const gemm_block *k, int64_t begin, int64_t end, int64_t p0,
+                      int64_t depth)
 {
-    for (int64_t r = 0; r < rows; r++, to += GEMM_LD)
-        gemm_read(to, a->real, gemm_at(a, r, p0), depth);
+    for (int64_t r = begin; r < end; r++, to += GEMM_LD)
+        gemm_read(to, k->a.real, gemm_at(&k->a, k->a_rows ? k->a_rows[r] : r, p0), depth);
 }
 
 /* Whether the tiles may read A where it is: reals, and rows that do not all want the same lines of
@@ -76,20 +82,23 @@ MT_INLINE void copy_tiles(mt_real *to, bool real, const gemm_matrix *a, int64_t 
         mt_real *panel = to + p * GEMM_MR;
         for (int64_t r = 0, h; r < rows; r += h, panel += A_PANEL) {
             h = tile_rows(rows - r);
-            copy_lines(panel, GEMM_MR, real, gemm_at(a, r, p0 + p), a->step,
-                       mt_min(AT_ONCE, depth - p), WIDE, h, r + WIDE <= rows);
+            copy_lines(panel, GEMM_MR, real, gemm_at(a, r, p0 + p), a->step, NULL, depth - p, WIDE,
+                       h, r + WIDE <= rows);
         }
     }
 }
 
 /* At most B_COLS columns of B, which lies along its columns, as panels [depth][GEMM_NR]. */
-MT_INLINE void copy_panels(mt_real *to, bool real, const gemm_matrix *b, int64_t j, int64_t cols,
+MT_INLINE void copy_panels(mt_real *to, bool real, const gemm_block *k, bool gathers, int64_t j,
                            int64_t p0, int64_t depth)
 {
+    int64_t cols = mt_min(B_COLS, k->cols - j);
     for (int64_t p = 0; p < depth; p += AT_ONCE)
         for (int64_t i = 0; i < cols; i += GEMM_NR)
-            copy_lines(to + i * depth + p * GEMM_NR, GEMM_NR, real, gemm_at(b, j + i, p0 + p),
-                       b->step, mt_min(AT_ONCE, depth - p), GEMM_NR, cols - i, cols - i >= GEMM_NR);
+            copy_lines(to + i * depth + p * GEMM_NR, GEMM_NR, real,
+                       gemm_at(&k->b, j + i, gathers ? 0 : p0 + p), k->b.step,
+                       gathers ? k->b_depths + p0 + p : NULL, depth - p, GEMM_NR, cols - i,
+                       cols - i >= GEMM_NR);
 }
 
 #if MT_ELEM_BITS == 16
@@ -113,9 +122,12 @@ static const mt_real *panel_of(struct scratch *s, const gemm_block *k, int64_t j
                                int64_t depth)
 {
     if (k->b.form == GEMM_PLAIN) {
-        int64_t cols = mt_min(B_COLS, k->cols - j);
-        if (j % B_COLS == 0 && k->b.real) copy_panels(s->b, true, &k->b, j, cols, p0, depth);
-        if (j % B_COLS == 0 && !k->b.real) copy_panels(s->b, false, &k->b, j, cols, p0, depth);
+        if (j % B_COLS == 0 && k->b_depths)
+            copy_panels(s->b, k->b.real, k, true, j, p0, depth);
+        else if (j % B_COLS == 0 && k->b.real)
+            copy_panels(s->b, true, k, false, j, p0, depth);
+        else if (j % B_COLS == 0)
+            copy_panels(s->b, false, k, false, j, p0, depth);
         return s->b + j % B_COLS * depth;
     }
     const void *packed = gemm_panel_at(k->b.form, k->b.data, j, k->depth);
@@ -139,23 +151,35 @@ static void fetch_panel(const gemm_block *k, int64_t j, int64_t begin, int64_t e
         __builtin_prefetch(panel + at, 0, 2);
 }
 
-/* Asks for panel j's share of the next `rows` rows of A, in place. */
-static void fetch_rows(const mt_real *a, int64_t ld, int64_t rows, int64_t depth, int64_t j,
-                       int64_t cols)
+/* Asks for panel j's share of rows [begin, end) of A, those in place into L1. */
+MT_INLINE void fetch_rows(const gemm_block *k, int64_t begin, int64_t end, int64_t p0,
+                          int64_t depth, int64_t j)
 {
-    int64_t line = 64 / (int64_t)sizeof(mt_real), next = mt_min(j + GEMM_NR, cols);
-    for (int64_t r = rows * j / cols; r < rows * next / cols; r++)
-        for (int64_t p = 0; p < depth; p += line) __builtin_prefetch(a + r * ld + p);
+    const int32_t *at = k->a_rows;
+    int64_t line = 64 / (int64_t)sizeof(mt_real), rows = end - begin, ld = k->a.outer;
+    int64_t r = begin + rows * j / k->cols;
+    int64_t to = begin + rows * mt_min(j + GEMM_NR, k->cols) / k->cols;
+    if (!at) {
+        const mt_real *a = (const mt_real *)k->a.data + r * ld + p0;
+        for (; r < to; r++, a += ld)
+            for (int64_t p = 0; p < depth; p += line) __builtin_prefetch(a + p);
+        return;
+    }
+    const mt_elem *a = (const mt_elem *)k->a.data + p0;
+    for (; r < to; r++)
+        for (int64_t p = 0; p < depth; p += line) __builtin_prefetch(a + at[r] * ld + p, 0, 2);
 }
 
-/* Asks for panel j's share of depths `begin` .. `end` - 1 of an operand down its columns. */
-static void fetch_lines(const gemm_matrix *x, int64_t width, int64_t begin, int64_t end, int64_t j,
-                        int64_t cols)
+/* Asks for panel j's share of depths `begin` .. `end` - 1 of an operand down its columns, at their
+ * places or where `at` says. */
+static void fetch_lines(const gemm_matrix *x, const int32_t *at, int64_t width, int64_t begin,
+                        int64_t end, int64_t j, int64_t cols)
 {
     int64_t line = 64 / (int64_t)(x->real ? sizeof(mt_real) : sizeof(mt_elem));
     int64_t depth = end - begin, next = mt_min(j + GEMM_NR, cols);
     for (int64_t p = begin + depth * j / cols; p < begin + depth * next / cols; p++)
-        for (int64_t i = 0; i < width; i += line) __builtin_prefetch(gemm_at(x, i, p), 0, 2);
+        for (int64_t i = 0; i < width; i += line)
+            __builtin_prefetch(gemm_at(x, i, at ? at[p] : p), 0, 2);
 }
 
 /* Rows of A that stay in L1 while all panels of B pass, if those wait in L2 as reals. Other forms
@@ -174,6 +198,73 @@ MT_INLINE const void *moved(const void *base, bool real, int64_t at)
                 : (const void *)((const mt_elem *)base + at);
 }
 
+/* The SwiGLU of rows [begin, end) of D, or its gradient, while they are in a cache. */
+static void beside(const gemm_block *k, int64_t begin, int64_t end)
+{
+    mt_elem *d = (mt_elem *)k->d + begin * k->ld;
+    int64_t width = k->act ? k->cols / 2 : k->cols;
+    for (int64_t r = begin; r < end; r++, d += k->ld)
+        if (k->act)
+            swiglu_row((mt_elem *)k->act + r * width, d, d + width, width);
+        else {
+            const mt_elem *z = (const mt_elem *)k->z + r * k->ld;
+            swiglu_row_bwd(d - k->half, d, d, z, z + k->half, width);
+        }
+}
+
+/* Where the tiles read A's rows [0, rows) or, where they are gathered, [begin, end), and their
+ * pitch: made in `s` where they are not in place. */
+static const mt_real *rows_of(struct scratch *s, const gemm_block *k, int64_t *ld, int64_t begin,
+                              int64_t end, int64_t p0, int64_t depth)
+{
+    *ld = k->a.outer;
+    if (!k->a_rows && in_place(&k->a)) return gemm_at(&k->a, 0, p0);
+    *ld = GEMM_LD;
+    copy_rows(s->a, k, begin, end, p0, depth);
+    return s->a;
+}
+
+/* All panels of B against rows [begin, end) of A, of which `lines` is the first. Returns what
+ * follows the last. */
+MT_INLINE const mt_real *strip(const gemm_block *k, struct scratch *s, const gemm_tile_io *whole,
+                               const mt_real *lines, int64_t ld, int64_t begin, int64_t end,
+                               int64_t p0, int64_t depth)
+{
+    bool paneled = k->a.step != 1, stays = k->a_rows || ld == k->a.outer;
+    int64_t after = mt_min(p0 + 2 * depth, k->depth); /* of the next chunk */
+    int64_t next = mt_min(2 * end - begin, k->rows);  /* of the next strip */
+    const mt_real *a = lines;
+    for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
+        const mt_real *b = panel_of(s, k, j, p0, depth);
+        a = lines;
+        if (paneled) {
+            fetch_lines(&k->a, NULL, k->rows, p0 + depth, after, j, k->cols);
+            fetch_lines(&k->b, k->b_depths, k->cols, p0 + depth, after, j, k->cols);
+        } else if (stays)
+            fetch_rows(k, end, next, p0, depth, j);
+        for (int64_t r = begin, h; r < end; r += h) {
+            gemm_tile_io io = *whole;
+            h = tile_rows(k->rows - r);
+            if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
+            io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
+            if (p0 == 0 && k->bias) io.bias = k->bias + j;
+            if (begin == 0 && j + GEMM_NR < k->cols)
+                fetch_panel(k, j + GEMM_NR, p0 + depth * r / end, p0 + depth * (r + h) / end);
+            MT_CPU(gemm_tile)(ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
+            a += paneled ? A_PANEL : h * ld;
+        }
+    }
+    return a;
+}
+
+/* Where a strip that begins there ends: after whole tiles. */
+static int64_t strip_end(const gemm_block *k, int64_t begin, int64_t depth)
+{
+    int64_t end = begin, most = mt_min(begin + strip_rows(k, depth), k->rows);
+    while (end < most) end += tile_rows(k->rows - end);
+    return end;
+}
+
 /* Depths p0 .. p0 + depth - 1: the first chunk adds C and the bias, every later one what is there.
  */
 static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t depth)
@@ -186,41 +277,18 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
     if (k->d_real && !first) whole.add = k->d, whole.add_ld = k->ld;
 
     const mt_real *lines = s->a;
-    int64_t ld = paneled ? 1 : GEMM_LD;
+    int64_t ld = 1;
     if (paneled && k->a.real)
         copy_tiles(s->a, true, &k->a, k->rows, p0, depth);
     else if (paneled)
         copy_tiles(s->a, false, &k->a, k->rows, p0, depth);
-    else if (in_place(&k->a))
-        lines = gemm_at(&k->a, 0, p0), ld = k->a.outer;
-    else
-        copy_rows(s->a, &k->a, k->rows, p0, depth);
-    int64_t after = mt_min(p0 + 2 * depth, k->depth); /* of the next chunk */
-    for (int64_t top = 0, next = 0; top < k->rows; top = next) {
-        int64_t end = mt_min(top + strip_rows(k, depth), k->rows);
-        const mt_real *a = lines;
-        for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
-            const mt_real *b = panel_of(s, k, j, p0, depth);
-            a = lines;
-            if (paneled) {
-                fetch_lines(&k->a, k->rows, p0 + depth, after, j, k->cols);
-                fetch_lines(&k->b, k->cols, p0 + depth, after, j, k->cols);
-            } else if (ld == k->a.outer)
-                fetch_rows(lines + (end - top) * ld, ld, mt_min(end - top, k->rows - end), depth, j,
-                           k->cols);
-            for (int64_t r = top, h; r < end; r += h, next = r) {
-                gemm_tile_io io = whole;
-                h = tile_rows(k->rows - r);
-                if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
-                io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
-                if (first && k->bias) io.bias = k->bias + j;
-                if (top == 0 && j + GEMM_NR < k->cols)
-                    fetch_panel(k, j + GEMM_NR, p0 + depth * r / end, p0 + depth * (r + h) / end);
-                MT_CPU(gemm_tile)(ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
-                a += paneled ? A_PANEL : h * ld;
-            }
-        }
-        lines = a;
+    else if (!k->a_rows)
+        lines = rows_of(s, k, &ld, 0, k->rows, p0, depth);
+    for (int64_t begin = 0, end = 0; begin < k->rows; begin = end) {
+        end = strip_end(k, begin, depth);
+        if (k->a_rows) lines = rows_of(s, k, &ld, begin, end, p0, depth);
+        lines = strip(k, s, &whole, lines, ld, begin, end, p0, depth);
+        if (last && (k->act || k->z)) beside(k, begin, end);
     }
 }
 

@@ -4,6 +4,7 @@
  *   gemm.c        the members' shapes, the cut into blocks, the threads
  *   gemm_pack.c   weights in the order the kernels read them
  *   gemm_block.c  one block: operands to reals in cache order, then tiles
+ *   moe_gemm.c    what is beside a product of an expert layer
  *   gemm_tile.c   the micro-kernel: a tile of the result in registers
  *   gemm_decode.c operands of other formats, made plain
  *   gemm_blas.c   one block by BLAS: the portable instruction set
@@ -35,11 +36,21 @@ typedef struct gemm_matrix {
 typedef struct gemm_block {
     int64_t rows, cols, depth;
     gemm_matrix a, b;
+    const int32_t *a_rows;   /* where row i of A stands: A(i, p) is at (a_rows[i], p). NULL: at i */
+    const int32_t *b_depths; /* where depth p of B stands; NULL: at p */
     const void *c;
     void *d;
     bool d_real; /* C and D */
     int64_t ld;  /* of C and D */
     const mt_real *bias;
+    /* With D complete, its SwiGLU [rows, cols / 2]: D is all columns then. Or D, elements, is the
+     * second half of rows whose first half is `half` elements before: what z, rows of the same
+     * pitch and halves, makes of it as the gradient of its SwiGLU is written to both. NULL:
+     * neither.
+     */
+    void *act;
+    const void *z;
+    int64_t half;
 } gemm_block;
 
 /* What computes blocks. */
@@ -151,9 +162,18 @@ mt_status MT_CPU(gemm_decode)(mt_stream *stream, struct gemm_decoded *out,
 /* The dtype that blocks read an operand of this format as. */
 mt_dtype MT_CPU(decoded)(const mt_format *format, bool tiles);
 
-/* What the gemm entry of a kernel table does with plain operands and the blocks of `kernel`. */
+/* What is beside a product (mt_moe_gemm_args). */
+typedef struct gemm_beside {
+    const int32_t *row_token;
+    void *act;
+    const void *z;
+} gemm_beside;
+
+/* What the gemm entry of a kernel table does with plain operands and the blocks of `kernel`; beside
+ * may be NULL, and other kernels than gemm_blocks take nothing there. *whole: no block was cut
+ * along its columns, so that `act` is done; NULL where there is none. */
 mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
-                           const gemm_kernel *kernel);
+                           const gemm_kernel *kernel, const gemm_beside *beside, bool *whole);
 extern const gemm_kernel MT_CPU(gemm_blocks);
 
 /* Tile of at most GEMM_MR x GEMM_NR. `add` and `bias` may be NULL; `add` may be `out`. */
