@@ -10,35 +10,62 @@
 
 /* ---- the one product ---- */
 
-/* C [ROWS, PANEL] = A [ROWS, depth] B [depth, PANEL] (+ C). A's element (r, i) is at a[r * row + i
- * * col]. */
-MT_INLINE void multiply_panel(mt_real *c, int64_t ldc, const mt_real *a, int64_t row, int64_t col,
-                              const mt_real *b, int64_t ldb, int64_t depth, bool add)
+/* A part of a product: rows and vectors of its tile of C, and how far it sums. */
+struct part {
+    int rows, vecs;
+    int64_t depth;
+    bool add;
+};
+
+/* C [rows, vecs LANES] = A [rows, depth] B [depth, PANEL] (+ C). A's element (r, i) is at a[r * row
+ * + i * col]. */
+MT_INLINE void multiply_tile(mt_real *c, int64_t ldc, const mt_real *a, int64_t row, int64_t col,
+                             const mt_real *b, int64_t ldb, struct part p)
 {
     vec sum[ROWS][2];
-    for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < 2; j++)
-            sum[r][j] = add ? *(const vec *)(c + r * ldc + j * LANES) : (vec){ 0 };
-    for (int64_t i = 0; i < depth; i++) {
-        vec left = *(const vec *)(b + i * ldb), right = *(const vec *)(b + i * ldb + LANES);
-        for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < p.rows; r++)
+        for (int j = 0; j < p.vecs; j++)
+            sum[r][j] = p.add ? *(const vec *)(c + r * ldc + j * LANES) : (vec){ 0 };
+    for (int64_t i = 0; i < p.depth; i++) {
+        vec right[2];
+        for (int j = 0; j < p.vecs; j++) right[j] = *(const vec *)(b + i * ldb + j * LANES);
+        for (int r = 0; r < p.rows; r++) {
             vec x = broadcast(a[r * row + i * col]);
-            sum[r][0] = multiply_add(x, left, sum[r][0]);
-            sum[r][1] = multiply_add(x, right, sum[r][1]);
+            for (int j = 0; j < p.vecs; j++) sum[r][j] = multiply_add(x, right[j], sum[r][j]);
         }
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < 2; j++) *(vec *)(c + r * ldc + j * LANES) = sum[r][j];
+    for (int r = 0; r < p.rows; r++)
+        for (int j = 0; j < p.vecs; j++) *(vec *)(c + r * ldc + j * LANES) = sum[r][j];
 }
 
-/* tile [queries, keys] = x y^T: x [queries, dim] of pitch ld, y in panels. */
+/* The same for `rows` rows, of which those up to the next THIRD of a tile are there to be written.
+ */
+enum { THIRD = ROWS / 3 };
+MT_INLINE void multiply_panel(mt_real *c, int64_t ldc, const mt_real *a, int64_t row, int64_t col,
+                              const mt_real *b, int64_t ldb, int64_t rows, int64_t depth, bool add)
+{
+    if (rows > 2 * THIRD)
+        multiply_tile(c, ldc, a, row, col, b, ldb, (struct part){ ROWS, 2, depth, add });
+    else if (rows > THIRD)
+        multiply_tile(c, ldc, a, row, col, b, ldb, (struct part){ 2 * THIRD, 2, depth, add });
+    else
+        multiply_tile(c, ldc, a, row, col, b, ldb, (struct part){ THIRD, 2, depth, add });
+}
+
+/* tile [queries, keys] = x y^T: x [queries, dim] of pitch ld, y in panels. Of the last panel that a
+ * tile of rows sees only what it sees, in whole vectors. */
 static void scores(mt_real *tile, const mt_real *x, int64_t ld, const mt_real *panels, int64_t dim,
                    const struct block *at)
 {
-    for (int64_t r = 0; r < at->queries; r += ROWS)
-        for (int64_t c = 0; c < tile_keys(at, r); c += PANEL)
-            multiply_panel(tile + r * BK + c, BK, x + r * ld, ld, 1, panels + c * dim, PANEL, dim,
-                           false);
+    for (int64_t r = 0; r < at->queries; r += ROWS) {
+        int64_t rows = at->queries - r, keys = tile_keys(at, r), c = 0;
+        for (; keys - c > LANES || (c < keys && rows <= 2 * THIRD); c += PANEL)
+            multiply_panel(tile + r * BK + c, BK, x + r * ld, ld, 1, panels + c * dim, PANEL, rows,
+                           dim, false);
+        if (c < keys)
+            multiply_tile(tile + r * BK + c, BK, x + r * ld, ld, 1, panels + c * dim, PANEL,
+                          (struct part){ ROWS, 1, dim, false });
+    }
 }
 
 /* out [queries, ld] += tile y, y [keys, ld]. */
@@ -47,8 +74,8 @@ static void add_by_query(mt_real *out, const mt_real *tile, const mt_real *y, in
 {
     for (int64_t r = 0; r < at->queries; r += ROWS)
         for (int64_t c = 0; c < padded; c += PANEL)
-            multiply_panel(out + r * ld + c, ld, tile + r * BK, BK, 1, y + c, ld, tile_keys(at, r),
-                           true);
+            multiply_panel(out + r * ld + c, ld, tile + r * BK, BK, 1, y + c, ld, at->queries - r,
+                           tile_keys(at, r), true);
 }
 
 /* out [keys, ld] += tile^T x, x [queries, ld]. */
@@ -59,7 +86,7 @@ static void add_by_key(mt_real *out, const mt_real *tile, const mt_real *x, int6
         int64_t first = k > at->diagonal ? k - at->diagonal : 0; /* query that sees key k */
         for (int64_t c = 0; c < padded && first < at->queries; c += PANEL)
             multiply_panel(out + k * ld + c, ld, tile + first * BK + k, 1, BK, x + first * ld + c,
-                           ld, at->queries - first, true);
+                           ld, at->keys - k, at->queries - first, true);
     }
 }
 
@@ -110,17 +137,31 @@ static void load_rows(mt_real *rows, const mt_elem *from, int64_t stride, int64_
         memset(rows + r * s->ld, 0, (size_t)s->padded * sizeof *rows);
 }
 
+/* LANES columns from `from` on, of LANES rows, to lines of a panel. */
+MT_INLINE void load_square(mt_real *panel, const mt_elem *from, int64_t stride)
+{
+    vec x[LANES];
+    MT_UNROLL
+    for (int i = 0; i < LANES; i++) x[i] = load_elements(from + i * stride);
+    transpose(x);
+    MT_UNROLL
+    for (int i = 0; i < LANES; i++) *(vec *)(panel + i * PANEL) = x[i];
+}
+
 /* The transpose of a head's rows in panels [dim][PANEL] of PANEL keys each, the last one filled up
  * with zeros. */
 static void load_panels(mt_real *panels, const mt_elem *from, const struct shape *s)
 {
     for (int64_t k = 0; k < s->sequence; k += PANEL) {
         mt_real *panel = panels + k * s->dim;
-        int64_t count = mt_min(PANEL, s->sequence - k);
+        int64_t count = mt_min(PANEL, s->sequence - k), c = 0;
         if (count < PANEL) memset(panel, 0, (size_t)(s->dim * PANEL) * sizeof *panel);
         const mt_elem *x = from + k * s->width;
         for (int64_t i = 0; i < count; i++) ask_for_row(x + (i + PANEL) * s->width, s->dim);
-        for (int64_t c = 0; c < s->dim; c++)
+        for (; count == PANEL && c + LANES <= s->dim; c += LANES)
+            for (int64_t i = 0; i < PANEL; i += LANES)
+                load_square(panel + c * PANEL + i, x + i * s->width + c, s->width);
+        for (; c < s->dim; c++)
             for (int64_t i = 0; i < count; i++) panel[c * PANEL + i] = mt_get(x + i * s->width + c);
     }
 }

@@ -51,6 +51,18 @@ MT_INLINE vec multiply_add(vec a, vec b, vec c)
 #endif
 }
 
+/* LANES neighbouring elements. */
+MT_INLINE vec load_elements(const mt_elem *p)
+{
+#if MT_ELEM_BITS == 16
+    mt_real x[LANES];
+    for (int i = 0; i < LANES; i++) x[i] = mt_get(p + i);
+    return *(const vec_at *)x;
+#else
+    return *(const vec_at *)p;
+#endif
+}
+
 /* x where the mask is set, else y. */
 MT_INLINE vec choose(vec_bits mask, vec x, vec y)
 {
@@ -102,6 +114,54 @@ MT_INLINE mt_real lanes_max(vec x)
         for (int i = 0; i < half; i++)
             lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
     return lane[0];
+}
+
+/* Lanes of x and y in groups of `width`: the even groups of both by turns (odd 0), or the odd ones
+ * (odd 1). All but x and y are constants. */
+#define MT_LANE(i, width, odd)                                                                     \
+    ((i) % (width) + (i) / (2 * (width)) * 2 * (width) + (i) / (width) % 2 * LANES +               \
+     (odd) * (width))
+#define MT_LANES_2(i, w, odd) MT_LANE(i, w, odd), MT_LANE(i + 1, w, odd)
+#define MT_LANES_4(i, w, odd) MT_LANES_2(i, w, odd), MT_LANES_2(i + 2, w, odd)
+#define MT_LANES_8(i, w, odd) MT_LANES_4(i, w, odd), MT_LANES_4(i + 4, w, odd)
+#if MT_ISA_LEVEL == 512 && MT_ELEM_BITS != 64
+#define MT_LANES_ALL(w, odd) MT_LANES_8(0, w, odd), MT_LANES_8(8, w, odd)
+#elif MT_ISA_LEVEL == 512 || (MT_ISA_LEVEL == 2 && MT_ELEM_BITS != 64)
+#define MT_LANES_ALL(w, odd) MT_LANES_8(0, w, odd)
+#elif MT_ISA_LEVEL == 2 || MT_ELEM_BITS != 64
+#define MT_LANES_ALL(w, odd) MT_LANES_4(0, w, odd)
+#else
+#define MT_LANES_ALL(w, odd) MT_LANES_2(0, w, odd)
+#endif
+#ifdef __clang__
+#define MT_GROUPS(x, y, w, odd) __builtin_shufflevector(x, y, MT_LANES_ALL(w, odd))
+#else
+#define MT_GROUPS(x, y, w, odd) __builtin_shuffle(x, y, (vec_bits){ MT_LANES_ALL(w, odd) })
+#endif
+
+/* Turns about blocks of `width` x `width` elements in rows `width` apart. */
+MT_INLINE void turn_blocks(vec *a, vec *b, int width)
+{
+    vec x = *a, y = *b;
+    if (width == 1) *a = MT_GROUPS(x, y, 1, 0), *b = MT_GROUPS(x, y, 1, 1);
+#if MT_ISA_LEVEL > 0 || MT_ELEM_BITS != 64
+    if (width == 2) *a = MT_GROUPS(x, y, 2, 0), *b = MT_GROUPS(x, y, 2, 1);
+#endif
+#if MT_ISA_LEVEL == 512 || (MT_ISA_LEVEL == 2 && MT_ELEM_BITS != 64)
+    if (width == 4) *a = MT_GROUPS(x, y, 4, 0), *b = MT_GROUPS(x, y, 4, 1);
+#endif
+#if MT_ISA_LEVEL == 512 && MT_ELEM_BITS != 64
+    if (width == 8) *a = MT_GROUPS(x, y, 8, 0), *b = MT_GROUPS(x, y, 8, 1);
+#endif
+}
+
+/* x[i][j] becomes x[j][i]. */
+MT_INLINE void transpose(vec *x)
+{
+    MT_UNROLL
+    for (int width = 1; width < LANES; width *= 2) MT_UNROLL
+    for (int i = 0; i < LANES; i++)
+        if (!(i & width)) turn_blocks(&x[i], &x[i + width], width);
 }
 
 /* exp of x[0 .. count): as mt_exp, but x above mt_exp_most counts as that. So 2^n needs one product
