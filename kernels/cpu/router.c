@@ -2,30 +2,20 @@
  * each output element has one writer, and sums over tokens go through fixed blocks of tokens in
  * order. */
 #include "kernels/cpu/backend.h"
-#include "kernels/cpu/vecmath.h"
-
-#if MT_ISA_LEVEL == 512
-#define VEC_BYTES 64
-#elif MT_ISA_LEVEL == 2
-#define VEC_BYTES 32
-#else
-#define VEC_BYTES 16
-#endif
+#include "kernels/cpu/lanes.h"
 
 enum {
     ROWS = 4,                    /* of a tile */
     COLS = 64 / sizeof(mt_real), /* of a tile: a cache line */
-    LANES = VEC_BYTES / sizeof(mt_real),
-    VECS = 64 / VEC_BYTES,
+    VECS = COLS / LANES,
+    TOKENS = LANES < ROWS ? ROWS : LANES, /* whose logits there is room for */
+    TREE = 8,                             /* experts whose probabilities are summed side by side */
     MIN_BLOCK = 64,
     MAX_BLOCKS = 256, /* tokens of a block of partial sums, at least; and blocks at most */
     SUM_TOKENS = 256, /* tokens summed in one go in dwr */
     GROUP = 16        /* experts of a task of dwr */
 };
-
-typedef mt_real vec __attribute__((vector_size(VEC_BYTES)));
-/* The same in memory, at any element. */
-typedef mt_real vec_at __attribute__((vector_size(VEC_BYTES), aligned(sizeof(mt_real)), may_alias));
+_Static_assert(COLS % LANES == 0 && COLS % TREE == 0, "experts come in whole vectors and trees");
 
 /* out[i, c] = sum_k a[i ai + k ak] b[k bk + c] for ROWS rows and COLS columns, in order of k.
  * Vectors are loaded and stored one by one, so that the sums stay in registers. */
@@ -61,35 +51,6 @@ struct partial {
     double z_sum;
 };
 
-/* The largest of n values, n a multiple of COLS; NaN is passed over. */
-static mt_real largest(const mt_real *x, int64_t n)
-{
-    mt_real lane[COLS];
-    for (int l = 0; l < COLS; l++) lane[l] = (mt_real)-INFINITY;
-    for (int64_t e = 0; e < n; e += COLS)
-        for (int l = 0; l < COLS; l++) lane[l] = x[e + l] > lane[l] ? x[e + l] : lane[l];
-    for (int half = COLS / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++)
-            lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
-    return lane[0];
-}
-
-/* logits, room for a multiple of COLS, -> probs [n] and lse. */
-static mt_real softmax(mt_real *probs, mt_real *logits, int64_t n)
-{
-    int64_t padded = mt_ceil_div(n, COLS) * COLS;
-    for (int64_t e = n; e < padded; e++) logits[e] = (mt_real)-INFINITY;
-    mt_real top = largest(logits, padded), sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t e = 0; e < n; e++) {
-        mt_real p = mt_exp(logits[e] - top);
-        probs[e] = p;
-        sum += p;
-    }
-    for (int64_t e = 0; e < n; e++) probs[e] = probs[e] / sum;
-    return (mt_real)((double)top + log((double)sum));
-}
-
 /* The lowest index not among the first `n` chosen. */
 static int32_t lowest_left(const int32_t *chosen, int64_t n)
 {
@@ -100,33 +61,91 @@ static int32_t lowest_left(const int32_t *chosen, int64_t n)
     }
 }
 
-/* The top_k largest scores, best first, ties to the lowest index; NaN and -Inf come last, by index.
- * Spoils `score`, padded to a multiple of COLS with -Inf. */
-static void select_top(int32_t *chosen, int64_t top_k, mt_real *score, int64_t padded)
+/* A thread's buffers, for LANES tokens. Columns hold a value of each token. */
+struct buffers {
+    mt_real *x;        /* [ROWS, D] */
+    mt_real *logits;   /* [LANES, padded experts], then the probabilities */
+    int32_t *chosen;   /* [LANES, top_k] */
+    vec *score, *prob; /* columns [padded experts] */
+    vec top, sum;      /* of the logits, and of their exponentials */
+};
+
+/* columns [padded] = the transpose of rows [LANES, padded]; and back. */
+static void to_columns(vec *columns, const mt_real *rows, int64_t padded)
 {
-    for (int64_t i = 0; i < top_k; i++) {
-        mt_real top = largest(score, padded);
-        int64_t e = 0;
-        while (e < padded && score[e] != top) e++;
-        chosen[i] = top > (mt_real)-INFINITY ? (int32_t)e : lowest_left(chosen, i);
-        score[chosen[i]] = (mt_real)-INFINITY;
+    for (int64_t e = 0; e < padded; e += LANES, columns += LANES) {
+        MT_UNROLL
+        for (int i = 0; i < LANES; i++) columns[i] = *(const vec_at *)(rows + i * padded + e);
+        transpose(columns);
     }
 }
 
-static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *logits,
-                        mt_real *score, struct partial *sums)
+static void to_rows(mt_real *rows, const vec *columns, int64_t padded)
 {
-    int64_t n = a->experts, padded = mt_ceil_div(n, COLS) * COLS;
-    mt_real *probs = (mt_real *)a->probs + t * n, *weights = (mt_real *)a->weights + t * a->top_k;
-    int32_t *chosen = a->chosen + t * a->top_k;
-    mt_real lse = softmax(probs, logits, n), total = 0;
-    if (a->logits) memcpy((mt_real *)a->logits + t * n, logits, (size_t)n * sizeof *logits);
-    ((mt_real *)a->lse)[t] = lse;
-    sums->z_sum += (double)lse * (double)lse;
-    for (int64_t e = 0; e < n; e++) sums->prob_sum[e] += (double)probs[e];
-    for (int64_t e = 0; e < n; e++) score[e] = a->bias ? probs[e] + (mt_real)a->bias[e] : logits[e];
-    for (int64_t e = n; e < padded; e++) score[e] = (mt_real)-INFINITY;
-    select_top(chosen, a->top_k, score, padded);
+    for (int64_t e = 0; e < padded; e += LANES, columns += LANES) {
+        vec x[LANES];
+        memcpy(x, columns, sizeof x);
+        transpose(x);
+        MT_UNROLL
+        for (int i = 0; i < LANES; i++) *(vec_at *)(rows + i * padded + e) = x[i];
+    }
+}
+
+/* Probabilities of n experts from their logits, which are the scores. Those of TREE experts are
+ * summed side by side. */
+static void softmax(struct buffers *b, int64_t n)
+{
+    vec top = broadcast((mt_real)-INFINITY), sum[TREE] = { { 0 } };
+    for (int64_t e = 0; e < n; e++) top = larger(top, b->score[e]); /* NaN is passed over */
+    for (int64_t e = 0; e < n; e += TREE) {
+        vec *p = b->prob + e;
+        MT_UNROLL
+        for (int i = 0; i < TREE; i++) p[i] = b->score[e + i] - top;
+        exp_vectors(p, TREE);
+        for (int i = 0; i < TREE && e + i < n; i++) sum[i] += p[i];
+    }
+    for (int half = TREE / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+    for (int64_t e = 0; e < n; e++) b->prob[e] /= sum[0];
+    b->top = top, b->sum = sum[0];
+}
+
+/* The top_k largest scores, best first, ties to the lowest index; NaN and -Inf come last, by index.
+ * chosen [LANES, top_k]; spoils the scores. */
+static void select_top(int32_t *chosen, int64_t top_k, vec *score, int64_t n)
+{
+    const vec least = broadcast((mt_real)-INFINITY);
+    vec_bits last = { 0 };
+    last -= 1;
+    for (int64_t i = 0; i < top_k; i++) {
+        vec top = least;
+        vec_bits best = { 0 };
+        best -= 1;
+        for (int64_t e = 0; e < n; e++) {
+            vec x = choose(last == (mt_real_bits)e, least, score[e]);
+            best = (vec_bits)choose(x > top, (vec)((vec_bits){ 0 } + (mt_real_bits)e), (vec)best);
+            top = larger(top, x);
+            score[e] = x;
+        }
+        for (int l = 0; l < LANES; l++) {
+            int32_t *own = chosen + l * top_k;
+            own[i] = best[l] < 0 ? lowest_left(own, i) : (int32_t)best[l];
+        }
+        last = best;
+    }
+}
+
+/* What is kept of a token whose choices are made. */
+static void finish_token(const struct mt_router_fwd_args *a, int64_t t, const mt_real *probs,
+                         double lse, struct partial *sums)
+{
+    mt_real *weights = (mt_real *)a->weights + t * a->top_k, total = 0;
+    const int32_t *chosen = a->chosen + t * a->top_k;
+    ((mt_real *)a->lse)[t] = (mt_real)lse;
+    lse = (double)((mt_real *)a->lse)[t];
+    sums->z_sum += lse * lse;
+    memcpy((mt_real *)a->probs + t * a->experts, probs, (size_t)a->experts * sizeof *probs);
+    for (int64_t e = 0; e < a->experts; e++) sums->prob_sum[e] += (double)probs[e];
     for (int64_t i = 0; i < a->top_k; i++) {
         weights[i] = probs[chosen[i]];
         total += weights[i];
@@ -136,12 +155,24 @@ static void route_token(const struct mt_router_fwd_args *a, int64_t t, mt_real *
         for (int64_t i = 0; i < a->top_k; i++) weights[i] = weights[i] / total;
 }
 
-/* A thread's buffers. */
-struct buffers {
-    mt_real *x;      /* [ROWS, D] */
-    mt_real *logits; /* [ROWS, panels COLS] */
-    mt_real *score;  /* [panels COLS] */
-};
+/* `rows` tokens, at most LANES, from t on, with their logits. */
+static void route_tokens(const struct mt_router_fwd_args *a, int64_t t, int64_t rows,
+                         struct buffers *b, struct partial *sums)
+{
+    int64_t n = a->experts, padded = mt_ceil_div(n, COLS) * COLS;
+    for (int64_t i = 0; a->logits && i < rows; i++)
+        memcpy((mt_real *)a->logits + (t + i) * n, b->logits + i * padded,
+               (size_t)n * sizeof(mt_real));
+    to_columns(b->score, b->logits, padded);
+    softmax(b, n);
+    to_rows(b->logits, b->prob, padded);
+    for (int64_t e = 0; a->bias && e < n; e++) b->score[e] = b->prob[e] + (mt_real)a->bias[e];
+    select_top(b->chosen, a->top_k, b->score, n);
+    memcpy(a->chosen + t * a->top_k, b->chosen, (size_t)(rows * a->top_k) * sizeof *b->chosen);
+    for (int64_t i = 0; i < rows; i++)
+        finish_token(a, t + i, b->logits + i * padded, (double)b->top[i] + log((double)b->sum[i]),
+                     sums);
+}
 
 /* wr^T in panels of COLS experts: panels[p, d, c] = wr[p COLS + c, d], 0 past E. */
 static void fill_panels(mt_real *panels, const mt_real *wr, int64_t experts, int64_t width,
@@ -159,20 +190,27 @@ static void fill_panels(mt_real *panels, const mt_real *wr, int64_t experts, int
     }
 }
 
+/* Logits of `rows` tokens from t on; of those missing to a whole tile, 0. */
+static void find_logits(const struct mt_router_fwd_args *a, int64_t t, int64_t rows,
+                        const mt_real *panels, mt_real *x, mt_real *logits)
+{
+    int64_t width = a->width, count = mt_ceil_div(a->experts, COLS), stride = count * COLS;
+    const mt_elem *from = (const mt_elem *)a->x + t * width;
+    for (int64_t i = 0; i < rows * width; i++) x[i] = mt_get(from + i);
+    for (int64_t i = rows * width; i < ROWS * width; i++) x[i] = 0;
+    for (int64_t p = 0; p < count; p++)
+        tile(logits + p * COLS, stride, x, width, 1, panels + p * width * COLS, COLS, width);
+}
+
 static void route_block(const struct mt_router_fwd_args *a, int64_t begin, int64_t end,
                         const mt_real *panels, struct buffers *b, struct partial *sums)
 {
-    int64_t width = a->width, count = mt_ceil_div(a->experts, COLS), stride = count * COLS;
-    const mt_elem *x = a->x;
-    for (int64_t t = begin; t < end; t += ROWS) {
-        int64_t rows = mt_min(ROWS, end - t);
-        for (int64_t i = 0; i < rows * width; i++) b->x[i] = mt_get(x + t * width + i);
-        for (int64_t i = rows * width; i < ROWS * width; i++) b->x[i] = 0;
-        for (int64_t p = 0; p < count; p++)
-            tile(b->logits + p * COLS, stride, b->x, width, 1, panels + p * width * COLS, COLS,
-                 width);
-        for (int64_t i = 0; i < rows; i++)
-            route_token(a, t + i, b->logits + i * stride, b->score, sums);
+    int64_t stride = mt_ceil_div(a->experts, COLS) * COLS;
+    for (int64_t t = begin; t < end; t += LANES) {
+        int64_t rows = mt_min(LANES, end - t);
+        for (int64_t i = 0; i < rows; i += ROWS)
+            find_logits(a, t + i, mt_min(ROWS, rows - i), panels, b->x, b->logits + i * stride);
+        route_tokens(a, t, rows, b, sums);
     }
 }
 
@@ -203,8 +241,10 @@ mt_status MT_CPU(router_fwd)(mt_stream *stream, const struct mt_router_fwd_args 
 
     size_t own = 0; /* a thread's part */
     size_t x_at = carve(&own, ROWS * width, sizeof(mt_real));
-    size_t logits_at = carve(&own, ROWS * padded, sizeof(mt_real));
-    size_t score_at = carve(&own, padded, sizeof(mt_real));
+    size_t logits_at = carve(&own, TOKENS * padded, sizeof(mt_real));
+    size_t chosen_at = carve(&own, LANES * a->top_k, sizeof(int32_t));
+    size_t score_at = carve(&own, padded, sizeof(vec));
+    size_t prob_at = carve(&own, padded, sizeof(vec));
     size_t used = 0;
     size_t panels_at = carve(&used, padded * width, sizeof(mt_real));
     size_t partials_at = carve(&used, blocks, sizeof(struct partial));
@@ -223,8 +263,11 @@ mt_status MT_CPU(router_fwd)(mt_stream *stream, const struct mt_router_fwd_args 
 #pragma omp parallel for num_threads(threads) schedule(static) if (blocks > 1)
     for (int64_t i = 0; i < blocks; i++) {
         char *part = base + own_at + (size_t)omp_get_thread_num() * own;
-        struct buffers b = { (mt_real *)(part + x_at), (mt_real *)(part + logits_at),
-                             (mt_real *)(part + score_at) };
+        struct buffers b = { .x = (mt_real *)(part + x_at),
+                             .logits = (mt_real *)(part + logits_at),
+                             .chosen = (int32_t *)(part + chosen_at),
+                             .score = (vec *)(part + score_at),
+                             .prob = (vec *)(part + prob_at) };
         struct partial sum = { sums + (i + 1) * experts, counts + i * experts, 0 };
         memset(sum.prob_sum, 0, (size_t)experts * sizeof(double));
         memset(sum.counts, 0, (size_t)experts * sizeof(int64_t));
