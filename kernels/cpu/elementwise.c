@@ -1,5 +1,5 @@
 /* Elementwise ops, SwiGLU, embedding. */
-#include "kernels/cpu/swiglu.h"
+#include "kernels/cpu/lanes.h"
 
 /* Fewer elements than this are done by one thread: starting the others costs more. */
 enum { SERIAL = 1 << 14 };
@@ -70,6 +70,42 @@ MT_INLINE int64_t rows_of(int64_t rows, const int64_t *rows_used)
     return rows_used ? mt_min(rows, *rows_used) : rows;
 }
 
+void MT_CPU(swiglu_row)(mt_elem *y, const mt_elem *gate, const mt_elem *up, int64_t width)
+{
+    int64_t f = 0;
+#if MT_ELEM_BITS != 16
+    for (; f + LANES <= width; f += LANES) {
+        vec g = *(const vec_at *)(gate + f);
+        *(vec_at *)(y + f) = g / (1 + exp_lanes(-g)) * *(const vec_at *)(up + f);
+    }
+#endif
+#pragma omp simd
+    for (int64_t i = f; i < width; i++) {
+        mt_real g = mt_get(gate + i);
+        mt_put(y + i, g / (1 + mt_exp(-g)) * mt_get(up + i));
+    }
+}
+
+void MT_CPU(swiglu_row_bwd)(mt_elem *dgate, mt_elem *dup, const mt_elem *dy, const mt_elem *gate,
+                            const mt_elem *up, int64_t width)
+{
+    int64_t f = 0;
+#if MT_ELEM_BITS != 16
+    for (; f + LANES <= width; f += LANES) {
+        vec g = *(const vec_at *)(gate + f), d = *(const vec_at *)(dy + f);
+        vec s = 1 / (1 + exp_lanes(-g));
+        *(vec_at *)(dgate + f) = d * *(const vec_at *)(up + f) * (s * (1 + g * (1 - s)));
+        *(vec_at *)(dup + f) = d * (g * s);
+    }
+#endif
+#pragma omp simd
+    for (int64_t i = f; i < width; i++) {
+        mt_real g = mt_get(gate + i), d = mt_get(dy + i), s = 1 / (1 + mt_exp(-g));
+        mt_put(dgate + i, d * mt_get(up + i) * (s * (1 + g * (1 - s))));
+        mt_put(dup + i, d * (g * s));
+    }
+}
+
 mt_status MT_CPU(swiglu_fwd)(mt_stream *stream, const struct mt_swiglu_fwd_args *args)
 {
     (void)stream;
@@ -77,7 +113,7 @@ mt_status MT_CPU(swiglu_fwd)(mt_stream *stream, const struct mt_swiglu_fwd_args 
 #pragma omp parallel for schedule(static) if (rows * width >= SERIAL)
     for (int64_t r = 0; r < rows; r++) {
         const mt_elem *gate = (const mt_elem *)args->x + r * 2 * width;
-        swiglu_row((mt_elem *)args->y + r * width, gate, gate + width, width);
+        MT_CPU(swiglu_row)((mt_elem *)args->y + r * width, gate, gate + width, width);
     }
     return MT_OK;
 }
@@ -90,8 +126,8 @@ mt_status MT_CPU(swiglu_bwd)(mt_stream *stream, const struct mt_swiglu_bwd_args 
     for (int64_t r = 0; r < rows; r++) {
         const mt_elem *gate = (const mt_elem *)args->x + r * 2 * width;
         mt_elem *dgate = (mt_elem *)args->dx + r * 2 * width;
-        swiglu_row_bwd(dgate, dgate + width, (const mt_elem *)args->dy + r * width, gate,
-                       gate + width, width);
+        MT_CPU(swiglu_row_bwd)
+        (dgate, dgate + width, (const mt_elem *)args->dy + r * width, gate, gate + width, width);
     }
     return MT_OK;
 }

@@ -3,7 +3,6 @@
  * meets all tiles of A, or those of one strip after the other. What comes next is asked for while
  * tiles are at work: operands of this size come from afar, and no prefetcher follows their rows. */
 #include "kernels/cpu/gemm_priv.h"
-#include "kernels/cpu/swiglu.h"
 
 #if MT_ISA_LEVEL > 0
 
@@ -205,10 +204,10 @@ static void beside(const gemm_block *k, int64_t begin, int64_t end)
     int64_t width = k->act ? k->cols / 2 : k->cols;
     for (int64_t r = begin; r < end; r++, d += k->ld)
         if (k->act)
-            swiglu_row((mt_elem *)k->act + r * width, d, d + width, width);
+            MT_CPU(swiglu_row)((mt_elem *)k->act + r * width, d, d + width, width);
         else {
             const mt_elem *z = (const mt_elem *)k->z + r * k->ld;
-            swiglu_row_bwd(d - k->half, d, d, z, z + k->half, width);
+            MT_CPU(swiglu_row_bwd)(d - k->half, d, d, z, z + k->half, width);
         }
 }
 

@@ -164,21 +164,14 @@ MT_INLINE void transpose(vec *x)
         if (!(i & width)) turn_blocks(&x[i], &x[i + width], width);
 }
 
-/* exp of x[0 .. count): as mt_exp, but x above mt_exp_most counts as that. So 2^n needs one product
- * more only below: it is 2^(n + lift) 2^-lift, and a subnormal result is rounded once. */
-MT_INLINE void exp_vectors(vec *x, int count)
+/* The steps of mt_exp for x[0 .. count) cut to [least, most]: exp(x) = p 2^n, n = sum - shift. */
+MT_INLINE void exp_steps(vec *p, vec *n, vec *sum, const vec *from, int count, mt_real shift,
+                         mt_real least, mt_real most)
 {
-#if MT_ELEM_BITS == 64
-    enum { LIFT = 600, MANTISSA = 52, BIAS = 1023 };
-    const mt_real shift = 0x1.8p52 + BIAS + LIFT, drop = 0x1p-600, least = -746, most = 290;
-#else
-    enum { LIFT = 64, MANTISSA = 23, BIAS = 127 };
-    const mt_real shift = 0x1.8p23f + BIAS + LIFT, drop = 0x1p-64f, least = -104, most = 43;
-#endif
-    vec sum[8], p[8], n[8];
+    vec x[8];
     MT_UNROLL
     for (int j = 0; j < count; j++) {
-        x[j] = smaller(larger(x[j], broadcast(least)), broadcast(most));
+        x[j] = smaller(larger(from[j], broadcast(least)), broadcast(most));
         sum[j] = multiply_add(x[j], broadcast(MT_EXP_PER_LN2), broadcast(shift));
         n[j] = sum[j] - shift;
     }
@@ -194,6 +187,41 @@ MT_INLINE void exp_vectors(vec *x, int count)
     for (int j = 0; j < count; j++) p[j] = multiply_add(p[j], x[j], broadcast(mt_exp_terms[i]));
     MT_UNROLL
     for (int j = 0; j < count; j++) p[j] = multiply_add(p[j], x[j] * x[j], x[j]) + 1;
+}
+
+/* exp of x[0 .. count): as mt_exp, but x above mt_exp_most counts as that. So 2^n needs one product
+ * more only below: it is 2^(n + lift) 2^-lift, and a subnormal result is rounded once. */
+MT_INLINE void exp_vectors(vec *x, int count)
+{
+#if MT_ELEM_BITS == 64
+    enum { LIFT = 600, MANTISSA = 52, BIAS = 1023 };
+    const mt_real shift = 0x1.8p52 + BIAS + LIFT, drop = 0x1p-600, least = -746, most = 290;
+#else
+    enum { LIFT = 64, MANTISSA = 23, BIAS = 127 };
+    const mt_real shift = 0x1.8p23f + BIAS + LIFT, drop = 0x1p-64f, least = -104, most = 43;
+#endif
+    vec sum[8], p[8], n[8];
+    exp_steps(p, n, sum, x, count, shift, least, most);
     MT_UNROLL
     for (int j = 0; j < count; j++) x[j] = p[j] * (vec)((vec_bits)sum[j] << MANTISSA) * drop;
+}
+
+/* mt_exp of every lane. */
+MT_INLINE vec exp_lanes(vec x)
+{
+#if MT_ELEM_BITS == 64
+    const mt_real shift = 0x1.8p52 + 2 * 1023, limit = 746;
+#else
+    const mt_real shift = 0x1.8p23f + 2 * 127, limit = 104;
+#endif
+    vec sum, p, n;
+    exp_steps(&p, &n, &sum, &x, 1, shift, -limit, limit);
+#if MT_ISA_LEVEL == 512 /* p 2^n, rounded once */
+    return MT_VEC_OP(scalef, (mt_register)p, (mt_register)n);
+#else
+    enum { MANTISSA = MT_ELEM_BITS == 64 ? 52 : 23 };
+    const vec_bits top_bit = { 0 }, bits = (vec_bits)sum,
+                   half = (bits >> 1) & ~(top_bit + MT_SIGN_BIT);
+    return p * (vec)(half << MANTISSA) * (vec)((bits - half) << MANTISSA);
+#endif
 }

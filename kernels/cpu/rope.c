@@ -20,7 +20,7 @@ static int64_t span_of(mt_qk_norm norm, int64_t heads)
     return norm == MT_QK_NORM_NONE ? 0 : norm == MT_QK_NORM_HEAD ? 1 : heads;
 }
 
-static mt_real rstd_of(const mt_elem *x, int64_t width, mt_real eps)
+MT_INLINE mt_real rstd_of(const mt_elem *x, int64_t width, mt_real eps)
 {
     mt_real sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -31,7 +31,7 @@ static mt_real rstd_of(const mt_elem *x, int64_t width, mt_real eps)
     return 1 / (mt_real)sqrt((double)(sum / (mt_real)width + eps));
 }
 
-static void rotate(mt_elem *y, const mt_elem *x, const struct part *p)
+MT_INLINE void rotate(mt_elem *y, const mt_elem *x, const struct part *p)
 {
     int64_t half = p->dim / 2;
     const mt_real *cosine = p->cos, *sine = p->sin;
@@ -49,8 +49,8 @@ MT_INLINE mt_real normed(const mt_elem *x, mt_real rstd, const mt_real *w)
     return mt_rounded(mt_rounded(mt_get(x) * rstd) * *w);
 }
 
-static void norm_rotate(mt_elem *y, const mt_elem *x, mt_real rstd, const mt_real *w,
-                        const struct part *p)
+MT_INLINE void norm_rotate(mt_elem *y, const mt_elem *x, mt_real rstd, const mt_real *w,
+                           const struct part *p)
 {
     int64_t half = p->dim / 2;
     const mt_real *cosine = p->cos, *sine = p->sin;
@@ -62,8 +62,8 @@ static void norm_rotate(mt_elem *y, const mt_elem *x, mt_real rstd, const mt_rea
     }
 }
 
-static void part_fwd(mt_elem *y, mt_real *rstd, const mt_elem *x, const mt_real *w, mt_real eps,
-                     const struct part *p)
+MT_INLINE void part_fwd(mt_elem *y, mt_real *rstd, const mt_elem *x, const mt_real *w, mt_real eps,
+                        const struct part *p)
 {
     int64_t dim = p->dim;
     for (int64_t h = 0; h < p->heads; h++) {
@@ -77,29 +77,43 @@ static void part_fwd(mt_elem *y, mt_real *rstd, const mt_elem *x, const mt_real 
     }
 }
 
+/* One token. `dim` is the heads': where it is a constant, loops over a head are a few vectors. */
+MT_INLINE void token_fwd_of(const struct mt_qk_norm_rope_fwd_args *args, int64_t t, int64_t dim)
+{
+    int64_t nq = args->query_heads, nkv = args->kv_heads, width = (nq + 2 * nkv) * dim;
+    int64_t angle = t % args->sequence * (dim / 2), values = (nq + nkv) * dim;
+    const mt_real *cosine = (const mt_real *)args->cos_table + angle;
+    const mt_real *sine = (const mt_real *)args->sin_table + angle;
+    struct part q = { nq, dim, span_of(args->norm, nq), cosine, sine };
+    struct part k = { nkv, dim, span_of(args->norm, nkv), cosine, sine };
+    int64_t q_sums = q.span ? nq / q.span : 0, k_sums = k.span ? nkv / k.span : 0;
+    const mt_elem *x = (const mt_elem *)args->x + t * width;
+    mt_elem *y = (mt_elem *)args->y + t * width;
+    mt_real *rstd = q.span ? (mt_real *)args->rstd + t * (q_sums + k_sums) : NULL;
+    part_fwd(y, rstd, x, args->w_q, (mt_real)args->eps, &q);
+    part_fwd(y + nq * dim, rstd ? rstd + q_sums : NULL, x + nq * dim, args->w_k, (mt_real)args->eps,
+             &k);
+    if (y != x) memcpy(y + values, x + values, (size_t)(nkv * dim) * sizeof *y);
+}
+
+static void token_fwd(const struct mt_qk_norm_rope_fwd_args *args, int64_t t)
+{
+    if (args->head_dim == 32)
+        token_fwd_of(args, t, 32);
+    else if (args->head_dim == 64)
+        token_fwd_of(args, t, 64);
+    else
+        token_fwd_of(args, t, args->head_dim);
+}
+
 mt_status MT_CPU(qk_norm_rope_fwd)(mt_stream *stream, const struct mt_qk_norm_rope_fwd_args *args)
 {
     (void)stream;
-    int64_t nq = args->query_heads, nkv = args->kv_heads, dim = args->head_dim;
-    int64_t tokens = args->batch * args->sequence, width = (nq + 2 * nkv) * dim;
+    int64_t dim = args->head_dim, tokens = args->batch * args->sequence;
+    int64_t width = (args->query_heads + 2 * args->kv_heads) * dim;
     if (dim == 0) return MT_OK;
-    int64_t q_span = span_of(args->norm, nq), k_span = span_of(args->norm, nkv);
-    int64_t q_sums = q_span ? nq / q_span : 0, k_sums = k_span ? nkv / k_span : 0;
 #pragma omp parallel for schedule(static) if (tokens * width >= SERIAL)
-    for (int64_t t = 0; t < tokens; t++) {
-        const mt_elem *x = (const mt_elem *)args->x + t * width;
-        mt_elem *y = (mt_elem *)args->y + t * width;
-        mt_real *rstd = q_span ? (mt_real *)args->rstd + t * (q_sums + k_sums) : NULL;
-        int64_t angle = t % args->sequence * (dim / 2);
-        const mt_real *cosine = (const mt_real *)args->cos_table + angle;
-        const mt_real *sine = (const mt_real *)args->sin_table + angle;
-        struct part q = { nq, dim, q_span, cosine, sine }, k = { nkv, dim, k_span, cosine, sine };
-        part_fwd(y, rstd, x, args->w_q, (mt_real)args->eps, &q);
-        part_fwd(y + nq * dim, rstd ? rstd + q_sums : NULL, x + nq * dim, args->w_k,
-                 (mt_real)args->eps, &k);
-        int64_t values = (nq + nkv) * dim;
-        if (y != x) memcpy(y + values, x + values, (size_t)(nkv * dim) * sizeof *y);
-    }
+    for (int64_t t = 0; t < tokens; t++) token_fwd(args, t);
     return MT_OK;
 }
 
@@ -113,8 +127,8 @@ MT_INLINE void unrotated(mt_real *a, mt_real *b, const mt_elem *dy, int64_t i, i
 }
 
 /* sum over a head of dn w xhat; dw += dn xhat unless NULL. dn is the gradient before rotation. */
-static mt_real head_sum(mt_real *dw, const mt_elem *dy, const mt_elem *x, mt_real rstd,
-                        const mt_real *w, const struct part *p)
+MT_INLINE mt_real head_sum(mt_real *dw, const mt_elem *dy, const mt_elem *x, mt_real rstd,
+                           const mt_real *w, const struct part *p)
 {
     int64_t half = p->dim / 2;
     const mt_real *cosine = p->cos, *sine = p->sin;
@@ -136,8 +150,8 @@ static mt_real head_sum(mt_real *dw, const mt_elem *dy, const mt_elem *x, mt_rea
     return sum;
 }
 
-static void head_bwd(mt_elem *dx, const mt_elem *dy, const mt_elem *x, mt_real rstd, mt_real mean,
-                     const mt_real *w, const struct part *p)
+MT_INLINE void head_bwd(mt_elem *dx, const mt_elem *dy, const mt_elem *x, mt_real rstd,
+                        mt_real mean, const mt_real *w, const struct part *p)
 {
     int64_t half = p->dim / 2;
     const mt_real *cosine = p->cos, *sine = p->sin;
@@ -150,7 +164,7 @@ static void head_bwd(mt_elem *dx, const mt_elem *dy, const mt_elem *x, mt_real r
     }
 }
 
-static void head_bwd_plain(mt_elem *dx, const mt_elem *dy, const struct part *p)
+MT_INLINE void head_bwd_plain(mt_elem *dx, const mt_elem *dy, const struct part *p)
 {
     int64_t half = p->dim / 2;
     const mt_real *cosine = p->cos, *sine = p->sin;
@@ -164,8 +178,8 @@ static void head_bwd_plain(mt_elem *dx, const mt_elem *dy, const struct part *p)
 }
 
 /* dx may be dy: a span's sums are complete before its first element is written. */
-static void part_bwd(mt_elem *dx, mt_real *dw, const mt_elem *dy, const mt_elem *x,
-                     const mt_real *rstd, const mt_real *w, const struct part *p)
+MT_INLINE void part_bwd(mt_elem *dx, mt_real *dw, const mt_elem *dy, const mt_elem *x,
+                        const mt_real *rstd, const mt_real *w, const struct part *p)
 {
     int64_t dim = p->dim;
     if (!p->span) {
@@ -187,10 +201,10 @@ static void part_bwd(mt_elem *dx, mt_real *dw, const mt_elem *dy, const mt_elem 
 }
 
 /* One token; dw_q, dw_k are the partial sums of its block, or NULL. */
-static void token_bwd(const struct mt_qk_norm_rope_bwd_args *args, int64_t t, mt_real *dw_q,
-                      mt_real *dw_k)
+MT_INLINE void token_bwd_of(const struct mt_qk_norm_rope_bwd_args *args, int64_t t, mt_real *dw_q,
+                            mt_real *dw_k, int64_t dim)
 {
-    int64_t nq = args->query_heads, nkv = args->kv_heads, dim = args->head_dim;
+    int64_t nq = args->query_heads, nkv = args->kv_heads;
     int64_t at = t * (nq + 2 * nkv) * dim, keys = nq * dim, values = (nq + nkv) * dim;
     int64_t angle = t % args->sequence * (dim / 2);
     const mt_real *cosine = (const mt_real *)args->cos_table + angle;
@@ -205,6 +219,17 @@ static void token_bwd(const struct mt_qk_norm_rope_bwd_args *args, int64_t t, mt
     part_bwd(dx, dw_q, dy, x, rstd, args->w_q, &q);
     part_bwd(dx + keys, dw_k, dy + keys, x + keys, q.span ? rstd + q_sums : NULL, args->w_k, &k);
     if (dx != dy) memcpy(dx + values, dy + values, (size_t)(nkv * dim) * sizeof *dx);
+}
+
+static void token_bwd(const struct mt_qk_norm_rope_bwd_args *args, int64_t t, mt_real *dw_q,
+                      mt_real *dw_k)
+{
+    if (args->head_dim == 32)
+        token_bwd_of(args, t, dw_q, dw_k, 32);
+    else if (args->head_dim == 64)
+        token_bwd_of(args, t, dw_q, dw_k, 64);
+    else
+        token_bwd_of(args, t, dw_q, dw_k, args->head_dim);
 }
 
 mt_status MT_CPU(qk_norm_rope_bwd)(mt_stream *stream, const struct mt_qk_norm_rope_bwd_args *args)

@@ -60,6 +60,12 @@ typedef float mt_real;
 
 #define MT_INLINE static inline __attribute__((always_inline))
 
+/* SwiGLU of a row, y = silu(gate) up, and its gradient, where dy may be dgate or dup: in
+ * elementwise.c, also for what a product has just left in a cache. */
+void MT_CPU(swiglu_row)(mt_elem *y, const mt_elem *gate, const mt_elem *up, int64_t width);
+void MT_CPU(swiglu_row_bwd)(mt_elem *dgate, mt_elem *dup, const mt_elem *dy, const mt_elem *gate,
+                            const mt_elem *up, int64_t width);
+
 /* An element as real, and a real as an element (one rounding). */
 MT_INLINE mt_real mt_get(const mt_elem *p)
 {
