@@ -57,9 +57,19 @@ static int64_t sum_of_products(const mt_group *g, int64_t a, int64_t b)
     return g->members ? g->m * g->k : 0; /* a member has at least one element for each product */
 }
 
+bool mt_direction_pads(const mt_direction *d, mt_dir dir, const mt_group *group)
+{
+    const mt_format *f = d->format;
+    return dir == MT_COL && f && f->column_transposed && f->element != MT_ELEMENT_PLAIN &&
+           f->codes_per_byte == 1 && !group->last_dims;
+}
+
 size_t mt_direction_code_bytes(const mt_direction *d, mt_dir dir, const mt_group *group)
 {
     const mt_format *f = d->format;
+    if (d->layout == MT_LAYOUT_PADDED) return (size_t)(group->k * mt_padded_line(group));
+    if (d->layout == MT_LAYOUT_DECODED)
+        return (size_t)mt_group_capacity(group) * mt_dtype_size(MT_BF16);
     bool transposed = dir == MT_COL && f->column_transposed;
     int64_t per_byte = f->codes_per_byte;
     int64_t size = f->element == MT_ELEMENT_PLAIN ? (int64_t)mt_dtype_size(f->dtype) : 1;
@@ -72,6 +82,7 @@ size_t mt_direction_scale_bytes(const mt_direction *d, mt_dir dir, const mt_grou
     const mt_format *f = d->format;
     if (f->scale == MT_SCALE_NONE) return 0;
     if (f->block == 0) return (size_t)group->members * sizeof(float);
+    if (d->layout == MT_LAYOUT_DECODED) return 0;
     bool shared = d->options.two_d && f->scale == MT_SCALE_F32;
     int64_t per_line = shared ? f->block : 1, per_block = f->block, unit = 1;
     if (d->swizzled) per_line = SWIZZLE_LINES, per_block *= SWIZZLE_BLOCKS, unit = SWIZZLE_BYTES;

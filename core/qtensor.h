@@ -17,9 +17,13 @@ typedef enum mt_dir { MT_ROW, MT_COL, MT_DIR_COUNT } mt_dir;
 /* How a direction's codes lie in memory. The codes are the same. */
 typedef enum mt_layout {
     MT_LAYOUT_COMPACT, /* NUMERICS section 3 */
-    MT_LAYOUT_PADDED,  /* line pitch a multiple of 16 bytes, members at 128 bytes */
+    MT_LAYOUT_PADDED,  /* of transposed bytes: the lines of all members are one, mt_padded_line
+                          bytes long, a member's part at a multiple of 128, zeros up to the next */
+    MT_LAYOUT_DECODED, /* in place of codes what they decode to, in bf16 that holds it exactly, as a
+                          plain tensor lies; the scale that a whole member has is not in it */
     MT_LAYOUT_PACKED   /* the order a backend's GEMM reads a weight in; private to that backend */
 } mt_layout;
+enum { MT_PADDED_PART = 128 };
 
 typedef struct mt_direction {
     const mt_format *format; /* NULL: this direction is absent */
@@ -89,11 +93,22 @@ MT_HOST_DEVICE int64_t mt_scale_place(const mt_direction *d, const mt_direction_
                        : i * s->line_stride + b * s->block_stride;
 }
 
-/* Bytes that codes and scales of a whole compact group take. Exact for uniform groups; otherwise
- * the most that any members within the capacity need, so that nothing is read from the device. 0
- * scales for plain formats. */
+/* Bytes that codes and scales of a whole group take, in any layout but a packed one. Exact for
+ * uniform groups; otherwise the most that any members within the capacity need, so that nothing is
+ * read from the device. 0 scales for plain formats. */
 size_t mt_direction_code_bytes(const mt_direction *d, mt_dir dir, const mt_group *group);
 size_t mt_direction_scale_bytes(const mt_direction *d, mt_dir dir, const mt_group *group);
+
+/* Bytes of a line of a padded group: at least the rows of all members, each rounded up to 128. */
+static inline int64_t mt_padded_line(const mt_group *g)
+{
+    int64_t rows = g->first_dims ? g->m : g->members * g->m;
+    return (rows + g->members * (MT_PADDED_PART - 1) + MT_PADDED_PART - 1) / MT_PADDED_PART *
+           MT_PADDED_PART;
+}
+/* Whether this direction of such a group can be padded: transposed codes of a byte each, of one
+ * width k. */
+bool mt_direction_pads(const mt_direction *d, mt_dir dir, const mt_group *group);
 
 /* Bytes of everything mt_qtensor_place lays out, and the layout itself: pointers of both directions
  * into `memory`, each part at a multiple of 256 bytes. Two plain directions of one dtype share

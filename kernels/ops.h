@@ -81,8 +81,13 @@ struct mt_kernels {
     size_t (*packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
     /* Whether moe_gemm is one kernel for these arguments; NULL: never. */
     bool (*moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args);
+    /* Whether quantize is one with the ops before it for these arguments; NULL: never. */
+    bool (*quantize_fuses)(mt_stream *stream, const struct mt_quantize_args *args);
     /* Both directions of a packed group may be the same memory. */
     bool packed_shared;
+    /* A GEMM reads weights of bf16 decoded (MT_LAYOUT_DECODED) where gemm_operand is bf16 and codes
+     * are not multiplied, both operands of wgrad padded where they are. */
+    bool decoded_weights;
     /* The dtype that a GEMM reads an operand of this format as: its own, or what it is decoded to
      * first. */
     mt_dtype (*gemm_operand)(const mt_format_spec *spec);

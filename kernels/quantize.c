@@ -8,6 +8,13 @@ static bool same_group(const mt_group *a, const mt_group *b)
            a->offsets == b->offsets;
 }
 
+/* Whether codes may lie so. */
+static bool is_known(const mt_direction *d, mt_dir dir, const mt_group *group, bool decoded)
+{
+    return d->layout == MT_LAYOUT_COMPACT || (decoded && d->layout == MT_LAYOUT_DECODED) ||
+           (d->layout == MT_LAYOUT_PADDED && mt_direction_pads(d, dir, group));
+}
+
 /* A direction that is read: codes, and what they decode with. */
 static mt_status check_source(const mt_qtensor *q, mt_dir dir, const char *op)
 {
@@ -16,7 +23,7 @@ static mt_status check_source(const mt_qtensor *q, mt_dir dir, const char *op)
     MT_TRY(mt_qtensor_check(q, op));
     const mt_direction *d = &q->dir[dir];
     MT_REQUIRE(d->format, MT_EINVAL, "%s: the source has no %s direction", op, side);
-    MT_REQUIRE(d->layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+    MT_REQUIRE(is_known(d, dir, &q->group, false), MT_EUNSUPPORTED,
                "%s: the source's %s direction is not compact", op, side);
     bool empty = mt_group_capacity(&q->group) == 0;
     MT_REQUIRE(d->codes || empty, MT_EINVAL, "%s: the source's codes are NULL", op);
@@ -42,14 +49,16 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
     if (!d->format) return MT_OK;
     MT_REQUIRE(dir == MT_COL || (!d->options.rht && !d->options.from_dequantized), MT_EINVAL,
                "quantize: rht and source=dequantized are for the column direction");
-    MT_REQUIRE(d->layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+    MT_REQUIRE(is_known(d, dir, &a->out->group, true), MT_EUNSUPPORTED,
                "quantize: the %s direction is not compact", side);
+    MT_REQUIRE(d->layout != MT_LAYOUT_DECODED || !a->out->dir[!dir].format, MT_EUNSUPPORTED,
+               "quantize: a decoded direction is the only one of its call");
     bool empty = mt_group_capacity(&a->out->group) == 0, codes = a->pass != MT_QUANTIZE_AMAX;
     MT_REQUIRE(d->codes || empty || !codes, MT_EINVAL,
                "quantize: codes of the %s direction are NULL", side);
     bool per_member = d->format->scale != MT_SCALE_NONE && d->format->block == 0;
-    bool scales =
-        d->format->scale != MT_SCALE_NONE && (per_member ? a->out->group.members : !empty);
+    bool scales = d->format->scale != MT_SCALE_NONE &&
+                  (per_member ? a->out->group.members : !empty && d->layout != MT_LAYOUT_DECODED);
     MT_REQUIRE(d->scales || !scales || !codes, MT_EINVAL,
                "quantize: scales of the %s direction are NULL", side);
     bool amax = d->format->second_level || a->pass == MT_QUANTIZE_AMAX ||
@@ -57,6 +66,27 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
     MT_REQUIRE(d->amax || !amax || a->out->group.members == 0, MT_EINVAL,
                "quantize: amax of the %s direction is NULL, this pass of %s needs it", side,
                d->format->name);
+    return MT_OK;
+}
+
+static bool is_made(const struct mt_quantize_args *a)
+{
+    return a->row_token || a->swiglu;
+}
+
+/* A source that ops before it make. */
+static mt_status check_made(const struct mt_quantize_args *a)
+{
+    const mt_direction *d = &a->src->dir[a->src_dir];
+    MT_REQUIRE(!a->row_token || !a->swiglu, MT_EINVAL, "quantize: row_token and swiglu at once");
+    MT_REQUIRE(d->format == mt_format_plain(a->dtype), MT_EINVAL,
+               "quantize: %s is %s, must be plain %s",
+               a->swiglu ? "what the SwiGLU is of" : "the source of gathered rows", d->format->name,
+               mt_dtype_name(a->dtype));
+    MT_REQUIRE(!a->src->group.last_dims, MT_EINVAL,
+               "quantize: rows that are made have one width, not the group's last_dims");
+    MT_CHECK_EXTENT("quantize", a, tokens);
+    MT_REQUIRE(!a->row_token || a->rows_used, MT_EINVAL, "quantize: rows_used is NULL");
     return MT_OK;
 }
 
@@ -69,8 +99,50 @@ mt_status mt_quantize_check(const struct mt_quantize_args *a)
                (int)a->pass);
     MT_REQUIRE(same_group(&a->src->group, &a->out->group), MT_EINVAL,
                "quantize: source and result are not of one group");
+    if (is_made(a)) MT_TRY(check_made(a));
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) MT_TRY(check_result(a, (mt_dir)dir));
     return MT_OK;
+}
+
+mt_status mt_quantize_scratch(mt_stream *stream, const struct mt_quantize_args *args, size_t *bytes)
+{
+    const struct mt_kernels *kernels;
+    *bytes = 0;
+    if (!is_made(args)) return MT_OK;
+    MT_TRY(mt_device_kernels(stream->device, args->dtype, &kernels));
+    if (kernels->quantize_fuses && kernels->quantize_fuses(stream, args)) return MT_OK;
+    *bytes = (size_t)mt_group_capacity(&args->src->group) * mt_dtype_size(args->dtype);
+    return MT_OK;
+}
+
+mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *args)
+{
+    const mt_group *g = &args->src->group;
+    struct mt_quantize_args rest = *args;
+    mt_qtensor made = mt_qtensor_plain(*g, args->dtype, args->scratch);
+    const void *from = args->src->dir[args->src_dir].codes;
+    int64_t rows = g->first_dims ? g->m : g->members * g->m;
+    MT_REQUIRE(args->scratch || mt_group_capacity(g) == 0, MT_EINVAL, "quantize: scratch is NULL");
+    if (args->row_token)
+        MT_TRY(mt_gather_fwd(stream, &(struct mt_gather_fwd_args){ .dtype = args->dtype,
+                                                                   .tokens = args->tokens,
+                                                                   .width = g->k,
+                                                                   .top_k = 1,
+                                                                   .rows = rows,
+                                                                   .y = args->scratch,
+                                                                   .x = from,
+                                                                   .row_token = args->row_token,
+                                                                   .rows_used = args->rows_used }));
+    else
+        MT_TRY(mt_swiglu_fwd(stream, &(struct mt_swiglu_fwd_args){ .dtype = args->dtype,
+                                                                   .rows = rows,
+                                                                   .width = g->k,
+                                                                   .rows_used = args->rows_used,
+                                                                   .y = args->scratch,
+                                                                   .x = from }));
+    rest.src = &made, rest.src_dir = MT_ROW;
+    rest.row_token = NULL, rest.swiglu = false;
+    return mt_quantize(stream, &rest);
 }
 
 mt_status mt_dequantize_check(const struct mt_dequantize_args *a)

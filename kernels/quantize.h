@@ -23,22 +23,31 @@ typedef enum mt_quantize_pass {
  *
  * src: the same group as out; plain (f64 is rounded to f32 first) or quantized (then its
  * dequantized f32 values are the source: requantize, without a tensor of them). Codes compact,
- * scales either way. Capacity past the last member is neither read nor written. out: options per
- * direction; rht and from_dequantized are for the column direction. A plain direction is the source
- * cast (none if its codes are the source's own). from_dequantized takes the values of out's row
- * direction, or where that is absent those of a row direction in the column's own format. Codes,
- * scales and amax must not overlap src. amax f32[N] is written whole: of the rotated values under
- * rht, of the row direction's dequantized values under from_dequantized, 0 for an empty member. It
- * may be NULL but for formats with a second-level scale. ovf of fp8_block (section 2) is that of
- * the source's dtype (f32 for quantized sources, f64 and from_dequantized). scale: fp8_delayed's s,
- * f32[N] per direction; NULL: 1. running_amax: f32[N] per direction or NULL, running = max(running,
- * amax of the source): slot 0 of the history. bias_grad f32, members' columns back to back ([N, k]
- * where k is uniform), or NULL: the sum over each member's rows of the source, in f32: rows in
- * order within each 128, these sums in order; then added to what is there if accumulate. Not under
- * AMAX. nan: int64[N] or NULL: NaNs in the source. running_nan: int64[N] or NULL: running += NaNs
- * in the source; not under AMAX. Stochastic rounding draws from (seed, stream), the element's
- * place, and step + *first_step (section 2). A call on part of a group says which: first_member is
- * the index of out's member 0, first_row the row in its whole member of member 0's first row. */
+ * scales either way; a backend may take padded columns and, as the only direction of a call,
+ * decoded ones (what its GEMM reads: mt_kernels). Capacity past the last member is neither read nor
+ * written. out: options per direction; rht and from_dequantized are for the column direction. A
+ * plain direction is the source cast (none if its codes are the source's own). from_dequantized
+ * takes the values of out's row direction, or where that is absent those of a row direction in the
+ * column's own format. Codes, scales and amax must not overlap src. amax f32[N] is written whole:
+ * of the rotated values under rht, of the row direction's dequantized values under
+ * from_dequantized, 0 for an empty member. It may be NULL but for formats with a second-level
+ * scale. ovf of fp8_block (section 2) is that of the source's dtype (f32 for quantized sources, f64
+ * and from_dequantized). scale: fp8_delayed's s, f32[N] per direction; NULL: 1. running_amax:
+ * f32[N] per direction or NULL, running = max(running, amax of the source): slot 0 of the history.
+ * bias_grad f32, members' columns back to back ([N, k] where k is uniform), or NULL: the sum over
+ * each member's rows of the source, in f32: rows in order within each 128, these sums in order;
+ * then added to what is there if accumulate. Not under AMAX. nan: int64[N] or NULL: NaNs in the
+ * source. running_nan: int64[N] or NULL: running += NaNs in the source; not under AMAX. Stochastic
+ * rounding draws from (seed, stream), the element's place, and step + *first_step (section 2). A
+ * call on part of a group says which: first_member is the index of out's member 0, first_row the
+ * row in its whole member of member 0's first row.
+ *
+ * The ops before it that make the source may be a part of the call; the result is then, to the bit,
+ * that of the same device's ops in turn. src is plain, of dtype, and its group that of the rows
+ * they make, of one width k. row_token int32 [rows]: row r is row row_token[r] of src's codes
+ * [tokens, k] (mt_gather_fwd). swiglu: rows are the SwiGLU, rounded to dtype, of those of src's
+ * codes [rows, 2k] (mt_swiglu_fwd). rows_used: device int64 [1], rows of all members; NULL, but not
+ * with row_token: all there is room for. scratch: mt_quantize_scratch bytes. */
 struct mt_quantize_args {
     mt_dtype dtype;
     mt_quantize_pass pass;
@@ -53,7 +62,18 @@ struct mt_quantize_args {
     uint32_t seed, stream, step;
     const uint32_t *first_step; /* device; NULL: 0 */
     uint32_t first_member, first_row;
+    const int32_t *row_token; /* NULL: rows are in place */
+    int64_t tokens;
+    bool swiglu;
+    const int64_t *rows_used;
+    void *scratch;
 };
+
+/* Bytes that a call with row_token or swiglu needs where the device does it in parts, else 0. */
+mt_status mt_quantize_scratch(mt_stream *stream, const struct mt_quantize_args *args,
+                              size_t *bytes);
+/* The ops in turn: for backends, where they have nothing better. */
+mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *args);
 
 /* y = the values of direction `dir` of src, in the source's orientation and group layout, rounded
  * to y_dtype (f64 exact). Elements past the last member are not written. y must not overlap src. */

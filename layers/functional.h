@@ -78,7 +78,10 @@ typedef struct mt_route mt_route;
  * it (mt_moe_gemm), and the same bits where it has not.
  * mt_gate_up: z [rows, 2F] = x W^T (+ b) of x [T, D], whose rows `route` gathers (NULL: x [rows, D]
  * in place), and a [rows, F], its SwiGLU.
- * mt_down: y [rows, D] = a W^T (+ b). Its gradient goes to z, through the SwiGLU. */
+ * mt_down: y [rows, D] = a W^T (+ b). Its gradient goes to z, through the SwiGLU.
+ * mt_down_reads_z: every reader of a takes it quantized, from z in one pass: mt_gate_up's a and
+ * mt_down's are then NULL. */
+bool mt_down_reads_z(const mt_param *down);
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
                      const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                      const mt_route *route);

@@ -9,6 +9,7 @@ struct linear_attrs {
     int8_t counts, elements, offsets, row_token, x, position, z;
     bool bias;
     bool x_coded, dy_coded; /* what wgrad reads are column codes */
+    bool swiglu;            /* the saved x is z: what X is the SwiGLU of */
 };
 
 static int8_t width_index(const mt_ragged *rows, int64_t width)
@@ -22,7 +23,7 @@ static int8_t width_index(const mt_ragged *rows, int64_t width)
 struct beside {
     const mt_route *route; /* gathers the rows of x */
     mt_value *act;         /* SwiGLU of y */
-    mt_value *z;           /* what x is the SwiGLU of */
+    mt_value *z;           /* what x is the SwiGLU of; it may be given in place of x */
 };
 
 /* Device address of the number of rows in use. */
@@ -62,9 +63,10 @@ static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
                        const mt_ragged *rows, const struct linear_attrs *a)
 {
     const char *name = layer->weight->name;
-    MT_REQUIRE(mt_tensor_cols(&x->data) == a->in, MT_EINVAL,
-               "grouped_linear %s: x has %lld columns, the weight takes %lld", name,
-               (long long)mt_tensor_cols(&x->data), (long long)a->in);
+    MT_REQUIRE(mt_tensor_cols(&x->data) == (a->swiglu ? 2 : 1) * a->in, MT_EINVAL,
+               "grouped_linear %s: x has %lld columns, the weight takes %lld%s", name,
+               (long long)mt_tensor_cols(&x->data), (long long)a->in,
+               a->swiglu ? " of half of them" : "");
     MT_REQUIRE(rows || a->members == 1, MT_EINVAL,
                "grouped_linear %s: %lld members need the rows of each", name,
                (long long)a->members);
@@ -91,7 +93,7 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
     if (beside->route) spec->saved[a->position = n++] = beside->route->position;
     if (beside->z) spec->saved[a->z = n++] = beside->z;
     if (spec->params[0]->frozen) return;
-    if (beside->route) spec->saved[a->row_token = n++] = beside->route->row_token;
+    if (beside->route && !codes) spec->saved[a->row_token = n++] = beside->route->row_token;
     a->x_coded = codes != NULL;
     spec->saved[a->x = n] = codes ? codes : x;
 }
@@ -109,7 +111,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                                   route ? route->tokens * route->top_k : mt_tensor_rows(&x->data),
                               .in_at = -1,
                               .out_at = -1,
-                              .bias = layer->bias != NULL };
+                              .bias = layer->bias != NULL,
+                              .swiglu = x == beside->z };
     if (rows) a.in_at = width_index(rows, a.in), a.out_at = width_index(rows, a.out);
     MT_TRY(check(x, layer, rows, &a));
     mt_dtype dtype = x->data.dtype;
@@ -120,6 +123,10 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                                        rows ? &rows->elements->data : NULL),
                               dtype, x->data.data),
         .wanted = { true, mt_tape_recording(tape) && !w->frozen && !saves_input },
+        .row_token = route ? route->row_token->data.data : NULL,
+        .tokens = route ? route->tokens : 0,
+        .swiglu = a.swiglu,
+        .rows_used = rows && rows->offsets ? rows_used(&a, &rows->offsets->data) : NULL,
     };
     MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_X, &qx.q));
     MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_X, &qx));
@@ -133,9 +140,9 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                   .d = (*y)->data.data,
                   .d_dtype = dtype,
                   .bias = layer->bias ? layer->bias->master : NULL },
-        .row_token = route ? route->row_token->data.data : NULL,
-        .tokens = route ? route->tokens : 0,
-        .rows_used = rows && rows->offsets ? rows_used(&a, &rows->offsets->data) : NULL,
+        .row_token = qx.memory[MT_ROW] ? NULL : qx.row_token,
+        .tokens = qx.tokens,
+        .rows_used = qx.rows_used,
         .act = beside->act ? beside->act->data.data : NULL,
     };
     MT_TRY(multiply(tape, &args));
@@ -157,11 +164,10 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
     return linear(tape, y, x, layer, rows, &(struct beside){ 0 });
 }
 
-/* Whether X is read as it stands, so that its rows need not be. */
-static bool gathers(const mt_param *w)
+bool mt_down_reads_z(const mt_param *w)
 {
-    return mt_linear_is_native(w, MT_OPERAND_X, MT_ROW) && !mt_linear_observed(w) &&
-           (w->frozen || mt_linear_is_native(w, MT_OPERAND_X, MT_COL));
+    return !mt_linear_is_native(w, MT_OPERAND_X, MT_ROW) && !mt_linear_observed(w) &&
+           (w->frozen || !mt_linear_is_native(w, MT_OPERAND_X, MT_COL));
 }
 
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
@@ -169,30 +175,32 @@ mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
                      const mt_route *route)
 {
     mt_value *gathered = NULL;
-    if (route && !gathers(layer->weight)) MT_TRY(mt_gather(tape, &gathered, x, route));
+    if (route && mt_linear_observed(layer->weight)) MT_TRY(mt_gather(tape, &gathered, x, route));
     if (gathered) x = gathered, route = NULL;
     int64_t n = route ? route->tokens * route->top_k : mt_tensor_rows(&x->data);
     int64_t width = layer->weight->group.m / 2;
-    MT_TRY(mt_tape_value(tape, a, x->data.dtype, 2, (int64_t[]){ n, width }));
-    MT_TRY(linear(tape, z, x, layer, rows, &(struct beside){ .route = route, .act = *a }));
+    if (a) MT_TRY(mt_tape_value(tape, a, x->data.dtype, 2, (int64_t[]){ n, width }));
+    MT_TRY(
+        linear(tape, z, x, layer, rows, &(struct beside){ .route = route, .act = a ? *a : NULL }));
     mt_value_release(tape, &gathered);
-    return mt_swiglu_record(tape, *a, *z, rows);
+    return a ? mt_swiglu_record(tape, *a, *z, rows) : MT_OK;
 }
 
 mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a,
                   const mt_grouped_linear_layer *layer, const mt_ragged *rows)
 {
-    return linear(tape, y, a, layer, rows, &(struct beside){ .z = z });
+    return linear(tape, y, a ? a : z, layer, rows, &(struct beside){ .z = z });
 }
 
-/* The operand of wgrad in `from`: column codes, or a plain tensor to quantize now. */
+/* The operand of wgrad in `from`: column codes, or a plain tensor to quantize now; o says how its
+ * rows are made. */
 static mt_status wgrad_operand(mt_tape *tape, struct mt_linear_operand *o, const mt_param *w,
                                mt_operand operand, mt_group group, const mt_tensor *from,
                                bool coded)
 {
-    *o = (struct mt_linear_operand){ .wanted = { false, true }, .again = true };
+    o->wanted[MT_COL] = o->again = true;
     if (coded) {
-        o->q = mt_linear_codes(w, operand, MT_COL, group, from->data);
+        o->q = mt_linear_codes(mt_tape_stream(tape)->device, w, operand, MT_COL, group, from->data);
         return MT_OK;
     }
     o->q = mt_qtensor_plain(group, from->dtype, from->data);
@@ -204,7 +212,12 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
     const struct linear_attrs *a = (const void *)job->attrs;
     const mt_tensor *counts = &job->extra[0], *elements = &job->extra[1];
     mt_param *w = job->param;
-    struct mt_linear_operand x, dy;
+    const int64_t *used = rows_used(a, &job->extra[3]);
+    struct mt_linear_operand x = { .row_token = job->extra[2].data,
+                                   .tokens = mt_tensor_rows(&job->x),
+                                   .swiglu = a->swiglu && !a->x_coded,
+                                   .rows_used = used };
+    struct mt_linear_operand dy = { 0 };
     MT_TRY(wgrad_operand(tape, &x, w, MT_OPERAND_X, group_of(a, a->in, a->in_at, counts, elements),
                          &job->x, a->x_coded));
     MT_TRY(wgrad_operand(tape, &dy, w, MT_OPERAND_DY,
@@ -216,9 +229,9 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
                                                .d = w->grad,
                                                .d_dtype = w->grad_dtype,
                                                .c = accumulate ? w->grad : NULL },
-                                     .row_token = job->extra[2].data,
-                                     .tokens = mt_tensor_rows(&job->x),
-                                     .rows_used = rows_used(a, &job->extra[3]) };
+                                     .row_token = x.memory[MT_COL] ? NULL : x.row_token,
+                                     .tokens = x.tokens,
+                                     .rows_used = used };
     MT_TRY(multiply(tape, &args));
     mt_linear_operand_release(tape, &x);
     mt_linear_operand_release(tape, &dy);

@@ -23,6 +23,20 @@ bool mt_linear_is_native(const mt_param *w, mt_operand operand, mt_dir dir)
 /* ---- the weight --------------------------------------------------------------------------------
  * Native directions are packed for the backend; the others lie in front of them as one qtensor. */
 
+/* Whether a direction of W is kept as what its codes decode to, which GEMMs would decode anew each
+ * time. */
+static bool is_decoded(const struct mt_kernels *kernels, const mt_param *w, const mt_recipe *recipe,
+                       mt_dir dir)
+{
+    mt_format_spec spec = spec_of(recipe, w->compute, MT_OPERAND_W, dir),
+                   rows = spec_of(recipe, w->compute, dir == MT_ROW ? MT_OPERAND_X : MT_OPERAND_DY,
+                                  MT_ROW);
+    mt_gemm_layout layout = dir == MT_ROW ? MT_GEMM_TN : MT_GEMM_NN;
+    bool codes = kernels->gemm_codes && kernels->gemm_codes(layout, &spec, &rows);
+    return kernels->decoded_weights && w->compute == MT_BF16 && !codes &&
+           kernels->gemm_operand(&spec) == MT_BF16;
+}
+
 /* The directions of `weight` that are packed, or those that are not. */
 static mt_qtensor part_of(const mt_qtensor *weight, bool packed)
 {
@@ -41,6 +55,7 @@ static size_t lay_out(mt_qtensor *out, const mt_param *w, const struct mt_kernel
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         mt_format_spec spec = spec_of(recipe, w->compute, MT_OPERAND_W, (mt_dir)d);
         out->dir[d] = mt_direction_of(spec);
+        if (is_decoded(kernels, w, recipe, (mt_dir)d)) out->dir[d].layout = MT_LAYOUT_DECODED;
         if (spec.format == mt_format_plain(w->compute)) out->dir[d].layout = MT_LAYOUT_PACKED;
     }
     mt_qtensor codes = part_of(out, false);
@@ -111,6 +126,28 @@ mt_status mt_linear_master(const mt_param *weight, mt_stream *stream, void **mas
                                                                  .low = weight->low });
 }
 
+/* Directions that are not packed, from the master; decoded ones in calls of their own. NaNs are
+ * counted once. */
+static mt_status make_codes(mt_stream *stream, mt_qtensor *codes, const mt_param *weight,
+                            void *master)
+{
+    mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
+    struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
+    args.src = &source;
+    if (weight->linear) args.running_nan = weight->linear->nan[MT_OPERAND_W];
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (codes->dir[d].layout != MT_LAYOUT_DECODED) continue;
+        mt_qtensor one = mt_qtensor_select(codes, (mt_dir)d);
+        args.out = &one;
+        MT_TRY(mt_quantize(stream, &args));
+        codes->dir[d] = (mt_direction){ 0 };
+        args.running_nan = NULL;
+    }
+    if (!codes->dir[MT_ROW].format && !codes->dir[MT_COL].format) return MT_OK;
+    args.out = codes;
+    return mt_quantize(stream, &args);
+}
+
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
 {
     void *master;
@@ -120,28 +157,35 @@ mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
         MT_TRY(mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
                                                                      .master = master,
                                                                      .out = &packed }));
-    if (!codes.dir[MT_ROW].format && !codes.dir[MT_COL].format) return MT_OK;
-    mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
-    struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
-    args.src = &source, args.out = &codes;
-    if (weight->linear) args.running_nan = weight->linear->nan[MT_OPERAND_W];
-    return mt_quantize(stream, &args);
+    return make_codes(stream, &codes, weight, master);
 }
 
 /* ---- operands ----------------------------------------------------------------------------------
  */
 
-static mt_qtensor one_direction(const mt_param *w, mt_operand operand, mt_dir dir, mt_group group)
+/* Whether wgrad multiplies the codes of both its operands: it reads them padded. */
+static bool pads(const mt_device *device, const mt_param *w)
+{
+    const struct mt_kernels *kernels = device->kernels[w->compute];
+    mt_format_spec x = spec_of(recipe_of(w), w->compute, MT_OPERAND_X, MT_COL),
+                   dy = spec_of(recipe_of(w), w->compute, MT_OPERAND_DY, MT_COL);
+    return kernels && kernels->gemm_codes && kernels->gemm_codes(MT_GEMM_NT, &x, &dy);
+}
+
+static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_operand operand,
+                                mt_dir dir, mt_group group)
 {
     mt_qtensor q = { .group = group };
     q.dir[dir] = mt_direction_of(spec_of(recipe_of(w), w->compute, operand, dir));
+    if (mt_direction_pads(&q.dir[dir], dir, &group) && pads(device, w))
+        q.dir[dir].layout = MT_LAYOUT_PADDED;
     return q;
 }
 
-mt_qtensor mt_linear_codes(const mt_param *w, mt_operand operand, mt_dir dir, mt_group group,
-                           void *memory)
+mt_qtensor mt_linear_codes(const mt_device *device, const mt_param *w, mt_operand operand,
+                           mt_dir dir, mt_group group, void *memory)
 {
-    mt_qtensor q = one_direction(w, operand, dir, group);
+    mt_qtensor q = one_direction(device, w, operand, dir, group);
     mt_qtensor_place(&q, memory);
     return q;
 }
@@ -165,6 +209,21 @@ static bool is_made(const mt_param *w, mt_operand operand, const struct mt_linea
     return spec_of(recipe_of(w), w->compute, operand, MT_COL).options.from_dequantized;
 }
 
+static mt_status quantize(mt_tape *tape, struct mt_quantize_args *args)
+{
+    mt_stream *stream = mt_tape_stream(tape);
+    mt_value *scratch = NULL;
+    size_t bytes;
+    MT_TRY(mt_quantize_scratch(stream, args, &bytes));
+    if (bytes) {
+        MT_TRY(mt_tape_value(tape, &scratch, MT_U8, 1, (int64_t[]){ (int64_t)bytes }));
+        args->scratch = scratch->data.data;
+    }
+    MT_TRY(mt_quantize(stream, args));
+    mt_value_release(tape, &scratch);
+    return MT_OK;
+}
+
 mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operand,
                              struct mt_linear_operand *o)
 {
@@ -172,7 +231,8 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     bool any = false;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         if (!is_made(w, operand, o, d)) continue;
-        mt_qtensor one = one_direction(w, operand, (mt_dir)d, o->q.group);
+        mt_qtensor one =
+            one_direction(mt_tape_stream(tape)->device, w, operand, (mt_dir)d, o->q.group);
         int64_t bytes = (int64_t)mt_qtensor_bytes(&one);
         MT_TRY(mt_tape_value(tape, &o->memory[d], MT_U8, 1, &bytes));
         mt_qtensor_place(&one, o->memory[d]->data.data);
@@ -183,10 +243,12 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     args.src = &plain, args.out = &made;
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
+    args.row_token = o->row_token, args.tokens = o->tokens;
+    args.swiglu = o->swiglu, args.rows_used = o->rows_used;
     args.running_nan = nan_counts(tape, w, operand, o->again);
     for (int d = 0; d < MT_DIR_COUNT && !mt_tape_training(tape); d++)
         args.running_amax[d] = NULL; /* an evaluation leaves no trace in training */
-    return mt_quantize(mt_tape_stream(tape), &args);
+    return quantize(tape, &args);
 }
 
 bool mt_linear_observed(const mt_param *w)

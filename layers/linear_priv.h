@@ -13,15 +13,20 @@ struct mt_linear_operand {
     bool wanted[MT_DIR_COUNT]; /* directions that a GEMM will read */
     bool again;                /* the same values were quantized before, other directions of them */
     mt_value *memory[MT_DIR_COUNT]; /* of the quantized ones; NULL: the plain tensor is read */
-    float *bias_grad; /* NULL, or where the gradient of the bias goes, in the same pass */
+    const int32_t *row_token;       /* of rows that are gathered from `tokens`, else NULL */
+    int64_t tokens;
+    bool swiglu;              /* q is what the operand is the SwiGLU of */
+    const int64_t *rows_used; /* device; with either, NULL: all there is room for */
+    float *bias_grad;         /* NULL, or where the gradient of the bias goes, in the same pass */
     bool accumulate;
 };
 
 /* Whether a GEMM reads this direction as it is, in the activations' dtype. */
 bool mt_linear_is_native(const mt_param *weight, mt_operand operand, mt_dir dir);
 
-/* The directions that are wanted and not native, in one pass over the plain tensor, and the row
- * that a column under source=dequantized is made from. Without any it does nothing, and leaves
+/* The directions that are wanted and not native, in one pass over the plain tensor, whose rows may
+ * be gathered or SwiGLU's on the way, and the row that a column under source=dequantized is made
+ * from. Without any it does nothing, and leaves
  * bias_grad alone. */
 mt_status mt_linear_quantize(mt_tape *tape, const mt_param *weight, mt_operand operand,
                              struct mt_linear_operand *o);
@@ -36,8 +41,8 @@ mt_status mt_linear_observe(mt_tape *tape, const mt_param *weight, mt_operand op
                             const mt_qtensor *plain);
 
 /* A direction that mt_linear_quantize made, found again in its memory. */
-mt_qtensor mt_linear_codes(const mt_param *weight, mt_operand operand, mt_dir dir, mt_group group,
-                           void *memory);
+mt_qtensor mt_linear_codes(const mt_device *device, const mt_param *weight, mt_operand operand,
+                           mt_dir dir, mt_group group, void *memory);
 
 #ifdef __cplusplus
 }

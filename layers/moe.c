@@ -9,9 +9,10 @@ static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x,
                          const mt_grouped_linear_layer *down, const mt_ragged *rows,
                          const mt_route *route)
 {
-    mt_value *h, *a;
-    MT_TRY(mt_gate_up(tape, &h, &a, x, gate_up, rows, route));
-    mt_value_recompute(tape, a);
+    mt_value *h, *a = NULL;
+    MT_TRY(
+        mt_gate_up(tape, &h, mt_down_reads_z(down->weight) ? NULL : &a, x, gate_up, rows, route));
+    if (a) mt_value_recompute(tape, a);
     MT_TRY(mt_down(tape, y, h, a, down, rows));
     mt_value_release(tape, &h);
     mt_value_release(tape, &a);

@@ -538,6 +538,35 @@ mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
     return MT_OK;
 }
 
+/* The master of a weight from codes of a direction: those of its compute copy, or, where that holds
+ * what they decode to, codes made for the moment. */
+static mt_status dequantize_master(mt_stream *stream, const mt_param *w, mt_dir dir)
+{
+    void *master = w->own_master ? w->own_master : (void *)w->view, *memory = NULL;
+    mt_qtensor q = mt_qtensor_select(&w->weight, dir);
+    mt_qtensor source = mt_qtensor_plain(w->group, w->dtype, master);
+    struct mt_quantize_args args = mt_linear_quantize_args(w, MT_OPERAND_W);
+    bool decoded = q.dir[dir].layout == MT_LAYOUT_DECODED;
+    mt_status status = MT_OK;
+    size_t bytes = 0;
+    if (decoded) {
+        q.dir[dir] = mt_direction_of(mt_direction_spec(&q.dir[dir]));
+        bytes = mt_qtensor_bytes(&q);
+        MT_TRY(mt_device_alloc(stream->device, &memory, bytes, MT_MEMORY_STATE));
+        mt_qtensor_place(&q, memory);
+        args.src = &source, args.out = &q;
+        MT_TRY_CLEANUP(mt_quantize(stream, &args));
+    }
+    MT_TRY_CLEANUP(mt_dequantize(
+        stream,
+        &(struct mt_dequantize_args){
+            .dtype = w->compute, .src = &q, .dir = dir, .y = master, .y_dtype = w->dtype }));
+    if (decoded) MT_TRY_CLEANUP(mt_device_synchronize(stream->device));
+cleanup:
+    mt_device_free(stream->device, &memory, bytes, MT_MEMORY_STATE);
+    return status;
+}
+
 mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
 {
     MT_TRY(mt_precision_refresh(p, stream));
@@ -547,12 +576,7 @@ mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
         int dir = 0;
         while (dir < MT_DIR_COUNT && w->weight.dir[dir].layout == MT_LAYOUT_PACKED) dir++;
         if (dir == MT_DIR_COUNT) continue;
-        MT_TRY(mt_dequantize(stream, &(struct mt_dequantize_args){
-                                         .dtype = w->compute,
-                                         .src = &w->weight,
-                                         .dir = (mt_dir)dir,
-                                         .y = w->own_master ? w->own_master : (void *)w->view,
-                                         .y_dtype = w->dtype }));
+        MT_TRY(dequantize_master(stream, w, (mt_dir)dir));
         if (!w->own_master) MT_TRY(mt_param_split_view(p->store, w));
     }
     return MT_OK;

@@ -25,6 +25,8 @@ static void dequantize_unit(workspace *ws, const side *source, const side *out, 
 mt_status MT_CPU_ISA(dequantize)(mt_stream *stream, const struct mt_dequantize_args *args)
 {
     const mt_group *group = &args->src->group;
+    MT_REQUIRE(args->src->dir[args->dir].layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+               "dequantize: the direction is padded, cpu takes compact ones");
     MT_TRY(mt_group_check_members(group, "dequantize: the group"));
     mt_direction y = mt_direction_of(mt_format_spec_default(mt_format_plain(args->y_dtype)->id));
     y.codes = args->y;

@@ -332,6 +332,11 @@ static mt_status take_scratch(job *j, mt_stream *stream)
 
 mt_status MT_CPU_ISA(quantize)(mt_stream *stream, const struct mt_quantize_args *args)
 {
+    if (args->row_token || args->swiglu) return mt_quantize_parts(stream, args);
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        MT_REQUIRE(args->out->dir[dir].layout == MT_LAYOUT_COMPACT &&
+                       args->src->dir[args->src_dir].layout == MT_LAYOUT_COMPACT,
+                   MT_EUNSUPPORTED, "quantize: a direction is padded, cpu takes compact ones");
     MT_TRY(mt_group_check_members(&args->src->group, "quantize: the source's group"));
     job j = { .args = args, .threads = stream->device->threads, .count = args->src->group.members };
     set_sides(&j);

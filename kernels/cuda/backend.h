@@ -57,7 +57,8 @@ MT_FORMAT_OPS(MT_CUDA_DECLARE_FORMAT_OP)
  * second level of nvfp4). */
 mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantize_args *args, bool codes);
 
-/* moe_gemm.cu, */
+/* quantize.cu, moe_gemm.cu */
+bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args);
 bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args);
 /* gemm_pack.cu, gemm_operands.cu: what the GEMM's table entries need besides the op. */
 size_t mt_cuda_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);

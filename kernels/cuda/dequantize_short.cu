@@ -295,7 +295,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     space *sp = (space *)mt_shared;
     const side &s = j.p.sides[SOURCE];
     const uint8_t *begin = s.codes,
-                  *end = begin + j.p.members[j.p.group.members].at[AT_CODES + SOURCE];
+                  *end = begin + (s.line ? s.line * j.p.group.k
+                                         : j.p.members[j.p.group.members].at[AT_CODES + SOURCE]);
     const int64_t units = j.p.units[j.p.group.members];
     const int c = (int)threadIdx.x % ACROSS * RUN, first = (int)threadIdx.x / ACROSS * space::LINES;
     int n = 0;

@@ -2,7 +2,7 @@
 #include "kernels/cuda/gemm_sm90.cuh"
 #include "kernels/cuda/scratch.h"
 
-enum { THREADS = 256, GRAIN = 128, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
+enum { THREADS = 256, GRAIN = MT_PADDED_PART, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
 
 /* ---- which there are ---------------------------------------------------------------------------
  */
@@ -29,23 +29,22 @@ bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
     return row_of(layout, a, b) >= 0;
 }
 
-/* At least the rows of all members, each rounded up to GRAIN. */
-static int64_t line_of(const mt_group *rows)
+/* The codes of W's column direction are W^T, along the depth of dgrad: both passes are TN. Those of
+ * wgrad's operands lie along the rows of a member: padded, or they are placed so. */
+static bool is_placed(mt_gemm_layout layout, const mt_direction *d)
 {
-    int64_t all = rows->first_dims ? rows->m : rows->members * rows->m;
-    return mt_ceil_div(all + rows->members * (GRAIN - 1), GRAIN) * GRAIN;
+    return layout == MT_GEMM_NT && d->layout == MT_LAYOUT_COMPACT;
 }
 
-/* The codes of W's column direction are W^T, along the depth of dgrad: both passes are TN. Those of
- * wgrad's operands lie along the rows of a member, and are placed anew. */
 extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *args)
 {
     const mt_direction *w = mt_gemm_a(args), *rows = mt_gemm_b(args);
     const mt_group *weight = &args->a->group;
     bool along = args->layout == MT_GEMM_TN, wgrad = args->layout == MT_GEMM_NT;
-    if (args->dtype != MT_BF16 || (!wgrad && args->d_dtype != MT_BF16) ||
-        w->layout != MT_LAYOUT_COMPACT || rows->layout != MT_LAYOUT_COMPACT)
-        return false;
+    if (args->dtype != MT_BF16 || (!wgrad && args->d_dtype != MT_BF16)) return false;
+    for (const mt_direction *d : { w, rows })
+        if (d->layout != MT_LAYOUT_COMPACT && !(wgrad && d->layout == MT_LAYOUT_PADDED))
+            return false;
     mt_format_spec first = mt_direction_spec(w), second = mt_direction_spec(rows);
     int row = row_of(args->layout, &first, &second);
     if (row < 0) return false;
@@ -56,9 +55,9 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     if (wgrad && !g->height) return false;
     g->cols = along ? weight->m : weight->k;
     g->depth = along ? weight->k : weight->m;
-    int64_t line = wgrad ? line_of(&g->rows) : g->depth;
-    g->a = { wgrad ? NULL : rows->codes, false, false, true, line };
-    g->b = { wgrad ? NULL : w->codes, false, false, wgrad, line };
+    int64_t line = wgrad ? mt_padded_line(&g->rows) : g->depth;
+    g->a = { is_placed(args->layout, rows) ? NULL : rows->codes, false, false, true, line };
+    g->b = { is_placed(args->layout, w) ? NULL : w->codes, false, false, wgrad, line };
     g->c = args->c, g->d = args->d, g->bias = args->bias;
     g->d_real = args->d_dtype != MT_BF16;
     g->fp8 = row + 1;
@@ -68,9 +67,8 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
 }
 
 /* ---- where they lie ----------------------------------------------------------------------------
- * A member's column codes are lines of as many bytes as it has rows. Maps want lines at multiples
- * of 16 bytes: the lines of all members become one, each member's part at a multiple of 128, with
- * zeros up to the next. */
+ * A member's compact column codes are lines of as many bytes as it has rows. Maps want lines at
+ * multiples of 16 bytes: MT_LAYOUT_PADDED. */
 
 /* 16 bytes that begin at any address, of which `count` are there; reads the words that those touch.
  */
@@ -148,13 +146,13 @@ extern "C" size_t mt_cuda_gemm_codes_bytes(const gemm_problem *g)
 extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
                                               const struct mt_gemm_args *args)
 {
-    bool wgrad = g->layout == MT_GEMM_NT;
-    size_t first = wgrad ? padded(g->height * g->a.width) : 0;
-    size_t second = wgrad ? padded(g->cols * g->b.width) : 0;
+    const mt_direction *x = mt_gemm_a(args), *dy = mt_gemm_b(args);
+    bool places_x = is_placed(args->layout, x), places_dy = is_placed(args->layout, dy);
+    size_t first = places_dy ? padded(g->height * g->a.width) : 0;
+    size_t second = places_x ? padded(g->cols * g->b.width) : 0;
     char *p;
     MT_TRY(mt_cuda_operands(stream, (void **)&p, mt_cuda_gemm_codes_bytes(g)));
     MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, p + first + second));
-    if (!wgrad) return MT_OK;
-    MT_TRY(place(stream, g, &g->a, mt_gemm_b(args)->codes, g->height, p));
-    return place(stream, g, &g->b, mt_gemm_a(args)->codes, g->cols, p + first);
+    if (places_dy) MT_TRY(place(stream, g, &g->a, dy->codes, g->height, p));
+    return places_x ? place(stream, g, &g->b, x->codes, g->cols, p + first) : MT_OK;
 }

@@ -106,7 +106,7 @@ static bool decodes(mt_dtype *as, const mt_direction *d, mt_dtype dtype)
 {
     mt_format_spec spec = mt_direction_spec(d);
     *as = decoded(&spec, dtype);
-    return d->format != mt_format_plain(*as);
+    return d->format != mt_format_plain(*as) && d->layout != MT_LAYOUT_DECODED;
 }
 
 static size_t padded(size_t bytes)
@@ -126,6 +126,7 @@ static mt_status decode(mt_stream *stream, mt_qtensor *out, const mt_qtensor *q,
 {
     mt_dtype as;
     *out = *q;
+    if (d->layout == MT_LAYOUT_DECODED) *out = mt_qtensor_plain(q->group, MT_BF16, d->codes);
     if (!decodes(&as, d, dtype)) return MT_OK;
     struct mt_dequantize_args args = {};
     args.dtype = dtype, args.src = q, args.dir = (mt_dir)(d - q->dir);
@@ -159,7 +160,7 @@ static plain_plan plan_plain(const struct mt_gemm_args *args)
 size_t mt_cuda_gemm_plain_bytes(const struct mt_gemm_args *args)
 {
     plain_plan p = plan_plain(args);
-    return p.first + p.second ? p.first + p.second + p.factors : 0;
+    return p.first + p.second + p.factors;
 }
 
 static size_t decode_scratch(const mt_stream *stream, const mt_qtensor *q)
@@ -186,7 +187,7 @@ mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out, const struct mt
     int64_t members = args->a->group.members;
     size_t first = plan.first, second = plan.second;
     char *p = NULL;
-    if (first + second)
+    if (first + second + plan.factors)
         MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second + plan.factors));
     MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
     MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));

@@ -172,16 +172,21 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
         const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
         const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
         const uint32_t rows = scales + (C::WIDTH + row) * 4;
-        const float above = __int_as_float(shared_now(rows));
-        const float below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : above;
-        scales += thread % 4 * 8;
+        const float above = C::WGRAD ? __int_as_float(shared_now(rows)) : 1;
+        const float below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : 1;
+        scales += thread % 4 * 16;
 #pragma unroll
-        for (int i = 0; i < N / 8; i++) {
-            const float2 s = shared_pair(scales + i * 32);
-            d[i * 4] = fma(part[i * 4], s.x * above, d[i * 4]);
-            d[i * 4 + 1] = fma(part[i * 4 + 1], s.y * above, d[i * 4 + 1]);
-            d[i * 4 + 2] = fma(part[i * 4 + 2], s.x * below, d[i * 4 + 2]);
-            d[i * 4 + 3] = fma(part[i * 4 + 3], s.y * below, d[i * 4 + 3]);
+        for (int i = 0; i < N / 8; i += 2) {
+            const float4 four = shared_four(scales + i * 32);
+            const float s[4] = { four.x, four.y, four.z, four.w };
+#pragma unroll
+            for (int j = i; j < i + 2 && j < N / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float x = s[(j - i) * 2 + e % 2];
+                    if (C::WGRAD) x *= e < 2 ? above : below;
+                    d[j * 4 + e] = fma(part[j * 4 + e], x, d[j * 4 + e]);
+                }
         }
     }
 }

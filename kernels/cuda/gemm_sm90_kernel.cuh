@@ -303,7 +303,51 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     }
 }
 
-/* One warp: the scales of each step, those of Q's columns and after them that of P's rows. */
+/* Where the scale of a column of Q lies: a thread's four of two groups of eight columns are next to
+ * each other. */
+static __device__ __forceinline__ uint32_t sm90_scale_place(int column)
+{
+    return (uint32_t)(column / 16 * 64 + column % 8 / 2 * 16 + column / 8 % 2 * 8 + column % 2 * 4);
+}
+
+/* TN: products of the scale of each column and that of the 128 x 128 of P, two steps ahead in
+ * registers. */
+template <class C>
+static __device__ __forceinline__ void
+sm90_multiply_scales(uint32_t base, const gemm_sm90_args &a, const sm90_tile &t, const float *q,
+                     int next_q, const float *p, int len, int *stage, uint32_t *parity)
+{
+    enum { EACH = C::WIDTH / 32, AHEAD = 2 };
+    const int lane = threadIdx.x % 32;
+    float scale[AHEAD][EACH], block[AHEAD];
+    auto fetch = [&](int to, int step) __attribute__((always_inline))
+    {
+        if (step >= t.whole) return;
+        block[to] = __ldg(p + step);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            scale[to][i] =
+                i * 32 + lane < len ? __ldg(q + (int64_t)step * next_q + i * 32 + lane) : 0;
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) fetch(i, i);
+    for (int first = 0; first < t.whole; first += AHEAD) {
+#pragma unroll
+        for (int to = 0; to < AHEAD; to++) {
+            if (first + to >= t.whole) break;
+            const uint32_t line = base + C::SCALES + *stage * C::SCALE_LINE;
+            barrier_wait(base + C::EMPTY + *stage * 8, *parity);
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                put_shared(line + sm90_scale_place(i * 32 + lane), scale[to][i] * block[to]);
+            barrier_arrive(base + C::FULL + *stage * 8);
+            if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
+            fetch(to, first + to + AHEAD);
+        }
+    }
+}
+
+/* One warp: the scales of each step, those of Q's columns and after them, NT, those of P's rows. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const gemm_sm90_args &a,
                                                          sm90_order<C> order, int cm, int cn)
@@ -315,22 +359,21 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
     while (order.next(&t, a, cm, cn)) {
         int first = order.start[t.member], rows = order.start[t.member + 1] - first;
         const float *q = a.scales_q, *p = a.scales_p;
-        int len = t.len, height = max(0, min(C::WGRAD ? C::TILE : 1, a.m - t.m0));
-        int next_q = C::WGRAD ? a.n : rows, next_p = C::WGRAD ? a.m : 1;
-        if (C::WGRAD && rows == 0) len = height = 0;
-        if (C::WGRAD) {
-            q += (int64_t)(t.column / 128) * a.n + t.n0,
-                p += (int64_t)(t.column / 128) * a.m + t.m0;
-        } else {
+        int len = t.len, height = max(0, min((int)C::TILE, a.m - t.m0));
+        if constexpr (!C::WGRAD) {
             q += (int64_t)first * blocks + (t.row - first);
-            p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
+            if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
+            sm90_multiply_scales<C>(base, a, t, q, rows, p, len, &stage, &parity);
+            continue;
         }
-        for (int step = 0; step < t.whole; step++, q += next_q, p += next_p) {
+        if (rows == 0) len = height = 0;
+        q += (int64_t)(t.column / 128) * a.n + t.n0, p += (int64_t)(t.column / 128) * a.m + t.m0;
+        for (int step = 0; step < t.whole; step++, q += a.n, p += a.m) {
             uint32_t to = base + C::SCALES + stage * C::SCALE_LINE;
             barrier_wait(base + C::EMPTY + stage * 8, parity);
             for (int i = lane; i < t.n; i += 32)
-                copy_word(to + i * 4, i < len ? q + i : a.scales_q, i < len);
-            for (int i = lane; i < (C::WGRAD ? C::TILE : 1); i += 32)
+                copy_word(to + sm90_scale_place(i), i < len ? q + i : a.scales_q, i < len);
+            for (int i = lane; i < C::TILE; i += 32)
                 copy_word(to + (C::WIDTH + i) * 4, i < height ? p + i : a.scales_p, i < height);
             words_arrive(base + C::FULL + stage * 8);
             if (++stage == C::STAGES) stage = 0, parity ^= 1;

@@ -35,14 +35,18 @@ static __device__ __forceinline__ int shared_now(uint32_t address)
     return v;
 }
 
-static __device__ __forceinline__ float2 shared_pair(uint32_t address)
+static __device__ __forceinline__ float4 shared_four(uint32_t address)
 {
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(v.x), "=f"(v.y)
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "r"(address)
                  : "memory");
     return v;
+}
+static __device__ __forceinline__ void put_shared(uint32_t address, float x)
+{
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
 /* ---- barriers ----------------------------------------------------------------------------------

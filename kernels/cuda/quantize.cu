@@ -90,22 +90,29 @@ static __global__ void __launch_bounds__(TILE_THREADS, 4)
     measure_kernel(const __grid_constant__ job j)
 {
     __shared__ share<T> shares[2];
+    __shared__ block_found blocks[2];
     const int64_t units = j.p.units[j.p.group.members], last = units - 1 - blockIdx.x;
     found it = {};
     int k = 0, n = 0;
+    int64_t given = -1; /* the member that the block has found something of */
+    if (threadIdx.x < 2) blocks[threadIdx.x] = block_found{};
     if (threadIdx.x < 32 && last >= 0) find_share(&shares[0], j, last);
     for (int64_t u = last; u >= 0; u -= gridDim.x, k ^= 1, n++) {
         __syncthreads(); /* the share is there, the other one done with */
         if ((int)threadIdx.x / 32 == n % (TILE_THREADS / 32) && u >= gridDim.x)
             find_share(&shares[k ^ 1], j, u - gridDim.x);
+        if (threadIdx.x == 0 && given >= 0) pass_on(&blocks[~n & 1], j, given);
+        given = -1;
         const int64_t index = shares[k].index;
         find_in_share(&it, shares[k]);
         if (u >= gridDim.x && j.p.units[index] <= u - gridDim.x) continue; /* the same member */
-        for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-            if (j.measure[dir]) raise_amax(j.amax[dir] + index, it.most);
-        raise_nans(j, index, it.nans);
+        const uint32_t most[MT_DIR_COUNT] = { mt_bits(it.most), mt_bits(it.most) };
+        give_block(&blocks[n & 1], j, most, it.nans);
+        given = index;
         it = found();
     }
+    __syncthreads(); /* all have given */
+    if (threadIdx.x == 0 && given >= 0) pass_on(&blocks[~n & 1], j, given);
 }
 
 static __device__ __forceinline__ level level_of(const job &j, const tile &t, int which)
@@ -272,7 +279,8 @@ struct call {
     bool known[MT_DIR_COUNT]; /* amax is final */
     unsigned long long *nans;
     bool hard;
-    bool given; /* the results of members */
+    bool given;     /* the results of members */
+    void *of_token; /* what measuring gathered rows takes */
 };
 
 /* F's overflow value: the largest finite value of the type that is quantized. */
@@ -287,6 +295,7 @@ static void set_sides(call *c)
 {
     const struct mt_quantize_args *a = c->args;
     job *j = &c->j;
+    j->row_token = a->row_token, j->rows_used = a->rows_used, j->swiglu = a->swiglu;
     side *sides = j->p.sides;
     const mt_direction *source = &a->src->dir[a->src_dir];
     mt_direction row = a->out->dir[MT_ROW], col = a->out->dir[MT_COL];
@@ -296,9 +305,10 @@ static void set_sides(call *c)
         row.format = col.format, row.options = col.options;
         row.options.rht = row.options.from_dequantized = false;
     }
-    sides[MT_ROW] = mt_cuda_side_of(&row, MT_ROW, false);
-    sides[MT_COL] = mt_cuda_side_of(&col, MT_COL, false);
-    sides[SOURCE] = mt_cuda_side_of(source, a->src_dir, true);
+    const mt_group *g = &a->src->group;
+    sides[MT_ROW] = mt_cuda_side_of(&row, MT_ROW, g, false);
+    sides[MT_COL] = mt_cuda_side_of(&col, MT_COL, g, false);
+    sides[SOURCE] = mt_cuda_side_of(source, a->src_dir, g, true);
     float overflow = largest_of(&sides[SOURCE]);
     sides[MT_ROW].overflow = overflow;
     sides[MT_COL].overflow = j->dequantized ? FLT_MAX : overflow;
@@ -308,7 +318,8 @@ static void set_sides(call *c)
         const mt_format_options *options = &sides[dir].options;
         j->write[dir] = d->format && d->codes != source->codes;
         c->known[dir] = d->format && a->pass == MT_QUANTIZE_CODES;
-        c->hard |= sides[dir].square || (sides[dir].present && options->four_over_six);
+        c->hard |= sides[dir].square || sides[dir].decoded ||
+                   (sides[dir].present && options->four_over_six);
         j->scale[dir] = a->scale[dir];
     }
     if (sides[MT_COL].plain && col.codes == row.codes) j->write[MT_COL] = false;
@@ -326,13 +337,21 @@ static size_t zero_bytes(const mt_group *g)
     return sizeof *job().blocks_done + n * sizeof(int64_t) + MT_DIR_COUNT * n * sizeof(float);
 }
 
+static size_t sums_bytes(const struct mt_quantize_args *a)
+{
+    const mt_group *g = &a->src->group;
+    return a->bias_grad ? rounded((size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float)) : 0;
+}
+
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
-    size_t sums = a->bias_grad ? (size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float) : 0;
-    return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums : 0;
+    size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
+    return g->members
+               ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) + tokens
+               : 0;
 }
 
 /* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
@@ -348,6 +367,7 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     c->j.p.zeros = (uint64_t *)p;
     c->j.p.zero_count = (int64_t)((zeros + 7) / 8);
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
+    c->of_token = p + rounded(zeros) + sums_bytes(a);
     c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;
     c->nans = (unsigned long long *)p;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -394,6 +414,8 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) c->known[dir] |= c->j.measure[dir];
     if (blocks == 0) return MT_OK;
     bool changed = measure_col && (col->options.rht || c->j.dequantized);
+    if (!codes && !changed && (c->j.row_token || c->j.swiglu))
+        return mt_cuda_measure_made(stream, &c->j, c->args->tokens, c->of_token);
     if (!codes && !changed && c->j.p.sides[SOURCE].plain) {
         measure[c->j.p.sides[SOURCE].dtype](stream, &c->j, blocks);
         MT_LAUNCHED(stream, "quantize: amax");
@@ -404,6 +426,9 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         return mt_cuda_quantize_short(stream, &c->j);
     }
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
+    if (codes && col->line) /* tiles write no more than their codes */
+        MT_CUDA(cudaMemsetAsync(col->codes, 0, (size_t)(col->line * c->j.p.group.k),
+                                mt_cuda_stream(stream)));
     bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
     draws = draws && (codes || (measure_col && c->j.dequantized));
     return draws     ? launch_tiles<true, true>(stream, &c->j, blocks)
@@ -455,8 +480,22 @@ static mt_status write_members(call *c, mt_stream *stream)
     return MT_OK;
 }
 
+/* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. */
+extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args)
+{
+    (void)stream;
+    call c = {};
+    c.args = args;
+    set_sides(&c);
+    c.j.codes = true;
+    return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
+           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0;
+}
+
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
 {
+    if ((args->row_token || args->swiglu) && !mt_cuda_quantize_fuses(stream, args))
+        return mt_quantize_parts(stream, args);
     call c = {};
     c.args = args;
     c.j.p.group = args->src->group;

@@ -36,7 +36,9 @@ struct side {
     bool square; /* a cell is block x block values */
     bool shared; /* and has one stored scale; else every line has its own */
     bool transposed, swizzled, block_major;
-    bool bare; /* when reading: without the scale of the whole member */
+    bool bare;    /* when reading: without the scale of the whole member */
+    bool decoded; /* plain elements of dtype in place of codes, without the whole member's scale */
+    int64_t line; /* bytes of a line of all members where codes are padded, else 0 */
 };
 
 /* Running totals over members; what a member's parts begin at. */
@@ -101,9 +103,9 @@ mt_status mt_cuda_plan_members(mt_stream *stream, const struct plan *plan);
 /* At least the number of tiles; at least the sum of ceil(rows / a) ceil(cols / b). */
 int64_t mt_cuda_plan_units(const mt_group *group);
 int64_t mt_cuda_plan_blocks(const mt_group *group, int64_t a, int64_t b);
-/* A direction as a side. When reading, square blocks of mx and nvfp4 are the lines they are stored
- * as. An absent direction gives an absent side. */
-struct side mt_cuda_side_of(const mt_direction *d, mt_dir dir, bool reading);
+/* A direction of a group as a side. When reading, square blocks of mx and nvfp4 are the lines they
+ * are stored as. An absent direction gives an absent side. */
+struct side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool reading);
 }
 
 /* ---- where things lie -------------------------------------------------------------------------
@@ -125,6 +127,7 @@ static __device__ __forceinline__ shape shape_of(const side &s, int64_t m, int64
     int64_t code_lines = s.transposed ? k : m, length = s.transposed ? m : k;
     p.pitch = s.plain ? length * plain_size(s.dtype) : shift_up(length, s.codes_per_byte - 1);
     p.code_bytes = code_lines * p.pitch;
+    if (s.line) p.pitch = s.line, p.code_bytes = shift_up(length, 7) << 7; /* of its first line */
     if (s.scale == MT_SCALE_NONE) return p;
     if (s.whole) {
         p.scale_lines = p.scale_blocks = p.scale_count = 1;

@@ -127,7 +127,7 @@ bool mt_cuda_rows_suffice(const job *j)
     const side *row = &j->p.sides[MT_ROW], *source = &j->p.sides[SOURCE];
     const mt_group *g = &j->p.group;
     bool sources = source->plain && (source->dtype == MT_BF16 || source->dtype == MT_F32);
-    if (!sources || !row->present || row->plain || row->square) return false;
+    if (!sources || !row->present || row->plain || row->square || row->decoded) return false;
     if (!j->write[MT_ROW] || row->options.four_over_six) return false;
     return !j->p.sides[MT_COL].present && !j->sums && !g->last_dims &&
            (uintptr_t)source->codes % 16 == 0 && g->k * plain_size(source->dtype) % 16 == 0;

@@ -100,16 +100,8 @@ static __device__ __forceinline__ void rotate_segment(uint32_t w[8], uint32_t ma
 {
     float v[SEGMENT], y[SEGMENT];
 #pragma unroll
-    for (int i = 0; i < SEGMENT; i++) v[i] = element_of(w, i) * (mask >> i & 1 ? -0.25f : 0.25f);
-#pragma unroll
-    for (int k = 0; k < SEGMENT; k++) {
-        y[k] = 0;
-#pragma unroll
-        for (int i = 0; i < SEGMENT; i++) {
-            bool minus = ((i & k) ^ (i & k) >> 1 ^ (i & k) >> 2 ^ (i & k) >> 3) & 1;
-            y[k] = minus ? y[k] - v[i] : y[k] + v[i];
-        }
-    }
+    for (int i = 0; i < SEGMENT; i++) v[i] = element_of(w, i);
+    rotate(y, v, mask);
 #pragma unroll
     for (int i = 0; i < SEGMENT; i += 2) w[i / 2] = bf16_pair(y[i], y[i + 1]);
 }
@@ -214,7 +206,7 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                 words[(pair * 2 + h) * PITCH + (part + n * (TILE_THREADS / PAIRS)) * WORDS + i] =
                     q[n][h][i];
     __syncthreads();
-    put_lines<KIND>(words, to, f.t.cols, f.t.rows);
+    put_lines<KIND>(words, to, f.t.cols, to.padded ? (int)TILE : f.t.rows);
     for (int i = threadIdx.x; KIND == NIBBLES && i < f.t.cols * SEGMENTS; i += TILE_THREADS)
         if (i % SEGMENTS * SEGMENT < f.t.rows)
             to.scales.at[scale_offset(to.scales, i / SEGMENTS, i % SEGMENTS)] = sp->scales[i];
@@ -223,13 +215,10 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ void give_found(const job &j, const tile &t, found *it)
+static __device__ __forceinline__ void give_found(block_found *to, const job &j, found *it)
 {
-#pragma unroll
-    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-        if (j.measure[dir])
-            raise_amax(j.amax[dir] + t.index, mt_f32_from_bits(it->most[dir] << 16));
-    raise_nans(j, t.index, it->nans);
+    const uint32_t most[MT_DIR_COUNT] = { it->most[0] << 16, it->most[1] << 16 };
+    give_block(to, j, most, it->nans);
     *it = found{};
 }
 
@@ -280,6 +269,18 @@ static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t 
     if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
 }
 
+/* The tokens of its rows, where they are gathered. */
+static __device__ __forceinline__ void set_tokens(frame *f, const job &j, int64_t units,
+                                                  int64_t turn)
+{
+    if (turn >= units) return;
+#pragma unroll
+    for (int i = 0; i < TILE / 32; i++) {
+        int r = i * 32 + lane_of_warp();
+        f->token[r] = r < f->t.rows ? j.row_token[f->row0 + r] : 0;
+    }
+}
+
 /* The tile of a block's turn n lies in tiles[n & 1], its frame in frames[n & 3]. While a block is
  * at turn n the tile of n + 1 is on its way; warps in their turn look up n + 3, and where the parts
  * of n + 2 go: a chain of loads that nobody waits for. */
@@ -293,10 +294,16 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
     const int warp = (int)threadIdx.x / 32;
     found it = {};
+    int64_t given = -1; /* the member that the block has found something of */
+    if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
     if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
     __syncthreads();
     if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
-    if (blockIdx.x < units) load_tile(sp->tiles[0], sp->frames[0]);
+    if (j.row_token) {
+        if (warp < 2) set_tokens(&sp->frames[warp], j, units, blockIdx.x + warp * step);
+        __syncthreads();
+    }
+    if (blockIdx.x < units) load_tile(sp->tiles[0], sp->frames[0], j);
     int n = 0;
     for (int64_t u = blockIdx.x; u < units; u += step, n++) {
         const frame &f = sp->frames[n & 3], &next = sp->frames[(n + 1) & 3];
@@ -304,14 +311,23 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
         const int place = (warp - n) & (WARPS - 1);
         copies_done();
         __syncthreads(); /* the tile is there, and its frame; the last tile is done with */
-        if (more) load_tile(sp->tiles[~n & 1], next);
+        if (more) load_tile(sp->tiles[~n & 1], next, j);
         if (place == 0)
             find_turn(&sp->frames[(n + 3) & 3], j, units, u + 3 * step);
         else if (place <= MT_DIR_COUNT)
             set_turn(&sp->frames[(n + 2) & 3], j, units, u + 2 * step, place - 1);
+        else if (place == MT_DIR_COUNT + 1 && j.row_token)
+            set_tokens(&sp->frames[(n + 2) & 3], j, units, u + 2 * step);
+        else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
+            pass_on(&sp->found[~n & 1], j, given);
+        given = -1;
         run_frame<KIND, SR, FOUR>(j, sp, f, sp->tiles[n & 1], random, &it);
-        if (!more || next.t.index != f.t.index) give_found(j, f.t, &it);
+        if (more && next.t.index == f.t.index) continue;
+        give_found(&sp->found[n & 1], j, &it);
+        given = f.t.index;
     }
+    __syncthreads(); /* all have given */
+    if (threadIdx.x == 0 && given >= 0) pass_on(&sp->found[~n & 1], j, given);
     if (j.codes) end_block(j);
 }
 
@@ -333,7 +349,7 @@ static bool any_option(const job *j, bool sr)
 static int kind_of(const side *s)
 {
     bool nibbles = s->options.element == MT_ELEMENT_E2M1;
-    if (!mt_is_short(*s) || s->square) return KINDS;
+    if (!mt_is_short(*s) || s->square || s->decoded) return KINDS;
     if (s->options.sr || s->options.rht) return s->scale == MT_SCALE_E4M3 ? NIBBLES : KINDS;
     if (s->scale == MT_SCALE_E4M3) return NIBBLES;
     if (s->scale == MT_SCALE_E8M0) return nibbles ? PLANAR_NIBBLES : PLANAR;

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 /* Formats by where their scale blocks lie. */
 enum {
@@ -30,15 +31,18 @@ struct target {
     int64_t pitch;
     lattice scales;
     level l;
-    bool even; /* every segment of codes begins at a multiple of its size and is whole */
+    bool even;   /* every segment of codes begins at a multiple of its size and is whole */
+    bool padded; /* lines of a tile are as long as a tile, zeros at their end */
 };
 
 /* A tile, where it comes from and goes to. */
 struct frame {
     tile t;
-    const mt_bf16 *source; /* its first element */
+    const mt_bf16 *source; /* its first element; of gathered rows, that of token 0 */
     target to[MT_DIR_COUNT];
     bool aligned; /* its rows */
+    int64_t row0; /* its first row among those of all members, and their tokens: where they */
+    int32_t token[TILE]; /* are gathered */
 };
 
 struct short_space {
@@ -47,6 +51,7 @@ struct short_space {
     uint32_t partial[TILE / 32][PAIRS]; /* magnitudes of 32 rows of two columns */
     uint8_t scales[TILE * SEGMENTS];
     frame frames[4]; /* of both, of the one after, of the one that is looked up */
+    block_found found[2];
 };
 /* Behind it where a direction rounds stochastically: the bits of every element, placed as it is. */
 
@@ -100,9 +105,10 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
     to->codes = s.codes + t.m.at[AT_CODES + dir] + line0 * p.pitch + (along0 >> half);
     to->scales = lattice_of(s, p, scales, columns ? t.c0 : t.r0, columns ? t.r0 : t.c0);
     to->l = member_level(s, j.amax[dir][t.index], given ? given + t.index : NULL);
-    int bytes = across ? 16 : SEGMENT >> half;
+    int bytes = across ? 16 : SEGMENT >> half, length = across ? t.rows : t.cols;
+    to->padded = s.line > 0;
     to->even = (((uintptr_t)to->codes | (uintptr_t)p.pitch) & (bytes - 1)) == 0 &&
-               ((across ? t.rows : t.cols) & ((bytes << half) - 1)) == 0;
+               (to->padded || (length & ((bytes << half) - 1)) == 0);
 }
 
 /* Looks a tile up, by a warp; its targets are set afterwards, each by another. */
@@ -112,13 +118,71 @@ static __device__ __forceinline__ void find_tile(frame *f, const job &j, int64_t
     if (lane_of_warp()) return;
     tile t = tile_of(j.p, member, unit);
     f->t = t;
-    f->source = (const mt_bf16 *)j.p.sides[SOURCE].codes + t.m.offset + t.r0 * t.m.cols + t.c0;
+    const int64_t first = t.m.offset + t.r0 * t.m.cols;
+    if (j.row_token) f->row0 = first / t.m.cols;
+    f->source = (const mt_bf16 *)j.p.sides[SOURCE].codes +
+                (j.row_token ? 0
+                 : j.swiglu  ? 2 * first
+                             : first) +
+                t.c0;
     f->aligned = (uintptr_t)f->source % 16 == 0 && t.m.cols % 8 == 0;
 }
 
-/* Sends for a tile: 0 beyond its rows and columns. */
-static __device__ __forceinline__ void load_tile(uint32_t *words, const frame &f)
+/* SwiGLU of sixteen bytes of each, rounded. */
+static __device__ __forceinline__ uint4 swiglu_of(const uint4 &g, const uint4 &u)
 {
+    const uint32_t gate[4] = { g.x, g.y, g.z, g.w }, up[4] = { u.x, u.y, u.z, u.w };
+    uint32_t y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        y[i] = bf16_pair(mt_swiglu_of<mt_bf16>(low_bf16(gate[i]), low_bf16(up[i])),
+                         mt_swiglu_of<mt_bf16>(high_bf16(gate[i]), high_bf16(up[i])));
+    return make_uint4(y[0], y[1], y[2], y[3]);
+}
+
+/* Makes a tile of SwiGLU's of rows twice as wide. */
+static __device__ __forceinline__ void make_tile(uint32_t *words, const frame &f)
+{
+    enum { STEP = TILE_THREADS / CHUNKS, MANY = 2 }; /* rows whose loads are under way */
+    const int chunk = (int)threadIdx.x % CHUNKS, first = (int)threadIdx.x / CHUNKS;
+    const int rows = chunk * 8 < f.t.cols ? f.t.rows : 0;
+    const int64_t up = f.t.m.cols;
+    const mt_bf16 *from = f.source + chunk * 8 + first * 2 * up;
+#pragma unroll 1
+    for (int r = first; r < TILE; r += MANY * STEP, from += MANY * STEP * 2 * up) {
+        uint4 g[MANY], u[MANY];
+#pragma unroll
+        for (int i = 0; i < MANY; i++) {
+            const mt_bf16 *p = from + i * STEP * 2 * up;
+            g[i] = u[i] = make_uint4(0, 0, 0, 0);
+            if (r + i * STEP < rows)
+                g[i] = __ldg((const uint4 *)p), u[i] = __ldg((const uint4 *)(p + up));
+        }
+#pragma unroll
+        for (int i = 0; i < MANY; i++)
+            *(uint4 *)(words + chunk_place(r + i * STEP, chunk)) = swiglu_of(g[i], u[i]);
+    }
+}
+
+/* Sends for a tile of gathered rows. */
+static __device__ __forceinline__ void gather_tile(uint32_t *words, const frame &f)
+{
+    const int chunk = (int)threadIdx.x % CHUNKS, first = (int)threadIdx.x / CHUNKS;
+    const bool inside = chunk * 8 < f.t.cols;
+    const mt_bf16 *from = f.source + (inside ? chunk * 8 : 0);
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNKS / TILE_THREADS; i++) {
+        int r = first + i * (TILE_THREADS / CHUNKS);
+        copy_16(words + chunk_place(r, chunk), from + f.token[r] * f.t.m.cols,
+                inside && r < f.t.rows ? 16 : 0);
+    }
+}
+
+/* Sends for a tile: 0 beyond its rows and columns. */
+static __device__ __forceinline__ void load_tile(uint32_t *words, const frame &f, const job &j)
+{
+    if (j.swiglu) return make_tile(words, f);
+    if (j.row_token) return gather_tile(words, f);
     const int chunk = (int)threadIdx.x % CHUNKS, rows = f.t.rows, cols = f.t.cols - chunk * 8;
     const int64_t pitch = f.t.m.cols;
     const mt_bf16 *from = f.source + (cols > 0 ? chunk * 8 : 0);

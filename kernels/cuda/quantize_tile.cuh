@@ -27,6 +27,9 @@ struct job {
     results out;
     unsigned long long *blocks_done; /* begins at 0: kernels that give the results at their end */
     bool dequantized;                /* the column direction reads the row direction's values */
+    const int32_t *row_token;        /* rows of the source are gathered; NULL: in place */
+    const int64_t *rows_used;        /* with it: how many there are */
+    bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
 };
 
 enum {
@@ -60,6 +63,10 @@ mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned
 /* quantize_short.cu: whether its kernels know a call; a sweep of it. */
 bool mt_cuda_short_suffices(const struct job *j);
 mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
+/* quantize_made.cu: members' amaxes of rows that are gathered or SwiGLU's; `found` holds
+ * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
+enum { MT_CUDA_FOUND = sizeof(float2) };
+mt_status mt_cuda_measure_made(mt_stream *stream, const struct job *j, int64_t tokens, void *found);
 }
 
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
@@ -393,8 +400,28 @@ static __device__ __forceinline__ int planar_group(int b, int group)
     return b * TILE + (group ^ group >> 3) * 4;
 }
 
+/* x = the values of a segment's codes, for a decoded direction. dec: of the block, without the
+ * member's scale. */
+template <int DIR>
+static __device__ __forceinline__ void put_decoded(float *x, const side &s, const packed &q,
+                                                   const float dec[SEGMENT], int line, int at)
+{
+    float v[SEGMENT];
+    values_of(v, s, q);
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) v[i] = scaled(v[i], dec[i]);
+    put_segment<DIR>(x, v, line, at);
+}
+
+/* What codes of a cell are multiplied by, without the member's scale. */
+static __device__ __forceinline__ float bare_dec(const job &j, const side &s, const cell &e)
+{
+    if (s.scale == MT_SCALE_E4M3) return mt_decode_number(j.e4m3, e.stored);
+    return s.whole ? 1.0f : e.dec;
+}
+
 /* Row codes of a direction whose scale blocks run along columns: sp->planar has the scales. */
-template <bool SR>
+template <bool SR, bool HARD>
 static __device__ __forceinline__ void encode_planar(space *sp, const uint16_t *random,
                                                      const side &s, const output &o, const tile &t)
 {
@@ -405,12 +432,21 @@ static __device__ __forceinline__ void encode_planar(space *sp, const uint16_t *
         int32_t bits[SEGMENT] = {};
         get_segment<MT_ROW>(v, sp->x, r, at);
         if (SR && s.options.sr) get_random<MT_ROW>(bits, random, r, at);
+        float dec[SEGMENT];
 #pragma unroll
         for (int i = 0; i < SEGMENT; i += 4) {
             float4 enc = *(const float4 *)(sp->planar + planar_group(r / 32, at * 4 + i / 4));
             v[i] *= enc.x, v[i + 1] *= enc.y, v[i + 2] *= enc.z, v[i + 3] *= enc.w;
+            dec[i] = enc.x, dec[i + 1] = enc.y, dec[i + 2] = enc.z, dec[i + 3] = enc.w;
         }
-        put_codes(s, o, encode<SR>(s, v, bits), r, at, t.rows, t.cols, t.r0, t.c0);
+        packed q = encode<SR>(s, v, bits);
+        if (HARD && s.decoded) {
+#pragma unroll
+            for (int i = 0; i < SEGMENT; i++) dec[i] = 1.0f / dec[i]; /* powers of two: exact */
+            put_decoded<MT_ROW>(sp->x, s, q, dec, r, at);
+        } else {
+            put_codes(s, o, q, r, at, t.rows, t.cols, t.r0, t.c0);
+        }
     }
 }
 
@@ -427,6 +463,36 @@ static __device__ __forceinline__ void raise_nans(const job &j, int64_t member, 
     if (!j.nans) return;
     for (int lane = 16; lane; lane >>= 1) nans += __shfl_xor_sync(~0u, nans, lane);
     if (threadIdx.x % 32 == 0 && nans) atomicAdd(j.nans + member, (unsigned long long)nans);
+}
+
+/* What the warps of a block found of a member, in shared memory: one block raises the member's
+ * values once, or all of its warps would wait for each other at one address. Two of them are used
+ * in turn; of one, warps give between two barriers, and one thread passes on after the second. */
+struct block_found {
+    int most[MT_DIR_COUNT], nans; /* the bits of amaxes */
+};
+
+static __device__ __forceinline__ void give_block(block_found *to, const job &j,
+                                                  const uint32_t most[MT_DIR_COUNT], int nans)
+{
+#pragma unroll
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        if (!j.measure[dir]) continue;
+        uint32_t bits = __reduce_max_sync(~0u, most[dir]);
+        if (threadIdx.x % 32 == 0 && bits) atomicMax(&to->most[dir], (int)bits);
+    }
+    if (!j.nans) return;
+    nans = __reduce_add_sync(~0u, nans);
+    if (threadIdx.x % 32 == 0 && nans) atomicAdd(&to->nans, nans);
+}
+
+static __device__ __forceinline__ void pass_on(block_found *from, const job &j, int64_t member)
+{
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        if (j.measure[dir] && from->most[dir])
+            atomicMax((int *)j.amax[dir] + member, from->most[dir]);
+    if (j.nans && from->nans) atomicAdd(j.nans + member, (unsigned long long)from->nans);
+    *from = block_found{};
 }
 
 /* The results of member i. Other blocks have raised its amax: not from the nearer cache. */
@@ -480,12 +546,19 @@ run_direction(const job &j, space *sp, const uint16_t *random, const tile &t, bo
         } else {
             e = cell_of(j, s, l, block_amax(amax, s.whole ? 0 : s.block_shift));
         }
-        if (write && !s.whole) put_scale(s, o, e, line, at);
+        if (write && !s.whole && !(HARD && s.decoded)) put_scale(s, o, e, line, at);
         if (planar) {
             if (at % 2 == 0) sp->planar[planar_group(at / 2, line >> 2) + (line & 3)] = e.enc;
             continue;
         }
         packed q = encode_scaled<SR>(s, v, e.enc, bits);
+        if (HARD && s.decoded) {
+            float dec[SEGMENT];
+#pragma unroll
+            for (int i = 0; i < SEGMENT; i++) dec[i] = bare_dec(j, s, e);
+            put_decoded<DIR>(sp->x, s, q, dec, line, at);
+            continue;
+        }
         if (write) put_codes(s, o, q, line, at, o.lines, o.length, o.line0, o.along0);
         if (decode && line < o.lines) {
             values_of(v, s, q);
@@ -497,9 +570,31 @@ run_direction(const job &j, space *sp, const uint16_t *random, const tile &t, bo
     }
     if (planar && make && write) {
         __syncthreads();
-        encode_planar<SR>(sp, random, s, o, t);
+        encode_planar<SR, HARD>(sp, random, s, o, t);
+    }
+    if (HARD && s.decoded && make) { /* the only direction: x is no longer needed */
+        __syncthreads();
+        store_plain(s, sp->x, t);
     }
     if (j.measure[DIR]) raise_amax(j.amax[DIR] + t.index, most);
+}
+
+/* Sixteen tokens of a column rotated (rht), before they are rounded to bf16. */
+static __device__ __forceinline__ void rotate(float y[SEGMENT], const float x[SEGMENT],
+                                              uint32_t mask)
+{
+    float v[SEGMENT];
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) v[i] = x[i] * (mask >> i & 1 ? -0.25f : 0.25f);
+#pragma unroll
+    for (int k = 0; k < SEGMENT; k++) {
+        y[k] = 0;
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) {
+            bool minus = ((i & k) ^ (i & k) >> 1 ^ (i & k) >> 2 ^ (i & k) >> 3) & 1;
+            y[k] = minus ? y[k] - v[i] : y[k] + v[i];
+        }
+    }
 }
 
 /* x = x rotated along the tokens in sixteens, all rounded to bf16 (rht). */
@@ -511,17 +606,7 @@ static __device__ void rotate_tile(float *x, const tile &t, uint32_t mask)
         float v[SEGMENT], y[SEGMENT];
         get_segment<MT_COL>(v, x, c, at);
         if (at * SEGMENT + SEGMENT <= t.rows) {
-#pragma unroll
-            for (int i = 0; i < SEGMENT; i++) v[i] = v[i] * (mask >> i & 1 ? -0.25f : 0.25f);
-#pragma unroll
-            for (int k = 0; k < SEGMENT; k++) {
-                y[k] = 0;
-#pragma unroll
-                for (int i = 0; i < SEGMENT; i++) {
-                    bool minus = ((i & k) ^ (i & k) >> 1 ^ (i & k) >> 2 ^ (i & k) >> 3) & 1;
-                    y[k] = minus ? y[k] - v[i] : y[k] + v[i];
-                }
-            }
+            rotate(y, v, mask);
         } else {
 #pragma unroll
             for (int i = 0; i < SEGMENT; i++) y[i] = v[i];

@@ -83,9 +83,9 @@ static void *random_scales(const mt_direction *d, size_t bytes, uint64_t seed)
     return p;
 }
 
-/* A direction of random codes. */
+/* A direction of random codes; padded, if it can be, with codes between members, too. */
 static void make_coded(mt_qtensor *q, mt_group group, mt_dir dir, const struct coding *c,
-                       mt_operand operand, enum values values, uint64_t seed)
+                       mt_operand operand, enum values values, bool padded, uint64_t seed)
 {
     mt_format_spec spec = mt_format_spec_default(c->id);
     *q = (mt_qtensor){ .group = group };
@@ -95,6 +95,7 @@ static void make_coded(mt_qtensor *q, mt_group group, mt_dir dir, const struct c
     spec.options.pow2 = spec.format->scale == MT_SCALE_F32 && c->pow2;
     spec.options.two_d = weight && c->two_d_w;
     *d = mt_direction_of(spec);
+    if (padded && !weight && mt_direction_pads(d, dir, &group)) d->layout = MT_LAYOUT_PADDED;
     d->codes = random_codes(d, mt_direction_code_bytes(d, dir, &group), values, seed);
     d->scales = random_scales(d, mt_direction_scale_bytes(d, dir, &group), seed + 1);
     float *amax = malloc((size_t)group.members * sizeof *amax);
@@ -122,7 +123,8 @@ struct product {
 };
 
 static void make_product(struct product *p, const struct rows *r, mt_gemm_layout layout,
-                         const struct coding *c, int64_t n, int64_t k, enum values values)
+                         const struct coding *c, int64_t n, int64_t k, enum values values,
+                         bool padded)
 {
     mt_group rows_k = mt_group_ragged_rows(r->members, r->capacity, k, r->first_dims, r->offsets_k);
     mt_group rows_n = mt_group_ragged_rows(r->members, r->capacity, n, r->first_dims, r->offsets_n);
@@ -132,9 +134,9 @@ static void make_product(struct product *p, const struct rows *r, mt_gemm_layout
     p->depth = along ? k : n, p->columns = along ? n : k;
     p->count = (wgrad ? r->members * n : r->total) * p->columns;
     make_coded(&p->a, wgrad ? rows_k : w, along ? MT_ROW : MT_COL, c,
-               wgrad ? MT_OPERAND_X : MT_OPERAND_W, values, 10);
+               wgrad ? MT_OPERAND_X : MT_OPERAND_W, values, padded, 10);
     make_coded(&p->b, along ? rows_k : rows_n, wgrad ? MT_COL : MT_ROW, c,
-               along ? MT_OPERAND_X : MT_OPERAND_DY, values, 20);
+               along ? MT_OPERAND_X : MT_OPERAND_DY, values, padded, 20);
     p->args = (struct mt_gemm_args){ .dtype = MT_BF16,
                                      .layout = layout,
                                      .a = &p->a,
@@ -301,7 +303,7 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
                           int64_t n, int64_t k, enum values values)
 {
     struct product p;
-    make_product(&p, rows, layout, c, n, k, values);
+    make_product(&p, rows, layout, c, n, k, values, false);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
     double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
     struct checked checked = { &p, rows, a, b, sum, size, false, false, 0 };
@@ -379,7 +381,7 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
 {
     struct product p;
     mt_cuda_gemm_path path, best;
-    make_product(&p, rows, layout, c, s->n, s->k, NORMAL);
+    make_product(&p, rows, layout, c, s->n, s->k, NORMAL, true);
     void *x = plain_values(&p.a, 0.1), *y = plain_values(&p.b, 0.1);
     mt_qtensor a = mt_qtensor_plain(p.a.group, MT_BF16, x);
     mt_qtensor b = mt_qtensor_plain(p.b.group, MT_BF16, y);

@@ -1,0 +1,151 @@
+/* Layouts of codes that a backend's GEMM reads: padded columns, decoded weights. What is read from
+ * them is what compact codes hold, to the bit; a backend without them refuses. */
+#include <string.h>
+
+#include "tests/kernels/quantize_case.h"
+
+enum { N = 7, K = 80 };
+static const int64_t rows[N] = { 33, 0, 128, 257, 1, 0, 16 };
+
+static bool has_kernels(void)
+{
+    return strcmp(test_device_name(), "cpu") != 0;
+}
+
+/* The same direction in another layout, over 0xAA. */
+static mt_qtensor laid_out(const struct quantize_result *r, mt_dir dir, mt_layout layout)
+{
+    mt_qtensor q = mt_qtensor_select(&r->q, dir);
+    q.dir[dir].layout = layout;
+    size_t bytes = mt_qtensor_bytes(&q);
+    void *memory = test_alloc((int64_t)bytes, MT_U8);
+    memset(memory, 0xAA, bytes);
+    mt_qtensor_place(&q, memory);
+    return q;
+}
+
+static mt_status quantize(mt_group group, mt_dtype dtype, void *x, const mt_qtensor *out)
+{
+    mt_stream stream = { test_device(), NULL };
+    mt_qtensor source = mt_qtensor_plain(group, dtype, x);
+    MT_TRY(mt_quantize(
+        &stream,
+        &(struct mt_quantize_args){
+            .dtype = MT_BF16, .src = &source, .out = out, .seed = 3, .stream = 1, .step = 2 }));
+    return mt_device_synchronize(test_device());
+}
+
+static void check_padding(const mt_qtensor *q)
+{
+    const uint8_t *codes = q->dir[MT_COL].codes;
+    int64_t line = mt_padded_line(&q->group), at = 0;
+    for (int64_t i = 0; i < N; i++) {
+        int64_t end = at + (rows[i] + 127) / 128 * 128;
+        for (int64_t c = 0; c < K; c++)
+            for (int64_t p = at + rows[i]; p < end; p++)
+                if (codes[c * line + p]) fail_msg("member %d, column %d", (int)i, (int)c);
+        at = end;
+    }
+    assert_true(at <= line);
+}
+
+static void check_padded(const char *format, mt_dtype dtype)
+{
+    struct quantize_case c;
+    struct quantize_result r;
+    case_make(&c, MT_GROUP_VARYING_FIRST, N, rows, &(int64_t){ K }, 3);
+    void *x = case_source(&c, dtype, 2, true);
+    result_make(&r, &c, NULL, format, false);
+    assert_ok(quantize(c.group, dtype, x, &r.q));
+    mt_qtensor q = laid_out(&r, MT_COL, MT_LAYOUT_PADDED);
+    mt_status status = quantize(c.group, dtype, x, &q);
+    assert_int_equal(status, has_kernels() ? MT_OK : MT_EUNSUPPORTED);
+    if (status == MT_OK) {
+        check_padding(&q);
+        assert_memory_equal(q.dir[MT_COL].scales, r.q.dir[MT_COL].scales, r.scale_bytes[MT_COL]);
+        mt_dtype types[] = { MT_BF16, MT_F32 };
+        for (int i = 0; i < 2; i++) {
+            void *a = case_values(test_device(), &q, MT_COL, types[i]);
+            void *b = case_values(test_device(), &r.q, MT_COL, types[i]);
+            assert_memory_equal(a, b, (size_t)c.total * mt_dtype_size(types[i]));
+            test_free(a), test_free(b);
+        }
+    }
+    test_free(q.dir[MT_COL].codes), test_free(x);
+    result_free(&r);
+}
+
+static void test_padded(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {
+        "fp8_tensor",    "fp8_delayed:e5m2", "fp8_block",
+        "fp8_tensor:sr", "fp8_block:2d",     "fp8_block:pow2=off"
+    };
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        check_padded(formats[i], MT_BF16);
+        check_padded(formats[i], MT_F32);
+    }
+}
+
+/* A product of rows and the weight in `q`, results in f32 or bf16. */
+static void *product(mt_gemm_layout layout, const mt_qtensor *w, const mt_qtensor *x, int64_t count)
+{
+    mt_stream stream = { test_device(), NULL };
+    void *d = test_alloc(count, MT_BF16);
+    assert_ok(mt_gemm(
+        &stream,
+        &(struct mt_gemm_args){
+            .dtype = MT_BF16, .layout = layout, .a = w, .b = x, .d = d, .d_dtype = MT_BF16 }));
+    assert_ok(mt_device_synchronize(test_device()));
+    return d;
+}
+
+static void check_decoded(const char *format, const char *rows_format, mt_dir dir)
+{
+    enum { MEMBERS = 3, M = 144, WIDE = 96, ROWS = 40 };
+    struct quantize_case weight, activations;
+    struct quantize_result w, a;
+    bool along = dir == MT_ROW;
+    int64_t width = along ? WIDE : M, count = MEMBERS * ROWS * (along ? M : WIDE);
+    case_make(&weight, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ M }, &(int64_t){ WIDE }, 0);
+    case_make(&activations, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ ROWS }, &width, 0);
+    void *from = case_source(&weight, MT_F32, 3, false),
+         *x = case_source(&activations, MT_BF16, 4, false);
+    result_make(&w, &weight, along ? format : NULL, along ? NULL : format, false);
+    result_make(&a, &activations, rows_format, NULL, false);
+    assert_ok(quantize(weight.group, MT_F32, from, &w.q));
+    assert_ok(quantize(activations.group, MT_BF16, x, &a.q));
+    mt_qtensor q = laid_out(&w, dir, MT_LAYOUT_DECODED);
+    mt_status status = quantize(weight.group, MT_F32, from, &q);
+    assert_int_equal(status, has_kernels() ? MT_OK : MT_EUNSUPPORTED);
+    if (status == MT_OK) {
+        mt_gemm_layout layout = along ? MT_GEMM_TN : MT_GEMM_NN;
+        void *got = product(layout, &q, &a.q, count), *want = product(layout, &w.q, &a.q, count);
+        assert_memory_equal(got, want, (size_t)count * mt_dtype_size(MT_BF16));
+        test_free(got), test_free(want);
+    }
+    test_free(q.dir[dir].codes), test_free(from), test_free(x);
+    result_free(&w), result_free(&a);
+}
+
+static void test_decoded(void **state)
+{
+    (void)state;
+    static const char *const formats[] = { "mxfp8",        "mxfp8:2d",        "mxfp8:sr",
+                                           "mxfp6_e2m3",   "mxfp4",           "nvfp4",
+                                           "nvfp4:2d",     "nvfp4:4over6+2d", "nvfp4:sr",
+                                           "fp8_block:2d", "fp8_block" };
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+            check_decoded(formats[i], "mxfp8", (mt_dir)dir);
+            check_decoded(formats[i], "nvfp4", (mt_dir)dir);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_padded),
+                                        cmocka_unit_test(test_decoded) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

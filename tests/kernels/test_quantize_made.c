@@ -1,0 +1,193 @@
+/* Quantize as one with the gather or the SwiGLU before it, against these ops one after the other:
+ * bit for bit. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/kernels/quantize_case.h"
+
+enum { N = 9 };
+
+static const struct pair {
+    const char *row, *col;
+} pairs[] = { { "fp8_tensor", "fp8_tensor" },
+              { "fp8_delayed:e5m2", "fp8_delayed:e5m2" },
+              { "fp8_block", "fp8_block" },
+              { "mxfp8", "mxfp8" },
+              { "mxfp4", "mxfp4" },
+              { "nvfp4", "nvfp4:rht" },
+              { "nvfp4:sr", "nvfp4:rht+sr" },
+              { "nvfp4:4over6", "nvfp4:4over6" },
+              { "fp8_tensor", "mxfp8" },
+              { "mxfp6_e2m3", "fp8_block:2d" },
+              { "nvfp4", NULL },
+              { NULL, "fp8_tensor" } };
+
+/* What a call is made of. */
+struct made {
+    struct quantize_case c;
+    mt_dtype dtype;
+    bool swiglu, counts;
+    void *from; /* x [tokens, k], or z [rows, 2k] */
+    int32_t *row_token;
+    int64_t tokens, rows, *rows_used;
+};
+
+static void *values(int64_t count, mt_dtype dtype, uint64_t seed)
+{
+    void *p = test_alloc(count, dtype);
+    for (int64_t i = 0; i < count; i++) {
+        double x = (double)(int64_t)(case_mix((uint64_t)i + (seed << 32)) >> 40) * 0x1p-21 - 4;
+        mt_store_f64(p, dtype, i, i % 611 == 17 ? NAN : i % 89 == 5 ? x * 0x1p-9 : x);
+    }
+    return p;
+}
+
+static void make(struct made *m, mt_dtype dtype, bool swiglu, const int64_t *rows, int64_t k,
+                 int64_t tail)
+{
+    *m = (struct made){ .dtype = dtype, .swiglu = swiglu, .tokens = 131 };
+    case_make(&m->c, MT_GROUP_VARYING_FIRST, N, rows, &k, tail);
+    m->rows = m->c.group.m;
+    m->rows_used = test_alloc(1, MT_I64), *m->rows_used = m->rows - tail;
+    m->from = values(swiglu ? m->rows * 2 * k : m->tokens * k, dtype, 5);
+    if (swiglu) return;
+    m->row_token = test_alloc(m->rows, MT_I32); /* those past the rows in use name no token */
+    for (int64_t r = 0; r < *m->rows_used; r++) m->row_token[r] = (int32_t)(r * 37 % m->tokens);
+}
+
+static void made_free(struct made *m)
+{
+    test_free(m->from), test_free(m->row_token), test_free(m->rows_used);
+}
+
+/* What a call gives beside directions. */
+struct beside {
+    int64_t *nan;
+    float *bias;
+};
+
+static void run(const struct made *m, const struct pair *p, struct quantize_result *r,
+                const struct beside *b, bool in_turn)
+{
+    mt_stream stream = { test_device(), NULL };
+    mt_qtensor source = mt_qtensor_plain(m->c.group, m->dtype, m->from);
+    size_t bytes;
+    result_make(r, &m->c, p->row, p->col, false);
+    struct mt_quantize_args args = { .dtype = m->dtype,
+                                     .src = &source,
+                                     .out = &r->q,
+                                     .nan = b->nan,
+                                     .bias_grad = b->bias,
+                                     .seed = 7,
+                                     .stream = 2,
+                                     .step = 3,
+                                     .row_token = m->row_token,
+                                     .tokens = m->tokens,
+                                     .swiglu = m->swiglu,
+                                     .rows_used = m->rows_used };
+    assert_ok(mt_quantize_scratch(&stream, &args, &bytes));
+    if (in_turn) bytes = (size_t)mt_group_capacity(&m->c.group) * mt_dtype_size(m->dtype);
+    args.scratch = bytes ? test_alloc((int64_t)bytes, MT_U8) : NULL;
+    assert_ok(in_turn ? mt_quantize_parts(&stream, &args) : mt_quantize(&stream, &args));
+    assert_ok(mt_device_synchronize(test_device()));
+    test_free(args.scratch);
+}
+
+static void check_pair(const struct made *m, const struct pair *p, bool sums)
+{
+    struct quantize_result one, turns;
+    int64_t *nan = test_alloc(2 * N, MT_I64), k = m->c.group.k;
+    float *bias = test_alloc(2 * N * k, MT_F32);
+    struct beside first = { nan, sums ? bias : NULL },
+                  second = { nan + N, sums ? bias + N * k : NULL };
+    run(m, p, &one, &first, false);
+    run(m, p, &turns, &second, true);
+    assert_memory_equal(nan, nan + N, N * sizeof *nan);
+    if (sums)
+        for (int64_t i = 0; i < N * k; i++)
+            assert_true(bias[i] == bias[N * k + i] || (isnan(bias[i]) && isnan(bias[N * k + i])));
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        if (one.q.dir[dir].format) assert_same_direction(&one, &turns, (mt_dir)dir);
+    result_free(&one), result_free(&turns);
+    test_free(nan), test_free(bias);
+}
+
+static void check(mt_dtype dtype, bool swiglu)
+{
+    static const int64_t widths[] = { 256, 72, 37 }; /* the last one: no rows at 16 bytes */
+    bool small = strcmp(test_device_name(), "cpu") == 0;
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        int64_t rows[N] = { 128, 0, 33, 300, 1, 17, 0, 257, 0 };
+        struct made m;
+        for (int i = 0; i < N && !small; i++) rows[i] *= w == 0 ? 7 : 1;
+        make(&m, dtype, swiglu, rows, widths[w], 3);
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+            check_pair(&m, &pairs[i], i % 3 == 2);
+        made_free(&m);
+    }
+}
+
+static void test_gathered(void **state)
+{
+    (void)state;
+    check(MT_BF16, false);
+    check(MT_F32, false);
+}
+
+static void test_swiglu(void **state)
+{
+    (void)state;
+    check(MT_BF16, true);
+    check(MT_F32, true);
+}
+
+/* No token, no row: nothing is read. */
+static void test_nothing(void **state)
+{
+    (void)state;
+    struct made m;
+    int64_t rows[N] = { 0 };
+    for (int swiglu = 0; swiglu < 2; swiglu++) {
+        make(&m, MT_BF16, swiglu, rows, 64, 5);
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) check_pair(&m, &pairs[i], true);
+        made_free(&m);
+    }
+}
+
+/* What cannot be made. */
+static void test_refused(void **state)
+{
+    (void)state;
+    mt_stream stream = { test_device(), NULL };
+    struct made m;
+    struct quantize_result r;
+    int64_t rows[N] = { 4 };
+    make(&m, MT_BF16, false, rows, 32, 0);
+    result_make(&r, &m.c, "mxfp8", NULL, false);
+    mt_qtensor source = mt_qtensor_plain(m.c.group, MT_BF16, m.from);
+    struct mt_quantize_args good = { .dtype = MT_BF16,
+                                     .src = &source,
+                                     .out = &r.q,
+                                     .row_token = m.row_token,
+                                     .tokens = m.tokens,
+                                     .rows_used = m.rows_used };
+    struct mt_quantize_args bad = good;
+    bad.swiglu = true;
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad = good, bad.dtype = MT_F32;
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad = good, bad.rows_used = NULL;
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad = good, bad.tokens = -1;
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    result_free(&r), made_free(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_gathered),
+                                        cmocka_unit_test(test_swiglu),
+                                        cmocka_unit_test(test_nothing),
+                                        cmocka_unit_test(test_refused) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
