@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 4)
         const int64_t index = shares[k].index;
         find_in_share(&it, shares[k]);
         if (u >= gridDim.x && j.p.units[index] <= u - gridDim.x) continue; /* the same member */
-        const uint32_t most[MT_DIR_COUNT] = { mt_bits(it.most), mt_bits(it.most) };
+        const uint32_t bits = mt_f32_bits(it.most), most[MT_DIR_COUNT] = { bits, bits };
         give_block(&blocks[n & 1], j, most, it.nans);
         given = index;
         it = found();
