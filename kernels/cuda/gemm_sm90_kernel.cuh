@@ -310,40 +310,35 @@ static __device__ __forceinline__ uint32_t sm90_scale_place(int column)
     return (uint32_t)(column / 16 * 64 + column % 8 / 2 * 16 + column / 8 % 2 * 8 + column % 2 * 4);
 }
 
-/* TN: products of the scale of each column and that of the 128 x 128 of P, two steps ahead in
+/* TN: products of the scale of each column and that of the 128 x 128 of P, a step ahead in
  * registers. */
 template <class C>
 static __device__ __forceinline__ void
-sm90_multiply_scales(uint32_t base, const gemm_sm90_args &a, const sm90_tile &t, const float *q,
-                     int next_q, const float *p, int len, int *stage, uint32_t *parity)
+sm90_multiply_scales(uint32_t base, int steps, const float *q, int next_q, const float *p, int len,
+                     int *stage, uint32_t *parity)
 {
-    enum { EACH = C::WIDTH / 32, AHEAD = 2 };
+    enum { EACH = C::WIDTH / 32 };
     const int lane = threadIdx.x % 32;
-    float scale[AHEAD][EACH], block[AHEAD];
-    auto fetch = [&](int to, int step) __attribute__((always_inline))
+    float scale[EACH], block = 0;
+    q += lane;
+    auto fetch = [&]() __attribute__((always_inline))
     {
-        if (step >= t.whole) return;
-        block[to] = __ldg(p + step);
+        block = __ldg(p++);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) scale[i] = i * 32 + lane < len ? __ldg(q + i * 32) : 0;
+        q += next_q;
+    };
+    fetch();
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+        const uint32_t line = base + C::SCALES + *stage * C::SCALE_LINE;
+        barrier_wait(base + C::EMPTY + *stage * 8, *parity);
 #pragma unroll
         for (int i = 0; i < EACH; i++)
-            scale[to][i] =
-                i * 32 + lane < len ? __ldg(q + (int64_t)step * next_q + i * 32 + lane) : 0;
-    };
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) fetch(i, i);
-    for (int first = 0; first < t.whole; first += AHEAD) {
-#pragma unroll
-        for (int to = 0; to < AHEAD; to++) {
-            if (first + to >= t.whole) break;
-            const uint32_t line = base + C::SCALES + *stage * C::SCALE_LINE;
-            barrier_wait(base + C::EMPTY + *stage * 8, *parity);
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-                put_shared(line + sm90_scale_place(i * 32 + lane), scale[to][i] * block[to]);
-            barrier_arrive(base + C::FULL + *stage * 8);
-            if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
-            fetch(to, first + to + AHEAD);
-        }
+            put_shared(line + sm90_scale_place(i * 32 + lane), scale[i] * block);
+        barrier_arrive(base + C::FULL + *stage * 8);
+        if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
+        if (step + 1 < steps) fetch();
     }
 }
 
@@ -363,7 +358,7 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
         if constexpr (!C::WGRAD) {
             q += (int64_t)first * blocks + (t.row - first);
             if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
-            sm90_multiply_scales<C>(base, a, t, q, rows, p, len, &stage, &parity);
+            sm90_multiply_scales<C>(base, t.whole, q, rows, p, len, &stage, &parity);
             continue;
         }
         if (rows == 0) len = height = 0;
