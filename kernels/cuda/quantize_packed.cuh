@@ -213,13 +213,26 @@ static __device__ __forceinline__ void nibble_pair_values(float v[2], uint32_t w
  * Sixteen elements are eight words of two bf16 elements, the even one below; so are their random
  * bits, two 16-bit draws a word. */
 
-/* The larger magnitude of the words' elements as bf16 bits, above 0x7f80 if there is a NaN. */
+/* The larger magnitudes of two words' elements as bf16 bits, above 0x7f80 if there is a NaN, with
+ * any sign. */
+static __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t w;
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(w) : "r"(a), "r"(b));
+    return w;
+#else
+    return larger_halves(a & 0x7fff7fffu, b & 0x7fff7fffu);
+#endif
+}
+
+/* That of the words' elements, without signs. */
 template <int COUNT> static __device__ __forceinline__ uint32_t magnitudes(const uint32_t w[COUNT])
 {
-    uint32_t most = w[0] & 0x7fff7fffu;
+    uint32_t most = w[0];
 #pragma unroll
-    for (int i = 1; i < COUNT; i++) most = larger_halves(most, w[i] & 0x7fff7fffu);
-    return most;
+    for (int i = 1; i < COUNT; i++) most = larger_pair(most, w[i]);
+    return most & 0x7fff7fffu;
 }
 static __device__ __forceinline__ uint32_t larger_half(uint32_t w)
 {

@@ -6,6 +6,12 @@
 /* ---- rows -------------------------------------------------------------------------------------
  */
 
+/* Whether what a sweep finds of members is wanted. */
+static __device__ __forceinline__ bool is_measured(const job &j)
+{
+    return j.nans || j.measure[MT_ROW] || j.measure[MT_COL];
+}
+
 /* Stores codes of segment `at` of a row. Whole warps come here. */
 template <int KIND>
 static __device__ __forceinline__ void put_row(const target &to, const tile &t, int r, int at,
@@ -43,10 +49,11 @@ static __device__ __forceinline__ void measure_planar(const job &j, short_space 
     }
 }
 
-/* Codes that lie in rows: of the row direction, and of planar columns. */
+/* Codes that lie in rows: of the row direction, and of planar columns. `keep`: they take the place
+ * of their elements. */
 template <int KIND, bool SR, bool FOUR>
 static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, const frame &f,
-                                                const uint32_t *words, const uint32_t *random,
+                                                uint32_t *words, const uint32_t *random, bool keep,
                                                 uint32_t *most, int *nans)
 {
     const side &s = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
@@ -58,7 +65,7 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
         get_chunks(w, words, r, at);
         if (SR) get_chunks(bits, random, r, at);
         int before = *nans;
-        uint32_t m = segment_magnitude(w, nans);
+        uint32_t m = KIND == WHOLE && !is_measured(j) ? 0 : segment_magnitude(w, nans);
         raise(most, m);
         if (s.present) {
             if (KIND == LINES || kind<KIND>::IS_PLANAR) {
@@ -78,6 +85,8 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
                 at * SEGMENT < f.t.cols)
                 put_stored(s, f.to[MT_ROW], e, r, at * SEGMENT >> s.block_shift);
             put_row<KIND>(f.to[MT_ROW], f.t, r, at, q);
+            if (KIND == WHOLE && keep)
+                *(uint4 *)(words + chunk_place(r, at * 2)) = make_uint4(q[0], q[1], q[2], q[3]);
         }
         if (planar) {
             float enc[SEGMENT];
@@ -139,6 +148,81 @@ static __device__ __forceinline__ void put_lines(const uint32_t *lines, const ta
     }
 }
 
+/* Where chunk `at` of a whole line of bytes lies. SHIFT: lines of neighbouring threads differ by
+ * 2^SHIFT, and meet in no bank. */
+template <int SHIFT> static __device__ __forceinline__ int line_place(int c, int at)
+{
+    return (c * SEGMENTS + (at ^ (c >> SHIFT & 7))) * 4;
+}
+template <int SHIFT>
+static __device__ __forceinline__ void put_whole_lines(const uint32_t *lines, const target &to,
+                                                       int cols, int rows)
+{
+    const int at = (int)threadIdx.x % SEGMENTS, first = (int)threadIdx.x / SEGMENTS;
+    const int64_t step = TILE_THREADS / SEGMENTS * to.pitch;
+    uint8_t *p = to.codes + first * to.pitch + at * SEGMENT;
+    if (at * SEGMENT >= rows) return;
+#pragma unroll
+    for (int i = 0; i < TILE * SEGMENTS / TILE_THREADS; i++, p += step) {
+        int c = first + i * (TILE_THREADS / SEGMENTS);
+        if (c >= cols) return;
+        uint4 q = *(const uint4 *)(lines + line_place<SHIFT>(c, at));
+        store_16(p, q.x, q.y, q.z, q.w);
+    }
+}
+
+/* Bytes of a line of a tile on their way out. */
+static __device__ __forceinline__ int line_rows(const target &to, const tile &t)
+{
+    return to.padded ? (int)TILE : t.rows;
+}
+
+/* Four words of four bytes, the first of each in y[0], .. */
+static __device__ __forceinline__ void turn_bytes(uint32_t y[4], const uint32_t x[4])
+{
+    const uint32_t a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[2], x[3], 0x5140);
+    const uint32_t c = __byte_perm(x[0], x[1], 0x7362), d = __byte_perm(x[2], x[3], 0x7362);
+    y[0] = __byte_perm(a, b, 0x5410), y[1] = __byte_perm(a, b, 0x7632);
+    y[2] = __byte_perm(c, d, 0x5410), y[3] = __byte_perm(c, d, 0x7632);
+}
+
+/* Columns whose codes are those of the rows, which lie in place of their elements. The whole thread
+ * block comes here. */
+static __device__ __forceinline__ void turn_rows(const frame &f, uint32_t *words)
+{
+    enum { GROUPS = TILE / 4 };
+    const int group = (int)threadIdx.x % GROUPS, part = (int)threadIdx.x / GROUPS;
+    uint32_t q[4][4];
+    __syncthreads(); /* the codes are there */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t x[4], y[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            int row = part * SEGMENT + i * 4 + r;
+            x[r] = row < f.t.rows ? words[chunk_place(row, group / 4 * 2) + group % 4] : 0;
+        }
+        turn_bytes(y, x);
+#pragma unroll
+        for (int c = 0; c < 4; c++) q[c][i] = y[c];
+    }
+    __syncthreads(); /* they have been read */
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        *(uint4 *)(words + line_place<2>(group * 4 + c, part)) =
+            make_uint4(q[c][0], q[c][1], q[c][2], q[c][3]);
+    __syncthreads();
+    put_whole_lines<2>(words, f.to[MT_COL], f.t.cols, line_rows(f.to[MT_COL], f.t));
+}
+
+/* Whether they are so. */
+static __device__ __forceinline__ bool turns_rows(const job &j, const frame &f)
+{
+    const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
+    return j.codes && row.present && col.present && f.to[MT_COL].even &&
+           row.options.element == col.options.element && f.to[MT_ROW].l.enc == f.to[MT_COL].l.enc;
+}
+
 /* Codes that lie in columns; again: the rows have been measured. The whole thread block comes here;
  * the tile's words are used up. */
 template <int KIND, bool SR, bool FOUR>
@@ -175,13 +259,13 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                 r[i] = SR ? __byte_perm(bits[i * 2], bits[i * 2 + 1], h ? 0x7632 : 0x5410) : 0;
             }
             int nans = 0;
-            uint32_t m = again && rotated ? 0 : segment_magnitude(w, &nans);
+            const bool looks = KIND == NIBBLES ? !(again && rotated) : !again && is_measured(j);
+            uint32_t m = looks ? segment_magnitude(w, &nans) : 0;
             if (!again) it->nans += nans, raise(&it->most[MT_ROW], m);
             if (rotated) {
                 if (at * SEGMENT + SEGMENT <= f.t.rows) rotate_segment(w, s.options.rht_mask);
                 nans = 0, m = segment_magnitude(w, &nans);
             }
-            raise(&it->most[MT_COL], m);
             if (KIND == LINES) {
 #pragma unroll
                 for (int k = 0; k < TILE / 32; k++) {
@@ -189,14 +273,27 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                     m = other > m ? other : m;
                 }
             }
+            raise(&it->most[MT_COL], m);
             cell e = make_segment<KIND, SR, FOUR>(q[n][h], j, s, to.l, m, w, r, nans > 0);
             if (KIND == NIBBLES) sp->scales[(pair * 2 + h) * SEGMENTS + at] = e.stored;
             if (KIND == LINES && at == 0 && pair * 2 + h < f.t.cols)
                 put_stored(s, to, e, pair * 2 + h, 0);
         }
     }
+    if (KIND == WHOLE && again) raise(&it->most[MT_COL], it->most[MT_ROW]); /* the same elements */
     __syncthreads(); /* the words have been read */
     if (!j.codes) return;
+    if (!HALF && to.even) {
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *(uint4 *)(words + line_place<1>(pair * 2 + h, part + n * (TILE_THREADS / PAIRS))) =
+                    make_uint4(q[n][h][0], q[n][h][1], q[n][h][2], q[n][h][3]);
+        __syncthreads();
+        put_whole_lines<1>(words, to, f.t.cols, line_rows(to, f.t));
+        return;
+    }
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -206,7 +303,7 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                 words[(pair * 2 + h) * PITCH + (part + n * (TILE_THREADS / PAIRS)) * WORDS + i] =
                     q[n][h][i];
     __syncthreads();
-    put_lines<KIND>(words, to, f.t.cols, to.padded ? (int)TILE : f.t.rows);
+    put_lines<KIND>(words, to, f.t.cols, line_rows(to, f.t));
     for (int i = threadIdx.x; KIND == NIBBLES && i < f.t.cols * SEGMENTS; i += TILE_THREADS)
         if (i % SEGMENTS * SEGMENT < f.t.rows)
             to.scales.at[scale_offset(to.scales, i / SEGMENTS, i % SEGMENTS)] = sp->scales[i];
@@ -233,12 +330,15 @@ static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, 
     if (j.codes && j.sums) sum_pairs(j, words, f.t);
     if (planar) measure_planar<KIND>(j, sp, f, words);
     if ((SR && j.codes) || planar) __syncthreads();
+    const bool turned = KIND == WHOLE && turns_rows(j, f);
+    if (turned && j.sums) __syncthreads(); /* the sums are taken */
     if (rows) {
         uint32_t most = 0;
-        run_rows<KIND, SR, FOUR>(j, sp, f, words, random, &most, &it->nans);
+        run_rows<KIND, SR, FOUR>(j, sp, f, words, random, turned, &most, &it->nans);
         raise(&it->most[MT_ROW], most);
-        if (planar) raise(&it->most[MT_COL], most);
+        if (planar || turned) raise(&it->most[MT_COL], most);
     }
+    if (turned) return turn_rows(f, words);
     if (!kind<KIND>::IS_PLANAR && col.present)
         run_columns<KIND, SR, FOUR>(j, sp, f, words, random, rows, it);
 }

@@ -310,8 +310,8 @@ static __device__ __forceinline__ uint32_t pair_magnitudes(const uint32_t *words
 {
     uint32_t m = 0, low = 0, high = 0;
 #pragma unroll 16
-    for (int i = 0; i < 32; i++)
-        m = larger_halves(m, words[pair_place(part * 32 + i, pair)] & 0x7fff7fffu);
+    for (int i = 0; i < 32; i++) m = larger_pair(m, words[pair_place(part * 32 + i, pair)]);
+    m &= 0x7fff7fffu;
     if ((m & 0xffff) <= 0x7f80 && m >> 16 <= 0x7f80) return m;
 #pragma unroll 1
     for (int i = 0; i < 32; i++) {
