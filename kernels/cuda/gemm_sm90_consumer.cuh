@@ -289,6 +289,8 @@ static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_s
     return first + tile * step < shared_now(last);
 }
 
+enum { SM90_TURN = 3 }; /* barriers of the fp8 kernel's warpgroups; 1 and 2: of their results */
+
 template <class C>
 static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm90_maps &maps,
                                                     const gemm_sm90_args &a, int cm, int cn)
@@ -328,6 +330,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     {
         release(stage == 0 ? C::STAGES - 1 : stage - 1);
     };
+    if (C::FP8 && result.group() == 1) barrier_threads_arrive(SM90_TURN, 256); /* 0 begins */
     auto advance = [&]() __attribute__((always_inline))
     {
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
@@ -435,7 +438,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             release_last();
         }
     };
-    /* Each sum of 128 in turn: the other warpgroup multiplies while this one adds. */
+    /* Each sum of 128 in turn: one warpgroup multiplies while the other adds. Left alone both would
+     * do the same at the same time; so a warpgroup begins when the other has one wgmma to go. */
     auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
@@ -448,16 +452,23 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         for (int step = 0; step < whole; step++) {
             const uint32_t at = stage * (C::STAGE >> 4);
             barrier_wait(base + C::FULL + stage * 8, parity);
+            barrier_threads(SM90_TURN + result.group(), 256);
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < 4; k++)
+            for (int k = 0; k < 4; k++) {
                 wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p0 + at + k * 2),
                                           (uint64_t)HIGH << 32 | (q0 + at + k * 2), k > 0);
-            wgmma_commit();
+                if (k >= 2) wgmma_commit();
+            }
+            wgmma_wait<1>();
+            barrier_threads_arrive(SM90_TURN + 1 - result.group(), 256);
             wgmma_finish<N>(part);
+            if (!C::SCALED) release(stage);
             sm90_promote<C, N>(d[0], part, base + C::SCALES + stage * C::SCALE_LINE);
-            __syncwarp();
-            release(stage);
+            if (C::SCALED) {
+                __syncwarp();
+                release(stage);
+            }
             advance();
         }
     };

@@ -95,6 +95,12 @@ static __device__ __forceinline__ void barrier_threads(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Counts for those who come to the barrier without waiting there. */
+static __device__ __forceinline__ void barrier_threads_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 static __device__ __forceinline__ uint32_t cluster_rank()
 {
     uint32_t rank;

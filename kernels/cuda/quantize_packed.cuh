@@ -234,6 +234,34 @@ template <int COUNT> static __device__ __forceinline__ uint32_t magnitudes(const
     for (int i = 1; i < COUNT; i++) most = larger_pair(most, w[i]);
     return most & 0x7fff7fffu;
 }
+/* The same of the smaller ones, for words without NaN. */
+static __device__ __forceinline__ uint32_t smaller_pair(uint32_t a, uint32_t b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t w;
+    asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(w) : "r"(a), "r"(b));
+    return w;
+#else
+    a &= 0x7fff7fffu, b &= 0x7fff7fffu;
+    uint32_t low = (a & 0xffff) < (b & 0xffff) ? a & 0xffff : b & 0xffff;
+    return low | (a >> 16 < b >> 16 ? a >> 16 : b >> 16) << 16;
+#endif
+}
+
+/* Whether sums of these sixteen elements, quarters of them, have no more bits than f32 holds: of
+ * eight bits each, within 12 binades, their sums within 16 times the largest. None is 0 or NaN. */
+static __device__ __forceinline__ bool sums_exactly(const uint32_t w[8])
+{
+    enum { BINADES = 12, SMALL = 20, LARGE = 240 }; /* exponents as they are stored */
+    uint32_t most = magnitudes<8>(w), least = w[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) least = smaller_pair(least, w[i]);
+    least &= 0x7fff7fffu;
+    const uint32_t low = (least & 0xffff) < least >> 16 ? least & 0xffff : least >> 16;
+    const uint32_t high = (most & 0xffff) > most >> 16 ? most & 0xffff : most >> 16;
+    return low >> 7 >= SMALL && high >> 7 <= LARGE && high >> 7 <= (low >> 7) + BINADES;
+}
+
 static __device__ __forceinline__ uint32_t larger_half(uint32_t w)
 {
     return (w & 0xffff) > w >> 16 ? w & 0xffff : w >> 16;

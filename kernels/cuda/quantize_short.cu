@@ -110,7 +110,7 @@ static __device__ __forceinline__ void rotate_segment(uint32_t w[8], uint32_t ma
     float v[SEGMENT], y[SEGMENT];
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) v[i] = element_of(w, i);
-    rotate(y, v, mask);
+    rotate(y, v, mask, sums_exactly(w));
 #pragma unroll
     for (int i = 0; i < SEGMENT; i += 2) w[i / 2] = bf16_pair(y[i], y[i + 1]);
 }

@@ -579,13 +579,27 @@ run_direction(const job &j, space *sp, const uint16_t *random, const tile &t, bo
     if (j.measure[DIR]) raise_amax(j.amax[DIR] + t.index, most);
 }
 
-/* Sixteen tokens of a column rotated (rht), before they are rounded to bf16. */
+/* Sixteen tokens of a column rotated (rht), before they are rounded to bf16. exact: no sum of them
+ * rounds, whatever its order, and none of them is 0. */
 static __device__ __forceinline__ void rotate(float y[SEGMENT], const float x[SEGMENT],
-                                              uint32_t mask)
+                                              uint32_t mask, bool exact)
 {
     float v[SEGMENT];
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) v[i] = x[i] * (mask >> i & 1 ? -0.25f : 0.25f);
+    if (exact) {
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) y[i] = v[i];
+#pragma unroll
+        for (int step = 1; step < SEGMENT; step *= 2)
+#pragma unroll
+            for (int i = 0; i < SEGMENT; i++) {
+                if (i & step) continue;
+                const float low = y[i], high = y[i + step];
+                y[i] = low + high, y[i + step] = low - high;
+            }
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < SEGMENT; k++) {
         y[k] = 0;
@@ -606,7 +620,7 @@ static __device__ void rotate_tile(float *x, const tile &t, uint32_t mask)
         float v[SEGMENT], y[SEGMENT];
         get_segment<MT_COL>(v, x, c, at);
         if (at * SEGMENT + SEGMENT <= t.rows) {
-            rotate(y, v, mask);
+            rotate(y, v, mask, false);
         } else {
 #pragma unroll
             for (int i = 0; i < SEGMENT; i++) y[i] = v[i];

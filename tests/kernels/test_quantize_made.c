@@ -37,7 +37,7 @@ static void *values(int64_t count, mt_dtype dtype, uint64_t seed)
     void *p = test_alloc(count, dtype);
     for (int64_t i = 0; i < count; i++) {
         double x = (double)(int64_t)(case_mix((uint64_t)i + (seed << 32)) >> 40) * 0x1p-21 - 4;
-        mt_store_f64(p, dtype, i, i % 611 == 17 ? NAN : i % 89 == 5 ? x * 0x1p-9 : x);
+        mt_store_f64(p, dtype, i, i % 611 == 17 ? (double)NAN : i % 89 == 5 ? x * 0x1p-9 : x);
     }
     return p;
 }
