@@ -5,6 +5,7 @@
  * set. */
 #pragma once
 
+#include "core/device.h"
 #include "core/qtensor.h"
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* The common case of quantize by a shorter way: bf16 to bytes or nibbles, 1-D blocks or one scale a
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
+#include "kernels/cuda/quantize_rotate.cuh"
 #include "kernels/cuda/quantize_short.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
