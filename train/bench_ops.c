@@ -19,6 +19,8 @@ struct job {
     void *logits, *dlogits, *lse;          /* [T, V], [T, V], [T] */
     int32_t *targets;
     void *qkv, *dqkv, *y, *dy, *attention_lse; /* [T, (nq + 2 nkv) d], [T, nq d], [T, nq] */
+    void *head_gain, *dhead_gain, *head_rstd;  /* [d], 2 of [d], [T, nq + nkv] */
+    void *cosine, *sine;                       /* [S, d / 2] */
     void *router, *probs, *router_lse, *weights, *dweights, *prob_sum, *z_sum;
     int32_t *chosen, *row_token, *position;
     int64_t *counts, *offsets, *element_offsets;
@@ -245,6 +247,55 @@ static mt_status launch_attention_bwd(mt_bench *b, void *context, int64_t turn)
                                                              .lse = j->attention_lse });
 }
 
+static mt_status launch_qk_norm_rope_fwd(mt_bench *b, void *context, int64_t turn)
+{
+    const struct job *j = context;
+    const mt_bench_layer *s = j->s;
+    (void)turn;
+    return mt_qk_norm_rope_fwd(&b->stream,
+                               &(struct mt_qk_norm_rope_fwd_args){ .dtype = j->dtype,
+                                                                   .batch = s->tokens / s->sequence,
+                                                                   .sequence = s->sequence,
+                                                                   .query_heads = s->heads,
+                                                                   .kv_heads = s->kv_heads,
+                                                                   .head_dim = s->head_dim,
+                                                                   .norm = MT_QK_NORM_HEAD,
+                                                                   .eps = 1e-6,
+                                                                   .y = j->dqkv,
+                                                                   .rstd = j->head_rstd,
+                                                                   .x = j->qkv,
+                                                                   .w_q = j->head_gain,
+                                                                   .w_k = j->head_gain,
+                                                                   .cos_table = j->cosine,
+                                                                   .sin_table = j->sine });
+}
+
+static mt_status launch_qk_norm_rope_bwd(mt_bench *b, void *context, int64_t turn)
+{
+    const struct job *j = context;
+    const mt_bench_layer *s = j->s;
+    size_t one = (size_t)s->head_dim * mt_dtype_size(j->real);
+    (void)turn;
+    return mt_qk_norm_rope_bwd(
+        &b->stream, &(struct mt_qk_norm_rope_bwd_args){ .dtype = j->dtype,
+                                                        .batch = s->tokens / s->sequence,
+                                                        .sequence = s->sequence,
+                                                        .query_heads = s->heads,
+                                                        .kv_heads = s->kv_heads,
+                                                        .head_dim = s->head_dim,
+                                                        .norm = MT_QK_NORM_HEAD,
+                                                        .dx = j->dqkv,
+                                                        .dw_q = j->dhead_gain,
+                                                        .dw_k = (char *)j->dhead_gain + one,
+                                                        .dy = j->dqkv,
+                                                        .x = j->qkv,
+                                                        .rstd = j->head_rstd,
+                                                        .w_q = j->head_gain,
+                                                        .w_k = j->head_gain,
+                                                        .cos_table = j->cosine,
+                                                        .sin_table = j->sine });
+}
+
 static mt_status launch_grad_norm(mt_bench *b, void *context, int64_t turn)
 {
     const struct job *j = context;
@@ -329,6 +380,7 @@ static const struct op {
     double td, rd, rf, tv; /* matrices of the dtype that are read or written: [T, D], ... */
     double choices;        /* int32 [T, top_k] */
     double qkv;            /* matrices [T, (nq + nkv) d]: heads in and out */
+    double values;         /* matrices [T, nkv d] */
     double params;         /* bytes for each parameter, where real is f32 */
     double attention;      /* products of the causal half of [S, S] scores with a head's width */
     double router;         /* products [T, D] with [D, E] */
@@ -349,6 +401,8 @@ static const struct op {
     { "cross_entropy_bwd", launch_cross_entropy_bwd, .tv = 2 },
     { "attention_fwd", launch_attention_fwd, .qkv = 2, .attention = 2 },
     { "attention_bwd", launch_attention_bwd, .qkv = 4, .attention = 5 },
+    { "qk_norm_rope_fwd", launch_qk_norm_rope_fwd, .qkv = 2, .values = 2 },
+    { "qk_norm_rope_bwd", launch_qk_norm_rope_bwd, .qkv = 3 },
     { "grad_norm", launch_grad_norm, .params = 4 },
     { "grad_norm_bf16", launch_grad_norm_bf16, .params = 2, .f32_only = true },
     { "adamw", launch_adamw, .params = 28, .updates = true },
@@ -368,7 +422,8 @@ static struct work work_of(const struct job *j, const struct op *op)
     double t = (double)s->tokens, d = (double)s->width, r = (double)j->rows;
     double elements = op->td * t * d + op->rd * r * d + op->rf * r * (double)s->expert_width +
                       op->tv * t * (double)s->vocab +
-                      op->qkv * t * (double)((s->heads + s->kv_heads) * s->head_dim);
+                      op->qkv * t * (double)((s->heads + s->kv_heads) * s->head_dim) +
+                      op->values * t * (double)(s->kv_heads * s->head_dim);
     double real = (double)mt_dtype_size(j->real) / (double)mt_dtype_size(MT_F32);
     /* a query meets (S + 1) / 2 keys on average */
     double meetings = t * ((double)s->sequence + 1) / 2 * (double)(s->heads * s->head_dim);
@@ -483,6 +538,11 @@ static mt_status make_activations(mt_bench *b, struct job *j)
         { &j->y, y, j->dtype },
         { &j->dy, y, j->dtype },
         { &j->attention_lse, t * s->heads, j->real },
+        { &j->head_gain, s->head_dim, j->real },
+        { &j->dhead_gain, 2 * s->head_dim, j->real },
+        { &j->head_rstd, t * (s->heads + s->kv_heads), j->real },
+        { &j->cosine, s->sequence * (s->head_dim / 2), j->real },
+        { &j->sine, s->sequence * (s->head_dim / 2), j->real },
     };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         MT_TRY(mt_bench_random(b, buffers[i].p, buffers[i].count, buffers[i].dtype, 1));
