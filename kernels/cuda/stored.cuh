@@ -49,13 +49,14 @@ struct adam_fast {
     bool usable;
 };
 
-enum { ADAM_LEAST = 27, ADAM_MOST = 227 }; /* exponent fields of 2^-100, 2^100 */
+/* Exponent fields of 2^-80, 2^-100 and 2^40: between these no quotient below overflows, and none
+ * nor what remains of it falls below the normal numbers. */
+enum { ADAM_LEAST_M = 47, ADAM_LEAST_V = 27, ADAM_MOST = 167 };
 
-MT_STORED bool adam_inside(float x)
+template <int LEAST> MT_STORED bool adam_inside(float x)
 {
     uint32_t u = mt_f32_bits(x) & 0x7fffffffu;
-    return (u - ((uint32_t)ADAM_LEAST << 23) <= (uint32_t)(ADAM_MOST - ADAM_LEAST) << 23) |
-           (u == 0);
+    return (u - ((uint32_t)LEAST << 23) <= (uint32_t)(ADAM_MOST - LEAST) << 23) | (u == 0);
 }
 
 MT_STORED float adam_inverse(float x)
@@ -93,7 +94,7 @@ MT_STORED float adam_root(float x)
 MT_STORED adam_fast adam_fast_of(const adam<float> &c)
 {
     bool usable = c.bias1 >= 0x1p-24f && c.bias1 <= 1 && c.bias2 >= 0x1p-24f && c.bias2 <= 1 &&
-                  c.eps >= 0x1p-60f && c.eps <= 0x1p60f;
+                  c.eps >= 0x1p-60f && c.eps <= 0x1p20f;
     return { adam_inverse(c.bias1), adam_inverse(c.bias2), usable };
 }
 
@@ -108,7 +109,7 @@ MT_STORED bool adam_element_fast(float *p, float *m, float *v, float grad, const
     float root = adam_root(adam_quotient(*v, c.bias2, f.inverse2)) + c.eps;
     float u = adam_quotient(adam_quotient(*m, c.bias1, f.inverse1), root, adam_inverse(root));
     *p = *p - c.lr * (u + c.decay * *p);
-    return adam_inside(*m) & adam_inside(*v);
+    return adam_inside<ADAM_LEAST_M>(*m) & adam_inside<ADAM_LEAST_V>(*v);
 }
 
 /* The two words of Philox that hold the 16 bits of elements [e, e + 4), e a multiple of 4. */
