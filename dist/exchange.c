@@ -17,6 +17,7 @@ struct mt_exchange {
     int64_t tokens; /* of the passes since the last settlement, at most, */
     int64_t room;   /* and the rows that their blocks had room for */
     uint64_t epoch;
+    bool any; /* blocks have room for any routing, whatever the load */
 };
 
 static mt_status build(mt_exchange *x)
@@ -85,7 +86,7 @@ struct mt_blocks mt_exchange_blocks(mt_exchange *x, int64_t tokens, size_t line_
     b.experts = x->options.experts / b.ranks;
     int64_t line = (int64_t)line_bytes, head = 8 * (b.experts + 1), room = most_rows(x, tokens);
     double wanted = ceil(x->options.load * mean_rows(x, tokens));
-    if (x->options.load > 0 && wanted < (double)room) room = (int64_t)wanted;
+    if (x->options.load > 0 && !x->any && wanted < (double)room) room = (int64_t)wanted;
     b.head_lines = (head + line - 1) / line;
     b.lines = (b.head_lines + room + LINE_MULTIPLE - 1) / LINE_MULTIPLE * LINE_MULTIPLE;
     x->room = x->tokens ? least(x->room, b.lines - b.head_lines) : b.lines - b.head_lines;
@@ -98,9 +99,14 @@ int64_t *mt_exchange_most(const mt_exchange *x)
     return x->most;
 }
 
+void mt_exchange_open(mt_exchange *x, bool any)
+{
+    x->any = any;
+}
+
 uint64_t mt_exchange_epoch(const mt_exchange *x)
 {
-    return x->epoch;
+    return 2 * x->epoch + x->any;
 }
 
 mt_status mt_exchange_send(mt_exchange *x, mt_stream *stream, void *to, const void *from,

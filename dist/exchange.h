@@ -35,7 +35,10 @@ void mt_exchange_destroy(mt_exchange **exchange);
 struct mt_blocks mt_exchange_blocks(mt_exchange *exchange, int64_t tokens, size_t line_bytes);
 /* Device int64 [1]: rows for one block, at most, since the last mt_exchange_settle. */
 int64_t *mt_exchange_most(const mt_exchange *exchange);
-/* How often blocks have grown: part of the key of a tape's pass. */
+/* From now on blocks have room for any routing, or again for what the load says: while somebody
+ * looks on, who shall not see the same twice. */
+void mt_exchange_open(mt_exchange *exchange, bool any);
+/* Tells sizes of blocks apart: part of the key of a tape's pass. */
 uint64_t mt_exchange_epoch(const mt_exchange *exchange);
 
 /* Sends the blocks in `from`, of `stream`'s work, and receives others in `to`: both stay as they

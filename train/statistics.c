@@ -133,19 +133,31 @@ struct subject {
     bool what_if;
 };
 
-/* What the ranks have measured of their micro-batches, in their order; of all of them, what each
- * rank measures. The weights are rank 0's own affair, which has all of them. */
-static mt_status merge_ranks(mt_statistics *s, mt_operand operand, mt_measure *m, int64_t n)
+/* Ranks that share a weight's members; 1: each has all. */
+static int sharers(const mt_param *w)
 {
+    return (int)(w->all_members / w->group.members);
+}
+
+/* What the ranks have measured of their micro-batches, in their order; of all of them, what each
+ * rank measures. Weights that each has are rank 0's own affair; of others, each is measured by
+ * those that have it, and the first of them counts. */
+static mt_status merge_ranks(mt_statistics *s, const mt_param *w, mt_operand operand, mt_measure *m)
+{
+    int64_t n = w->group.members;
+    int parts = sharers(w);
     mt_status status = MT_OK;
-    if (s->ranks == 1 || operand == MT_OPERAND_W) return MT_OK;
+    if (s->ranks == 1 || (operand == MT_OPERAND_W && parts == 1)) return MT_OK;
     size_t bytes = (size_t)n * sizeof *m;
     mt_measure *all = malloc((size_t)s->ranks * bytes);
     MT_REQUIRE(all, MT_ENOMEM, "statistics: no memory for %d ranks", s->ranks);
     MT_TRY_CLEANUP(mt_comm_all_gather(s->comm, NULL, all, m, bytes, "statistics"));
-    memcpy(m, all, bytes);
-    for (int r = 1; r < s->ranks; r++)
-        for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[i], &all[r * n + i]);
+    for (int r = 0; r < s->ranks; r++) { /* dist/mesh.h */
+        mt_measure *to = m + r % parts * n;
+        if (r < parts) memcpy(to, all + r * n, bytes);
+        for (int64_t i = 0; r >= parts && operand != MT_OPERAND_W && i < n; i++)
+            mt_measure_merge(&to[i], &all[r * n + i]);
+    }
 cleanup:
     free(all);
     return status;
@@ -208,7 +220,7 @@ static mt_status write_subject(mt_statistics *s, const struct subject *what, con
 static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand, mt_dir dir,
                          const mt_qtensor *plain, const mt_qtensor *out, bool what_if)
 {
-    int64_t n = plain->group.members;
+    int64_t n = w->all_members;
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     mt_format_spec spec = mt_direction_spec(&out->dir[dir]);
     struct subject what = { w->name, tensor_names[operand], dir_names[dir], "", what_if };
@@ -218,7 +230,7 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
     for (int d = 0; d < MT_DIR_COUNT; d++) args.running_amax[d] = NULL;
     mt_status status =
         mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out, dir, &args);
-    if (status == MT_OK) status = merge_ranks(s, operand, m, n);
+    if (status == MT_OK) status = merge_ranks(s, w, operand, m);
     for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[n], &m[i]);
     if (status == MT_OK && s->metrics) status = write_subject(s, &what, m, n + 1);
     free(m);
@@ -261,14 +273,15 @@ static mt_status see_weight(mt_statistics *s, mt_param *w, void *master)
     return see(s, w, MT_OPERAND_W, &plain);
 }
 
-/* The whole master from the ranks' pieces, in the host's memory of rank 0; elsewhere `whole` is
- * NULL. */
+/* The master of all members that are here, from the ranks' pieces, into the host's memory; `whole`
+ * is NULL where it is not wanted. */
 static mt_status gather_master(mt_statistics *s, const mt_param *w, char *whole)
 {
     mt_param_store *params = mt_model_params(mt_trainer_model(s->trainer));
     size_t size = mt_dtype_size(w->dtype), most = 0;
     mt_status status = MT_OK;
-    for (int r = 0; r < s->ranks; r++) {
+    int parts = sharers(w), part = mt_comm_rank(s->comm) % parts;
+    for (int r = 0; r < s->ranks / parts; r++) {
         size_t bytes = (size_t)mt_param_piece(params, w, r).count * size;
         if (bytes > most) most = bytes;
     }
@@ -278,9 +291,9 @@ static mt_status gather_master(mt_statistics *s, const mt_param *w, char *whole)
         status = mt_param_read_master(params, w, w->own.first, w->own.count, own);
     MT_TRY_CLEANUP(mt_comm_agree(s->comm, status, "statistics"));
     MT_TRY_CLEANUP(mt_comm_all_gather(s->comm, NULL, all, own, most, w->name));
-    for (int r = 0; whole && r < s->ranks; r++) {
+    for (int r = 0; whole && r < s->ranks / parts; r++) {
         mt_piece piece = mt_param_piece(params, w, r);
-        memcpy(whole + (size_t)piece.first * size, all + (size_t)r * most,
+        memcpy(whole + (size_t)piece.first * size, all + (size_t)(r * parts + part) * most,
                (size_t)piece.count * size);
     }
 cleanup:
@@ -288,12 +301,12 @@ cleanup:
     return status;
 }
 
-/* Rank 0 puts it onto its device for the moment. */
+/* Rank 0 puts it onto its device for the moment; each does where they have different members. */
 static mt_status see_sharded(mt_statistics *s, mt_param *w)
 {
     mt_device *device = mt_trainer_device(s->trainer);
     size_t bytes = (size_t)mt_param_count(w) * mt_dtype_size(w->dtype);
-    bool lead = mt_comm_rank(s->comm) == 0;
+    bool lead = mt_comm_rank(s->comm) == 0 || sharers(w) > 1;
     void *master = NULL;
     char *whole = lead ? malloc(bytes + 1) : NULL;
     mt_status status =

@@ -167,6 +167,14 @@ mt_status mt_trainer_upload(mt_trainer *t, const int32_t *tokens, const int32_t 
     return targets ? mt_device_copy(t->device, t->targets, targets, bytes) : MT_OK;
 }
 
+void mt_trainer_open_exchange(mt_trainer *t)
+{
+    mt_exchange *exchange = mt_model_exchange(t->model);
+    bool observed =
+        mt_tape_observed(t->tape) || mt_precision_observed(mt_model_precision(t->model));
+    if (exchange) mt_exchange_open(exchange, observed);
+}
+
 mt_status mt_trainer_settle(mt_trainer *t, bool *again)
 {
     mt_exchange *exchange = mt_model_exchange(t->model);
@@ -229,6 +237,7 @@ mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, in
                (long long)batch, (long long)sequence, (long long)c->batch_size,
                (long long)c->sequence_length);
     bool again = true;
+    mt_trainer_open_exchange(t);
     while (again) {
         MT_TRY(mt_tape_begin(t->tape, mt_trainer_pass_key(t, kind, batch, sequence), false));
         mt_status status = forward(t, batch, sequence, loss, logits);

@@ -47,6 +47,8 @@ static inline mt_fsdp *mt_trainer_shards(const mt_trainer *t)
     return mt_precision_fsdp(mt_model_precision(t->model));
 }
 
+/* Rows for experts on other ranks have all the room that they may need while someone observes. */
+void mt_trainer_open_exchange(mt_trainer *trainer);
 /* Whether what ran since the last call left out rows for experts on other ranks, on any rank: then
  * it must run again, and there is more room now. Collective. */
 mt_status mt_trainer_settle(mt_trainer *trainer, bool *again);

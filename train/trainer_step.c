@@ -154,6 +154,7 @@ static mt_status work_gradients(mt_trainer *t)
     mt_precision *p = mt_model_precision(t->model);
     bool again;
     if (!mt_model_exchange(t->model)) return make_gradients(t);
+    mt_trainer_open_exchange(t);
     MT_TRY(mt_precision_keep(p, &t->stream));
     MT_TRY(make_gradients(t));
     MT_TRY(mt_trainer_settle(t, &again));

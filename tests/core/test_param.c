@@ -255,13 +255,59 @@ static void test_step(void **state)
     mt_param_store_destroy(&store);
 }
 
+/* Members spread over ranks: every element of all members has one owner, in a place of its own, and
+ * begins as the same draw wherever it is. */
+static void test_spread_members(void **state)
+{
+    (void)state;
+    enum { E = 4, M = 24, K = 16, RANKS = 4, DEGREE = 2, ALL = E * M * K };
+    mt_param_store *store;
+    mt_param *p;
+    static float whole[ALL], got[ALL];
+    static int owners[ALL];
+    mt_param_spec spec = { .name = "w", .members = E, .m = M, .k = K, .packed = true };
+    spec.init = MT_INIT_NORMAL, spec.init_std = 1;
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
+    add(store, "a", 1, 1, 3);
+    assert_ok(mt_param_store_add(store, &p, &spec));
+    assert_ok(mt_param_store_allocate(store, false));
+    assert_ok(mt_param_store_init(store, 7));
+    assert_ok(mt_param_read_master(store, p, 0, ALL, whole));
+    assert_int_equal(p->all_members, E);
+    mt_param_store_destroy(&store);
+    memset(owners, 0, sizeof owners);
+    for (int r = 0; r < RANKS; r++) {
+        spec.members = E / DEGREE, spec.all_members = E, spec.first_member = r % DEGREE * 2;
+        assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
+        mt_param *a = add(store, "a", 1, 1, 3);
+        mt_param_store_next_unit(store);
+        assert_ok(mt_param_store_add(store, &p, &spec));
+        mt_param_store_shard(store, r, RANKS);
+        mt_param_store_shard_members(store, r / DEGREE, RANKS / DEGREE);
+        assert_ok(mt_param_store_allocate(store, false));
+        assert_ok(mt_param_store_init(store, 7));
+        assert_int_equal(mt_param_store_unit(store, a->unit).ranks, RANKS);
+        assert_int_equal(mt_param_store_unit(store, p->unit).ranks, RANKS / DEGREE);
+        assert_int_equal(mt_param_store_unit(store, p->unit).rank, r / DEGREE);
+        assert_true(p->own.count > 0 && mt_param_base(p) == p->first_member * M * K);
+        assert_ok(mt_param_read_master(store, p, p->own.first, p->own.count, got));
+        for (int64_t i = 0; i < p->own.count; i++) {
+            int64_t at = mt_param_base(p) + p->own.first + i;
+            owners[at]++;
+            assert_true(got[i] == whole[at]);
+        }
+        mt_param_store_destroy(&store);
+    }
+    for (int i = 0; i < ALL; i++) assert_int_equal(owners[i], 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_placement),      cmocka_unit_test(test_without_gradients),
         cmocka_unit_test(test_misuse),         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_initial_values), cmocka_unit_test(test_step),
-        cmocka_unit_test(test_bf16_gradients),
+        cmocka_unit_test(test_bf16_gradients), cmocka_unit_test(test_spread_members),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -211,7 +211,7 @@ static mt_status experts_case(mt_comm *world)
     mt_comm *parts[MESHES];
     for (int i = 0; i < MESHES; i++)
         MT_TRY(mt_comm_split(&parts[i], world, rank >= meshes[i].ranks));
-    for (int config = 0; config < CONFIGS; config++)
+    for (int config = 1; config < CONFIGS; config++)
         for (int n = 0; n < MESHES; n++) {
             char dir[64], from[MT_CHECKPOINT_PATH] = "", to[MT_CHECKPOINT_PATH];
             mt_trainer_config c = config_at(config);
@@ -221,7 +221,8 @@ static mt_status experts_case(mt_comm *world)
             mt_status status = here ? go(parts[n], c, NULL, 2, dir, from) : MT_OK;
             MT_TRY(mt_comm_agree(world, status, "saving"));
             MT_TRY(mt_comm_broadcast(world, NULL, from, sizeof from, 0, "its path"));
-            for (int m = 0; m < MESHES; m++) {
+            for (int turn = 1; turn < MESHES; turn++) {
+                int m = (n + turn) % MESHES;
                 snprintf(dir, sizeof dir, "experts/%d_%d_%d", config, n, m);
                 c.expert_parallel = meshes[m].degree;
                 status = rank < meshes[m].ranks ? go(parts[m], c, from, 0, dir, to) : MT_OK;

@@ -193,22 +193,50 @@ static void test_statistics(void **state)
     need_ranks(2);
     static char one[64][1024], two[64][1024];
     const char *sets = "--set train.dtype=f32 --set recipe=mxfp8 --set train.steps=1 "
-                       "--set statistics.every=1 --set statistics.layers='*0.mlp*'";
+                       "--set statistics.every=1 --set statistics.layers='*0.mlp*' "
+                       "--set model.num_experts=4 --set parallel.expert_capacity=0.4";
     char line[1024];
-    for (int ranks = 1; ranks <= 2; ranks++) {
-        snprintf(line, sizeof line, "--run s%d %s", ranks, sets);
-        assert_train(ranks, line, 0, "done: 1 steps");
+    for (int i = 0; i < 3; i++) { /* the third: on two ranks, each with half of the experts */
+        snprintf(line, sizeof line, "--run s%d %s --set parallel.expert=%d", i, sets, i / 2 + 1);
+        assert_train(i ? 2 : 1, line, 0, "done: 1 steps");
     }
-    int n = read_statistics("s1", "W", one);
-    assert_true(n >= 4 && n == read_statistics("s2", "W", two));
-    for (int i = 0; i < n; i++) assert_string_equal(one[i], two[i]);
-    n = read_statistics("s1", "X", one);
-    assert_true(n >= 4 && n == read_statistics("s2", "X", two));
-    for (int i = 0; i < n; i++)
-        if (strstr(one[i], "\"member\":-1"))
-            assert_true(number_after(two[i], "\"count\":") ==
-                        2 * number_after(one[i], "\"count\":"));
+    for (int i = 1; i < 3; i++) {
+        const char *run = i == 1 ? "s1" : "s2";
+        int n = read_statistics("s0", "W", one);
+        assert_true(n >= 4 && n == read_statistics(run, "W", two));
+        for (int j = 0; j < n; j++) assert_string_equal(one[j], two[j]);
+        n = read_statistics("s0", "X", one);
+        assert_true(n >= 4 && n == read_statistics(run, "X", two));
+        for (int j = 0; j < n; j++)
+            if (strstr(one[j], "\"member\":-1"))
+                assert_true(number_after(two[j], "\"count\":") ==
+                            2 * number_after(one[j], "\"count\":"));
+    }
     assert_int_equal(access("s2/statistics/step_00000001.h5", F_OK), 0);
+}
+
+/* Experts over ranks: one rank's run, whatever the degree, also where it goes on with another;
+ * blocks that are too small at first. */
+static void test_experts(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    const char *sets = "--set model.num_experts=4";
+    char line[1024];
+    int most = most_ranks() >= 4 ? 4 : 2;
+    snprintf(line, sizeof line, "--run e1 %s", sets);
+    assert_train(1, line, 0, "done: 8 steps");
+    snprintf(line, sizeof line,
+             "--run e2 %s --set parallel.expert_capacity=0.4 --set parallel.expert=2", sets);
+    assert_train(most, line, 0, "with more room for rows of experts");
+    assert_same_run("e2", "e1", 1e-12);
+    snprintf(line, sizeof line, "%s --set parallel.expert=%d", sets, most);
+    go_on("e2", most, "next", line);
+    assert_same_run("next", "e1", 1e-12);
+    go_on("e2", 1, "next", sets);
+    assert_same_run("next", "e1", 1e-12);
+    assert_train(2, "--run no --set parallel.expert=3", 2, "must divide the number of ranks, 2");
+    assert_train(2, "--run no --set parallel.expert=2", 2, "must divide model.num_experts 3");
 }
 
 static void test_disagreement(void **state)
@@ -405,7 +433,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_asked_to_stop),  cmocka_unit_test(test_killed),
         cmocka_unit_test(test_statistics),     cmocka_unit_test(test_stuck),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_experts),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
