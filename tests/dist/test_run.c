@@ -142,6 +142,30 @@ static void test_other_counts(void **state)
     }
 }
 
+/* What ranks have saved is one model to every reader, wherever its directory is. */
+static void test_one_reader(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    double loss[64];
+    char words[64];
+    assert_train(2, "--run set", 0, "done: 8 steps");
+    assert_int_equal(read_field("set", "valid_loss", loss), 1);
+    snprintf(words, sizeof words, "loss %.6f", loss[0]);
+    assert_int_equal(system("mkdir away && mv set away/moved"), 0);
+    assert_program("eval away/moved", 0, words);
+    assert_program("sample away/moved --prompt in --tokens 3", 0, "");
+    assert_program("inspect away/moved", 0, "39 tensors");
+    assert_program("inspect away/moved/ckpt/step_00000008/model.h5", 0,
+                   "/optim/m/model.embed_tokens.weight");
+    assert_program("export away/moved hf", 0, "step_00000008");
+    assert_program("import hf -o back", 0, "back");
+    assert_program("eval back --data valid.h5 --sequence 16 --dtype f64", 0, words);
+    assert_int_equal(unlink("away/moved/ckpt/step_00000008/rank_0001.h5"), 0);
+    assert_program("eval away/moved/ckpt/step_00000008", MT_EXIT_FILES, "rank_0001.h5");
+    assert_program("eval away/moved", 0, "step_00000004");
+}
+
 /* The same number of ranks goes on bit for bit, whatever is sharded. */
 static void test_resume_exactly(void **state)
 {
@@ -293,8 +317,20 @@ static pid_t find_rank(int rank)
     return found;
 }
 
-/* Starts a run without end on two ranks, sends one of them a signal once it has saved, and returns
- * the launcher's exit code. */
+/* In place of a signal: from then on no file of the process can be larger than this. */
+enum { FILL_DISK = -1, FILE_LIMIT = 20000 };
+
+static void disturb(pid_t process, int number)
+{
+    const struct rlimit limit = { FILE_LIMIT, FILE_LIMIT };
+    if (number == FILL_DISK)
+        assert_int_equal(prlimit(process, RLIMIT_FSIZE, &limit, NULL), 0);
+    else
+        assert_int_equal(kill(process, number), 0);
+}
+
+/* Starts a run without end on two ranks, disturbs one of them once it has saved, and returns the
+ * launcher's exit code. */
 static int signal_one(const char *run, const char *sets, int rank, int number)
 {
     char line[6000], path[512];
@@ -303,6 +339,7 @@ static int signal_one(const char *run, const char *sets, int rank, int number)
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        signal(SIGXFSZ, SIG_IGN); /* a write past a limit then fails with EFBIG */
         snprintf(line, sizeof line, "--run %s --set train.steps=1000000 %s", run, sets);
         int code = train(2, line);
         write_file("said", ranks_output);
@@ -311,7 +348,7 @@ static int signal_one(const char *run, const char *sets, int rank, int number)
     for (int i = 0; i < 1200 && access(path, F_OK) != 0; i++) nap(0.05);
     pid_t one = find_rank(rank);
     assert_true(one > 0);
-    assert_int_equal(kill(one, number), 0);
+    disturb(one, number);
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     FILE *file = fopen("said", "r");
@@ -352,6 +389,38 @@ static void test_killed(void **state)
         !strstr(ranks_output, "rank 1 of 2 was ended by signal 9"))
         fail_msg("nobody names rank 1:\n%s", ranks_output);
     assert_goes_on("killed");
+}
+
+/* Whenever that is, within a save as well, what was saved before is there. */
+static void test_killed_saving(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    static const char sets[] = "--set checkpoint.every=1 --set checkpoint.keep_last=1000000";
+    for (int rank = 0; rank < 2; rank++) {
+        const char *run = rank ? "saving1" : "saving0";
+        assert_int_not_equal(signal_one(run, sets, rank, SIGKILL), 0);
+        assert_goes_on(run);
+    }
+}
+
+/* A disk that is full for one rank ends the run, and says where and why; the checkpoint before
+ * stays. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    for (int rank = 0; rank < 2; rank++) {
+        const char *run = rank ? "full1" : "full0";
+        char file[64];
+        snprintf(file, sizeof file, "rank_%04d.h5': File too large", rank);
+        assert_int_equal(signal_one(run, "", rank, FILL_DISK), MT_EXIT_FILES);
+        if (!strstr(ranks_output, file) || !strstr(ranks_output, "was not saved") ||
+            !strstr(ranks_output, "there is still"))
+            fail_msg("nobody says that rank %d's disk is full:\n%s", rank, ranks_output);
+        assert_int_not_equal(system("ls full?/ckpt | grep -q tmp"), 0);
+        assert_goes_on(run);
+    }
 }
 
 /* A rank that stands still: the others wait as long as they were told to, and no longer. */
@@ -434,6 +503,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_asked_to_stop),  cmocka_unit_test(test_killed),
         cmocka_unit_test(test_statistics),     cmocka_unit_test(test_stuck),
         cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_one_reader),     cmocka_unit_test(test_killed_saving),
+        cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
