@@ -4,7 +4,8 @@
  *        bench_gemm_cuda [time] [SHAPE]   fprop, dgrad and wgrad (of f32 and of bf16) of the shapes
  *                                         with SHAPE in their names, by the path that the GEMM
  *                                         chooses
- *        bench_gemm_cuda sweep [SHAPE]    by every path; prints the best beside the chosen one
+ *        bench_gemm_cuda sweep [SHAPE]    by every variant, two widths and orders of tiles; prints
+ * the best beside the chosen one
  *
  * MIXTAPE_KERNELS chooses the kernel set, one of cuBLASLt too.
  *
@@ -356,6 +357,12 @@ static void print_rate(const struct timed *t, const char *what, double tflops,
     fflush(stdout);
 }
 
+/* Of the paths that are checked, those worth their time. */
+static bool is_swept(const mt_cuda_gemm_path *path)
+{
+    return (path->width == 192 || path->width == 128) && path->super <= 8;
+}
+
 static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool half, bool sweep)
 {
     static const char *const halves[] = { "wgrad bf16", "wgrad bf16 +=" };
@@ -377,7 +384,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
     print_rate(t, what, ours, &chosen, "");
     best = chosen;
     for (int i = 1; sweep && path_at(&path, i); i++) {
-        if (!runs(&path, layout, s->n, s->k)) continue;
+        if (!is_swept(&path) || !runs(&path, layout, s->n, s->k)) continue;
         double x = rate(t, layout, add, half, &path);
         if (x > most) most = x, best = path;
     }
