@@ -359,13 +359,15 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     {
         barrier_wait(base + C::FULL + stage * 8, parity);
     };
-    /* Made anew for each tile where registers are scarce. */
+    /* Skewed, once; else anew for each tile, so that no register holds it while sums are stored. */
     auto place = [&]() __attribute__((always_inline))
     {
-        const uint32_t at_p = anew(base) + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
+        if (C::SKEWED) lane = (int)(thread_now() % 32);
+        const uint32_t at_p = (C::SKEWED ? base : anew(base)) +
+                              (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
         p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
-        q0 = (((anew(base) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
-        lane = (int)(thread_now() % 32);
+        q0 = ((((C::SKEWED ? base : anew(base)) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+        if (!C::SKEWED) lane = (int)(thread_now() % 32);
     };
     auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
     {
