@@ -104,8 +104,7 @@ static void softmax(struct buffers *b, int64_t n)
         exp_vectors(p, TREE);
         for (int i = 0; i < TREE && e + i < n; i++) sum[i] += p[i];
     }
-    for (int half = TREE / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+    for (int i = 1; i < TREE; i++) sum[0] += sum[i];
     for (int64_t e = 0; e < n; e++) b->prob[e] /= sum[0];
     b->top = top, b->sum = sum[0];
 }
