@@ -6,7 +6,8 @@
 extern "C" {
 #endif
 
-/* From here on the signals are requests. */
+/* From here on the signals are requests. A write past the process' file size limit fails, as one to
+ * a full disk does, and ends nothing by itself (SIGXFSZ). */
 void mt_signals_install(void);
 /* The signal that asked to stop, or 0. */
 int mt_signals_pending(void);
