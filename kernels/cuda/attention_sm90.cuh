@@ -11,11 +11,6 @@
 
 enum { LINE = 128, PER_LINE = 64, ATTENTION_THREADS = 384, LOADER_REGISTERS = 24, REGISTERS = 240 };
 
-static __device__ __forceinline__ void barrier_threads_arrive(int id, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /* A warp has read what it waited for. */
 static __device__ __forceinline__ void release(uint32_t bar)
 {

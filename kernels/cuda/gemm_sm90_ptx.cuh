@@ -49,6 +49,16 @@ static __device__ __forceinline__ void put_shared(uint32_t address, float x)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
+static __device__ __forceinline__ float2 shared_pair(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 /* ---- barriers ----------------------------------------------------------------------------------
  */
 
