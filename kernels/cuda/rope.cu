@@ -261,20 +261,12 @@ products(const T *dy, const T *x, mt_real<T> rstd, const mt_real<T> *w, int64_t 
     return sum;
 }
 
-/* What a thread's pairs give to the gradient of a weight, where it has the same pairs of every
- * head.
- */
-template <typename R, int N> struct weight_sums {
-    R low[N], high[N];
-};
-
-/* dx may be dy: a thread reads the pairs that it writes, after all that reads them for a sum. dw
- * may be NULL. */
+/* dx may be dy: a thread reads the pairs that it writes, after all that reads them for a sum. */
 template <typename T, int N>
-static __device__ __forceinline__ void
-head_bwd(T *dx, const T *dy, const T *x, mt_real<T> rstd, mt_real<T> mean, const mt_real<T> *w,
-         weight_sums<mt_real<T>, N> *dw, int64_t angle, const struct mt_qk_norm_rope_bwd_args &a,
-         const struct shape &s, const struct place &p)
+static __device__ __forceinline__ void head_bwd(T *dx, const T *dy, const T *x, mt_real<T> rstd,
+                                                mt_real<T> mean, const mt_real<T> *w, int64_t angle,
+                                                const struct mt_qk_norm_rope_bwd_args &a,
+                                                const struct shape &s, const struct place &p)
 {
     typedef mt_real<T> R;
     int64_t half = s.dim / 2;
@@ -289,11 +281,6 @@ head_bwd(T *dx, const T *dy, const T *x, mt_real<T> rstd, mt_real<T> mean, const
             mt_get_vec<N>(low, w + i);
             mt_get_vec<N>(high, w + i + half);
 #pragma unroll
-            for (int j = 0; j < N && dw; j++) {
-                dw->low[j] += g.low[j] * g.x_low[j];
-                dw->high[j] += g.high[j] * g.x_high[j];
-            }
-#pragma unroll
             for (int j = 0; j < N; j++) {
                 g.low[j] = rstd * (g.low[j] * low[j] - g.x_low[j] * mean);
                 g.high[j] = rstd * (g.high[j] * high[j] - g.x_high[j] * mean);
@@ -306,9 +293,9 @@ head_bwd(T *dx, const T *dy, const T *x, mt_real<T> rstd, mt_real<T> mean, const
 
 template <typename T, int N>
 static __device__ __forceinline__ void
-part_bwd(T *dx, const T *dy, const T *x, const mt_real<T> *rstd, const void *w,
-         weight_sums<mt_real<T>, N> *dw, int64_t heads, int64_t angle,
-         const struct mt_qk_norm_rope_bwd_args &a, const struct shape &s, const struct place &p)
+part_bwd(T *dx, const T *dy, const T *x, const mt_real<T> *rstd, const void *w, int64_t heads,
+         int64_t angle, const struct mt_qk_norm_rope_bwd_args &a, const struct shape &s,
+         const struct place &p)
 {
     typedef mt_real<T> R;
     bool projection = s.norm == MT_QK_NORM_PROJECTION;
@@ -333,62 +320,25 @@ part_bwd(T *dx, const T *dy, const T *x, const mt_real<T> *rstd, const void *w,
                            projection ? weights + at
                            : s.sums   ? weights
                                       : NULL,
-                           dw, angle, a, s, p);
+                           angle, a, s, p);
     }
 }
 
-/* A block's sums for a weight, the threads' in the order of their groups, to its row of partials.
- */
-template <typename R, int N>
-static __device__ __forceinline__ void add_groups(R *partials, const weight_sums<R, N> &dw,
-                                                  const struct shape &s, const struct place &p)
-{
-    __shared__ R sums[THREADS * N];
-    const int64_t half = s.dim / 2;
-#pragma unroll
-    for (int high = 0; high < 2; high++) {
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sums[p.group * half + p.first + j] = high ? dw.high[j] : dw.low[j];
-        __syncthreads();
-        for (int64_t i = threadIdx.x; i < half; i += THREADS) {
-            R sum = 0;
-            for (int64_t g = 0; g < p.groups; g++) sum += sums[g * half + i];
-            partials[blockIdx.x * s.dim + high * half + i] = sum;
-        }
-    }
-}
-
-/* A block takes `each` tokens one after another. WEIGHTS: heads are normalised by themselves, each
- * a thread's pairs wide, and the gradients of both weights are summed on the way: partials_q and
- * partials_k [blocks, dim]. */
-template <typename T, int N, bool WEIGHTS>
+template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    qk_norm_rope_bwd_kernel(struct mt_qk_norm_rope_bwd_args a, struct shape s, int64_t each,
-                            mt_real<T> *partials_q, mt_real<T> *partials_k)
+    qk_norm_rope_bwd_kernel(struct mt_qk_norm_rope_bwd_args a, struct shape s)
 {
-    typedef mt_real<T> R;
     struct place p = place_of<N>(s);
-    weight_sums<R, N> q = {}, k = {};
-    int64_t keys = s.nq * s.dim, values = keys + s.nkv * s.dim;
+    int64_t t = blockIdx.x, keys = s.nq * s.dim, values = keys + s.nkv * s.dim;
+    int64_t angle = (int64_t)(blockIdx.x % (unsigned)s.sequence) * (s.dim / 2);
+    const T *dy = (const T *)a.dy + t * s.width;
+    const T *x = s.sums ? (const T *)a.x + t * s.width : dy; /* unread without norm */
+    T *dx = (T *)a.dx + t * s.width;
+    const mt_real<T> *rstd = (const mt_real<T> *)a.rstd + t * s.sums;
     int64_t q_sums = s.norm == MT_QK_NORM_HEAD ? s.nq : 1;
-    int64_t first = blockIdx.x * each, last = first + each < s.tokens ? first + each : s.tokens;
-    for (int64_t t = first; t < last; t++) {
-        int64_t angle = (int64_t)((unsigned)t % (unsigned)s.sequence) * (s.dim / 2);
-        const T *dy = (const T *)a.dy + t * s.width;
-        const T *x = s.sums ? (const T *)a.x + t * s.width : dy; /* unread without norm */
-        T *dx = (T *)a.dx + t * s.width;
-        const R *rstd = (const R *)a.rstd + t * s.sums;
-        part_bwd<T, N>(dx, dy, x, rstd, a.w_q, WEIGHTS ? &q : NULL, s.nq, angle, a, s, p);
-        part_bwd<T, N>(dx + keys, dy + keys, x + keys, rstd + q_sums, a.w_k, WEIGHTS ? &k : NULL,
-                       s.nkv, angle, a, s, p);
-        if (dx != dy) copy_values<T, N>(dx + values, dy + values, s.nkv * s.dim);
-    }
-    if constexpr (WEIGHTS) {
-        add_groups<R, N>(partials_q, q, s, p);
-        add_groups<R, N>(partials_k, k, s, p);
-    }
+    part_bwd<T, N>(dx, dy, x, rstd, a.w_q, s.nq, angle, a, s, p);
+    part_bwd<T, N>(dx + keys, dy + keys, x + keys, rstd + q_sums, a.w_k, s.nkv, angle, a, s, p);
+    if (dx != dy) copy_values<T, N>(dx + values, dy + values, s.nkv * s.dim);
 }
 
 /* ---- gradients of the weights -----------------------------------------------------------------
@@ -482,12 +432,6 @@ static void weight_rows_of(struct weight_rows *q, struct weight_rows *k, const s
     *k = { by_head ? s.nkv : 1, by_head ? 1 : s.nkv, s.nq * s.dim, q->each };
 }
 
-/* Sums of one weight's gradient in the one pass: a row for each block of tokens. */
-static size_t at_once_sums(const struct shape &s)
-{
-    return (size_t)(mt_ceil_div(s.tokens, mt_row_block(s.tokens, BLOCKS)) * s.dim);
-}
-
 template <typename T>
 static size_t qk_norm_rope_bwd_scratch(const mt_stream *stream,
                                        const struct mt_qk_norm_rope_bwd_args *a)
@@ -500,46 +444,22 @@ static size_t qk_norm_rope_bwd_scratch(const mt_stream *stream,
     if (!s.dim || !s.sums || !s.tokens) return 0;
     size_t of_q = a->dw_q ? weight_grad_bytes<T>(s.tokens, s.dim, q) : 0;
     size_t of_k = a->dw_k ? weight_grad_bytes<T>(s.tokens, s.dim, k) : 0;
-    size_t in_parts = of_q > of_k ? of_q : of_k;
-    bool once = a->norm == MT_QK_NORM_HEAD && a->dw_q && a->dw_k;
-    size_t at_once = once ? 2 * at_once_sums(s) * sizeof(mt_real<T>) : 0;
-    return in_parts > at_once ? in_parts : at_once;
+    return of_q > of_k ? of_q : of_k;
 }
 MT_CUDA_SCRATCH(qk_norm_rope_bwd)
-
-/* In one pass, where each thread has the same pairs of every head. */
-template <typename T, int N>
-static mt_status backward_at_once(mt_stream *stream, const struct mt_qk_norm_rope_bwd_args *a,
-                                  const struct shape &s)
-{
-    typedef mt_real<T> R;
-    int64_t each = mt_row_block(s.tokens, BLOCKS), blocks = mt_ceil_div(s.tokens, each);
-    void *partials;
-    MT_TRY(mt_cuda_scratch(stream, &partials, 2 * at_once_sums(s) * sizeof(R)));
-    R *q = (R *)partials, *k = q + blocks * s.dim;
-    qk_norm_rope_bwd_kernel<T, N, true>
-        <<<(unsigned)blocks, THREADS, 0, mt_cuda_stream(stream)>>>(*a, s, each, q, k);
-    MT_LAUNCHED(stream, "qk_norm_rope_bwd");
-    MT_TRY(mt_add_partials<R>(stream, "qk_norm_rope_bwd", (R *)a->dw_q, a->accumulate_q, q, blocks,
-                              s.dim));
-    return mt_add_partials<R>(stream, "qk_norm_rope_bwd", (R *)a->dw_k, a->accumulate_k, k, blocks,
-                              s.dim);
-}
 
 /* dx may be dy, so the gradients of the weights come first. */
 template <typename T, int N>
 static mt_status backward(mt_stream *stream, const struct mt_qk_norm_rope_bwd_args *a,
                           const struct shape &s)
 {
-    if (s.norm == MT_QK_NORM_HEAD && a->dw_q && a->dw_k && s.tokens && s.dim == 2 * N * s.lanes)
-        return backward_at_once<T, N>(stream, a, s);
     struct weight_rows q, k;
     weight_rows_of(&q, &k, s);
     if (s.sums && a->dw_q) MT_TRY((weight_grad<T, N>(stream, a->dw_q, a->accumulate_q, a, s, q)));
     if (s.sums && a->dw_k) MT_TRY((weight_grad<T, N>(stream, a->dw_k, a->accumulate_k, a, s, k)));
     if (!s.tokens) return MT_OK;
-    qk_norm_rope_bwd_kernel<T, N, false>
-        <<<(unsigned)s.tokens, THREADS, 0, mt_cuda_stream(stream)>>>(*a, s, 1, NULL, NULL);
+    qk_norm_rope_bwd_kernel<T, N>
+        <<<(unsigned)s.tokens, THREADS, 0, mt_cuda_stream(stream)>>>(*a, s);
     MT_LAUNCHED(stream, "qk_norm_rope_bwd");
     return MT_OK;
 }
