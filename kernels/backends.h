@@ -45,11 +45,12 @@ int mt_cuda_processors(void);
 enum { MT_CUDA_BUILT = 1 };
 #else
 enum { MT_CUDA_BUILT = 0 };
-#define mt_cuda_plan(device, kernel_set, tables) MT_EUNSUPPORTED
-#define mt_cuda_usual_set()                      NULL
-#define mt_cuda_open                             NULL
-#define mt_cuda_select                           NULL
-#define mt_cuda_count                            NULL
+#define mt_cuda_plan(device, kernel_set, tables)                                                   \
+    ((void)(device), (void)(kernel_set), (void)(tables), MT_EUNSUPPORTED)
+#define mt_cuda_usual_set() NULL
+#define mt_cuda_open        NULL
+#define mt_cuda_select      NULL
+#define mt_cuda_count       NULL
 #endif
 mt_status mt_plan_open(mt_device **device, const char *kernel_set, int threads);
 

@@ -1,6 +1,6 @@
 /* Experts over ranks: training against one rank, steps that begin again, meshes, what is refused.
  */
-#include "tests/dist/ranks.h"
+#include "tests/dist/copies.h"
 
 #include <math.h>
 
@@ -442,10 +442,11 @@ static mt_status same_bytes(const char *what, const void *a, const void *b, size
 }
 
 /* A direction of a weight of which p has some members and q all. */
-static mt_status same_members(const mt_param *p, const mt_param *q, mt_dir dir)
+static mt_status same_members(const mt_param *p, const mt_direction *b, mt_dir dir)
 {
-    const mt_direction *a = &p->weight.dir[dir], *b = &q->weight.dir[dir];
+    const mt_direction *a = &p->weight.dir[dir];
     const mt_group *g = &p->group;
+    rank_check(a->layout == b->layout, "%s: another layout", p->name);
     size_t codes = mt_direction_code_bytes(a, dir, g), scales = mt_direction_scale_bytes(a, dir, g);
     if (a->layout == MT_LAYOUT_PACKED) {
         codes =
@@ -459,6 +460,17 @@ static mt_status same_members(const mt_param *p, const mt_param *q, mt_dir dir)
     return a->format->second_level
                ? same_bytes("amaxes", a->amax, b->amax + before, n * sizeof *a->amax)
                : MT_OK;
+}
+
+static mt_status same_share(const mt_param *p, mt_param *q, mt_dir dir)
+{
+    mt_direction codes;
+    void *memory;
+    size_t bytes;
+    mt_status status = one_ranks_codes(&codes, &memory, &bytes, q, dir);
+    if (status == MT_OK) status = same_members(p, &codes, dir);
+    free_codes(&memory, bytes);
+    return status;
 }
 
 /* What a rank's experts are multiplied by is what one rank has of them. */
@@ -480,7 +492,7 @@ static mt_status copies(mt_comm *comm)
             some += p->group.members < p->all_members;
             for (int d = 0; p->packed && d < MT_DIR_COUNT; d++) {
                 MT_TRY(mt_param_need(p, (mt_dir)d));
-                MT_TRY(same_members(p, q, (mt_dir)d));
+                MT_TRY(same_share(p, q, (mt_dir)d));
             }
         }
         rank_check(some == 4, "%lld weights are spread over ranks", (long long)some);

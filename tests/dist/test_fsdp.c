@@ -1,5 +1,5 @@
 /* Sharded weights against one rank: gathered copies bit for bit, training, and what moves. */
-#include "tests/dist/ranks.h"
+#include "tests/dist/copies.h"
 
 #include <math.h>
 
@@ -74,10 +74,10 @@ static mt_status same(const mt_param *p, const char *what, const void *a, const 
     return status;
 }
 
-static mt_status same_direction(const mt_param *p, const mt_param *q, mt_dir dir)
+static mt_status same_direction(const mt_param *p, const mt_direction *b, mt_dir dir)
 {
     const mt_device *device = rank_device;
-    const mt_direction *a = &p->weight.dir[dir], *b = &q->weight.dir[dir];
+    const mt_direction *a = &p->weight.dir[dir];
     const mt_group *g = &p->group;
     rank_check(a->format == b->format && a->layout == b->layout, "%s: another format", p->name);
     if (a->layout == MT_LAYOUT_PACKED)
@@ -93,6 +93,17 @@ static mt_status same_direction(const mt_param *p, const mt_param *q, mt_dir dir
 }
 
 /* Whatever a pass reads of every param, in the order of a pass. */
+static mt_status same_copy(const mt_param *p, mt_param *q, mt_dir dir)
+{
+    mt_direction codes;
+    void *memory;
+    size_t bytes;
+    mt_status status = one_ranks_codes(&codes, &memory, &bytes, q, dir);
+    if (status == MT_OK) status = same_direction(p, &codes, dir);
+    free_codes(&memory, bytes);
+    return status;
+}
+
 static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
 {
     mt_param_store *stores[2] = { mt_model_params(mt_trainer_model(sharded)),
@@ -103,7 +114,7 @@ static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
         int64_t i = k < n ? k : 2 * n - 1 - k;
         mt_param *p = mt_param_store_get(stores[0], i), *q = mt_param_store_get(stores[1], i);
         MT_TRY(mt_param_need(p, dir));
-        if (p->packed) MT_TRY(same_direction(p, q, dir));
+        if (p->packed) MT_TRY(same_copy(p, q, dir));
         if (!p->packed || (p->direct && dir == MT_ROW))
             MT_TRY(same(p, "masters", p->master, q->master,
                         (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));

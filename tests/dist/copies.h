@@ -1,0 +1,36 @@
+/* What compute copies of weights over ranks are held against: one rank's codes. */
+#pragma once
+
+#include "tests/dist/ranks.h"
+
+#include "core/param.h"
+#include "layers/functional.h"
+
+/* One rank's direction of w as codes: a device may keep what they decode to instead, while shards
+ * stay codes; then they are made from its master, as group_quantize makes them. *memory (NULL: none
+ * was taken) is to be freed by free_codes. */
+static inline mt_status one_ranks_codes(mt_direction *codes, void **memory, size_t *bytes,
+                                        mt_param *w, mt_dir dir)
+{
+    mt_stream stream = { rank_device, NULL };
+    mt_qtensor made = mt_qtensor_select(&w->weight, dir);
+    void *master;
+    *memory = NULL, *bytes = 0, *codes = made.dir[dir];
+    if (codes->layout != MT_LAYOUT_DECODED) return MT_OK;
+    made.dir[dir] = mt_direction_of(mt_direction_spec(codes));
+    *bytes = mt_qtensor_bytes(&made);
+    MT_TRY(mt_device_alloc(rank_device, memory, *bytes, MT_MEMORY_STATE));
+    mt_qtensor_place(&made, *memory);
+    *codes = made.dir[dir];
+    MT_TRY(mt_linear_master(w, &stream, &master));
+    mt_qtensor source = mt_qtensor_plain(w->group, w->dtype, master);
+    struct mt_quantize_args args = mt_linear_quantize_args(w, MT_OPERAND_W);
+    args.src = &source, args.out = &made;
+    MT_TRY(mt_quantize(&stream, &args));
+    return mt_device_synchronize(rank_device);
+}
+
+static inline void free_codes(void **memory, size_t bytes)
+{
+    mt_device_free(rank_device, memory, bytes, MT_MEMORY_STATE);
+}
