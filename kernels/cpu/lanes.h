@@ -19,6 +19,11 @@ enum { LANES = VECTOR / sizeof(mt_real) };
 
 typedef mt_real vec __attribute__((vector_size(VECTOR), may_alias));
 typedef mt_real_bits vec_bits __attribute__((vector_size(VECTOR), may_alias));
+#if MT_ELEM_BITS == 64
+typedef uint64_t vec_words __attribute__((vector_size(VECTOR)));
+#else
+typedef uint32_t vec_words __attribute__((vector_size(VECTOR)));
+#endif
 /* The same in memory, at any element. */
 typedef mt_real vec_at __attribute__((vector_size(VECTOR), aligned(sizeof(mt_real)), may_alias));
 
@@ -222,6 +227,7 @@ MT_INLINE vec exp_lanes(vec x)
     enum { MANTISSA = MT_ELEM_BITS == 64 ? 52 : 23 };
     const vec_bits top_bit = { 0 }, bits = (vec_bits)sum,
                    half = (bits >> 1) & ~(top_bit + MT_SIGN_BIT);
-    return p * (vec)(half << MANTISSA) * (vec)((bits - half) << MANTISSA);
+    const vec_words rest = (vec_words)bits - (vec_words)half; /* of a NaN anything, and it wraps */
+    return p * (vec)(half << MANTISSA) * (vec)(rest << MANTISSA);
 #endif
 }

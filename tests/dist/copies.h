@@ -7,8 +7,7 @@
 #include "layers/functional.h"
 
 /* One rank's direction of w as codes: a device may keep what they decode to instead, while shards
- * stay codes; then they are made from its master, as group_quantize makes them. *memory (NULL: none
- * was taken) is to be freed by free_codes. */
+ * stay codes; then they are made from its master, as group_quantize makes them, in *memory. */
 static inline mt_status one_ranks_codes(mt_direction *codes, void **memory, size_t *bytes,
                                         mt_param *w, mt_dir dir)
 {
@@ -30,7 +29,16 @@ static inline mt_status one_ranks_codes(mt_direction *codes, void **memory, size
     return mt_device_synchronize(rank_device);
 }
 
-static inline void free_codes(void **memory, size_t bytes)
+/* `same` of p and one rank's codes of it. */
+static inline mt_status same_as_one_rank(const mt_param *p, mt_param *one, mt_dir dir,
+                                         mt_status (*same)(const mt_param *p,
+                                                           const mt_direction *codes, mt_dir dir))
 {
-    mt_device_free(rank_device, memory, bytes, MT_MEMORY_STATE);
+    mt_direction codes;
+    void *memory;
+    size_t bytes;
+    mt_status status = one_ranks_codes(&codes, &memory, &bytes, one, dir);
+    if (status == MT_OK) status = same(p, &codes, dir);
+    mt_device_free(rank_device, &memory, bytes, MT_MEMORY_STATE);
+    return status;
 }

@@ -462,17 +462,6 @@ static mt_status same_members(const mt_param *p, const mt_direction *b, mt_dir d
                : MT_OK;
 }
 
-static mt_status same_share(const mt_param *p, mt_param *q, mt_dir dir)
-{
-    mt_direction codes;
-    void *memory;
-    size_t bytes;
-    mt_status status = one_ranks_codes(&codes, &memory, &bytes, q, dir);
-    if (status == MT_OK) status = same_members(p, &codes, dir);
-    free_codes(&memory, bytes);
-    return status;
-}
-
 /* What a rank's experts are multiplied by is what one rank has of them. */
 static mt_status copies(mt_comm *comm)
 {
@@ -492,7 +481,7 @@ static mt_status copies(mt_comm *comm)
             some += p->group.members < p->all_members;
             for (int d = 0; p->packed && d < MT_DIR_COUNT; d++) {
                 MT_TRY(mt_param_need(p, (mt_dir)d));
-                MT_TRY(same_share(p, q, (mt_dir)d));
+                MT_TRY(same_as_one_rank(p, q, (mt_dir)d, same_members));
             }
         }
         rank_check(some == 4, "%lld weights are spread over ranks", (long long)some);

@@ -93,17 +93,6 @@ static mt_status same_direction(const mt_param *p, const mt_direction *b, mt_dir
 }
 
 /* Whatever a pass reads of every param, in the order of a pass. */
-static mt_status same_copy(const mt_param *p, mt_param *q, mt_dir dir)
-{
-    mt_direction codes;
-    void *memory;
-    size_t bytes;
-    mt_status status = one_ranks_codes(&codes, &memory, &bytes, q, dir);
-    if (status == MT_OK) status = same_direction(p, &codes, dir);
-    free_codes(&memory, bytes);
-    return status;
-}
-
 static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
 {
     mt_param_store *stores[2] = { mt_model_params(mt_trainer_model(sharded)),
@@ -114,7 +103,7 @@ static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
         int64_t i = k < n ? k : 2 * n - 1 - k;
         mt_param *p = mt_param_store_get(stores[0], i), *q = mt_param_store_get(stores[1], i);
         MT_TRY(mt_param_need(p, dir));
-        if (p->packed) MT_TRY(same_copy(p, q, dir));
+        if (p->packed) MT_TRY(same_as_one_rank(p, q, dir, same_direction));
         if (!p->packed || (p->direct && dir == MT_ROW))
             MT_TRY(same(p, "masters", p->master, q->master,
                         (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
