@@ -7,16 +7,7 @@
 program=${MIXTAPE:-$PWD/build/release/tests/cuda/mixtape} device=${DEVICE:-cuda}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-is() { # what, command...
-    what=$1
-    shift
-    if "$@"; then passed=$((passed + 1)); else
-        failed=$((failed + 1))
-        echo "FAILED: $what"
-        tail -n 4 "$work/log"
-    fi
-}
+. tests/support/runs.sh
 cat README.md Makefile core/*.c >"$work/text"
 "$program" data pack "$work/text" -o "$work/train.h5" >/dev/null
 cat >"$work/run.yaml" <<EOF
@@ -33,8 +24,6 @@ train() { # run, code, options...
     timeout 60 "$program" train "$work/run.yaml" --run "$work/$run" --device "$device" "$@" >"$work/log" 2>&1 || code=$?
     is "$run, $*: ends with $wanted, not $code" test "$code" = "$wanted"
 }
-says() { is "the log says '$1'" grep -q "$1" "$work/log"; }
-saved() { (cd "$work/$1/ckpt" && find . -type f -exec cksum {} + | sort); }
 
 CUDA_VISIBLE_DEVICES='' train none 6
 says "no GPU was found"
@@ -73,9 +62,7 @@ says "bad (a test's): an illegal memory access"
 
 for run in memory kernel; do
     train $run 0 --resume
-    for file in $(cd "$work/straight/ckpt/step_00000012" && find . -type f | sort); do
-        is "$run's $file is the straight run's" cmp -s "$work/straight/ckpt/step_00000012/$file" "$work/$run/ckpt/step_00000012/$file"
-    done
+    same_files $run straight step_00000012
 done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,41 +1,21 @@
 /* Checkpoints of ranks: saved by N and loaded by M they are the same state to the bit; whatever
  * happens to one of their files, or to a rank that writes, is said and nothing wrong is loaded. */
-#include "tests/dist/ranks.h"
+#include "tests/dist/training.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#include "core/rng.h"
 #include "tests/train/program.h"
 #include "train/checkpoint.h"
 #include "train/h5.h"
-#include "train/trainer.h"
-
-enum { SEQUENCE = 8, BATCH = 4 };
 
 static const mt_checkpoint_info info = { .run_config = "a: 1\n", .corpus = "text 1" };
 
-/* Widths of no round number, so that shards end within tensors and within their rows. */
 static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
 {
-    mt_trainer_config c = { .dtype = dtype,
-                            .batch_size = BATCH,
-                            .micro_batch_size = 1,
-                            .sequence_length = SEQUENCE,
-                            .steps = 9,
-                            .seed = 5,
-                            .delayed_history = 3 };
-    const mt_architecture *architecture = NULL;
-    if (mt_architecture_find(&architecture, "qwen3_moe") != MT_OK) return c;
-    mt_model_config_defaults(&c.model, architecture);
-    c.model.vocab_size = 67, c.model.hidden_size = 32, c.model.num_hidden_layers = 2;
-    c.model.num_attention_heads = c.model.num_key_value_heads = 3, c.model.head_dim = 16;
-    c.model.moe_intermediate_size = 40, c.model.num_experts = 3, c.model.num_experts_per_tok = 2;
-    c.model.router_bias_update_rate = 1e-3;
-    mt_optim_config_defaults(&c.optim);
-    c.optim.lr = 1e-2;
-    snprintf(c.recipe, sizeof c.recipe, "%s", recipe);
+    mt_trainer_config c = small_config(dtype, recipe, 3, 2);
+    c.sequence_length = 8, c.delayed_history = 3;
     return c;
 }
 
@@ -60,12 +40,8 @@ static mt_trainer_config config_at(int i)
 static mt_status step(mt_trainer *t)
 {
     int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
-    uint64_t s = (uint64_t)mt_trainer_steps(t);
     mt_step_result result;
-    for (uint64_t i = 0; i < BATCH * SEQUENCE; i++) {
-        tokens[i] = (int32_t)mt_rng_below(1, 1, s * 1000 + i, 67);
-        targets[i] = (int32_t)mt_rng_below(1, 2, s * 1000 + i, 67);
-    }
+    draw_batch(mt_trainer_get_config(t), mt_trainer_steps(t), tokens, targets);
     return mt_trainer_step(t, tokens, targets, &result);
 }
 

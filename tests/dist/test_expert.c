@@ -1,48 +1,16 @@
 /* Experts over ranks: training against one rank, steps that begin again, meshes, what is refused.
  */
 #include "tests/dist/copies.h"
+#include "tests/dist/training.h"
 
 #include <math.h>
 
-#include "core/rng.h"
 #include "layers/functional.h"
 #include "layers/moe.h"
-#include "train/trainer.h"
-
-enum { SEQUENCE = 16, BATCH = 4, STEPS = 20 };
 
 static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
 {
-    mt_trainer_config c = { .dtype = dtype,
-                            .batch_size = BATCH,
-                            .micro_batch_size = 1,
-                            .sequence_length = SEQUENCE,
-                            .steps = STEPS,
-                            .seed = 5,
-                            .delayed_history = 4 };
-    const mt_architecture *architecture = NULL;
-    if (mt_architecture_find(&architecture, "qwen3_moe") != MT_OK) return c;
-    mt_model_config_defaults(&c.model, architecture);
-    c.model.vocab_size = 67, c.model.hidden_size = 32, c.model.num_hidden_layers = 2;
-    c.model.num_attention_heads = c.model.num_key_value_heads = 3, c.model.head_dim = 16;
-    c.model.moe_intermediate_size = 40, c.model.num_experts = 8, c.model.num_experts_per_tok = 3;
-    c.model.z_loss_coef = 1e-3, c.model.router_bias_update_rate = 1e-3;
-    mt_optim_config_defaults(&c.optim);
-    c.optim.lr = 1e-2, c.optim.warmup_steps = 3;
-    snprintf(c.recipe, sizeof c.recipe, "%s", recipe);
-    return c;
-}
-
-/* In every fourth batch the second half has no targets: ranks with nothing to learn from. */
-static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens, int32_t *targets)
-{
-    int64_t n = c->batch_size * c->sequence_length;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)(step * n + i), vocab = (uint64_t)c->model.vocab_size;
-        tokens[i] = (int32_t)mt_rng_below(11, 1, at, vocab);
-        targets[i] = mt_rng_below(11, 2, at, 10) ? (int32_t)mt_rng_below(11, 3, at, vocab) : -100;
-        if (step % 4 == 3 && i >= n / 2) targets[i] = -100;
-    }
+    return small_config(dtype, recipe, 8, 3);
 }
 
 typedef struct history {

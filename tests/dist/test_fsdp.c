@@ -1,57 +1,27 @@
 /* Sharded weights against one rank: gathered copies bit for bit, training, and what moves. */
 #include "tests/dist/copies.h"
+#include "tests/dist/training.h"
 
 #include <math.h>
 
-#include "core/rng.h"
 #include "layers/functional.h"
-#include "train/trainer.h"
 
-enum { SEQUENCE = 16, BATCH = 4, STEPS = 20, RANDOM_RECIPES = 10 };
+enum { RANDOM_RECIPES = 10 };
 
-/* Members and rows that shards cut through, at every atom; widths of no round number. */
+/* For runs of many steps. */
+static mt_trainer_config few(mt_dtype dtype, const char *recipe)
+{
+    return small_config(dtype, recipe, 3, 2);
+}
+
+/* Members and rows that shards cut through, at every atom. */
 static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
 {
-    mt_trainer_config c = { .dtype = dtype,
-                            .batch_size = BATCH,
-                            .micro_batch_size = 1,
-                            .sequence_length = SEQUENCE,
-                            .steps = STEPS,
-                            .seed = 5,
-                            .delayed_history = 4 };
-    const mt_architecture *architecture = NULL;
-    if (mt_architecture_find(&architecture, "qwen3_moe") != MT_OK) return c;
-    mt_model_config_defaults(&c.model, architecture);
-    c.model.vocab_size = 301, c.model.hidden_size = 64, c.model.num_hidden_layers = 2;
-    c.model.num_attention_heads = 5, c.model.num_key_value_heads = 5, c.model.head_dim = 16;
-    c.model.moe_intermediate_size = 136, c.model.num_experts = 3, c.model.num_experts_per_tok = 2;
-    c.model.z_loss_coef = 1e-3, c.model.router_bias_update_rate = 1e-3;
-    mt_optim_config_defaults(&c.optim);
-    c.optim.lr = 3e-3, c.optim.warmup_steps = 3;
-    snprintf(c.recipe, sizeof c.recipe, "%s", recipe);
+    mt_trainer_config c = few(dtype, recipe);
+    c.model.vocab_size = 301, c.model.hidden_size = 64, c.model.moe_intermediate_size = 136;
+    c.model.num_attention_heads = c.model.num_key_value_heads = 5;
+    c.optim.lr = 3e-3;
     return c;
-}
-
-/* Less of everything, for runs of many steps. */
-static mt_trainer_config small_config(mt_dtype dtype, const char *recipe)
-{
-    mt_trainer_config c = config_of(dtype, recipe);
-    c.model.vocab_size = 67, c.model.hidden_size = 32, c.model.moe_intermediate_size = 40;
-    c.model.num_attention_heads = c.model.num_key_value_heads = 3;
-    c.optim.lr = 1e-2;
-    return c;
-}
-
-/* In every fourth batch the second half has no targets: ranks with nothing to learn from. */
-static void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens, int32_t *targets)
-{
-    int64_t n = c->batch_size * c->sequence_length;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)(step * n + i), vocab = (uint64_t)c->model.vocab_size;
-        tokens[i] = (int32_t)mt_rng_below(11, 1, at, vocab);
-        targets[i] = mt_rng_below(11, 2, at, 10) ? (int32_t)mt_rng_below(11, 3, at, vocab) : -100;
-        if (step % 4 == 3 && i >= n / 2) targets[i] = -100;
-    }
 }
 
 /* ---- copies ------------------------------------------------------------------------------------
@@ -273,7 +243,7 @@ static mt_status compare_training(mt_comm *comm, mt_trainer_config c, double lim
 
 static mt_status training(mt_comm *comm)
 {
-    mt_trainer_config c = small_config(MT_F64, "none");
+    mt_trainer_config c = few(MT_F64, "none");
     MT_TRY(compare_training(comm, c, 1e-12));
     if (mt_comm_size(comm) > 2) return MT_OK;
     c.recompute = MT_RECOMPUTE_BLOCK, c.defer_wgrad = true, c.keep_gathered = true;
@@ -290,10 +260,10 @@ static mt_status quantized_training(mt_comm *comm)
     static history one, many, again;
     double valid[3];
     for (int i = 0; i < 2; i++) {
-        mt_trainer_config c = small_config(MT_F64, recipes[i]);
+        mt_trainer_config c = few(MT_F64, recipes[i]);
         c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
         MT_TRY(compare_training(comm, c, 1e-9));
-        c = small_config(MT_BF16, recipes[i]);
+        c = few(MT_BF16, recipes[i]);
         c.optim.moments = i ? MT_MOMENTS_FP8 : MT_MOMENTS_BF16, c.optim.moments_sr = !i;
         c.optim.master = i ? MT_MASTER_SPLIT : MT_MASTER_REAL;
         c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
@@ -315,7 +285,7 @@ static mt_status in_place(mt_comm *comm)
     static history h;
     mt_fsdp_counts counts;
     double valid;
-    mt_trainer_config c = small_config(MT_F64, "none");
+    mt_trainer_config c = few(MT_F64, "none");
     c.model.vocab_size = c.model.hidden_size = c.model.moe_intermediate_size = 128;
     c.model.head_dim = 128, c.model.num_attention_heads = c.model.num_key_value_heads = 1;
     MT_TRY(compare_training(comm, c, 1e-12));
@@ -333,7 +303,7 @@ static mt_status narrow_reduction(mt_comm *comm)
     static history wide, narrow, again;
     mt_fsdp_counts counts[2];
     double valid[2];
-    mt_trainer_config c = small_config(MT_F32, "none");
+    mt_trainer_config c = few(MT_F32, "none");
     c.comm = comm;
     MT_TRY(train(&c, &wide, &counts[0], &valid[0]));
     c.reduce_bf16 = true;
@@ -384,7 +354,7 @@ static mt_status bf16_gradients(mt_comm *comm)
 {
     static history wide, one, many, again;
     double valid[2];
-    mt_trainer_config c = small_config(MT_BF16, "none");
+    mt_trainer_config c = few(MT_BF16, "none");
     c.comm = comm;
     MT_TRY(train(&c, &wide, NULL, &valid[0]));
     c.grad_dtype = MT_BF16, c.comm = NULL;
@@ -417,7 +387,7 @@ static mt_status traffic(mt_comm *comm)
     double valid;
     int ranks = mt_comm_size(comm), units = 4;
     for (int keep = 0; keep < 2; keep++) {
-        mt_trainer_config c = small_config(MT_F32, "mxfp8");
+        mt_trainer_config c = few(MT_F32, "mxfp8");
         c.comm = comm, c.keep_gathered = keep;
         MT_TRY(train(&c, &h, &counts[keep], &valid));
     }
@@ -445,7 +415,7 @@ static mt_status offload(mt_comm *comm)
     static history here, there;
     double valid[2];
     for (int i = 0; i < 3; i++) {
-        mt_trainer_config c = small_config(i ? MT_BF16 : MT_F32, recipes[i]);
+        mt_trainer_config c = few(i ? MT_BF16 : MT_F32, recipes[i]);
         c.comm = comm, c.keep_gathered = i == 1, c.model.tie_word_embeddings = i == 2;
         c.optim.moments = i == 1 ? MT_MOMENTS_FP8 : MT_MOMENTS_REAL;
         c.optim.master = i == 1 ? MT_MASTER_SPLIT : MT_MASTER_REAL;
@@ -461,7 +431,7 @@ static mt_status offload(mt_comm *comm)
 /* A weight that is NaN on one rank: no rank updates, and all learn its name. */
 static mt_status nonfinite(mt_comm *comm)
 {
-    mt_trainer_config c = small_config(MT_F32, "none");
+    mt_trainer_config c = few(MT_F32, "none");
     mt_trainer *t;
     mt_step_result result;
     int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];

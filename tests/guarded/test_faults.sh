@@ -6,18 +6,8 @@ set -e
 program=$PWD/build/release/tests/guarded/mixtape
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+. tests/support/runs.sh
 export OMP_NUM_THREADS=1
-is() { # what, command...
-    what=$1
-    shift
-    if "$@"; then passed=$((passed + 1)); else
-        failed=$((failed + 1))
-        echo "FAILED: $what"
-        cat "$work/log"
-    fi
-}
-
 cat README.md Makefile >"$work/text"
 "$program" data pack "$work/text" -o "$work/train.h5" >/dev/null
 cat >"$work/run.yaml" <<EOF
@@ -34,8 +24,6 @@ train() { # run, code, fault, options...
     GUARD_FAULT=$fault "$program" train "$work/run.yaml" --run "$work/$run" "$@" >"$work/log" 2>&1 || code=$?
     is "$run with $fault ends with $wanted, not $code" test "$code" = "$wanted"
 }
-says() { is "the log says '$1'" grep -q "$1" "$work/log"; }
-saved() { (cd "$work/$1/ckpt" && find . -type f -exec cksum {} + | sort); }
 
 train straight 0 none
 last=step_00000009
@@ -73,9 +61,7 @@ done
 train memory 0 none --resume --set train.steps=9
 
 for run in kernel copied memory; do
-    for file in $(cd "$work/straight/ckpt/$last" && find . -type f | sort); do
-        is "$run's $file at the end is the straight run's" cmp -s "$work/straight/ckpt/$last/$file" "$work/$run/ckpt/$last/$file"
-    done
+    same_files $run straight $last
 done
 [ "$failed" = 0 ] || { echo "[  FAILED  ] $failed test(s)."; exit 1; }
 echo "[  PASSED  ] $passed test(s)."
