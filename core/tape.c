@@ -547,8 +547,7 @@ static mt_status segment_backward(mt_tape *tape, mt_node *node)
 
 static const mt_op segment_op = { "segment", segment_backward, NULL };
 
-mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_value *const *inputs,
-                          int input_count, mt_value **outputs, int output_count)
+static mt_status check_segment(mt_value *const *inputs, int input_count, int output_count)
 {
     MT_REQUIRE(input_count < MT_NODE_MAX && output_count < MT_NODE_MAX, MT_EINVAL,
                "tape: a segment of %d inputs and %d outputs, at most %d each", input_count,
@@ -557,8 +556,16 @@ mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_va
         for (int j = 0; j < i; j++)
             MT_REQUIRE(inputs[i] != inputs[j], MT_EINVAL,
                        "tape: inputs %d and %d of a segment are the same value", j, i);
-    bool keep = !tape->options.recompute || !tape->training || tape->suspended || tape->recomputing;
-    if (keep) return run(tape, context, inputs, outputs);
+    return MT_OK;
+}
+
+mt_status mt_tape_recompute(mt_tape *tape, mt_segment_fn run, void *context,
+                            mt_value *const *inputs, int input_count, mt_value **outputs,
+                            int output_count)
+{
+    MT_TRY(check_segment(inputs, input_count, output_count));
+    if (!tape->training || tape->suspended || tape->recomputing)
+        return run(tape, context, inputs, outputs);
 
     tape->suspended++;
     mt_status status = run(tape, context, inputs, outputs);
@@ -573,4 +580,13 @@ mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_va
         wanted = wanted || mt_value_of(outputs[i])->wants_grad;
     }
     return wanted ? add_node(tape, &spec) : MT_OK;
+}
+
+mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_value *const *inputs,
+                          int input_count, mt_value **outputs, int output_count)
+{
+    if (tape->options.recompute)
+        return mt_tape_recompute(tape, run, context, inputs, input_count, outputs, output_count);
+    MT_TRY(check_segment(inputs, input_count, output_count));
+    return run(tape, context, inputs, outputs);
 }

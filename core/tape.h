@@ -166,6 +166,10 @@ typedef mt_status (*mt_segment_fn)(mt_tape *tape, void *context, mt_value *const
                                    mt_value **outputs);
 mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_value *const *inputs,
                           int input_count, mt_value **outputs, int output_count);
+/* The same, recomputed whatever the options say. */
+mt_status mt_tape_recompute(mt_tape *tape, mt_segment_fn run, void *context,
+                            mt_value *const *inputs, int input_count, mt_value **outputs,
+                            int output_count);
 
 /* Observes values by name as forward makes them (trace, statistics): called by layers through
  * mt_tape_observe; never in a recompute. */

@@ -1,4 +1,4 @@
-/* Embedding, residual add, SwiGLU: forward beside backward. */
+/* Embedding, residual add, rows of a matrix, SwiGLU: forward beside backward. */
 #include "layers/linear_priv.h"
 
 #include <string.h>
@@ -89,6 +89,52 @@ static mt_status residual_add_backward(mt_tape *tape, mt_node *node)
 }
 
 const mt_op mt_op_residual_add = { "residual_add", residual_add_backward, NULL };
+
+struct slice_attrs {
+    int64_t first;
+};
+
+mt_status mt_slice_rows(mt_tape *tape, mt_value **y, mt_value *x, int64_t first, int64_t count)
+{
+    int64_t rows = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
+    size_t line = (size_t)width * mt_dtype_size(x->data.dtype);
+    MT_REQUIRE(first >= 0 && count > 0 && first + count <= rows, MT_EINVAL,
+               "slice_rows: rows %lld to %lld of %lld", (long long)first,
+               (long long)(first + count), (long long)rows);
+    MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ count, width }));
+    MT_TRY(mt_device_copy_async(mt_tape_stream(tape), (*y)->data.data,
+                                (const char *)x->data.data + (size_t)first * line,
+                                (size_t)count * line));
+    struct slice_attrs attrs = { first };
+    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_slice_rows,
+                                                 .attrs = &attrs,
+                                                 .attrs_bytes = sizeof attrs,
+                                                 .inputs = { x },
+                                                 .outputs = { *y } });
+}
+
+static mt_status slice_rows_backward(mt_tape *tape, mt_node *node)
+{
+    const struct slice_attrs *a = mt_node_attrs(node);
+    mt_stream *stream = mt_tape_stream(tape);
+    mt_tensor dx, add, dy = mt_node_grad_out(node, 0);
+    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    if (!dx.data) return MT_OK;
+    if (!add.data)
+        MT_TRY(mt_fill(stream, &(struct mt_fill_args){ .dtype = dx.dtype,
+                                                       .count = mt_tensor_count(&dx),
+                                                       .y = dx.data }));
+    else if (add.data != dx.data)
+        MT_TRY(mt_device_copy_async(stream, dx.data, add.data, mt_tensor_bytes(&dx)));
+    size_t from = (size_t)(a->first * mt_tensor_cols(&dx)) * mt_dtype_size(dx.dtype);
+    char *rows = (char *)dx.data + from;
+    return mt_add(
+        stream,
+        &(struct mt_add_args){
+            .dtype = dx.dtype, .count = mt_tensor_count(&dy), .y = rows, .a = rows, .b = dy.data });
+}
+
+const mt_op mt_op_slice_rows = { "slice_rows", slice_rows_backward, NULL };
 
 struct swiglu_attrs {
     int64_t members; /* 0: not ragged */

@@ -16,6 +16,8 @@ mt_status mt_embedding(mt_tape *tape, mt_value **y, const int32_t *tokens, int64
                        mt_param *w);
 /* y = a + b */
 mt_status mt_residual_add(mt_tape *tape, mt_value **y, mt_value *a, mt_value *b);
+/* y [count, D]: a copy of rows [first, first + count) of x */
+mt_status mt_slice_rows(mt_tape *tape, mt_value **y, mt_value *x, int64_t first, int64_t count);
 /* y [T, D] = RMSNorm(x) w */
 mt_status mt_rmsnorm(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, double eps);
 
@@ -154,12 +156,26 @@ void mt_exchanged_release(mt_tape *tape, mt_exchanged *e);
 mt_status mt_cross_entropy(mt_tape *tape, mt_value **loss, mt_value *logits, const int32_t *targets,
                            const void *scale);
 
+/* Of the tokens [first, first + count), which have their logits only while they are needed. */
+typedef struct mt_loss_part {
+    const mt_grouped_linear_layer *head;
+    const int32_t *targets; /* of all tokens */
+    const void *scale;
+    int64_t first, count;
+} mt_loss_part;
+
+/* loss real [1]: the sum of the parts', each from its own logits x head^T, which are dropped when
+ * the part's loss is known and made again in the sweep. The parts outlive the pass. A quantized
+ * head quantizes each part for itself. */
+mt_status mt_head_loss(mt_tape *tape, mt_value **loss, mt_value *x, mt_loss_part *parts,
+                       int64_t count);
+
 /* Every differentiable op, for whoever must cover them all. */
 extern const mt_op *const mt_layer_ops[];
 extern const int mt_layer_op_count;
 extern const mt_op mt_op_embedding, mt_op_residual_add, mt_op_rmsnorm, mt_op_qk_norm_rope,
     mt_op_attention, mt_op_grouped_linear, mt_op_swiglu, mt_op_router, mt_op_gather, mt_op_combine,
-    mt_op_dispatch, mt_op_collect, mt_op_cross_entropy;
+    mt_op_dispatch, mt_op_collect, mt_op_cross_entropy, mt_op_slice_rows;
 
 #ifdef __cplusplus
 }

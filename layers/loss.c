@@ -1,4 +1,4 @@
-/* Cross-entropy. */
+/* Cross-entropy, of logits or of what becomes logits part by part. */
 #include "layers/functional.h"
 
 enum { IGNORE = -100 };
@@ -61,3 +61,37 @@ static mt_status cross_entropy_backward(mt_tape *tape, mt_node *node)
 }
 
 const mt_op mt_op_cross_entropy = { "cross_entropy", cross_entropy_backward, NULL };
+
+/* ---- part by part ------------------------------------------------------------------------------
+ */
+
+static mt_status part_loss(mt_tape *tape, void *context, mt_value *const *inputs,
+                           mt_value **outputs)
+{
+    const mt_loss_part *p = context;
+    mt_value *x, *logits;
+    MT_TRY(mt_slice_rows(tape, &x, inputs[0], p->first, p->count));
+    MT_TRY(mt_grouped_linear(tape, &logits, x, p->head, NULL));
+    mt_value_release(tape, &x);
+    MT_TRY(mt_cross_entropy(tape, &outputs[0], logits, p->targets + p->first, p->scale));
+    mt_value_release(tape, &logits);
+    return MT_OK;
+}
+
+mt_status mt_head_loss(mt_tape *tape, mt_value **loss, mt_value *x, mt_loss_part *parts,
+                       int64_t count)
+{
+    mt_value *sum, *part = NULL;
+    *loss = NULL;
+    for (int64_t i = 0; i < count; i++) {
+        MT_TRY(mt_tape_recompute(tape, part_loss, &parts[i], &x, 1, &part, 1));
+        if (*loss) {
+            MT_TRY(mt_residual_add(tape, &sum, *loss, part));
+            mt_value_release(tape, &part);
+            mt_value_release(tape, loss);
+            part = sum;
+        }
+        *loss = part;
+    }
+    return MT_OK;
+}

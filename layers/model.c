@@ -145,6 +145,7 @@ void mt_model_destroy(mt_model **model)
     mt_device_free(m->device, &m->state, m->state_bytes, MT_MEMORY_STATE);
     free(m->blocks);
     free(m->contexts);
+    free(m->loss_parts);
     free(m);
     *model = NULL;
 }
@@ -237,6 +238,40 @@ static mt_attention_shape attention_shape(const mt_model *m, const mt_model_batc
                                  .sin_table = (const char *)m->tables + half };
 }
 
+static mt_status loss_in_parts(mt_model *m, mt_tape *tape, const mt_model_batch *batch, mt_value *x,
+                               mt_value **loss)
+{
+    int64_t each = batch->loss_chunk, parts = (m->tokens + each - 1) / each;
+    if (parts > m->loss_room) {
+        free(m->loss_parts);
+        m->loss_parts = calloc((size_t)parts, sizeof *m->loss_parts);
+        m->loss_room = m->loss_parts ? parts : 0;
+        MT_REQUIRE(m->loss_parts, MT_ENOMEM, "model: out of memory for %lld parts of the loss",
+                   (long long)parts);
+    }
+    for (int64_t i = 0; i < parts; i++) {
+        int64_t first = i * each, left = m->tokens - first;
+        m->loss_parts[i] = (mt_loss_part){ &m->lm_head, batch->targets, batch->scale, first,
+                                           left < each ? left : each };
+    }
+    return mt_head_loss(tape, loss, x, m->loss_parts, parts);
+}
+
+static mt_status head(mt_model *m, mt_tape *tape, const mt_model_batch *batch, mt_value *x,
+                      bool keep_logits, mt_model_output *out)
+{
+    mt_value *logits;
+    MT_TRY(mt_grouped_linear(tape, &logits, x, &m->lm_head, NULL));
+    MT_TRY(mt_tape_observe(tape, logits, "lm_head"));
+    if (batch->targets)
+        MT_TRY(mt_cross_entropy(tape, &out->loss, logits, batch->targets, batch->scale));
+    if (keep_logits)
+        out->logits = logits;
+    else
+        mt_value_release(tape, &logits);
+    return MT_OK;
+}
+
 mt_status mt_model_forward(mt_model *m, mt_tape *tape, const mt_model_batch *batch,
                            bool keep_logits, mt_model_output *out)
 {
@@ -247,7 +282,7 @@ mt_status mt_model_forward(mt_model *m, mt_tape *tape, const mt_model_batch *bat
     m->tokens = batch->batch * batch->sequence;
     mt_attention_shape shape = attention_shape(m, batch);
     int64_t moe = 0;
-    mt_value *h, *x, *logits;
+    mt_value *h, *x;
     MT_TRY(mt_embedding(tape, &h, batch->tokens, m->tokens, m->embed));
     MT_TRY(mt_tape_observe(tape, h, "model.embed_tokens"));
     for (int64_t i = 0; i < m->config.num_hidden_layers; i++)
@@ -255,15 +290,11 @@ mt_status mt_model_forward(mt_model *m, mt_tape *tape, const mt_model_batch *bat
     MT_TRY(mt_rmsnorm(tape, &x, h, m->norm, m->config.rms_norm_eps));
     mt_value_release(tape, &h);
     MT_TRY(mt_tape_observe(tape, x, "model.norm"));
-    MT_TRY(mt_grouped_linear(tape, &logits, x, &m->lm_head, NULL));
-    mt_value_release(tape, &x);
-    MT_TRY(mt_tape_observe(tape, logits, "lm_head"));
-    if (batch->targets)
-        MT_TRY(mt_cross_entropy(tape, &out->loss, logits, batch->targets, batch->scale));
-    if (keep_logits)
-        out->logits = logits;
+    if (batch->targets && batch->loss_chunk && !keep_logits && !mt_tape_observed(tape))
+        MT_TRY(loss_in_parts(m, tape, batch, x, &out->loss));
     else
-        mt_value_release(tape, &logits);
+        MT_TRY(head(m, tape, batch, x, keep_logits, out));
+    mt_value_release(tape, &x);
     return moe ? balance(m, tape, out) : MT_OK;
 }
 

@@ -89,6 +89,8 @@ typedef struct mt_model_batch {
     const int32_t *tokens;  /* device int32 [batch, sequence] */
     const int32_t *targets; /* device int32 [batch, sequence], -100 ignored; NULL: logits only */
     const void *scale;      /* device real [1]: 1 / targets counted in the whole step */
+    int64_t loss_chunk;     /* tokens that have logits at a time (mt_head_loss); 0: all. Ignored
+                               where logits are kept or observed */
 } mt_model_batch;
 
 /* Each output is a reference the caller releases; absent ones are NULL. */

@@ -17,6 +17,8 @@ struct mt_model {
     mt_grouped_linear_layer lm_head; /* its weight is `embed` when tied */
     mt_block *blocks;
     mt_block_context *contexts;
+    mt_loss_part *loss_parts; /* room for the most of any pass */
+    int64_t loss_room;
     void *tables; /* cos, sin: real [max_sequence, d/2] each */
     void *state; /* load int64 [L, E], dropped int64 [1], router bias f32 [L, E], aux gradients real
                     [L, E + 1] */

@@ -174,6 +174,8 @@ const mt_config_key mt_config_keys[] = {
       .value = "none", .help = "saved values wait for backward in host memory" },
     { "memory.defer_wgrad", MT_KEY_BOOL, AT(trainer.defer_wgrad), .value = "false",
       .help = "weight gradients after the rest of backward" },
+    { "memory.loss_chunk", MT_KEY_INT, AT(trainer.loss_chunk), COUNT_RANGE, .value = "0",
+      .help = "tokens that have logits at a time, which backward makes again; 0: a micro-batch's" },
 
     { "checkpoint.every", MT_KEY_INT, AT(checkpoint_every), COUNT_RANGE, .value = "1000",
       .help = "steps between checkpoints; 0: only at the end" },

@@ -63,18 +63,8 @@ static int64_t used_rows(const struct routing_case *r)
 
 /* ---- what the cases share -------------------------------------------------------------------- */
 
-struct session {
-    mt_device *device;
-    mt_gradcheck_report report;
-    void *context;
-    int64_t *failed;
-};
-
-/* Sets a case up: params and inputs, after which it is drawn and run. */
-typedef mt_status (*setup_fn)(check *c, int variant);
-
-static mt_status run_case(const struct session *s, const char *op, const mt_tape_options *options,
-                          setup_fn setup, int variant, double shift)
+static mt_status run_case(const mt_check_session *s, const char *op, const mt_tape_options *options,
+                          mt_check_setup setup, int variant, double shift)
 {
     check *c;
     MT_TRY(mt_check_create(&c, s->device, op, options, 1));
@@ -85,14 +75,15 @@ static mt_status run_case(const struct session *s, const char *op, const mt_tape
     return status;
 }
 
-static mt_status run_variants(const struct session *s, const char *op, setup_fn setup, int variants,
-                              double shift)
+mt_status mt_check_variants(const mt_check_session *s, const char *op, mt_check_setup setup,
+                            int variants, double shift)
 {
     for (int i = 0; i < variants; i++) MT_TRY(run_case(s, op, NULL, setup, i, shift));
     return MT_OK;
 }
 
-/* ---- embedding, residual add, RMSNorm -------------------------------------------------------- */
+/* ---- embedding, residual add, rows, RMSNorm
+ * -------------------------------------------------------- */
 
 static mt_status embedding_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
 {
@@ -110,9 +101,9 @@ static mt_status embedding_setup(check *c, int variant)
     return mt_check_param(c, &c->params[0], "w", 1, 5, 6, false, false);
 }
 
-static mt_status embedding_cases(const struct session *s)
+static mt_status embedding_cases(const mt_check_session *s)
 {
-    return run_variants(s, "embedding", embedding_setup, 1, 0);
+    return mt_check_variants(s, "embedding", embedding_setup, 1, 0);
 }
 
 static mt_status add_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
@@ -128,9 +119,30 @@ static mt_status add_setup(check *c, int variant)
     return variant ? MT_OK : mt_check_input(c, 3, 5);
 }
 
-static mt_status add_cases(const struct session *s)
+static mt_status add_cases(const mt_check_session *s)
 {
-    return run_variants(s, "residual_add", add_setup, 2, 0);
+    return mt_check_variants(s, "residual_add", add_setup, 2, 0);
+}
+
+/* The ranges overlap, and leave rows out. */
+static mt_status slice_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    MT_TRY(mt_slice_rows(tape, &out[0], in[0], 1, 4));
+    if (c->input_count > 1) return mt_residual_add(tape, &out[1], in[0], in[1]);
+    return mt_slice_rows(tape, &out[1], in[0], 3, 3);
+}
+
+static mt_status slice_setup(check *c, int variant)
+{
+    snprintf(c->name, sizeof c->name, variant ? "beside another use" : "twice");
+    c->forward = slice_forward;
+    MT_TRY(mt_check_input(c, 7, 5));
+    return variant ? mt_check_input(c, 7, 5) : MT_OK;
+}
+
+static mt_status slice_cases(const mt_check_session *s)
+{
+    return mt_check_variants(s, "slice_rows", slice_setup, 2, 0);
 }
 
 static mt_status rmsnorm_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
@@ -159,82 +171,9 @@ static mt_status rmsnorm_setup(check *c, int variant)
     return mt_check_param(c, &c->params[0], "w", 1, 1, cols, false, false);
 }
 
-static mt_status rmsnorm_cases(const struct session *s)
+static mt_status rmsnorm_cases(const mt_check_session *s)
 {
-    return run_variants(s, "rmsnorm", rmsnorm_setup, 4, 1);
-}
-
-/* ---- attention ------------------------------------------------------------------------------- */
-
-static mt_status attention_setup(check *c, int64_t b, int64_t s, int64_t nq, int64_t nkv, int64_t d,
-                                 mt_qk_norm norm)
-{
-    int64_t half = d / 2;
-    double *table = malloc((size_t)(2 * s * half) * sizeof *table + 1);
-    MT_REQUIRE(table, MT_ENOMEM, "gradcheck: out of memory");
-    c->table = mt_tensor_2d(table, MT_F64, 2, s * half);
-    for (int64_t i = 0; i < s; i++)
-        for (int64_t j = 0; j < half; j++) {
-            double angle = (double)i * pow(10, -2.0 * (double)j / (double)d);
-            table[i * half + j] = cos(angle);
-            table[s * half + i * half + j] = sin(angle);
-        }
-    c->attention = (mt_attention_shape){ .batch = b,
-                                         .sequence = s,
-                                         .query_heads = nq,
-                                         .kv_heads = nkv,
-                                         .head_dim = d,
-                                         .norm = norm,
-                                         .eps = 1e-6,
-                                         .cos_table = table,
-                                         .sin_table = table + s * half };
-    return mt_check_input(c, b * s, (nq + 2 * nkv) * d);
-}
-
-static mt_status rope_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
-{
-    return mt_qk_norm_rope(tape, &out[0], in[0], c->params[0], c->params[1], &c->attention);
-}
-
-static mt_status rope_setup(check *c, int variant)
-{
-    static const char *const names[] = { "no norm", "norm per head", "norm of the projection" };
-    mt_qk_norm norm = (mt_qk_norm)variant;
-    int64_t nq = 3, nkv = norm == MT_QK_NORM_HEAD ? 1 : 3, d = 4;
-    snprintf(c->name, sizeof c->name, "%s", names[variant]);
-    c->forward = rope_forward;
-    MT_TRY(attention_setup(c, 2, 3, nq, nkv, d, norm));
-    if (norm == MT_QK_NORM_NONE) return MT_OK;
-    bool head = norm == MT_QK_NORM_HEAD;
-    MT_TRY(mt_check_param(c, &c->params[0], "w_q", 1, 1, head ? d : nq * d, false, false));
-    return mt_check_param(c, &c->params[1], "w_k", 1, 1, head ? d : nkv * d, false, false);
-}
-
-static mt_status rope_cases(const struct session *s)
-{
-    return run_variants(s, "qk_norm_rope", rope_setup, 3, 1);
-}
-
-static mt_status attention_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
-{
-    return mt_attention(tape, &out[0], in[0], &c->attention);
-}
-
-static mt_status attention_case_setup(check *c, int variant)
-{
-    static const int64_t shapes[][5] = {
-        { 2, 5, 4, 2, 6 }, { 1, 1, 1, 1, 2 }, { 1, 33, 2, 1, 2 }, { 1, 7, 3, 3, 8 }
-    };
-    const int64_t *n = shapes[variant];
-    snprintf(c->name, sizeof c->name, "B%lld S%lld heads %lld/%lld x %lld", (long long)n[0],
-             (long long)n[1], (long long)n[2], (long long)n[3], (long long)n[4]);
-    c->forward = attention_forward;
-    return attention_setup(c, n[0], n[1], n[2], n[3], n[4], MT_QK_NORM_NONE);
-}
-
-static mt_status attention_cases(const struct session *s)
-{
-    return run_variants(s, "attention", attention_case_setup, 4, 0);
+    return mt_check_variants(s, "rmsnorm", rmsnorm_setup, 4, 1);
 }
 
 /* ---- grouped linear: the cross product of its options ---------------------------------------- */
@@ -296,7 +235,7 @@ mt_status mt_check_linear_setup(check *c, int variant)
     return mt_recipe_parse(&c->state.recipe, "fprop=f64 dgrad=f64 wgrad=f64");
 }
 
-static mt_status linear_cases(const struct session *s)
+static mt_status linear_cases(const mt_check_session *s)
 {
     for (int i = 0; i < LINEAR_ROUTINGS * LINEAR_OPTIONS; i++) {
         int options = i % LINEAR_OPTIONS;
@@ -309,7 +248,7 @@ static mt_status linear_cases(const struct session *s)
 }
 
 /* Every recipe over every option; the routings take turns. */
-static mt_status quantized_cases(const struct session *s)
+static mt_status quantized_cases(const mt_check_session *s)
 {
     bool found = true;
     for (int i = 0; found; i++)
@@ -351,9 +290,9 @@ static mt_status swiglu_setup(check *c, int variant)
     return mt_check_input(c, dense ? 5 : routings[variant].rows, 6);
 }
 
-static mt_status swiglu_cases(const struct session *s)
+static mt_status swiglu_cases(const mt_check_session *s)
 {
-    return run_variants(s, "swiglu", swiglu_setup, LINEAR_ROUTINGS, 0);
+    return mt_check_variants(s, "swiglu", swiglu_setup, LINEAR_ROUTINGS, 0);
 }
 
 /* ---- router, gather, combine ----------------------------------------------------------------- */
@@ -392,9 +331,9 @@ static mt_status router_setup(check *c, int variant)
     return mt_check_param(c, &c->params[0], "w", 1, n[0], 7, false, false);
 }
 
-static mt_status router_cases(const struct session *s)
+static mt_status router_cases(const mt_check_session *s)
 {
-    return run_variants(s, "router", router_setup, 2 * ROUTER_SHAPES, 0);
+    return mt_check_variants(s, "router", router_setup, 2 * ROUTER_SHAPES, 0);
 }
 
 /* Choices of five tokens among four experts, two each, and the rows an expert takes at most. */
@@ -454,9 +393,9 @@ static mt_status gather_setup(check *c, int variant)
     return mt_check_input(c, TOKENS, 3);
 }
 
-static mt_status gather_cases(const struct session *s)
+static mt_status gather_cases(const mt_check_session *s)
 {
-    return run_variants(s, "gather", gather_setup, PLANS, 0);
+    return mt_check_variants(s, "gather", gather_setup, PLANS, 0);
 }
 
 static mt_status combine_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
@@ -479,9 +418,9 @@ static mt_status combine_setup(check *c, int variant)
     return mt_check_input(c, TOKENS, TOP_K);
 }
 
-static mt_status combine_cases(const struct session *s)
+static mt_status combine_cases(const mt_check_session *s)
 {
-    return run_variants(s, "combine", combine_setup, PLANS, 0);
+    return mt_check_variants(s, "combine", combine_setup, PLANS, 0);
 }
 
 /* Rows to experts, sorted there; with weights, also back and combined. One process. */
@@ -526,13 +465,13 @@ static mt_status collect_setup(check *c, int variant)
     return mt_check_input(c, TOKENS, TOP_K);
 }
 
-static mt_status dispatch_cases(const struct session *s)
+static mt_status dispatch_cases(const mt_check_session *s)
 {
-    return run_variants(s, "dispatch", dispatch_setup, PLANS, 0);
+    return mt_check_variants(s, "dispatch", dispatch_setup, PLANS, 0);
 }
-static mt_status collect_cases(const struct session *s)
+static mt_status collect_cases(const mt_check_session *s)
 {
-    return run_variants(s, "collect", collect_setup, PLANS, 0);
+    return mt_check_variants(s, "collect", collect_setup, PLANS, 0);
 }
 
 /* ---- cross-entropy --------------------------------------------------------------------------- */
@@ -553,22 +492,23 @@ static mt_status loss_setup(check *c, int variant)
     return mt_check_input(c, 6, 9);
 }
 
-static mt_status loss_cases(const struct session *s)
+static mt_status loss_cases(const mt_check_session *s)
 {
-    return run_variants(s, "cross_entropy", loss_setup, 2, 0);
+    return mt_check_variants(s, "cross_entropy", loss_setup, 2, 0);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static const struct {
     const mt_op *op;
-    mt_status (*run)(const struct session *s);
+    mt_status (*run)(const mt_check_session *s);
 } cases[] = {
     { &mt_op_embedding, embedding_cases },
     { &mt_op_residual_add, add_cases },
+    { &mt_op_slice_rows, slice_cases },
     { &mt_op_rmsnorm, rmsnorm_cases },
-    { &mt_op_qk_norm_rope, rope_cases },
-    { &mt_op_attention, attention_cases },
+    { &mt_op_qk_norm_rope, mt_check_rope_cases },
+    { &mt_op_attention, mt_check_attention_cases },
     { &mt_op_grouped_linear, linear_cases },
     { &mt_op_grouped_linear, quantized_cases },
     { &mt_op_swiglu, swiglu_cases },
@@ -584,7 +524,7 @@ enum { CASES = sizeof cases / sizeof *cases };
 mt_status mt_gradcheck_ops(mt_device *device, const char *glob, mt_gradcheck_report report,
                            void *context, int64_t *failed)
 {
-    struct session s = { device, report, context, failed };
+    mt_check_session s = { device, report, context, failed };
     for (int i = 0; i < mt_layer_op_count; i++) {
         const mt_op *op = mt_layer_ops[i];
         if (glob && fnmatch(glob, op->name, 0) != 0) continue;

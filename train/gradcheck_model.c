@@ -14,6 +14,7 @@ struct model_case {
     int64_t batch, sequence, samples;
     mt_tape_options options;
     const float *bias; /* selection bias of every router, or NULL */
+    int64_t loss_chunk;
 };
 
 static mt_status forward(check *c, bool training, double *value)
@@ -23,7 +24,8 @@ static mt_status forward(check *c, bool training, double *value)
                              .sequence = c->top_k,
                              .tokens = c->tokens,
                              .targets = c->tokens + 1,
-                             .scale = c->scale };
+                             .scale = c->scale,
+                             .loss_chunk = c->loss_chunk };
     mt_model_output out;
     MT_TRY(mt_model_forward(c->model, c->tape, &batch, false, &out));
     if (value) {
@@ -90,6 +92,7 @@ static mt_status setup(check *c, const struct model_case *m)
     c->evaluate = evaluate, c->gradient = gradient;
     c->experts = m->batch, c->top_k = m->sequence;
     c->samples = m->samples, c->scale = scale, c->step = 1e-4;
+    c->loss_chunk = m->loss_chunk;
     return MT_OK;
 }
 
@@ -135,7 +138,7 @@ mt_status mt_gradcheck_model(mt_device *device, const mt_model_config *config, i
     MT_REQUIRE(batch > 0 && sequence > 0 && batch * sequence < MAX_TOKENS, MT_EINVAL,
                "gradcheck: %lld x %lld tokens, must be from 1 to %d", (long long)batch,
                (long long)sequence, MAX_TOKENS - 1);
-    struct model_case m = { name, config, batch, sequence, samples, { 0 }, NULL };
+    struct model_case m = { name, config, batch, sequence, samples, { 0 }, NULL, 0 };
     return run(device, &m, true, report, context, failed);
 }
 
@@ -167,24 +170,26 @@ mt_status mt_gradcheck_models(mt_device *device, mt_gradcheck_report report, voi
     single.num_experts_per_tok = 1, single.norm_topk_prob = false;
     capacity.capacity_factor = 1;
     const struct model_case models[] = {
-        { "qwen3_moe", &qwen, 2, 4, 0, { 0 }, NULL },
-        { "olmoe, aux loss hf", &olmoe, 2, 4, 0, { 0 }, NULL },
-        { "mixtral, aux loss hf", &mixtral, 2, 4, 0, { 0 }, NULL },
-        { "dense layer, tied embeddings", &mixed, 2, 4, 0, { 0 }, NULL },
-        { "empty expert", &biased, 2, 4, 0, { 0 }, empty },
-        { "all in one expert", &single, 2, 4, 0, { 0 }, one },
-        { "capacity factor 1", &capacity, 2, 4, 0, { 0 }, NULL },
-        { "recompute block", &qwen, 2, 4, 0, { .recompute = true }, NULL },
-        { "recompute activation", &qwen, 2, 4, 0, { .recompute_activation = true }, NULL },
-        { "offload", &qwen, 2, 4, 0, { .offload = true }, NULL },
-        { "deferred wgrad", &qwen, 2, 4, 0, { .defer_wgrad = true }, NULL },
+        { "qwen3_moe", &qwen, 2, 4, 0, { 0 }, NULL, 0 },
+        { "olmoe, aux loss hf", &olmoe, 2, 4, 0, { 0 }, NULL, 0 },
+        { "mixtral, aux loss hf", &mixtral, 2, 4, 0, { 0 }, NULL, 0 },
+        { "dense layer, tied embeddings", &mixed, 2, 4, 0, { 0 }, NULL, 0 },
+        { "empty expert", &biased, 2, 4, 0, { 0 }, empty, 0 },
+        { "all in one expert", &single, 2, 4, 0, { 0 }, one, 0 },
+        { "capacity factor 1", &capacity, 2, 4, 0, { 0 }, NULL, 0 },
+        { "loss of 3 tokens at a time", &qwen, 2, 4, 0, { 0 }, NULL, 3 },
+        { "recompute block", &qwen, 2, 4, 0, { .recompute = true }, NULL, 0 },
+        { "recompute activation", &qwen, 2, 4, 0, { .recompute_activation = true }, NULL, 0 },
+        { "offload", &qwen, 2, 4, 0, { .offload = true }, NULL, 0 },
+        { "deferred wgrad", &qwen, 2, 4, 0, { .defer_wgrad = true }, NULL, 0 },
         { "all options, tied",
           &mixed,
           2,
           4,
           0,
           { .recompute = true, .recompute_activation = true, .offload = true, .defer_wgrad = true },
-          NULL },
+          NULL,
+          3 },
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         MT_TRY(run(device, &models[i], false, report, context, failed));

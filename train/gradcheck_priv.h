@@ -57,6 +57,7 @@ struct check {
     mt_comm *comm; /* of this process alone */
     mt_exchange *exchange;
     const void *scale;
+    int64_t loss_chunk;
     struct mt_model *model;
 };
 
@@ -81,3 +82,19 @@ mt_status mt_check_linear_setup(check *c, int variant);
 const int64_t *mt_check_linear_counts(const check *c);
 mt_status mt_check_quantized_setup(check *c, int recipe, int variant, bool *found);
 void mt_surrogate_destroy(struct mt_surrogate **surrogate);
+
+/* What the cases of an op are run with. */
+typedef struct mt_check_session {
+    mt_device *device;
+    mt_gradcheck_report report;
+    void *context;
+    int64_t *failed;
+} mt_check_session;
+
+/* Sets a case up: params and inputs, after which it is drawn and run. */
+typedef mt_status (*mt_check_setup)(check *c, int variant);
+
+mt_status mt_check_variants(const mt_check_session *s, const char *op, mt_check_setup setup,
+                            int variants, double shift);
+mt_status mt_check_rope_cases(const mt_check_session *s);
+mt_status mt_check_attention_cases(const mt_check_session *s);

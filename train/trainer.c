@@ -205,7 +205,8 @@ static mt_status forward(mt_trainer *t, int64_t batch, int64_t sequence, double 
                           .sequence = sequence,
                           .tokens = t->tokens,
                           .targets = loss ? t->targets : NULL,
-                          .scale = t->scale };
+                          .scale = t->scale,
+                          .loss_chunk = t->config.loss_chunk };
     mt_model_output out;
     MT_TRY(mt_model_forward(t->model, t->tape, &in, logits != NULL, &out));
     if (loss) {

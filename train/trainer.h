@@ -29,6 +29,7 @@ typedef struct mt_trainer_config {
     uint64_t seed;
     mt_recompute recompute;
     bool offload, defer_wgrad;
+    int64_t loss_chunk; /* tokens that have logits at a time; 0: a micro-batch's */
     bool eager; /* a step's work is launched anew each time, though the device could record it */
     char recipe[MT_RECIPE_RULES_TEXT]; /* rules of core/recipe.h; "" or "none": the dtype everywhere
                                         */

@@ -21,7 +21,8 @@ static mt_model_batch micro_batch(const mt_trainer *t, int64_t first)
                              .sequence = c->sequence_length,
                              .tokens = (const int32_t *)t->tokens + at,
                              .targets = (const int32_t *)t->targets + at,
-                             .scale = t->scale };
+                             .scale = t->scale,
+                             .loss_chunk = c->loss_chunk };
 }
 
 static mt_status train_pass(mt_trainer *t, int64_t first)

@@ -56,7 +56,7 @@ static inline void rig_close(struct rig *r)
 /* One micro-batch of a step: forward, and with `training` backward. */
 static inline void rig_pass(struct rig *r, bool training)
 {
-    const mt_model_batch batch = { B, S, r->tokens, r->targets, &r->scale };
+    const mt_model_batch batch = { B, S, r->tokens, r->targets, &r->scale, 0 };
     mt_model_output out;
     assert_ok(mt_model_refresh(r->model, &r->stream));
     assert_ok(mt_tape_begin(r->tape, training, training));

@@ -233,8 +233,8 @@ static void test_refusals(void **state)
     assert_fails(mt_model_create(&model, test_device(), &c, MT_F16, S, true, NULL), MT_ECONFIG,
                  "f16");
     rig_open(&r, &c, MT_F32, NULL);
-    mt_model_batch long_batch = { 1, S + 1, r.tokens, NULL, NULL },
-                   no_targets = { B, S, r.tokens, NULL, NULL };
+    mt_model_batch long_batch = { 1, S + 1, r.tokens, NULL, NULL, 0 },
+                   no_targets = { B, S, r.tokens, NULL, NULL, 0 };
     mt_model_output out;
     assert_ok(mt_tape_begin(r.tape, 1, true));
     assert_fails(mt_model_forward(r.model, r.tape, &long_batch, false, &out), MT_EINVAL,
