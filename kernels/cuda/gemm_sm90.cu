@@ -99,17 +99,19 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     if (g->fp8) path->variant = MT_CUDA_GEMM_FP8;
 }
 
-/* NT: the depth is short, a tile's result large: ping-pong, but where its tiles would be narrow. */
+/* NT: the depth is short, a tile's result large: ping-pong, but where its tiles would be narrow;
+ * then pairs of them share what is wider, if there are enough. */
 static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
     int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
     int64_t tiles_m = mt_ceil_div(g->height, 128);
+    bool few = members * tiles * tiles_m < FEW_WAVES * processors;
     path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64), path->super = TOGETHER;
-    if (members * tiles * tiles_m < FEW_WAVES * processors)
-        path->width = filling_width(members, n, tiles_m, 64, processors);
+    if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
     path->variant = g->fp8                      ? MT_CUDA_GEMM_FP8
                     : path->width == SM90_WIDTH ? MT_CUDA_GEMM_PINGPONG
-                                                : MT_CUDA_GEMM_ALONE;
+                    : few || tiles % 2          ? MT_CUDA_GEMM_ALONE
+                                                : MT_CUDA_GEMM_WIDE;
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
