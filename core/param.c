@@ -190,6 +190,64 @@ static void place(mt_param_store *s)
     }
 }
 
+/* ---- split masters -----------------------------------------------------------------------------
+ */
+
+static const char *const master_names[] = {
+    [MT_MASTER_REAL] = "f32", [MT_MASTER_SPLIT] = "bf16+i16"
+};
+_Static_assert(sizeof master_names / sizeof *master_names == MT_MASTER_COUNT, "a name for each");
+
+const char *mt_master_name(mt_master master)
+{
+    return master_names[master];
+}
+
+mt_status mt_param_store_set_master(mt_param_store *store, mt_master master)
+{
+    MT_REQUIRE(!store->allocated, MT_EINVAL, "param store: masters in %s after allocation",
+               mt_master_name(master));
+    MT_REQUIRE(store->dtype == MT_F32 || master == MT_MASTER_REAL, MT_ECONFIG,
+               "masters are %s, only f32 ones are kept as %s", mt_dtype_name(store->dtype),
+               mt_master_name(master));
+    store->form = master;
+    for (int64_t i = 0; i < store->count; i++) {
+        mt_param *p = store->params[i];
+        p->lends =
+            master == MT_MASTER_SPLIT && is_copied(p) && !store->offloaded && store->world == 1;
+    }
+    return MT_OK;
+}
+
+mt_master mt_param_store_master_form(const mt_param_store *store)
+{
+    return store->form;
+}
+
+/* Gives masters that are still zero their form: all bits are 0 in each. */
+static mt_status split_masters(mt_param_store *store)
+{
+    if (store->form == MT_MASTER_REAL) return MT_OK;
+    for (int64_t i = 0; i < store->count; i++) {
+        const mt_param *p = store->params[i];
+        size_t need = (size_t)p->own.count * sizeof(float);
+        if (is_copied(p) && need > store->view_bytes) store->view_bytes = need;
+    }
+    MT_TRY(mt_device_alloc(store->device, &store->view, store->view_bytes, MT_MEMORY_MASTER));
+    for (int64_t i = 0; i < store->count; i++) {
+        mt_param *p = store->params[i];
+        if (!is_copied(p)) continue;
+        p->high = p->own_master;
+        p->low = (int16_t *)p->own_master + round_up(p->own.count, ALIGN_ELEMENTS);
+        p->view = store->view;
+        p->master = p->own_master = NULL;
+    }
+    return MT_OK;
+}
+
+/* ---- allocation --------------------------------------------------------------------------------
+ */
+
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
 {
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param store allocated twice");
@@ -218,7 +276,7 @@ mt_status mt_param_store_allocate(mt_param_store *store, bool grads)
     MT_TRY(mt_device_alloc(store->device, &store->codes, store->compute_bytes, MT_MEMORY_COMPUTE));
     MT_TRY(mt_device_zero(store->device, store->grad, store->grad_bytes));
     place(store);
-    return MT_OK;
+    return split_masters(store);
 }
 
 /* ---- offloaded masters -------------------------------------------------------------------------
@@ -258,44 +316,8 @@ mt_status mt_param_store_refresh(mt_param_store *s, mt_stream *stream)
     return MT_OK;
 }
 
-/* ---- split masters -----------------------------------------------------------------------------
+/* ---- reading and writing masters ----------------------------------------------------------------
  */
-
-static const char *const master_names[] = {
-    [MT_MASTER_REAL] = "f32", [MT_MASTER_SPLIT] = "bf16+i16"
-};
-_Static_assert(sizeof master_names / sizeof *master_names == MT_MASTER_COUNT, "a name for each");
-
-const char *mt_master_name(mt_master master)
-{
-    return master_names[master];
-}
-
-mt_status mt_param_store_set_master(mt_param_store *store, mt_master master)
-{
-    if (master == store->form) return MT_OK;
-    MT_REQUIRE(store->allocated && store->form == MT_MASTER_REAL, MT_EINVAL,
-               "param store: masters are split once, after allocation");
-    MT_REQUIRE(store->dtype == MT_F32, MT_ECONFIG, "masters are %s, only f32 ones are kept as %s",
-               mt_dtype_name(store->dtype), mt_master_name(master));
-    size_t bytes = 0;
-    for (int64_t i = 0; i < store->count; i++) {
-        const mt_param *p = store->params[i];
-        size_t need = (size_t)p->own.count * sizeof(float);
-        if (is_copied(p) && need > bytes) bytes = need;
-    }
-    MT_TRY(mt_device_alloc(store->device, &store->view, bytes, MT_MEMORY_MASTER));
-    store->view_bytes = bytes, store->form = master;
-    for (int64_t i = 0; i < store->count; i++) {
-        mt_param *p = store->params[i];
-        if (!is_copied(p)) continue;
-        p->high = p->own_master;
-        p->low = (int16_t *)p->own_master + round_up(p->own.count, ALIGN_ELEMENTS);
-        p->view = store->view;
-        p->master = p->own_master = NULL;
-    }
-    return MT_OK;
-}
 
 enum { HALVES = 2048 }; /* elements split or joined on the host at a time */
 

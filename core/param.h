@@ -80,13 +80,14 @@ struct mt_param {
     void *own_grad;   /* of the own piece, of the whole step */
     uint16_t *high;   /* of the own piece of a split master, with `low`; else NULL */
     int16_t *low;
+    bool lends;   /* split, and whole in the device's memory: a compute copy may be `high` */
     float *view;  /* room for the own piece of a split master, shared by all params */
     void *master; /* the whole, as kernels read it: NULL where split or elsewhere */
     void *grad;   /* the whole, as backward writes it */
     /* Of the gradient as backward writes it: dtype, or bf16. */
     mt_dtype grad_dtype;
     const mt_param_source *source; /* NULL: everything is here */
-    mt_qtensor weight;             /* compute copy; directions borrow `compute_memory` */
+    mt_qtensor weight; /* compute copy; directions borrow `compute_memory`, or are `high` */
     void *compute_memory;
     size_t compute_bytes;
     const mt_linear_state *linear; /* of the linear layer it is the weight of; may be NULL */
@@ -155,17 +156,25 @@ void mt_param_store_offload(mt_param_store *store);
  * pointers. */
 mt_status mt_param_store_allocate(mt_param_store *store, bool grads);
 
-/* Splits the masters of GEMM weights, or keeps them as they are. Once, after allocation, while
- * masters are still zero; f64 masters cannot be split (MT_ECONFIG).
+/* Splits the masters of GEMM weights, or keeps them as they are. When all are added and the store
+ * was sharded or offloaded, before compute copies are reserved; f64 masters cannot be split
+ * (MT_ECONFIG).
  *
  * A split master has as many bytes as an f32 one, in the same place of the flat buffer: first every
- * bf16, then every int16. The bf16 half is what a device multiplies in, or ranks exchange, without
- * a copy; where compute copies are of another layout or format, as on the CPU, splitting saves
+ * bf16, then every int16. The bf16 half is the parameter that an unquantized layer with activations
+ * of bf16 computes in, on every device, on one rank or many: what it multiplies in (where a GEMM
+ * reads packed weights in their order, as on cuda, without a copy or memory for one, where not,
+ * packed) and what ranks exchange. It is the nearest bf16, ties away from zero, where the compute
+ * copy of an f32 master is a cast, ties to even: the two part in exact ties alone (and in NaNs, of
+ * which the half may be any bf16: they are met in the master).
+ *
+ * Other formats, and activations in f32, are made of the whole value. For them splitting saves
  * nothing and costs: an f32 view as large as the largest split weight, and one more pass over a
  * weight (4 bytes read, 4 written for each element) whenever its compute copy is written. Params
  * that kernels read as they are (norms, biases, routers, embeddings) stay f32: they would need
  * their view all the time. */
 mt_status mt_param_store_set_master(mt_param_store *store, mt_master master);
+mt_master mt_param_store_master_form(const mt_param_store *store);
 /* Writes the copies of offloaded masters that kernels read as they are: when masters have changed,
  * before compute copies are written. */
 mt_status mt_param_store_refresh(mt_param_store *store, mt_stream *stream);

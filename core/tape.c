@@ -325,7 +325,7 @@ static mt_status grad_final(mt_tape *tape, mt_param *param)
     if (param->frozen) return MT_OK;
     if (!param->grad_started && param->grad)
         MT_TRY(mt_device_zero(tape->stream->device, param->grad,
-                              (size_t)mt_param_count(param) * mt_dtype_size(param->dtype)));
+                              (size_t)mt_param_count(param) * mt_dtype_size(param->grad_dtype)));
     param->grad_started = true;
     return tape->options.grad_ready ? tape->options.grad_ready(tape->options.context, param)
                                     : MT_OK;

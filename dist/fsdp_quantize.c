@@ -13,11 +13,24 @@ static bool needs_amax(const mt_param *p)
     return p->packed && (scaled_by_amax(p, MT_ROW) || scaled_by_amax(p, MT_COL));
 }
 
-/* The own piece of a master in its dtype: as it lies there, or joined into the view. */
+/* Whether native directions are what a split master keeps in bf16, and whether both are. */
+static bool sends_half(const mt_param *p)
+{
+    return p->high && p->compute == MT_BF16;
+}
+
+static bool is_only_half(const mt_param *p)
+{
+    return sends_half(p) && mt_fsdp_native(p, MT_ROW) && mt_fsdp_native(p, MT_COL);
+}
+
+/* The own piece of a master in its dtype: as it lies there, or joined into the view. NULL: nobody
+ * reads it. */
 static mt_status own_master(const mt_param *p, mt_stream *stream, void **master)
 {
     *master = p->own_master ? p->own_master : (void *)p->view;
-    if (p->own_master) return MT_OK;
+    if (is_only_half(p)) *master = NULL;
+    if (p->own_master || is_only_half(p)) return MT_OK;
     return mt_join_master(stream, &(struct mt_join_master_args){ .dtype = p->dtype,
                                                                  .count = p->own.count,
                                                                  .y = p->view,
@@ -146,7 +159,22 @@ static mt_status measure_columns(mt_fsdp *f, const mt_fragment *x, void *master)
     return quantize_columns(f, x, MT_QUANTIZE_AMAX);
 }
 
-/* The native directions of a fragment: its masters, rounded. */
+/* The values of a fragment in the dtype of activations: its masters, rounded, or the half that is.
+ */
+static mt_status write_values(mt_fsdp *f, const mt_fragment *x, void *master, void *to)
+{
+    const mt_param *p = x->param;
+    if (sends_half(p))
+        return mt_device_copy_async(&f->stream, to, p->high + (x->first - p->own.first),
+                                    (size_t)x->count * sizeof *p->high);
+    return mt_cast(&f->stream, &(struct mt_cast_args){ .dtype = p->compute,
+                                                       .count = x->count,
+                                                       .y = to,
+                                                       .x = source_of(x, master),
+                                                       .x_dtype = p->dtype });
+}
+
+/* The native directions of a fragment. */
 static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
 {
     const mt_fragment *sides[MT_DIR_COUNT] = { x, twin(f, x) };
@@ -154,11 +182,7 @@ static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
         if (!mt_fsdp_native(x->param, (mt_dir)d)) continue;
         if (!mt_wire_is_own(f, mt_wire_of(x->param->unit, (mt_dir)d))) continue;
         char *to = own_wire(f, x->param->unit, (mt_dir)d) + sides[d]->codes;
-        MT_TRY(mt_cast(&f->stream, &(struct mt_cast_args){ .dtype = x->param->compute,
-                                                           .count = x->count,
-                                                           .y = to,
-                                                           .x = source_of(x, master),
-                                                           .x_dtype = x->param->dtype }));
+        MT_TRY(write_values(f, x, master, to));
     }
     return MT_OK;
 }

@@ -105,6 +105,9 @@ mt_status mt_pack_weight_check(const struct mt_pack_weight_args *args)
     MT_REQUIRE(args->out, MT_EINVAL, "pack_weight: out is NULL");
     MT_TRY(check_weight("pack_weight", "out", &args->out->group));
     MT_CHECK_POINTER("pack_weight", args, master, mt_group_capacity(&args->out->group));
+    MT_REQUIRE(!args->halves || args->dtype == MT_BF16, MT_EINVAL,
+               "pack_weight: dtype is %s, must be bf16 for a master of bf16",
+               mt_dtype_name(args->dtype));
     for (int i = 0; i < MT_DIR_COUNT; i++) {
         const mt_direction *dir = &args->out->dir[i];
         if (!dir->codes) continue;

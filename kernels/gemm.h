@@ -90,11 +90,12 @@ struct mt_bias_grad_args {
 
 /* Writes the packed compute copy of a weight from its master: both directions that `out` has (codes
  * not NULL), each mt_kernels.packed_bytes long. master real [N, m, k] of the group; values are
- * rounded to dtype first. */
+ * rounded to dtype first. halves: master is of bf16, which are the values; dtype bf16 only. */
 struct mt_pack_weight_args {
     mt_dtype dtype;
     const void *master;
     mt_qtensor *out;
+    bool halves;
 };
 
 #ifdef __cplusplus

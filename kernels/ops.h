@@ -83,7 +83,8 @@ struct mt_kernels {
     bool (*moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args);
     /* Whether quantize is one with the ops before it for these arguments; NULL: never. */
     bool (*quantize_fuses)(mt_stream *stream, const struct mt_quantize_args *args);
-    /* Both directions of a packed group may be the same memory. */
+    /* A packed group is its values in their order: both directions may be the same memory, and any
+     * memory that holds the values so, aligned to 16 bytes, is one. */
     bool packed_shared;
     /* A GEMM reads weights of bf16 decoded (MT_LAYOUT_DECODED) where gemm_operand is bf16 and codes
      * are not multiplied, both operands of wgrad padded where they are. */

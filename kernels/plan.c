@@ -116,6 +116,7 @@ static mt_status plan_cpu(struct plan *plan, const char *kernel_set, int threads
     for (int i = 0; i < MT_DTYPE_COUNT; i++) {
         if (!cpu->kernels[i]) continue;
         plan->kernels[i].packed_bytes = cpu->kernels[i]->packed_bytes;
+        plan->kernels[i].packed_shared = cpu->kernels[i]->packed_shared;
         plan->kernels[i].moe_gemm_fuses = cpu->kernels[i]->moe_gemm_fuses;
         plan->kernels[i].gemm_path = cpu->kernels[i]->gemm_path;
         plan->kernels[i].gemm_operand = cpu->kernels[i]->gemm_operand;

@@ -37,6 +37,18 @@ static bool is_decoded(const struct mt_kernels *kernels, const mt_param *w, cons
            kernels->gemm_operand(&spec) == MT_BF16;
 }
 
+/* Whether native directions of W are its values in bf16, which a split master keeps as they are. */
+static bool is_half(const mt_param *w)
+{
+    return w->high && w->compute == MT_BF16;
+}
+
+/* Whether those directions are where the master keeps them. */
+static bool is_lent(const mt_param *w, const struct mt_kernels *kernels)
+{
+    return w->lends && w->compute == MT_BF16 && kernels->packed_shared;
+}
+
 /* The directions of `weight` that are packed, or those that are not. */
 static mt_qtensor part_of(const mt_qtensor *weight, bool packed)
 {
@@ -46,7 +58,7 @@ static mt_qtensor part_of(const mt_qtensor *weight, bool packed)
     return part;
 }
 
-/* Lays the compute copy out in `memory` (NULL: only counts) and returns its bytes. */
+/* Lays the compute copy out in `memory` (NULL: only counts what it needs) and returns its bytes. */
 static size_t lay_out(mt_qtensor *out, const mt_param *w, const struct mt_kernels *kernels,
                       const mt_recipe *recipe, char *memory)
 {
@@ -64,6 +76,10 @@ static size_t lay_out(mt_qtensor *out, const mt_param *w, const struct mt_kernel
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         if (out->dir[d].layout != MT_LAYOUT_PACKED) {
             out->dir[d] = codes.dir[d];
+            continue;
+        }
+        if (is_lent(w, kernels)) {
+            out->dir[d].codes = w->high;
             continue;
         }
         if (d && kernels->packed_shared && out->dir[MT_ROW].layout == MT_LAYOUT_PACKED) {
@@ -92,7 +108,7 @@ mt_status mt_linear_place(mt_param *weight, const mt_device *device)
     mt_qtensor placed;
     MT_TRY(mt_device_kernels(device, weight->compute, &kernels));
     size_t bytes = lay_out(&placed, weight, kernels, recipe_of(weight), NULL);
-    MT_REQUIRE(weight->compute_memory && bytes <= weight->compute_bytes, MT_EINTERNAL,
+    MT_REQUIRE((weight->compute_memory || !bytes) && bytes <= weight->compute_bytes, MT_EINTERNAL,
                "%s: a compute copy of %zu bytes, %zu are reserved", weight->name, bytes,
                weight->compute_bytes);
     lay_out(&weight->weight, weight, kernels, recipe_of(weight), weight->compute_memory);
@@ -128,9 +144,11 @@ mt_status mt_linear_master(const mt_param *weight, mt_stream *stream, void **mas
 
 /* Directions that are not packed, from the master; decoded ones in calls of their own. NaNs are
  * counted once. */
-static mt_status make_codes(mt_stream *stream, mt_qtensor *codes, const mt_param *weight,
-                            void *master)
+static mt_status make_codes(mt_stream *stream, mt_qtensor *codes, const mt_param *weight)
 {
+    void *master;
+    if (!codes->dir[MT_ROW].format && !codes->dir[MT_COL].format) return MT_OK;
+    MT_TRY(mt_linear_master(weight, stream, &master));
     mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
     struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
     args.src = &source;
@@ -148,16 +166,24 @@ static mt_status make_codes(mt_stream *stream, mt_qtensor *codes, const mt_param
     return mt_quantize(stream, &args);
 }
 
+/* Directions that are packed: of what a split master keeps, nothing where they are that. */
+static mt_status pack(mt_stream *stream, mt_qtensor *packed, const mt_param *weight)
+{
+    const void *any = packed->dir[packed->dir[MT_ROW].codes ? MT_ROW : MT_COL].codes;
+    void *master = weight->high;
+    if (!any || any == weight->high) return MT_OK;
+    if (!is_half(weight)) MT_TRY(mt_linear_master(weight, stream, &master));
+    return mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
+                                                                 .master = master,
+                                                                 .out = packed,
+                                                                 .halves = is_half(weight) });
+}
+
 mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
 {
-    void *master;
-    MT_TRY(mt_linear_master(weight, stream, &master));
     mt_qtensor packed = part_of(&weight->weight, true), codes = part_of(&weight->weight, false);
-    if (packed.dir[MT_ROW].codes || packed.dir[MT_COL].codes)
-        MT_TRY(mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
-                                                                     .master = master,
-                                                                     .out = &packed }));
-    return make_codes(stream, &codes, weight, master);
+    MT_TRY(pack(stream, &packed, weight));
+    return make_codes(stream, &codes, weight);
 }
 
 /* ---- operands ----------------------------------------------------------------------------------

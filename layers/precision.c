@@ -140,10 +140,11 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
         mt_comm *replicas = p->shards.replicas = options->mesh->replicas;
         mt_param_store_shard_members(store, mt_comm_rank(replicas), mt_comm_size(replicas));
     }
-    mt_status status = build(p, options);
+    if (options && options->offload) mt_param_store_offload(store);
+    mt_status status = options ? mt_param_store_set_master(store, options->master) : MT_OK;
+    if (status == MT_OK) status = build(p, options);
     if (status == MT_OK && options && options->bf16_grads)
         status = mt_param_store_set_grad_dtype(store, MT_BF16);
-    if (options && options->offload) mt_param_store_offload(store);
     if (status != MT_OK) {
         mt_precision_destroy(&p);
         return mt_error_pass(status, __FILE__, __LINE__);
@@ -550,6 +551,7 @@ static mt_status dequantize_master(mt_stream *stream, const mt_param *w, mt_dir 
     mt_status status = MT_OK;
     size_t bytes = 0;
     if (decoded) {
+        if (!w->own_master) MT_TRY(mt_linear_master(w, stream, &master));
         q.dir[dir] = mt_direction_of(mt_direction_spec(&q.dir[dir]));
         bytes = mt_qtensor_bytes(&q);
         MT_TRY(mt_device_alloc(stream->device, &memory, bytes, MT_MEMORY_STATE));

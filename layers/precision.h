@@ -26,6 +26,7 @@ typedef struct mt_precision_options {
     int64_t exchange_tokens; /* and .tokens */
     mt_fsdp_options shards;  /* how they share it */
     bool bf16_grads;         /* as in mt_param_store_set_grad_dtype */
+    mt_master master;        /* as in mt_param_store_set_master */
     bool offload;            /* as mt_param_store_offload */
 } mt_precision_options;
 

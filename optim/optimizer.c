@@ -93,8 +93,7 @@ static mt_status allocate(mt_optimizer *o)
     o->state = state;
     MT_TRY(mt_device_alloc(o->device, &o->sum, sizeof(double), MT_MEMORY_STATE));
     struct mt_step_state start = { .power1 = 1, .power2 = 1 };
-    MT_TRY(mt_device_copy(o->device, o->state, &start, sizeof start));
-    return mt_param_store_set_master(o->store, o->config.master);
+    return mt_device_copy(o->device, o->state, &start, sizeof start);
 }
 
 mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
@@ -105,6 +104,9 @@ mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
     mt_dtype dtype = mt_param_store_get(store, 0)->dtype;
     MT_TRY(mt_optim_config_check(config));
     MT_TRY(mt_optim_config_check_real(config, dtype));
+    MT_REQUIRE(mt_param_store_master_form(store) == config->master, MT_EINVAL,
+               "optimizer: optim.master is %s, the store's masters are %s",
+               mt_master_name(config->master), mt_master_name(mt_param_store_master_form(store)));
     mt_optimizer *o = calloc(1, sizeof *o);
     MT_REQUIRE(o, MT_ENOMEM, "optimizer: out of memory");
     o->store = store, o->device = mt_param_store_device(store), o->config = *config;

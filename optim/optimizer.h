@@ -45,9 +45,9 @@ double mt_schedule_lr(const mt_optim_config *config, int64_t step, int64_t total
 
 typedef struct mt_optimizer mt_optimizer;
 
-/* Moments for every param of the store (zero), and masters in the form that the configuration names
- * (mt_param_store_set_master: before they are drawn or loaded). Of a sharded store, this rank's.
- * Ownership: store borrowed. */
+/* Moments for every param of the store (zero), whose masters must have the form that the
+ * configuration names (mt_param_store_set_master). Of a sharded store, this rank's. Ownership:
+ * store borrowed. */
 mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
                               const mt_optim_config *config);
 /* The ranks that hold the other shards: the norm is of all of them. Borrowed. */

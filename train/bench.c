@@ -398,8 +398,8 @@ static mt_status measure_dense(mt_bench *b, int64_t n)
     d.w = mt_qtensor_plain(square, dtype, packed);
     d.w = mt_qtensor_select(&d.w, MT_ROW);
     d.w.dir[MT_ROW].layout = MT_LAYOUT_PACKED;
-    MT_TRY_CLEANUP(
-        mt_pack_weight(&b->stream, &(struct mt_pack_weight_args){ dtype, master, &d.w }));
+    MT_TRY_CLEANUP(mt_pack_weight(&b->stream, &(struct mt_pack_weight_args){
+                                                  .dtype = dtype, .master = master, .out = &d.w }));
     for (int i = 0; i < 2; i++) {
         MT_TRY_CLEANUP(mt_bench_random(b, &x, n * n, dtype, 0.2));
         d.x[i] = mt_qtensor_plain(square, dtype, x);

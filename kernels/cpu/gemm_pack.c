@@ -87,12 +87,14 @@ void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *
 void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *w, int64_t j,
                                int64_t cols, int64_t depth)
 {
-    const mt_real *from = w->data;
     mt_elem *to = packed;
     int64_t end = mt_min(j + gemm_form_cols(form), cols);
     for (int64_t i = j; i < end; i++)
-        for (int64_t p = 0; p < depth; p++)
-            mt_put(to + i * w->outer + p * w->step, from[i * w->outer + p * w->step]);
+        for (int64_t p = 0; p < depth; p++) {
+            mt_real x;
+            gemm_read(&x, w->real, gemm_at(w, i, p), 1);
+            mt_put(to + i * w->outer + p * w->step, x);
+        }
 }
 #endif
 
@@ -107,27 +109,30 @@ size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t
 struct packing {
     char *codes;
     int64_t cols, depth, parts;
-    int64_t outer, step; /* of the master, as in gemm_matrix */
+    gemm_matrix master; /* of member 0 */
 };
 
-static struct packing packing(const mt_qtensor *out, mt_dir dir)
+static struct packing packing(const struct mt_pack_weight_args *args, mt_dir dir)
 {
-    const mt_group *g = &out->group;
+    const mt_group *g = &args->out->group;
     bool row = dir == MT_ROW;
-    struct packing p = { out->dir[dir].codes, row ? g->m : g->k, row ? g->k : g->m, 0, 1, 1 };
-    *(row ? &p.outer : &p.step) = g->k;
+    struct packing p = {
+        .codes = args->out->dir[dir].codes,
+        .cols = row ? g->m : g->k,
+        .depth = row ? g->k : g->m,
+        .master = { .data = args->master, .real = !args->halves, .outer = 1, .step = 1 },
+    };
+    *(row ? &p.master.outer : &p.master.step) = g->k;
     if (p.codes) p.parts = mt_ceil_div(p.cols, gemm_form_cols(GEMM_PACKED));
     return p;
 }
 
-static void pack_part(const struct packing *p, const mt_real *master, int64_t member, int64_t part)
+static void pack_part(const struct packing *p, int64_t member, int64_t part)
 {
-    gemm_matrix w = {
-        .data = master + member * p->cols * p->depth,
-        .real = true,
-        .outer = p->outer,
-        .step = p->step,
-    };
+    gemm_matrix w = p->master;
+    int64_t first = member * p->cols * p->depth;
+    w.data = w.real ? (const void *)((const mt_real *)w.data + first)
+                    : (const void *)((const mt_elem *)w.data + first);
     char *to = p->codes + (size_t)member * gemm_form_bytes(GEMM_PACKED, p->cols, p->depth);
     MT_CPU(gemm_pack_columns)
     (GEMM_PACKED, to, &w, part * gemm_form_cols(GEMM_PACKED), p->cols, p->depth);
@@ -135,16 +140,16 @@ static void pack_part(const struct packing *p, const mt_real *master, int64_t me
 
 mt_status MT_CPU(pack_weight)(mt_stream *stream, const struct mt_pack_weight_args *args)
 {
-    struct packing row = packing(args->out, MT_ROW), col = packing(args->out, MT_COL);
+    struct packing row = packing(args, MT_ROW), col = packing(args, MT_COL);
     int64_t parts =
         row.parts + col.parts; /* a member's two directions in turn, while it is in a cache */
 #pragma omp parallel for num_threads(stream->device->threads) schedule(static)
     for (int64_t t = 0; t < args->out->group.members * parts; t++) {
         int64_t part = t % parts;
         if (part < row.parts)
-            pack_part(&row, args->master, t / parts, part);
+            pack_part(&row, t / parts, part);
         else
-            pack_part(&col, args->master, t / parts, part - row.parts);
+            pack_part(&col, t / parts, part - row.parts);
     }
     return MT_OK;
 }

@@ -33,6 +33,13 @@ static __global__ void pack_kernel(T *y, T *z, const mt_real<T> *x, int64_t coun
     }
 }
 
+/* Values that have been rounded already, which may lie in the host's memory. */
+static mt_status copy_halves(mt_stream *stream, void *y, void *z, const void *x, size_t bytes)
+{
+    MT_TRY(mt_device_copy_async(stream, y, x, bytes));
+    return z ? mt_device_copy_async(stream, z, y, bytes) : MT_OK;
+}
+
 template <typename T>
 static mt_status pack_weight(mt_stream *stream, const struct mt_pack_weight_args *args)
 {
@@ -40,6 +47,7 @@ static mt_status pack_weight(mt_stream *stream, const struct mt_pack_weight_args
     T *row = (T *)args->out->dir[MT_ROW].codes, *col = (T *)args->out->dir[MT_COL].codes;
     T *y = row ? row : col, *z = col == y ? NULL : col;
     if (!count || !y) return MT_OK;
+    if (args->halves) return copy_halves(stream, y, z, args->master, (size_t)count * sizeof(T));
     bool aligned = (uintptr_t)args->master % (RUN * sizeof(mt_real<T>)) == 0 &&
                    ((uintptr_t)y | (uintptr_t)z) % (RUN * sizeof(T)) == 0;
     int64_t runs = aligned ? count / RUN : 0;

@@ -156,7 +156,8 @@ static void run_pack(const struct job *j)
 {
     mt_stream stream = { j->device, NULL };
     mt_qtensor w = weight(j);
-    assert_ok(mt_pack_weight(&stream, &(struct mt_pack_weight_args){ j->dtype, j->master, &w }));
+    assert_ok(mt_pack_weight(&stream, &(struct mt_pack_weight_args){
+                                          .dtype = j->dtype, .master = j->master, .out = &w }));
 }
 
 static void run_ours(const struct job *j)

@@ -96,7 +96,11 @@ static void test_misuse(void **state)
     assert_ok(mt_param_store_allocate(store, true));
     spec.name = "b";
     assert_fails(mt_param_store_add(store, &p, &spec), MT_EINVAL, "after allocation");
+    assert_fails(mt_param_store_set_master(store, MT_MASTER_SPLIT), MT_EINVAL, "after allocation");
     assert_fails(mt_param_store_allocate(store, true), MT_EINVAL, "twice");
+    mt_param_store_destroy(&store);
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F64, MT_F64));
+    assert_fails(mt_param_store_set_master(store, MT_MASTER_SPLIT), MT_ECONFIG, "f64");
     mt_param_store_destroy(&store);
 }
 

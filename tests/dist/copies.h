@@ -1,4 +1,5 @@
-/* What compute copies of weights over ranks are held against: one rank's codes. */
+/* What compute copies of weights over ranks are held against: one rank's codes; and weights that
+ * are hard to round. */
 #pragma once
 
 #include "tests/dist/ranks.h"
@@ -41,4 +42,25 @@ static inline mt_status same_as_one_rank(const mt_param *p, mt_param *one, mt_di
     if (status == MT_OK) status = same(p, &codes, dir);
     mt_device_free(rank_device, &memory, bytes, MT_MEMORY_STATE);
     return status;
+}
+
+/* Weights of this rank become exact ties between two bf16, where casts and halves of split masters
+ * part. */
+static inline mt_status put_ties(mt_trainer *trainer)
+{
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    mt_stream stream = { rank_device, NULL };
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        float *x = malloc((size_t)p->own.count * sizeof *x + 1);
+        if (!x) return MT_FAIL(MT_ENOMEM, "no memory for %s", p->name);
+        mt_status status = mt_param_read_master(store, p, p->own.first, p->own.count, x);
+        for (int64_t j = 0; j < p->own.count && status == MT_OK; j++)
+            x[j] = mt_f32_from_bits((mt_f32_bits(x[j]) & 0xffff0000u) | 0x8000u);
+        if (status == MT_OK)
+            status = mt_param_write_master(store, p, p->own.first, p->own.count, x);
+        free(x);
+        if (status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
+    }
+    return mt_model_refresh(mt_trainer_model(trainer), &stream);
 }

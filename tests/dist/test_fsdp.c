@@ -111,6 +111,11 @@ static mt_status compare_copies(mt_comm *comm, const mt_trainer_config *config)
     if (status == MT_OK) status = check_pieces(mt_model_params(mt_trainer_model(sharded)));
     if (status == MT_OK) status = same_copies(sharded, one);
     if (status == MT_OK) status = same_copies(sharded, one); /* from what was fetched ahead */
+    if (status == MT_OK && c.dtype != MT_F64) {
+        status = put_ties(one);
+        if (status == MT_OK) status = put_ties(sharded);
+        if (status == MT_OK) status = same_copies(sharded, one);
+    }
     if (status != MT_OK) {
         char reason[500];
         snprintf(reason, sizeof reason, "%s", mt_error_message());
@@ -170,6 +175,15 @@ static mt_status copies(mt_comm *comm)
         c.model.tie_word_embeddings = i != 1;
         c.quantized_init = i == 2;
         c.keep_gathered = i == 1;
+        MT_TRY(compare_copies(comm, &c));
+    }
+    static const char *const halves[] = {
+        "none", "fprop=bf16/bf16 dgrad=mxfp8/bf16 wgrad=bf16",
+        "fprop=bf16/bf16 dgrad=bf16/bf16 wgrad=bf16; layers=*qkv* nvfp4"
+    };
+    for (int i = 0; i < 3; i++) { /* ranks exchange what split masters hold in bf16 */
+        mt_trainer_config c = config_of(MT_BF16, halves[i]);
+        c.optim.master = MT_MASTER_SPLIT, c.optim.offload = i == 2;
         MT_TRY(compare_copies(comm, &c));
     }
     static const char *const chained[] = {

@@ -196,7 +196,8 @@ static struct problem *make(mt_device *device, const struct shape *s, mt_dtype d
         out.dir[d].layout = MT_LAYOUT_PACKED;
     }
     mt_stream stream = { device, NULL };
-    assert_ok(mt_pack_weight(&stream, &(struct mt_pack_weight_args){ dtype, p->w[1], &out }));
+    assert_ok(mt_pack_weight(
+        &stream, &(struct mt_pack_weight_args){ .dtype = dtype, .master = p->w[1], .out = &out }));
     for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
         reference(p, (mt_gemm_layout)layout);
     return p;
@@ -439,15 +440,15 @@ static void gradients_round_once(void **state)
     every_device(check_gradient);
 }
 
-/* pack_weight rounds the master as a cast does: a product with the identity shows the packed
- * values. */
-static void check_rounding(mt_device *device, mt_dtype dtype)
+/* pack_weight rounds the master as a cast does, and takes one of bf16 as it is: a product with the
+ * identity shows the packed values. */
+static void check_rounding_of(mt_device *device, mt_dtype dtype, bool halves)
 {
     enum { N = 37, K = 70 };
     mt_dtype real = mt_dtype_wide(dtype);
     mt_stream stream = { device, NULL };
     void *master = test_alloc(N * K, real), *eye = test_alloc(K * K, dtype);
-    test_random(master, N * K, real, 3, 11);
+    test_random(master, N * K, halves ? MT_BF16 : real, 3, 11);
     for (int i = 0; i < K * K; i++) mt_store_f64(eye, dtype, i, i / K == i % K);
     size_t bytes = device->kernels[dtype]->packed_bytes(dtype, MT_ROW, 1, N, K);
     void *codes = test_alloc((int64_t)bytes, MT_U8), *y = test_alloc(K * N, real);
@@ -455,17 +456,23 @@ static void check_rounding(mt_device *device, mt_dtype dtype)
     w.dir[MT_ROW].codes = codes;
     w.dir[MT_ROW].layout = w.dir[MT_COL].layout = MT_LAYOUT_PACKED;
     mt_qtensor x = mt_qtensor_plain(mt_group_uniform(1, K, K), dtype, eye);
-    assert_ok(mt_pack_weight(&stream, &(struct mt_pack_weight_args){ dtype, master, &w }));
+    assert_ok(mt_pack_weight(&stream, &(struct mt_pack_weight_args){ dtype, master, &w, halves }));
     assert_ok(mt_gemm(
         &stream,
         &(struct mt_gemm_args){
             .dtype = dtype, .layout = MT_GEMM_TN, .a = &w, .b = &x, .d = y, .d_dtype = real }));
     for (int i = 0; i < N * K; i++) {
-        double want = mt_load_f64(master, real, i);
-        if (dtype == MT_BF16) want = (double)mt_bf16_to_f32(mt_f32_to_bf16((float)want));
+        double want = mt_load_f64(master, halves ? MT_BF16 : real, i);
+        if (dtype == MT_BF16 && !halves) want = (double)mt_bf16_to_f32(mt_f32_to_bf16((float)want));
         assert_true(mt_load_f64(y, real, i % K * N + i / K) == want);
     }
     test_free(master), test_free(eye), test_free(codes), test_free(y);
+}
+
+static void check_rounding(mt_device *device, mt_dtype dtype)
+{
+    check_rounding_of(device, dtype, false);
+    if (dtype == MT_BF16) check_rounding_of(device, dtype, true);
 }
 
 static void rounding(void **state)
@@ -548,8 +555,10 @@ static void refusals(void **state)
     absent.dir[MT_ROW].format = NULL;
     args = good, args.a = &absent;
     assert_fails(mt_gemm(&stream, &args), MT_EINVAL, "a has no row direction");
-    struct mt_pack_weight_args pack = { MT_F32, data, &w };
+    struct mt_pack_weight_args pack = { .dtype = MT_F32, .master = data, .out = &w };
     assert_fails(mt_pack_weight(&stream, &pack), MT_EINVAL, "must be packed f32");
+    pack.halves = true;
+    assert_fails(mt_pack_weight(&stream, &pack), MT_EINVAL, "must be bf16");
     struct mt_bias_grad_args bias = { MT_F32, &half, false, data };
     assert_fails(mt_bias_grad(&stream, &bias), MT_EINVAL, "dy is f16, must be plain f32");
 }

@@ -1,5 +1,6 @@
-/* Storage forms of optimizer state in whole runs: split masters change no bit, every form resumes
- * to the bit, checkpoints hold plain f32 masters, another form is refused, the plan counts it. */
+/* Storage forms of optimizer state in whole runs: split masters change no bit but those of exact
+ * ties, where their bf16 half is the parameter; every form resumes to the bit, checkpoints hold
+ * plain f32 masters, another form is refused, the plan counts it. */
 #include "tests/train/files.h"
 
 #include <math.h>
@@ -114,6 +115,87 @@ static void test_split_masters_change_nothing(void **state)
         }
         assert_int_equal(split, 2 * 4 + !cases[i].tied); /* qkv, o, gate_up, down; the head */
         mt_trainer_destroy(&t[0]), mt_trainer_destroy(&t[1]);
+    }
+}
+
+/* Every weight becomes an exact tie between two bf16; `halves`: becomes the split master's of them.
+ */
+static void put_ties(const mt_trainer *trainer, bool halves)
+{
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    mt_stream stream = { test_device(), NULL };
+    int64_t even = 0;
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        int64_t n = mt_param_count(p);
+        if (!p->packed || p->direct) continue;
+        float *x = malloc((size_t)n * sizeof *x);
+        assert_non_null(x);
+        assert_ok(mt_param_read_master(store, p, 0, n, x));
+        for (int64_t j = 0; j < n; j++) {
+            uint32_t tie = (mt_f32_bits(x[j]) & 0xffff0000u) | 0x8000u, half = mt_master_high(tie);
+            even += half != mt_f32_to_bf16(mt_f32_from_bits(tie));
+            x[j] = mt_f32_from_bits(halves ? half << 16 : tie);
+        }
+        assert_ok(mt_param_write_master(store, p, 0, n, x));
+        free(x);
+    }
+    assert_true(halves || even > 1000); /* where a cast would take the other bf16 */
+    assert_ok(mt_model_refresh(mt_trainer_model(trainer), &stream));
+}
+
+/* Native directions hold the same bits, in the master itself where the device can read it there. */
+static void expect_same_weights(const mt_trainer *split, const mt_trainer *plain, bool offload)
+{
+    mt_device *device = test_device();
+    mt_param_store *stores[2] = { mt_model_params(mt_trainer_model(split)),
+                                  mt_model_params(mt_trainer_model(plain)) };
+    const struct mt_kernels *kernels;
+    int64_t compared = 0;
+    assert_ok(mt_device_kernels(device, MT_BF16, &kernels));
+    for (int64_t i = 0; i < mt_param_store_count(stores[0]); i++)
+        for (int d = 0; d < MT_DIR_COUNT; d++) {
+            const mt_param *p = mt_param_store_get(stores[0], i),
+                           *q = mt_param_store_get(stores[1], i);
+            const mt_direction *a = &p->weight.dir[d], *b = &q->weight.dir[d];
+            const mt_group *g = &p->group;
+            if (!p->high || a->layout != MT_LAYOUT_PACKED) continue;
+            size_t bytes = kernels->packed_bytes(MT_BF16, (mt_dir)d, g->members, g->m, g->k);
+            char *x = malloc(2 * bytes);
+            assert_non_null(x);
+            assert_ok(mt_device_copy(device, x, a->codes, bytes));
+            assert_ok(mt_device_copy(device, x + bytes, b->codes, bytes));
+            assert_memory_equal(x, x + bytes, bytes);
+            free(x);
+            assert_int_equal(a->codes == (void *)p->high, kernels->packed_shared && !offload);
+            compared++;
+        }
+    assert_true(compared >= 2 * 4 + 1);
+}
+
+/* Layers with activations of bf16 multiply the bf16 half of a split master. */
+static void test_the_half_is_the_parameter(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "none", "fprop=bf16/bf16 dgrad=mxfp8/bf16 wgrad=bf16" };
+    for (int r = 0; r < 2; r++) {
+        mt_trainer *t[3];
+        for (int k = 0; k < 3; k++) {
+            mt_config c =
+                config_of(MT_BF16, MT_MOMENTS_REAL, false, k ? MT_MASTER_SPLIT : MT_MASTER_REAL);
+            snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "%s", recipes[r]);
+            c.trainer.optim.offload = k == 2;
+            t[k] = trainer_of(&c);
+            put_ties(t[k], k == 0);
+        }
+        for (int k = 1; k < 3; k++) expect_same_weights(t[k], t[0], k == 2);
+        double plain = step(t[0]);
+        for (int k = 1; k < 3; k++) {
+            double split = step(t[k]);
+            assert_true(split == plain);
+        }
+        expect_same(t[1], t[2]);
+        for (int k = 0; k < 3; k++) mt_trainer_destroy(&t[k]);
     }
 }
 
@@ -356,6 +438,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split_masters_change_nothing),
+        cmocka_unit_test(test_the_half_is_the_parameter),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_file),
         cmocka_unit_test(test_another_form_is_refused),
