@@ -127,7 +127,8 @@ struct sm90_tile {
     int n0;     /* first column of D: NT */
     int whole;  /* steps of 128 bytes */
     int rest;   /* 16-deep steps of one more */
-    int column; /* fp8, NT: the first row in the operands' lines; past their end for no rows */
+    int column; /* NT along the depth: the first row in the operands' lines; past their end for no
+                   rows */
 };
 
 /* ---- the order of tiles ------------------------------------------------------------------------
@@ -161,7 +162,7 @@ template <class C> struct sm90_order {
             t->n0 = (slow * C::CLUSTER_N + cn) * a.width;
             t->len = max(0, min(a.width, a.n - t->n0));
             t->row = first;
-            t->column = rows ? column : a.k;
+            t->column = !C::FP8 ? first : rows ? column : a.k;
             depth = rows;
         } else {
             int pieces = fast_tiles * C::CLUSTER_N;
@@ -260,7 +261,7 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
     constexpr bool SHARED = C::CLUSTER_M > 1;
     int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q;
     for (int b = cm; b < boxes; b += C::CLUSTER_M) {
-        if constexpr (C::WGRAD && C::FP8) {
+        if constexpr (C::WGRAD && !C::ACROSS_Q) {
             copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, t.column + step * C::DEPTH,
                             t.n0 + b * C::BOX_Q, 0, blocks);
         } else if (C::WGRAD) {

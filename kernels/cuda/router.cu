@@ -1,6 +1,7 @@
 /* The router: logits, softmax, top-k, and its backward. A warp holds a token's row of experts in
  * registers. Sums over tokens go through fixed blocks of tokens in order. */
-#include "kernels/cuda/router_mma.cuh"
+#include "kernels/cuda/router_product.cuh"
+#include "kernels/cuda/router_tensor.cuh"
 #include "kernels/cuda/scratch.h"
 
 enum {
@@ -12,8 +13,7 @@ enum {
     TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
     TILES = 256,      /* parts, so that there are so many tiles, */
     LEAST_PART = 256, /* of so many tokens at least, */
-    PART_STEP = 32,   /* a multiple of this many */
-    LOGIT_PART = 1024 /* terms of a logit that tensor cores sum by themselves */
+    PART_STEP = 32    /* a multiple of this many */
 };
 
 /* Of the kernels with 1, 2, 4, .. experts to a lane, the one with room for all. */
@@ -34,26 +34,45 @@ static mt_status check_experts(const char *op, int64_t experts)
 /* ---- forward ----------------------------------------------------------------------------------
  */
 
-/* The best of what comes after (score, index) `last` in the order of selection: by score, ties by
- * index. x holds no NaN. Every lane gets it. */
-template <typename R, int PER>
-static __device__ __forceinline__ void next_best(R *score, int *index, const R x[PER], R last,
-                                                 int last_index)
+/* Numbers in the order of scores, above 0; -0 is 0. */
+static __device__ __forceinline__ uint32_t key_of(float x)
 {
-    R best = -(R)INFINITY;
-    int at = INT32_MAX;
-#pragma unroll
-    for (int j = 0; j < PER; j++) {
-        int e = j * 32 + threadIdx.x % 32;
-        bool after = x[j] < last || (x[j] == last && e > last_index);
-        if (after && (x[j] > best || at == INT32_MAX)) best = x[j], at = e;
-    }
+    uint32_t bits = __float_as_uint(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 1u << 31;
+}
+static __device__ __forceinline__ uint64_t key_of(double x)
+{
+    uint64_t bits = (uint64_t)__double_as_longlong(x + 0.0);
+    return bits >> 63 ? ~bits : bits | 1ull << 63;
+}
+
+static __device__ __forceinline__ uint32_t largest(uint32_t key)
+{
+    return __reduce_max_sync(~0u, key);
+}
+static __device__ __forceinline__ uint64_t largest(uint64_t key)
+{
     for (int lane = 16; lane; lane >>= 1) {
-        R other = __shfl_xor_sync(~0u, best, lane);
-        int other_at = __shfl_xor_sync(~0u, at, lane);
-        if (other > best || (other == best && other_at < at)) best = other, at = other_at;
+        uint64_t other = __shfl_xor_sync(~0u, key, lane);
+        key = other > key ? other : key;
     }
-    *score = best, *index = at;
+    return key;
+}
+
+/* The expert of the largest key, ties by index, whose key becomes 0. Every lane gets it. */
+template <int PER, typename K> static __device__ __forceinline__ int take_best(K key[PER])
+{
+    const int lane = threadIdx.x % 32;
+    K best = key[0];
+    int at = lane;
+#pragma unroll
+    for (int j = 1; j < PER; j++)
+        if (key[j] > best) best = key[j], at = j * 32 + lane;
+    at = (int)__reduce_min_sync(~0u, best == largest(best) ? (unsigned)at : ~0u);
+#pragma unroll
+    for (int j = 0; j < PER; j++)
+        if (at == j * 32 + lane) key[j] = 0;
+    return at;
 }
 
 /* x of expert e, in every lane. */
@@ -66,20 +85,21 @@ template <typename R, int PER> static __device__ __forceinline__ R of_expert(con
     return __shfl_sync(~0u, mine, e % 32);
 }
 
-/* Selects by score x, spoiling it, and writes the choice and its weights; lane l the slots l, l +
- * 32, ... */
+/* Selects by score x, NaN last, and writes the choice and its weights; lane l the slots l, l + 32,
+ * ... */
 template <typename R, int PER>
 static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a, int64_t t,
-                                              R x[PER], const R probs[PER])
+                                              const R x[PER], const R probs[PER])
 {
-    R *weights = (R *)a.weights + t * a.top_k, total = 0, score = (R)INFINITY, mine = 0;
+    R *weights = (R *)a.weights + t * a.top_k, total = 0, mine = 0;
     int32_t *chosen = a.chosen + t * a.top_k, choice = 0;
-    int top_k = (int)a.top_k, lane = threadIdx.x % 32, e = -1;
+    int top_k = (int)a.top_k, lane = threadIdx.x % 32;
+    decltype(key_of(R())) key[PER];
 #pragma unroll
     for (int j = 0; j < PER; j++)
-        if (x[j] != x[j]) x[j] = -(R)INFINITY; /* NaN comes last */
+        key[j] = j * 32 + lane < a.experts ? key_of(x[j] == x[j] ? x[j] : -(R)INFINITY) : 0;
     for (int i = 0; i < top_k; i++) {
-        next_best<R, PER>(&score, &e, x, score, e);
+        int e = take_best<PER>(key);
         R w = of_expert<R, PER>(probs, e);
         total += w;
         if (lane == i % 32) mine = w, choice = e;
@@ -91,10 +111,10 @@ static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a
     for (int i = lane; i < top_k && a.normalize; i += 32) weights[i] = weights[i] / total;
 }
 
-/* A logit is the sum of its parts [count, tokens, experts], in order. */
+/* A logit is the sum of its parts [count, tokens, line], in order. */
 template <typename R, int PER>
 static __global__ void __launch_bounds__(THREADS)
-    choose_kernel(struct mt_router_fwd_args a, const R *parts, int count)
+    choose_kernel(struct mt_router_fwd_args a, const R *parts, int count, int line)
 {
     int lane = threadIdx.x % 32, experts = (int)a.experts;
     int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
@@ -105,9 +125,9 @@ static __global__ void __launch_bounds__(THREADS)
             int e = j * 32 + lane;
             x[j] = -(R)INFINITY;
             if (e < experts) {
-                x[j] = parts[t * experts + e];
-                for (int i = 1; i < count; i++) x[j] += parts[(i * a.tokens + t) * experts + e];
-                if (count > 1 && a.logits) ((R *)a.logits)[t * experts + e] = x[j];
+                x[j] = parts[t * line + e];
+                for (int i = 1; i < count; i++) x[j] += parts[(i * a.tokens + t) * line + e];
+                if (a.logits && a.logits != parts) ((R *)a.logits)[t * experts + e] = x[j];
             }
             top = x[j] > top ? x[j] : top; /* NaN is passed over */
         }
@@ -201,50 +221,25 @@ static __global__ void __launch_bounds__(1024)
 
 template <typename R>
 static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const R *parts,
-                        int count)
+                        int count, int64_t line)
 {
-    typedef void (*entry)(struct mt_router_fwd_args, const R *, int);
+    typedef void (*entry)(struct mt_router_fwd_args, const R *, int, int);
     static const entry entries[FORMS] = { choose_kernel<R, 1>,  choose_kernel<R, 2>,
                                           choose_kernel<R, 4>,  choose_kernel<R, 8>,
                                           choose_kernel<R, 16>, choose_kernel<R, 32> };
     entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
-                                   mt_cuda_stream(stream)>>>(*a, parts, count);
+                                   mt_cuda_stream(stream)>>>(*a, parts, count, (int)line);
     MT_LAUNCHED(stream, "router_fwd");
     return MT_OK;
-}
-
-/* Parts of x wr^T; `planes`: room for those of wr, NULL without tensor cores, when there is one
- * part. */
-template <typename T>
-static mt_status find_logits(mt_stream *stream, const struct mt_router_fwd_args *a,
-                             mt_real<T> *parts, void *planes)
-{
-    typedef mt_real<T> R;
-    const char *op = "router_fwd";
-    bool vectors = product::columns_aligned<R>(parts, a->experts);
-    product::put_real<R> put = { parts, a->tokens, a->experts, vectors };
-    if constexpr (mt_dtype_of<T>::value == MT_BF16) {
-        if (planes) {
-            mma::operand x = { (const T *)a->x, a->tokens, a->width, 0 }, wr;
-            MT_TRY(mma::split(stream, op, &wr, planes, a->wr, a->experts, a->width, a->experts));
-            if (a->experts <= 64)
-                return mma::run<64, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width,
-                                                                LOGIT_PART, put);
-            return mma::run<128, true, 1, true, mma::PLANES>(stream, op, x, wr, a->width,
-                                                             LOGIT_PART, put);
-        }
-    }
-    return product::run<true, true>(stream, op, product::operand_of<T>(a->x, a->tokens, a->width),
-                                    product::operand_of<R>(a->wr, a->experts, a->width), a->width,
-                                    a->width, put);
 }
 
 /* How the forward pass goes about its tokens, and the scratch it takes. */
 struct fwd_plan {
     int64_t size; /* tokens of a block of sums */
-    int blocks, count;
-    bool tensor;                        /* cores multiply, in `count` parts of the depth */
-    size_t planes, parts, sums, counts; /* bytes */
+    int blocks;
+    bool tensor;
+    tensor::logits_plan logits;
+    size_t sums, counts; /* bytes */
 };
 
 template <typename T>
@@ -254,13 +249,10 @@ static fwd_plan plan_fwd(const mt_stream *stream, const struct mt_router_fwd_arg
     p.size = mt_ceil_div(a->tokens, SUM_BLOCKS);
     if (p.size < SUM_TOKENS) p.size = SUM_TOKENS;
     p.blocks = (int)mt_ceil_div(a->tokens, p.size);
-    p.tensor = a->width && mma::takes<T>(stream, a->x, a->width);
-    p.planes = p.tensor ? mma::plane_bytes(a->experts, a->width) : 0;
+    p.tensor = tensor::takes<T>(stream, a->x, a->tokens, a->width);
+    if (p.tensor) p.logits = tensor::plan_logits(a->tokens, a->width, a->experts);
     p.sums = (size_t)p.blocks * (size_t)(a->experts + 1) * sizeof(double);
     p.counts = (size_t)p.blocks * (size_t)a->experts * sizeof(int32_t);
-    p.count = p.tensor ? (int)mt_ceil_div(a->width, LOGIT_PART) : 1;
-    if (p.count > 1) p.parts = (size_t)(p.count * a->tokens * a->experts) * sizeof(mt_real<T>);
-    p.parts = mt_ceil_div(p.parts, (size_t)256) * 256;
     return p;
 }
 
@@ -268,9 +260,31 @@ template <typename T>
 static size_t router_fwd_scratch(const mt_stream *stream, const struct mt_router_fwd_args *a)
 {
     fwd_plan p = plan_fwd<T>(stream, a);
-    return p.planes + p.parts + p.sums + p.counts;
+    return p.logits.planes + p.logits.parts + p.sums + p.counts;
 }
 MT_CUDA_SCRATCH(router_fwd)
+
+/* The logits as the tensor cores' parts, or where they are wanted, else where the probabilities
+ * will be; then the choice. */
+template <typename T>
+static mt_status choose_experts(mt_stream *stream, const struct mt_router_fwd_args *a,
+                                const fwd_plan &p, void *scratch)
+{
+    typedef mt_real<T> R;
+    if constexpr (mt_dtype_of<T>::value == MT_BF16)
+        if (p.tensor) {
+            float *parts = (float *)((char *)scratch + p.logits.planes);
+            MT_TRY(tensor::logits(stream, a, p.logits, parts, scratch));
+            return choose<float>(stream, a, parts, (int)p.logits.count, p.logits.columns);
+        }
+    R *logits = (R *)(a->logits ? a->logits : a->probs);
+    bool vectors = product::columns_aligned<R>(logits, a->experts);
+    product::put_real<R> put = { logits, a->tokens, a->experts, vectors };
+    MT_TRY((product::run<true, true>(
+        stream, "router_fwd", product::operand_of<T>(a->x, a->tokens, a->width),
+        product::operand_of<R>(a->wr, a->experts, a->width), a->width, a->width, put)));
+    return choose<R>(stream, a, logits, 1, a->experts);
+}
 
 template <typename T>
 static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *a)
@@ -279,23 +293,16 @@ static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *
     MT_TRY(check_experts("router_fwd", a->experts));
     cudaStream_t on = mt_cuda_stream(stream);
     const fwd_plan p = plan_fwd<T>(stream, a);
-    int64_t size = p.size;
-    int blocks = p.blocks, count = p.count;
-    bool tensor = p.tensor;
     void *scratch;
     MT_TRY(mt_cuda_scratch(stream, &scratch, router_fwd_scratch<T>(stream, a)));
-    R *parts = (R *)((char *)scratch + p.planes);
-    double *sums = (double *)((char *)parts + p.parts);
+    double *sums = (double *)((char *)scratch + p.logits.planes + p.logits.parts);
     int32_t *counts = (int32_t *)((char *)sums + p.sums);
     if (a->tokens) {
-        /* a single part goes where logits are wanted, else where the probabilities will be */
-        if (count == 1) parts = (R *)(a->logits ? a->logits : a->probs);
-        MT_TRY(find_logits<T>(stream, a, parts, tensor ? scratch : NULL));
-        MT_TRY(choose<R>(stream, a, parts, count));
-        sums_kernel<R><<<blocks, THREADS, 0, on>>>(*a, size, sums, counts);
+        MT_TRY(choose_experts<T>(stream, a, p, scratch));
+        sums_kernel<R><<<p.blocks, THREADS, 0, on>>>(*a, p.size, sums, counts);
         MT_LAUNCHED(stream, "router_fwd");
     }
-    finish_kernel<R><<<(unsigned)(a->experts / 32 + 1), 1024, 0, on>>>(*a, blocks, sums, counts);
+    finish_kernel<R><<<(unsigned)(a->experts / 32 + 1), 1024, 0, on>>>(*a, p.blocks, sums, counts);
     MT_LAUNCHED(stream, "router_fwd");
     return MT_OK;
 }
@@ -366,22 +373,16 @@ static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args
     return MT_OK;
 }
 
-/* dx = dx_add + dlogits wr; with tensor cores, of their planes. */
+/* dx = dx_add + dlogits wr. */
 template <typename T>
-static mt_status find_dx(mt_stream *stream, const struct mt_router_bwd_args *a,
-                         const mma::operand *dlogits, const mma::operand *wr)
+static mt_status find_dx(mt_stream *stream, const struct mt_router_bwd_args *a)
 {
     typedef mt_real<T> R;
-    const char *op = "router_bwd";
     bool vectors = product::columns_aligned<T>(a->dx, a->width) &&
                    product::columns_aligned<T>(a->dx_add, a->width);
     product::put_sum<T> put = { (T *)a->dx, (const T *)a->dx_add, a->width, vectors };
-    if constexpr (mt_dtype_of<T>::value == MT_BF16)
-        if (dlogits)
-            return mma::run<128, true, mma::PLANES, false, mma::PLANES>(
-                stream, op, *dlogits, *wr, a->experts, a->experts, put);
     return product::run<true, false>(
-        stream, op, product::operand_of<R>(a->dlogits, a->tokens, a->experts),
+        stream, "router_bwd", product::operand_of<R>(a->dlogits, a->tokens, a->experts),
         product::operand_of<R>(a->wr, a->width, a->width), a->experts, a->experts, put);
 }
 
@@ -415,29 +416,18 @@ static int64_t parts_of(const struct mt_router_bwd_args *a)
     return a->tokens ? mt_ceil_div(a->tokens, part_of(a)) : 1;
 }
 
-/* dwr [+]= dlogits^T x; `parts`: room for them; with tensor cores, of planes. */
+/* dwr [+]= dlogits^T x; `parts`: room for them. */
 template <typename T>
-static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a, mt_real<T> *parts,
-                          const mma::operand *dlogits)
+static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a, mt_real<T> *parts)
 {
     typedef mt_real<T> R;
     const char *op = "router_bwd";
-    int64_t elements = a->experts * a->width, part = part_of(a);
+    int64_t elements = a->experts * a->width;
     bool vectors = product::columns_aligned<R>(parts, a->width);
     product::put_real<R> put = { parts, a->experts, a->width, vectors }; /* of each part */
-    bool done = false;
-    if constexpr (mt_dtype_of<T>::value == MT_BF16)
-        if (dlogits) {
-            mma::operand d = *dlogits, x = { (const T *)a->x, a->width, a->width, 0 };
-            d.count = a->experts;
-            MT_TRY((mma::run<128, false, mma::PLANES, false, 1>(stream, op, d, x, a->tokens, part,
-                                                                put)));
-            done = true;
-        }
-    if (!done)
-        MT_TRY((product::run<false, false>(
-            stream, op, product::operand_of<R>(a->dlogits, a->experts, a->experts),
-            product::operand_of<T>(a->x, a->width, a->width), a->tokens, part, put)));
+    MT_TRY((product::run<false, false>(
+        stream, op, product::operand_of<R>(a->dlogits, a->experts, a->experts),
+        product::operand_of<T>(a->x, a->width, a->width), a->tokens, part_of(a), put)));
     add_parts_kernel<R>
         <<<mt_blocks(stream, elements, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
             (R *)a->dwr, parts, (int)parts_of(a), elements, a->accumulate);
@@ -448,7 +438,8 @@ static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a,
 /* What the backward pass computes, and the scratch it takes. */
 struct bwd_plan {
     bool dx, dwr, tensor;
-    size_t d, wr, parts; /* bytes */
+    tensor::bwd_plan planes;
+    size_t bytes;
 };
 
 template <typename T>
@@ -456,42 +447,47 @@ static bwd_plan plan_bwd(const mt_stream *stream, const struct mt_router_bwd_arg
 {
     bwd_plan p = {};
     p.dx = a->dx && a->tokens && a->width, p.dwr = a->dwr && a->width;
-    p.tensor = (p.dx || p.dwr) && a->tokens && mma::takes<T>(stream, a->x, a->width);
-    p.d = p.tensor ? mma::plane_bytes(a->tokens, a->experts) : 0;
-    p.wr = p.tensor && p.dx ? mma::plane_bytes(a->experts, a->width) : 0;
-    p.parts = p.dwr ? (size_t)(parts_of(a) * a->experts * a->width) * sizeof(mt_real<T>) : 0;
+    bool aligned = ((uintptr_t)a->dx | (uintptr_t)a->dx_add) % 16 == 0;
+    p.tensor = (p.dx || p.dwr) && a->tokens && aligned &&
+               tensor::takes<T>(stream, a->x, a->tokens, a->width);
+    if (p.tensor) {
+        p.planes = tensor::plan_gradients(a, p.dx, p.dwr);
+        p.bytes = p.planes.dlogits + p.planes.wr + p.planes.runs + p.planes.starts;
+    } else if (p.dwr) {
+        p.bytes = (size_t)(parts_of(a) * a->experts * a->width) * sizeof(mt_real<T>);
+    }
     return p;
 }
 
 template <typename T>
 static size_t router_bwd_scratch(const mt_stream *stream, const struct mt_router_bwd_args *a)
 {
-    bwd_plan p = plan_bwd<T>(stream, a);
-    return p.d + p.wr + p.parts;
+    return plan_bwd<T>(stream, a).bytes;
 }
 MT_CUDA_SCRATCH(router_bwd)
+
+/* Both products of planes. */
+static mt_status multiply_planes(mt_stream *stream, const struct mt_router_bwd_args *a,
+                                 const bwd_plan &p, void *scratch)
+{
+    mt_bf16 *dlogits = (mt_bf16 *)scratch;
+    char *wr = (char *)scratch + p.planes.dlogits, *runs = wr + p.planes.wr;
+    int64_t *starts = p.dwr ? (int64_t *)(runs + p.planes.runs) : NULL;
+    MT_TRY(tensor::split_dlogits(stream, a, p.planes, dlogits, starts));
+    if (p.dx) MT_TRY(tensor::dx(stream, a, p.planes, dlogits, (mt_bf16 *)wr));
+    return p.dwr ? tensor::dwr(stream, a, p.planes, dlogits, (float *)runs, starts) : MT_OK;
+}
 
 template <typename T>
 static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *a)
 {
-    typedef mt_real<T> R;
-    const char *op = "router_bwd";
-    MT_TRY(check_experts(op, a->experts));
-    if (a->tokens) MT_TRY(find_dlogits<R>(stream, a));
+    MT_TRY(check_experts("router_bwd", a->experts));
+    if (a->tokens) MT_TRY(find_dlogits<mt_real<T>>(stream, a));
     const bwd_plan p = plan_bwd<T>(stream, a);
-    bool wants_dx = p.dx, wants_dwr = p.dwr, tensor = p.tensor;
-    size_t d_bytes = p.d, wr_bytes = p.wr;
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, router_bwd_scratch<T>(stream, a)));
-    char *at = (char *)scratch;
-    mma::operand dlogits, wr;
-    if (tensor)
-        MT_TRY(mma::split(stream, op, &dlogits, at, a->dlogits, a->tokens, a->experts, a->tokens));
-    if (wr_bytes)
-        MT_TRY(mma::split(stream, op, &wr, at + d_bytes, a->wr, a->experts, a->width, a->width));
-    if (wants_dx) MT_TRY(find_dx<T>(stream, a, tensor ? &dlogits : NULL, &wr));
-    if (wants_dwr)
-        MT_TRY(find_dwr<T>(stream, a, (R *)(at + d_bytes + wr_bytes), tensor ? &dlogits : NULL));
-    return MT_OK;
+    MT_TRY(mt_cuda_scratch(stream, &scratch, p.bytes));
+    if (p.tensor) return multiply_planes(stream, a, p, scratch);
+    if (p.dx) MT_TRY(find_dx<T>(stream, a));
+    return p.dwr ? find_dwr<T>(stream, a, (mt_real<T> *)scratch) : MT_OK;
 }
 MT_CUDA_OP(router_bwd)

@@ -1,0 +1,11 @@
+/* The kernel of the router's logits (router_logits_sm90.cu). */
+#pragma once
+
+#include "kernels/cuda/gemm_sm90.cuh"
+
+enum {
+    MT_ROUTER_EXPERTS = 64, /* of a tile: their three planes beside each other, */
+    MT_ROUTER_FEW = 32      /* where there are no more than these */
+};
+
+extern "C" const gemm_sm90_variant mt_cuda_router_logits;

@@ -1,0 +1,293 @@
+/* The router's products of bf16 activations on Hopper, by the kernels of the GEMM. A real is the
+ * sum of three bf16, 8 bits of its significand each (planes); a product of planes is exact in f32,
+ * and those of planes p and q with p + q < PLANES give a product of reals to half a unit of f32.
+ *
+ * | logits | x by the planes of wr, a sum for each, which are added                               |
+ * | dx     | the products of planes as one sum, the smallest first: [tokens, 6 E] by [6 E, width] |
+ * | dwr    | x^T by the planes of dlogits: sums of each plane and run of tokens, added in order   |
+ */
+#pragma once
+
+#include "kernels/cuda/router_logits.cuh"
+
+namespace tensor
+{
+
+enum {
+    PLANES = 3,
+    PAIRS = 6, /* of planes p and q with p + q < PLANES */
+    CHUNK = 8, /* elements of 16 bytes */
+    SIDE = 32, /* of a square that is turned over */
+    /* Terms of a logit in a part, where experts are so few that they are one tile. */
+    LOGIT_PART = 1024,
+    /* Runs of tokens fill so many pairs of processors with dwr's tiles, whatever the card has: its
+     * sums are the same on each. Time in tokens: a tile's start and end, a tile's adding. */
+    CLUSTERS = 66,
+    TILE_M = 256,
+    TILE_N = 192,
+    TILE_OVERHEAD = 300,
+    RUN_OVERHEAD = 12,
+    LEAST_RUN = 256,
+    /* So that tiles and lines are numbers of the kernels'. */
+    MOST_TOKENS = 1 << 22,
+    MOST_WIDTH = 1 << 16
+};
+
+static inline int64_t rounded(int64_t x, int64_t unit)
+{
+    return mt_ceil_div(x, unit) * unit;
+}
+
+/* Whether x, [tokens, width] of T, is an operand as it lies. */
+template <typename T>
+static bool takes(const mt_stream *stream, const void *x, int64_t tokens, int64_t width)
+{
+    return mt_dtype_of<T>::value == MT_BF16 && mt_cuda_is_hopper(stream) && tokens <= MOST_TOKENS &&
+           width && width <= MOST_WIDTH && width % CHUNK == 0 && (uintptr_t)x % 16 == 0;
+}
+
+/* ---- planes ------------------------------------------------------------------------------------
+ */
+
+/* Copies of x, real [rows, cols], plane by plane, with zeros up to all_rows and `line` columns:
+ * element (r, c) of copy s is s * apart + r / group * group_pitch + r % group * pitch + c. */
+struct planes_of {
+    mt_bf16 *to;
+    const float *x;
+    int64_t cols;
+    int rows, all_rows, line, group;
+    int64_t group_pitch, pitch, apart;
+    int64_t *runs; /* NULL, or the first tokens of `run_count` runs of `run` tokens, and their end
+                    */
+    int run, run_count;
+};
+
+/* What is left of an Inf would be NaN, which no plane but the first needs: 0. */
+static __device__ __forceinline__ void split(mt_vec<mt_bf16, CHUNK> plane[PLANES],
+                                             const float x[CHUNK])
+{
+#pragma unroll
+    for (int j = 0; j < CHUNK; j++) {
+        float left = x[j];
+#pragma unroll
+        for (int p = 0; p < PLANES; p++) {
+            mt_bf16 high = __float2bfloat16_rn(left);
+            plane[p].at[j] = high;
+            float rest = left - __bfloat162float(high);
+            left = isfinite(rest) ? rest : 0;
+        }
+    }
+}
+
+/* Plane of copy s: 0 1 2 | 0 1 | 0, or DOWN, its partner of dx: 2 1 0 | 1 0 | 0. */
+template <bool DOWN> static __host__ __device__ constexpr int plane_of(int s)
+{
+    return s < 3 ? (DOWN ? 2 - s : s) : s < 5 ? (DOWN ? 4 - s : s - 3) : 0;
+}
+
+/* A thread has a chunk of a line of every copy. */
+template <int COPIES, bool DOWN>
+static __global__ void __launch_bounds__(256) planes_kernel(planes_of a)
+{
+    const int c = (blockIdx.x * SIDE + threadIdx.x) * CHUNK;
+    const bool vectors = ((uintptr_t)a.x | (uintptr_t)a.cols * sizeof(float)) % 16 == 0;
+    if (a.runs && blockIdx.x == 0 && blockIdx.y == 0)
+        for (int i = threadIdx.y * SIDE + threadIdx.x; i <= a.run_count; i += 256)
+            a.runs[i] = min(i * a.run, a.rows);
+    if (c >= a.line) return;
+    for (int r = blockIdx.y * 8 + threadIdx.y; r < a.all_rows; r += gridDim.y * 8) {
+        const float *from = a.x + r * a.cols + c;
+        alignas(16) float x[CHUNK];
+        mt_vec<mt_bf16, CHUNK> plane[PLANES];
+        if (vectors && r < a.rows && c + CHUNK <= a.cols) {
+            *(float4 *)x = *(const float4 *)from;
+            *(float4 *)(x + 4) = *(const float4 *)(from + 4);
+        } else {
+#pragma unroll
+            for (int j = 0; j < CHUNK; j++) x[j] = r < a.rows && c + j < a.cols ? from[j] : 0;
+        }
+        split(plane, x);
+        mt_bf16 *to = a.to + r / a.group * a.group_pitch + r % a.group * a.pitch + c;
+#pragma unroll
+        for (int s = 0; s < COPIES; s++)
+            *(mt_vec<mt_bf16, CHUNK> *)(to + s * a.apart) = plane[plane_of<DOWN>(s)];
+    }
+}
+
+template <int COPIES, bool DOWN>
+static mt_status make_planes(mt_stream *stream, const char *op, const planes_of &a)
+{
+    int64_t down = mt_ceil_div(a.all_rows, 8);
+    dim3 grid((unsigned)mt_ceil_div(a.line, SIDE * CHUNK),
+              (unsigned)(down < 65535 ? down : (int64_t)65535));
+    planes_kernel<COPIES, DOWN><<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(a);
+    MT_LAUNCHED(stream, op);
+    return MT_OK;
+}
+
+/* ---- logits ------------------------------------------------------------------------------------
+ */
+
+/* Tiles of `tile` experts in all `columns` logits of a token, whose sums over `part` terms lie in
+ * `count` parts. None of it depends on the number of tokens. */
+struct logits_plan {
+    int64_t tile, columns, part, count;
+    size_t planes, parts; /* bytes */
+};
+
+static inline logits_plan plan_logits(int64_t tokens, int64_t width, int64_t experts)
+{
+    logits_plan p = {};
+    p.tile = experts <= MT_ROUTER_FEW ? MT_ROUTER_FEW : MT_ROUTER_EXPERTS;
+    p.columns = rounded(experts, p.tile);
+    p.count = p.columns == p.tile ? mt_ceil_div(width, LOGIT_PART) : 1;
+    p.part = rounded(mt_ceil_div(width, p.count), 64);
+    p.count = mt_ceil_div(width, p.part);
+    p.planes = (size_t)rounded(PLANES * p.columns * width * (int64_t)sizeof(mt_bf16), 256);
+    p.parts = (size_t)rounded(p.count * tokens * p.columns * (int64_t)sizeof(float), 256);
+    return p;
+}
+
+/* parts [count, tokens, columns] of x wr^T; `planes`: room for those of wr. */
+static mt_status logits(mt_stream *stream, const struct mt_router_fwd_args *a, const logits_plan &p,
+                        float *parts, void *planes)
+{
+    const gemm_sm90_variant *variant = &mt_cuda_router_logits;
+    const int64_t lines = PLANES * p.columns;
+    planes_of wr = {};
+    wr.to = (mt_bf16 *)planes, wr.x = (const float *)a->wr, wr.cols = a->width;
+    wr.rows = (int)a->experts, wr.all_rows = (int)p.columns, wr.line = (int)a->width;
+    wr.group = (int)p.tile, wr.group_pitch = PLANES * p.tile * a->width;
+    wr.pitch = a->width, wr.apart = p.tile * a->width;
+    MT_TRY((make_planes<PLANES, false>(stream, "router_fwd", wr)));
+    gemm_sm90_matrix x = { "x", a->x, a->width, a->tokens, 1, variant->tile, sizeof(mt_bf16) };
+    gemm_sm90_matrix w = { "wr", planes, a->width, lines, 1, variant->box_q, sizeof(mt_bf16) };
+    gemm_sm90_matrix y = { "logits", parts, p.columns, a->tokens, p.count, 64, sizeof(float) };
+    gemm_sm90_maps maps;
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.p, &x));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.q, &w));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.d, &y));
+    maps.c = maps.d;
+    gemm_sm90_args args = {};
+    args.rows = mt_group_uniform(p.count, p.part, 1);
+    args.m = (int)a->tokens, args.n = (int)lines;
+    args.width = (int)(PLANES * p.tile), args.super = 8;
+    return mt_cuda_gemm_sm90_launch(stream, variant, &maps, &args);
+}
+
+/* ---- gradients ---------------------------------------------------------------------------------
+ */
+
+/* Columns of a plane; dwr's runs of `run` tokens. */
+struct bwd_plan {
+    int64_t columns, run, count;
+    size_t dlogits, wr, runs, starts; /* bytes */
+};
+
+/* The number of runs that fill the processors' rounds of tiles of dwr best. */
+static inline int64_t runs_of(int64_t tokens, int64_t tiles)
+{
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t n = 1; n == 1 || (n <= CLUSTERS && n * LEAST_RUN <= tokens); n++) {
+        int64_t rounds = mt_ceil_div(tiles * n, CLUSTERS);
+        int64_t cost = rounds * (tokens / n + TILE_OVERHEAD) + n * tiles * RUN_OVERHEAD;
+        if (cost < least) best = n, least = cost;
+    }
+    return best;
+}
+
+static inline bwd_plan plan_gradients(const struct mt_router_bwd_args *a, bool dx, bool dwr)
+{
+    bwd_plan p = {};
+    p.columns = rounded(a->experts, CHUNK);
+    int64_t planes = PAIRS * p.columns, lines = PLANES * p.columns;
+    int64_t tiles = mt_ceil_div(a->width, TILE_M) * mt_ceil_div(lines, TILE_N);
+    p.run = rounded(mt_ceil_div(a->tokens, runs_of(a->tokens, tiles)), 64);
+    p.count = mt_ceil_div(a->tokens, p.run);
+    p.dlogits = (size_t)rounded(a->tokens * planes * (int64_t)sizeof(mt_bf16), 256);
+    if (dx) p.wr = (size_t)rounded(planes * a->width * (int64_t)sizeof(mt_bf16), 256);
+    if (!dwr) return p;
+    p.runs = (size_t)rounded(p.count * a->width * lines * (int64_t)sizeof(float), 256);
+    p.starts = (size_t)rounded((p.count + 1) * (int64_t)sizeof(int64_t), 256);
+    return p;
+}
+
+static mt_status split_dlogits(mt_stream *stream, const struct mt_router_bwd_args *a,
+                               const bwd_plan &p, mt_bf16 *planes, int64_t *starts)
+{
+    planes_of d = {};
+    d.to = planes, d.x = (const float *)a->dlogits, d.cols = a->experts;
+    d.rows = d.all_rows = d.group = (int)a->tokens, d.line = (int)p.columns;
+    d.pitch = PAIRS * p.columns, d.apart = p.columns;
+    d.runs = starts, d.run = (int)p.run, d.run_count = (int)p.count;
+    return make_planes<PAIRS, true>(stream, "router_bwd", d);
+}
+
+/* dx = dx_add + dlogits wr, of the planes of dlogits; `planes`: room for those of wr. */
+static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const bwd_plan &p,
+                    const mt_bf16 *dlogits, mt_bf16 *planes)
+{
+    planes_of wr = {};
+    wr.to = planes, wr.x = (const float *)a->wr, wr.cols = a->width;
+    wr.rows = (int)a->experts, wr.all_rows = wr.group = (int)p.columns, wr.line = (int)a->width;
+    wr.pitch = a->width, wr.apart = p.columns * a->width;
+    MT_TRY((make_planes<PAIRS, false>(stream, "router_bwd", wr)));
+    gemm_problem g = {};
+    g.layout = MT_GEMM_NN, g.depth = PAIRS * p.columns, g.cols = a->width;
+    g.rows = mt_group_uniform(1, a->tokens, g.depth);
+    g.a = { dlogits, false, true, true, g.depth };
+    g.b = { planes, false, true, false, a->width };
+    g.c = a->dx_add, g.d = a->dx;
+    mt_cuda_gemm_path path;
+    mt_cuda_gemm_sm90_plan(&path, &g, mt_cuda_multiprocessors(stream));
+    return mt_cuda_gemm_sm90(stream, &g, &path);
+}
+
+/* dwr = (accumulate ? dwr : 0) + the runs in order, of each the planes in order: runs [count,
+ * width, planes, columns]. A block turns a square over. */
+static __global__ void __launch_bounds__(256)
+    add_runs_kernel(float *dwr, const float *runs, int count, int64_t experts, int64_t width,
+                    int64_t columns, bool accumulate)
+{
+    __shared__ float square[SIDE][SIDE + 1];
+    int64_t d0 = (int64_t)blockIdx.x * SIDE, e0 = (int64_t)blockIdx.y * SIDE;
+    for (int i = threadIdx.y; i < SIDE; i += 8) {
+        int64_t d = d0 + i, e = e0 + threadIdx.x;
+        float sum = 0;
+        if (d < width && e < experts) {
+            const float *from = runs + d * PLANES * columns + e;
+#pragma unroll 4
+            for (int n = 0; n < count; n++, from += width * PLANES * columns)
+                sum += (from[0] + from[columns]) + from[2 * columns];
+        }
+        square[i][threadIdx.x] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.y; i < SIDE; i += 8) {
+        int64_t d = d0 + threadIdx.x, e = e0 + i, at = e * width + d;
+        if (d < width && e < experts) dwr[at] = (accumulate ? dwr[at] : 0) + square[threadIdx.x][i];
+    }
+}
+
+/* dwr [+]= dlogits^T x, of the planes of dlogits; `runs`: room for its transposed sums. */
+static mt_status dwr(mt_stream *stream, const struct mt_router_bwd_args *a, const bwd_plan &p,
+                     const mt_bf16 *dlogits, float *runs, const int64_t *starts)
+{
+    gemm_problem g = {};
+    g.layout = MT_GEMM_NT, g.height = a->width, g.cols = PLANES * p.columns;
+    g.rows = mt_group_ragged_rows(p.count, a->tokens, 1, starts, starts);
+    g.a = { a->x, false, true, true, a->width };
+    g.b = { dlogits, false, true, true, PAIRS * p.columns };
+    g.d = runs, g.d_real = true;
+    mt_cuda_gemm_path path = {};
+    path.variant = MT_CUDA_GEMM_PINGPONG, path.super = 8;
+    path.width = (int)min(rounded(g.cols, 64), (int64_t)TILE_N);
+    MT_TRY(mt_cuda_gemm_sm90(stream, &g, &path));
+    dim3 grid((unsigned)mt_ceil_div(a->width, SIDE), (unsigned)mt_ceil_div(a->experts, SIDE));
+    add_runs_kernel<<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(
+        (float *)a->dwr, runs, (int)p.count, a->experts, a->width, p.columns, a->accumulate);
+    MT_LAUNCHED(stream, "router_bwd");
+    return MT_OK;
+}
+
+} /* namespace tensor */
