@@ -311,7 +311,8 @@ MT_CUDA_OP(router_fwd)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-/* Adds what the weights' gradients say to d, the gradient of a token's probabilities. */
+/* Adds what the weights' gradients say to d, the gradient of a token's probabilities; lane l has
+ * the slots l, l + 32, ... */
 template <typename R, int PER>
 static __device__ __forceinline__ void add_dweights(R d[PER], const struct mt_router_bwd_args &a,
                                                     int64_t t)
@@ -321,16 +322,25 @@ static __device__ __forceinline__ void add_dweights(R d[PER], const struct mt_ro
     const int32_t *chosen = a.chosen + t * a.top_k;
     R mean = 0, total = 0; /* w = p / total: dp = (dw - <dw, w>) / total */
     int top_k = (int)a.top_k, lane = threadIdx.x % 32;
-    for (int i = 0; i < top_k && a.normalize; i++) {
-        mean += dw[i] * w[i];
-        total += p[chosen[i]];
+    if (a.normalize) {
+        for (int i = lane; i < top_k; i += 32) {
+            mean += dw[i] * w[i];
+            total += p[chosen[i]];
+        }
+        mean = mt_warp_sum(mean), total = mt_warp_sum(total);
     }
-    for (int i = 0; i < top_k; i++) {
-        int e = chosen[i];
-        R add = a.normalize ? (dw[i] - mean) / total : dw[i];
+    for (int base = 0; base < top_k; base += 32) {
+        bool mine = base + lane < top_k;
+        int expert = mine ? chosen[base + lane] : -1;
+        R grad = mine ? dw[base + lane] : 0;
+        if (a.normalize) grad = (grad - mean) / total;
+        for (int i = 0; i < top_k - base && i < 32; i++) {
+            int e = __shfl_sync(~0u, expert, i);
+            R add = __shfl_sync(~0u, grad, i);
 #pragma unroll
-        for (int j = 0; j < PER; j++)
-            if (e == j * 32 + lane) d[j] += add;
+            for (int j = 0; j < PER; j++)
+                if (e == j * 32 + lane) d[j] += add;
+        }
     }
 }
 

@@ -223,6 +223,19 @@ static mt_status split_dlogits(mt_stream *stream, const struct mt_router_bwd_arg
     return make_planes<PAIRS, true>(stream, "router_bwd", d);
 }
 
+/* Rows of dx's tiles: those with which its last round of processors does not end early. */
+static inline int rows_of_tiles(int64_t tokens, int64_t width, int processors)
+{
+    enum { OVERHEAD = 24 }; /* rows that a tile's start and end cost */
+    int64_t best = TILE_N, least = INT64_MAX;
+    for (int64_t rows = TILE_N; rows >= TILE_N / 2; rows -= 8) {
+        int64_t tiles = mt_ceil_div(tokens, rows) * mt_ceil_div(width, TILE_M);
+        int64_t cost = mt_ceil_div(tiles, processors) * (rows + OVERHEAD);
+        if (cost < least) best = rows, least = cost;
+    }
+    return (int)best;
+}
+
 /* dx = dx_add + dlogits wr, of the planes of dlogits; `planes`: room for those of wr. */
 static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const bwd_plan &p,
                     const mt_bf16 *dlogits, mt_bf16 *planes)
@@ -239,7 +252,9 @@ static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const
     g.b = { planes, false, true, false, a->width };
     g.c = a->dx_add, g.d = a->dx;
     mt_cuda_gemm_path path;
-    mt_cuda_gemm_sm90_plan(&path, &g, mt_cuda_multiprocessors(stream));
+    int processors = mt_cuda_multiprocessors(stream);
+    mt_cuda_gemm_sm90_plan(&path, &g, processors);
+    if (g.c) path.width = rows_of_tiles(a->tokens, a->width, processors);
     return mt_cuda_gemm_sm90(stream, &g, &path);
 }
 
