@@ -345,9 +345,11 @@ static __device__ __forceinline__ void add_dweights(R d[PER], const struct mt_ro
 }
 
 template <typename R, int PER>
-static __global__ void __launch_bounds__(THREADS) dlogits_kernel(struct mt_router_bwd_args a)
+static __global__ void __launch_bounds__(THREADS)
+    dlogits_kernel(struct mt_router_bwd_args a, tensor::dlogits_planes planes)
 {
     int lane = threadIdx.x % 32, experts = (int)a.experts;
+    if (blockIdx.x == 0) planes.put_starts(a.tokens);
     int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
     for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps) {
         R d[PER], p[PER], dot = 0, z = 0;
@@ -365,20 +367,23 @@ static __global__ void __launch_bounds__(THREADS) dlogits_kernel(struct mt_route
 #pragma unroll
         for (int j = 0; j < PER; j++) {
             int e = j * 32 + lane;
-            if (e < experts) ((R *)a.dlogits)[t * experts + e] = p[j] * (d[j] - dot) + z * p[j];
+            R x = p[j] * (d[j] - dot) + z * p[j];
+            if (e < experts) ((R *)a.dlogits)[t * experts + e] = x;
+            if (e < planes.columns) planes.put(t, e, e < experts ? (float)x : 0);
         }
     }
 }
 
 template <typename R>
-static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args *a)
+static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args *a,
+                              const tensor::dlogits_planes &planes)
 {
-    typedef void (*entry)(struct mt_router_bwd_args);
+    typedef void (*entry)(struct mt_router_bwd_args, tensor::dlogits_planes);
     static const entry entries[FORMS] = { dlogits_kernel<R, 1>,  dlogits_kernel<R, 2>,
                                           dlogits_kernel<R, 4>,  dlogits_kernel<R, 8>,
                                           dlogits_kernel<R, 16>, dlogits_kernel<R, 32> };
     entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
-                                   mt_cuda_stream(stream)>>>(*a);
+                                   mt_cuda_stream(stream)>>>(*a, planes);
     MT_LAUNCHED(stream, "router_bwd");
     return MT_OK;
 }
@@ -476,14 +481,16 @@ static size_t router_bwd_scratch(const mt_stream *stream, const struct mt_router
 }
 MT_CUDA_SCRATCH(router_bwd)
 
-/* Both products of planes. */
+/* dlogits and both products of their planes. */
 static mt_status multiply_planes(mt_stream *stream, const struct mt_router_bwd_args *a,
                                  const bwd_plan &p, void *scratch)
 {
     mt_bf16 *dlogits = (mt_bf16 *)scratch;
     char *wr = (char *)scratch + p.planes.dlogits, *runs = wr + p.planes.wr;
     int64_t *starts = p.dwr ? (int64_t *)(runs + p.planes.runs) : NULL;
-    MT_TRY(tensor::split_dlogits(stream, a, p.planes, dlogits, starts));
+    tensor::dlogits_planes to = { dlogits, starts, (int)p.planes.columns, (int)p.planes.run,
+                                  (int)p.planes.count };
+    MT_TRY(find_dlogits<float>(stream, a, to));
     if (p.dx) MT_TRY(tensor::dx(stream, a, p.planes, dlogits, (mt_bf16 *)wr));
     return p.dwr ? tensor::dwr(stream, a, p.planes, dlogits, (float *)runs, starts) : MT_OK;
 }
@@ -492,11 +499,11 @@ template <typename T>
 static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *a)
 {
     MT_TRY(check_experts("router_bwd", a->experts));
-    if (a->tokens) MT_TRY(find_dlogits<mt_real<T>>(stream, a));
     const bwd_plan p = plan_bwd<T>(stream, a);
     void *scratch;
     MT_TRY(mt_cuda_scratch(stream, &scratch, p.bytes));
     if (p.tensor) return multiply_planes(stream, a, p, scratch);
+    if (a->tokens) MT_TRY(find_dlogits<mt_real<T>>(stream, a, {}));
     if (p.dx) MT_TRY(find_dx<T>(stream, a));
     return p.dwr ? find_dwr<T>(stream, a, (mt_real<T> *)scratch) : MT_OK;
 }

@@ -49,78 +49,98 @@ static bool takes(const mt_stream *stream, const void *x, int64_t tokens, int64_
 /* ---- planes ------------------------------------------------------------------------------------
  */
 
-/* Copies of x, real [rows, cols], plane by plane, with zeros up to all_rows and `line` columns:
- * element (r, c) of copy s is s * apart + r / group * group_pitch + r % group * pitch + c. */
-struct planes_of {
+/* What is left of an Inf would be NaN, which no plane but the first needs: 0. */
+static __device__ __forceinline__ void split(mt_bf16 plane[PLANES], float x)
+{
+#pragma unroll
+    for (int p = 0; p < PLANES; p++) {
+        plane[p] = __float2bfloat16_rn(x);
+        float rest = x - __bfloat162float(plane[p]);
+        x = isfinite(rest) ? rest : 0;
+    }
+}
+
+/* The planes of pair s, the pairs of the smallest products first: of wr 0 1 2 | 0 1 | 0, */
+static __host__ __device__ constexpr int plane_of_wr(int s)
+{
+    return s < 3 ? s : s < 5 ? s - 3 : 0;
+}
+/* of dlogits 2 1 0 | 1 0 | 0. */
+static __host__ __device__ constexpr int plane_of_dlogits(int s)
+{
+    return s < 3 ? 2 - s : s < 5 ? 4 - s : 0;
+}
+
+/* Where the planes of dlogits go: [tokens, pairs, columns], and the first tokens of dwr's `count`
+ * runs of `run`, and their end. */
+struct dlogits_planes {
     mt_bf16 *to;
-    const float *x;
-    int64_t cols;
-    int rows, all_rows, line, group;
-    int64_t group_pitch, pitch, apart;
-    int64_t *runs; /* NULL, or the first tokens of `run_count` runs of `run` tokens, and their end
-                    */
-    int run, run_count;
+    int64_t *starts; /* may be NULL */
+    int columns, run, count;
+
+    /* That of expert e below `columns`; past the experts x is 0. */
+    __device__ __forceinline__ void put(int64_t t, int e, float x) const
+    {
+        mt_bf16 plane[PLANES];
+        split(plane, x);
+#pragma unroll
+        for (int s = 0; s < PAIRS; s++)
+            to[(t * PAIRS + s) * columns + e] = plane[plane_of_dlogits(s)];
+    }
+    /* By every thread of a block. */
+    __device__ __forceinline__ void put_starts(int64_t tokens) const
+    {
+        for (int i = threadIdx.x; starts && i <= count; i += blockDim.x)
+            starts[i] = min((int64_t)i * run, tokens);
+    }
 };
 
-/* What is left of an Inf would be NaN, which no plane but the first needs: 0. */
-static __device__ __forceinline__ void split(mt_vec<mt_bf16, CHUNK> plane[PLANES],
-                                             const float x[CHUNK])
-{
-#pragma unroll
-    for (int j = 0; j < CHUNK; j++) {
-        float left = x[j];
-#pragma unroll
-        for (int p = 0; p < PLANES; p++) {
-            mt_bf16 high = __float2bfloat16_rn(left);
-            plane[p].at[j] = high;
-            float rest = left - __bfloat162float(high);
-            left = isfinite(rest) ? rest : 0;
-        }
-    }
-}
-
-/* Plane of copy s: 0 1 2 | 0 1 | 0, or DOWN, its partner of dx: 2 1 0 | 1 0 | 0. */
-template <bool DOWN> static __host__ __device__ constexpr int plane_of(int s)
-{
-    return s < 3 ? (DOWN ? 2 - s : s) : s < 5 ? (DOWN ? 4 - s : s - 3) : 0;
-}
+/* Copies of wr [experts, width], its planes or those of the pairs, with rows of zeros up to
+ * all_rows: those of each `group` rows follow one another. */
+struct wr_planes {
+    mt_bf16 *to;
+    const float *wr;
+    int64_t width;
+    int experts, all_rows, group;
+};
 
 /* A thread has a chunk of a line of every copy. */
-template <int COPIES, bool DOWN>
-static __global__ void __launch_bounds__(256) planes_kernel(planes_of a)
+template <int COPIES> static __global__ void __launch_bounds__(256) wr_kernel(wr_planes a)
 {
     const int c = (blockIdx.x * SIDE + threadIdx.x) * CHUNK;
-    const bool vectors = ((uintptr_t)a.x | (uintptr_t)a.cols * sizeof(float)) % 16 == 0;
-    if (a.runs && blockIdx.x == 0 && blockIdx.y == 0)
-        for (int i = threadIdx.y * SIDE + threadIdx.x; i <= a.run_count; i += 256)
-            a.runs[i] = min(i * a.run, a.rows);
-    if (c >= a.line) return;
+    const bool vectors = (uintptr_t)a.wr % 16 == 0;
+    if (c >= a.width) return;
     for (int r = blockIdx.y * 8 + threadIdx.y; r < a.all_rows; r += gridDim.y * 8) {
-        const float *from = a.x + r * a.cols + c;
-        alignas(16) float x[CHUNK];
+        const float *from = a.wr + r * a.width + c;
+        alignas(16) float x[CHUNK] = {};
         mt_vec<mt_bf16, CHUNK> plane[PLANES];
-        if (vectors && r < a.rows && c + CHUNK <= a.cols) {
+        if (vectors && r < a.experts) {
             *(float4 *)x = *(const float4 *)from;
             *(float4 *)(x + 4) = *(const float4 *)(from + 4);
-        } else {
+        } else if (r < a.experts) {
 #pragma unroll
-            for (int j = 0; j < CHUNK; j++) x[j] = r < a.rows && c + j < a.cols ? from[j] : 0;
+            for (int j = 0; j < CHUNK; j++) x[j] = from[j];
         }
-        split(plane, x);
-        mt_bf16 *to = a.to + r / a.group * a.group_pitch + r % a.group * a.pitch + c;
+#pragma unroll
+        for (int j = 0; j < CHUNK; j++) {
+            mt_bf16 one[PLANES];
+            split(one, x[j]);
+#pragma unroll
+            for (int p = 0; p < PLANES; p++) plane[p].at[j] = one[p];
+        }
+        int64_t row = r / a.group * (COPIES * a.group) + r % a.group;
 #pragma unroll
         for (int s = 0; s < COPIES; s++)
-            *(mt_vec<mt_bf16, CHUNK> *)(to + s * a.apart) = plane[plane_of<DOWN>(s)];
+            *(mt_vec<mt_bf16, CHUNK> *)(a.to + (row + s * a.group) * a.width + c) =
+                plane[plane_of_wr(s)];
     }
 }
 
-template <int COPIES, bool DOWN>
-static mt_status make_planes(mt_stream *stream, const char *op, const planes_of &a)
+template <int COPIES>
+static mt_status split_wr(mt_stream *stream, const char *op, const wr_planes &a)
 {
-    int64_t down = mt_ceil_div(a.all_rows, 8);
-    dim3 grid((unsigned)mt_ceil_div(a.line, SIDE * CHUNK),
-              (unsigned)(down < 65535 ? down : (int64_t)65535));
-    planes_kernel<COPIES, DOWN><<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(a);
+    dim3 grid((unsigned)mt_ceil_div(a.width, SIDE * CHUNK), (unsigned)mt_ceil_div(a.all_rows, 8));
+    wr_kernel<COPIES><<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(a);
     MT_LAUNCHED(stream, op);
     return MT_OK;
 }
@@ -154,12 +174,9 @@ static mt_status logits(mt_stream *stream, const struct mt_router_fwd_args *a, c
 {
     const gemm_sm90_variant *variant = &mt_cuda_router_logits;
     const int64_t lines = PLANES * p.columns;
-    planes_of wr = {};
-    wr.to = (mt_bf16 *)planes, wr.x = (const float *)a->wr, wr.cols = a->width;
-    wr.rows = (int)a->experts, wr.all_rows = (int)p.columns, wr.line = (int)a->width;
-    wr.group = (int)p.tile, wr.group_pitch = PLANES * p.tile * a->width;
-    wr.pitch = a->width, wr.apart = p.tile * a->width;
-    MT_TRY((make_planes<PLANES, false>(stream, "router_fwd", wr)));
+    wr_planes wr = { (mt_bf16 *)planes, (const float *)a->wr, a->width,
+                     (int)a->experts,   (int)p.columns,       (int)p.tile };
+    MT_TRY(split_wr<PLANES>(stream, "router_fwd", wr));
     gemm_sm90_matrix x = { "x", a->x, a->width, a->tokens, 1, variant->tile, sizeof(mt_bf16) };
     gemm_sm90_matrix w = { "wr", planes, a->width, lines, 1, variant->box_q, sizeof(mt_bf16) };
     gemm_sm90_matrix y = { "logits", parts, p.columns, a->tokens, p.count, 64, sizeof(float) };
@@ -212,17 +229,6 @@ static inline bwd_plan plan_gradients(const struct mt_router_bwd_args *a, bool d
     return p;
 }
 
-static mt_status split_dlogits(mt_stream *stream, const struct mt_router_bwd_args *a,
-                               const bwd_plan &p, mt_bf16 *planes, int64_t *starts)
-{
-    planes_of d = {};
-    d.to = planes, d.x = (const float *)a->dlogits, d.cols = a->experts;
-    d.rows = d.all_rows = d.group = (int)a->tokens, d.line = (int)p.columns;
-    d.pitch = PAIRS * p.columns, d.apart = p.columns;
-    d.runs = starts, d.run = (int)p.run, d.run_count = (int)p.count;
-    return make_planes<PAIRS, true>(stream, "router_bwd", d);
-}
-
 /* Rows of dx's tiles: those with which its last round of processors does not end early. */
 static inline int rows_of_tiles(int64_t tokens, int64_t width, int processors)
 {
@@ -240,11 +246,9 @@ static inline int rows_of_tiles(int64_t tokens, int64_t width, int processors)
 static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const bwd_plan &p,
                     const mt_bf16 *dlogits, mt_bf16 *planes)
 {
-    planes_of wr = {};
-    wr.to = planes, wr.x = (const float *)a->wr, wr.cols = a->width;
-    wr.rows = (int)a->experts, wr.all_rows = wr.group = (int)p.columns, wr.line = (int)a->width;
-    wr.pitch = a->width, wr.apart = p.columns * a->width;
-    MT_TRY((make_planes<PAIRS, false>(stream, "router_bwd", wr)));
+    int columns = (int)p.columns;
+    wr_planes wr = { planes, (const float *)a->wr, a->width, (int)a->experts, columns, columns };
+    MT_TRY(split_wr<PAIRS>(stream, "router_bwd", wr));
     gemm_problem g = {};
     g.layout = MT_GEMM_NN, g.depth = PAIRS * p.columns, g.cols = a->width;
     g.rows = mt_group_uniform(1, a->tokens, g.depth);
