@@ -123,12 +123,19 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int j = 0; j < PER; j++) {
             int e = j * 32 + lane;
-            x[j] = -(R)INFINITY;
-            if (e < experts) {
-                x[j] = parts[t * line + e];
-                for (int i = 1; i < count; i++) x[j] += parts[(i * a.tokens + t) * line + e];
-                if (a.logits && a.logits != parts) ((R *)a.logits)[t * experts + e] = x[j];
-            }
+            x[j] = e < experts ? parts[t * line + e] : -(R)INFINITY;
+        }
+#pragma unroll 1
+        for (int i = 1; i < count; i++)
+#pragma unroll
+            for (int j = 0; j < PER; j++)
+                if (j * 32 + lane < experts)
+                    x[j] += parts[(i * a.tokens + t) * line + j * 32 + lane];
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            int e = j * 32 + lane;
+            if (e < experts && a.logits && a.logits != parts)
+                ((R *)a.logits)[t * experts + e] = x[j];
             top = x[j] > top ? x[j] : top; /* NaN is passed over */
         }
         top = mt_warp_max(top);
