@@ -3,7 +3,7 @@
 #include "kernels/cuda/rowsums.cuh"
 #include "kernels/cuda/scratch.h"
 
-enum { THREADS = 256, GROUPS = 768 };
+enum { THREADS = 256, GROUPS = 384 };
 
 /* Where `lane` of a group finds its i-th vector of N elements. */
 template <int LANES, int N> static __device__ __forceinline__ int64_t column(int i, int lane)
@@ -21,18 +21,22 @@ static __device__ __forceinline__ void add_squares(mt_real<T> *sum, const mt_rea
     for (int j = 0; j < N; j++) *sum += x[j] * x[j];
 }
 
+/* x, normalised and weighted. */
 template <typename T, int N>
-static __device__ __forceinline__ void put_normed(T *y, const mt_real<T> *x, mt_real<T> rstd,
-                                                  const mt_real<T> *w)
+static __device__ __forceinline__ void norm(mt_real<T> *x, mt_real<T> rstd, const mt_real<T> *w)
 {
-    mt_real<T> z[N], weight[N];
-    mt_get_vec<N>(weight, w);
+    mt_real<T> weight[N];
+    mt_get_constant<N>(weight, w);
 #pragma unroll
-    for (int j = 0; j < N; j++) z[j] = mt_rounded<T>(x[j] * rstd) * weight[j];
-    mt_put_vec<N>(y, z);
+    for (int j = 0; j < N; j++) x[j] = x[j] * rstd;
+    mt_round<T, N>(x);
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] = x[j] * weight[j];
 }
 
-template <typename T, int LANES, int K, int N>
+/* WHOLE: the row is what its lanes keep. Where it ends before, the last vector is read for those
+ * past it. */
+template <typename T, int LANES, int K, int N, bool WHOLE>
 static __global__ void __launch_bounds__(THREADS) rmsnorm_fwd_kernel(struct mt_rmsnorm_fwd_args a)
 {
     typedef mt_real<T> R;
@@ -42,29 +46,40 @@ static __global__ void __launch_bounds__(THREADS) rmsnorm_fwd_kernel(struct mt_r
     const T *x = (const T *)a.x + row * a.width;
     const R *w = (const R *)a.w;
     T *y = (T *)a.y + row * a.width;
-    R kept[K][N], more[N], sum = 0;
+    const int all = K * LANES * N, end = WHOLE || a.width > all ? all : (int)a.width;
+    mt_words<T, N> kept[K];
+    R in[N], sum = 0;
 #pragma unroll
-    for (int i = 0; i < K; i++)
-        if (column<LANES, N>(i, lane) < a.width)
-            mt_get_vec<N>(kept[i], x + column<LANES, N>(i, lane));
+    for (int i = 0; i < K; i++) {
+        const int c = (i * LANES + lane) * N;
+        kept[i] = mt_ask<N>(x + (WHOLE ? c : min(c, end - N)));
+    }
 #pragma unroll
-    for (int i = 0; i < K; i++)
-        if (column<LANES, N>(i, lane) < a.width) add_squares<T, N>(&sum, kept[i]);
-    for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
-        mt_get_vec<N>(more, x + c);
-        add_squares<T, N>(&sum, more);
+    for (int i = 0; i < K; i++) {
+        if (!WHOLE && (i * LANES + lane) * N >= end) kept[i] = mt_no_words<mt_words<T, N>>();
+        mt_open<T, N>(in, kept[i]);
+        add_squares<T, N>(&sum, in);
+    }
+    for (int64_t c = column<LANES, N>(K, lane); !WHOLE && c < a.width; c += LANES * N) {
+        mt_get_vec<N>(in, x + c);
+        add_squares<T, N>(&sum, in);
     }
     sum = mt_group_sum<LANES>(sum);
     R rstd = 1 / sqrt(sum / (R)a.width + (R)a.eps);
     if (lane == 0) ((R *)a.rstd)[row] = rstd;
 #pragma unroll
     for (int i = 0; i < K; i++) {
-        int64_t c = column<LANES, N>(i, lane);
-        if (c < a.width) put_normed<T, N>(y + c, kept[i], rstd, w + c);
+        const int c = (i * LANES + lane) * N;
+        mt_forget(kept[i]);
+        mt_open<T, N>(in, kept[i]);
+        if (!WHOLE && c >= end) continue;
+        norm<T, N>(in, rstd, w + c);
+        mt_put_vec<N>(y + c, in);
     }
-    for (int64_t c = column<LANES, N>(K, lane); c < a.width; c += LANES * N) {
-        mt_get_vec<N>(more, x + c);
-        put_normed<T, N>(y + c, more, rstd, w + c);
+    for (int64_t c = column<LANES, N>(K, lane); !WHOLE && c < a.width; c += LANES * N) {
+        mt_get_vec<N>(in, x + c);
+        norm<T, N>(in, rstd, w + c);
+        mt_put_vec<N>(y + c, in);
     }
 }
 
@@ -91,7 +106,9 @@ template <typename T, int LANES, int K, int N>
 static void launch_fwd(cudaStream_t on, const struct mt_rmsnorm_fwd_args *a)
 {
     unsigned blocks = (unsigned)mt_ceil_div(a->rows, THREADS / LANES);
-    rmsnorm_fwd_kernel<T, LANES, K, N><<<blocks, THREADS, 0, on>>>(*a);
+    auto kernel = a->width == LANES * K * N ? rmsnorm_fwd_kernel<T, LANES, K, N, true>
+                                            : rmsnorm_fwd_kernel<T, LANES, K, N, false>;
+    kernel<<<blocks, THREADS, 0, on>>>(*a);
 }
 
 template <typename T>
@@ -118,26 +135,23 @@ template <typename T, int N> struct piece {
     mt_real<T> dy[N], x[N];
 };
 template <typename T, int N> struct stored_piece {
-    mt_vec<T, N> dy, x;
+    mt_words<T, N> dy, x;
 };
 
 template <typename T, int N>
 static __device__ __forceinline__ void get_piece(struct stored_piece<T, N> *p, const T *dy,
                                                  const T *x)
 {
-    p->dy = *(const mt_vec<T, N> *)dy;
-    p->x = *(const mt_vec<T, N> *)x;
+    p->dy = mt_ask<N>(dy);
+    p->x = mt_ask<N>(x);
 }
 
 template <typename T, int N>
 static __device__ __forceinline__ void open_piece(struct piece<T, N> *p,
                                                   const struct stored_piece<T, N> &from)
 {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        p->dy[j] = mt_get(&from.dy.at[j]);
-        p->x[j] = mt_get(&from.x.at[j]);
-    }
+    mt_open<T, N>(p->dy, from.dy);
+    mt_open<T, N>(p->x, from.x);
 }
 
 /* x becomes xhat. Returns the piece's part of sum dy w xhat. */
@@ -155,23 +169,18 @@ static __device__ __forceinline__ mt_real<T> normalise(struct piece<T, N> *p, mt
 }
 
 template <typename T, int N>
-static __device__ __forceinline__ void put_dx(T *dx, bool add, const mt_vec<T, N> &old,
+static __device__ __forceinline__ void put_dx(T *dx, bool add, const mt_words<T, N> &old,
                                               const struct piece<T, N> &p, mt_real<T> rstd,
                                               mt_real<T> mean, const mt_real<T> *weight)
 {
-    mt_real<T> z[N];
+    mt_real<T> z[N], before[N];
+    mt_open<T, N>(before, old);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         z[j] = rstd * (p.dy[j] * weight[j] - p.x[j] * mean);
-        if (add) z[j] = mt_get(&old.at[j]) + z[j];
+        if (add) z[j] = before[j] + z[j];
     }
     mt_put_vec<N>(dx, z);
-}
-
-template <typename R, int N> static __device__ __forceinline__ void put_reals(R *p, const R *x)
-{
-#pragma unroll
-    for (int j = 0; j < N; j++) p[j] = x[j];
 }
 
 /* The columns of a row that a lane does not keep: they are read again after the sum. */
@@ -187,7 +196,7 @@ template <typename T, int LANES, int K, int N> struct beyond {
         struct stored_piece<T, N> in;
         get_piece(&in, dy + c, x + c);
         open_piece(p, in);
-        mt_get_vec<N>(weight, w + c);
+        mt_get_constant<N>(weight, w + c);
     }
     /* Their part of the sum; what they give to dw is added to `sums`. */
     __device__ __forceinline__ mt_real<T> sum(mt_real<T> *sums, bool first, mt_real<T> rstd) const
@@ -207,11 +216,11 @@ template <typename T, int LANES, int K, int N> struct beyond {
     {
         struct piece<T, N> p;
         mt_real<T> weight[N];
-        mt_vec<T, N> old = {};
+        mt_words<T, N> old = mt_no_words<mt_words<T, N>>();
         for (int64_t c = column<LANES, N>(K, lane); c < width; c += LANES * N) {
             open(&p, weight, c);
             normalise(&p, rstd, weight);
-            if (add) old = *(const mt_vec<T, N> *)(add + c);
+            if (add) old = mt_ask<N>(add + c);
             put_dx(dx + c, add != NULL, old, p, rstd, mean, weight);
         }
     }
@@ -232,28 +241,34 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
     if (first >= a.rows) return;
     R dw[K][N] = {}, weight[K][N];
     R *sums = partials ? partials + group * a.width : NULL;
+    const T *const add = (const T *)a.dx_add;
     struct stored_piece<T, N> next[K];
+    mt_words<T, N> next_old[K];
+    R next_rstd;
     auto ask = [&](int64_t row) {
+        next_rstd = ((const R *)a.rstd)[row];
 #pragma unroll
         for (int i = 0; i < K; i++) {
             int64_t c = column<LANES, N>(i, lane), at = row * a.width + c;
-            if (c < a.width) get_piece(&next[i], (const T *)a.dy + at, (const T *)a.x + at);
+            if (c >= a.width) continue;
+            get_piece(&next[i], (const T *)a.dy + at, (const T *)a.x + at);
+            if (add && AHEAD) next_old[i] = mt_ask<N>(add + at);
         }
     };
     auto weigh = [&](int i) {
         int64_t c = column<LANES, N>(i, lane);
-        if (c < a.width) mt_get_vec<N>(weight[i], (const R *)a.w + c);
+        if (c < a.width) mt_get_constant<N>(weight[i], (const R *)a.w + c);
     };
 #pragma unroll
     for (int i = 0; i < K; i++)
         if (AHEAD) weigh(i);
     ask(first);
     for (int64_t row = first; row < last; row++) {
-        const T *add = (const T *)a.dx_add;
         const int64_t at = row * a.width;
-        R rstd = ((const R *)a.rstd)[row], sum = 0;
+        const R rstd = next_rstd;
+        R sum = 0;
         struct piece<T, N> kept[K];
-        mt_vec<T, N> old[K] = {};
+        mt_words<T, N> old[K];
         const struct beyond<T, LANES, K, N> rest = {
             (const T *)a.dy + at, (const T *)a.x + at, add ? add + at : NULL, (T *)a.dx + at,
                 (const R *)a.w, a.width, lane
@@ -263,7 +278,7 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
             int64_t c = column<LANES, N>(i, lane);
             if (c >= a.width) continue;
             open_piece(&kept[i], next[i]);
-            if (add && AHEAD) old[i] = *(const mt_vec<T, N> *)(add + at + c);
+            old[i] = add && AHEAD ? next_old[i] : mt_no_words<mt_words<T, N>>();
         }
         if (AHEAD && row + 1 < last) ask(row + 1);
 #pragma unroll
@@ -281,7 +296,7 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
             int64_t c = column<LANES, N>(i, lane);
             if (c >= a.width) continue;
             if (!AHEAD) weigh(i);
-            if (add && !AHEAD) old[i] = *(const mt_vec<T, N> *)(add + at + c);
+            if (add && !AHEAD) old[i] = mt_ask<N>(add + at + c);
             put_dx((T *)a.dx + at + c, add != NULL, old[i], kept[i], rstd, mean, weight[i]);
         }
         if (!AHEAD) rest.put(rstd, mean);
@@ -290,7 +305,7 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
 #pragma unroll
     for (int i = 0; i < K; i++) {
         int64_t c = column<LANES, N>(i, lane);
-        if (sums && c < a.width) put_reals<R, N>(sums + c, dw[i]);
+        if (sums && c < a.width) mt_put_vec<N>(sums + c, dw[i]);
     }
 }
 
@@ -302,12 +317,20 @@ static void launch_bwd(cudaStream_t on, const struct mt_rmsnorm_bwd_args *a, mt_
     rmsnorm_bwd_kernel<T, LANES, K, N><<<blocks, THREADS, 0, on>>>(*a, partials, block);
 }
 
+/* Rows that a group takes: as many groups as there is room for at once, more of them where a row is
+ * a warp's. */
+template <typename T> static int64_t rows_of(const struct mt_rmsnorm_bwd_args *a)
+{
+    bool narrow = shape_of(a->width * (int64_t)sizeof(T) / 16) == 0;
+    return mt_row_block(a->rows, narrow ? GROUPS * WIDE : GROUPS);
+}
+
 /* Partial sums of dw. */
 template <typename T>
 static size_t rmsnorm_bwd_scratch(const mt_stream *stream, const struct mt_rmsnorm_bwd_args *a)
 {
     (void)stream;
-    int64_t groups = mt_ceil_div(a->rows, mt_row_block(a->rows, GROUPS));
+    int64_t groups = mt_ceil_div(a->rows, rows_of<T>(a));
     return a->dw ? (size_t)(groups * a->width) * sizeof(mt_real<T>) : 0;
 }
 MT_CUDA_SCRATCH(rmsnorm_bwd)
@@ -321,7 +344,7 @@ static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args
                                            int64_t) = { SHAPES_OF(launch_bwd, T, 1, THREADS, 1),
                                                         SHAPES_OF(launch_bwd, T, N, THREADS, 1) };
     if (!a->width) return MT_OK;
-    int64_t block = mt_row_block(a->rows, GROUPS), groups = mt_ceil_div(a->rows, block);
+    int64_t block = rows_of<T>(a), groups = mt_ceil_div(a->rows, block);
     void *partials = NULL;
     if (a->dw && groups)
         MT_TRY(mt_cuda_scratch(stream, &partials, rmsnorm_bwd_scratch<T>(stream, a)));

@@ -1,7 +1,7 @@
 /* Sums along rows and over rows, in an order that the extents alone decide. */
 #pragma once
 
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/words.cuh"
 
 /* Sum over `LANES` consecutive threads (a warp, or the whole block), the same bits in each. A block
  * has at most 1024 threads; every one of them calls it. */
@@ -74,25 +74,4 @@ static mt_status mt_add_partials(mt_stream *stream, const char *op, R *out, bool
             out, accumulate, partials, blocks, width);
     MT_LAUNCHED(stream, op);
     return MT_OK;
-}
-
-/* Reads and writes of N elements as reals; an access is 16 bytes, or one element. */
-template <int N, typename T>
-static __device__ __forceinline__ void mt_get_vec(mt_real<T> *x, const T *p)
-{
-    enum { PIECE = N * sizeof(T) > 16 ? (int)(16 / sizeof(T)) : N };
-#pragma unroll
-    for (int j = 0; j < N; j += PIECE) {
-        mt_vec<T, PIECE> v = *(const mt_vec<T, PIECE> *)(p + j);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) x[j + i] = mt_get(&v.at[i]);
-    }
-}
-template <int N, typename T>
-static __device__ __forceinline__ void mt_put_vec(T *p, const mt_real<T> *x)
-{
-    mt_vec<T, N> v;
-#pragma unroll
-    for (int j = 0; j < N; j++) mt_put(&v.at[j], x[j]);
-    *(mt_vec<T, N> *)p = v;
 }
