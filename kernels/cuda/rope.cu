@@ -1,58 +1,7 @@
 /* Normalisation and rotation of queries and keys. A block takes a token; in it, `lanes` threads
  * take a head, N pairs (i, i + d/2) each at a time. */
-#include "kernels/cuda/rowsums.cuh"
+#include "kernels/cuda/rope_heads.cuh"
 #include "kernels/cuda/scratch.h"
-
-enum { THREADS = 256, BLOCKS = 512 };
-
-/* The shape of a call. `lanes` is a power of two up to 32; `span`: 1 where each head is normalised
- * by itself. sums: of squares, a token. */
-struct shape {
-    int64_t tokens, sequence, nq, nkv, dim, width, sums;
-    mt_qk_norm norm;
-    int lanes;
-};
-
-static struct shape shape_of(int64_t batch, int64_t sequence, int64_t nq, int64_t nkv, int64_t dim,
-                             mt_qk_norm norm, int n)
-{
-    struct shape s = { batch * sequence, sequence, nq, nkv, dim, (nq + 2 * nkv) * dim, 0, norm, 1 };
-    s.sums = norm == MT_QK_NORM_HEAD ? nq + nkv : norm == MT_QK_NORM_PROJECTION ? 2 : 0;
-    while (s.lanes < 32 && (int64_t)s.lanes * n < dim / 2) s.lanes *= 2;
-    return s;
-}
-
-/* A thread's place among the heads of a block: of group `group` of `groups`, its first element. */
-struct place {
-    int64_t group, groups, first, step;
-};
-
-template <int N> static __device__ __forceinline__ struct place place_of(const struct shape &s)
-{
-    int lane = threadIdx.x % s.lanes;
-    return { threadIdx.x / s.lanes, THREADS / s.lanes, (int64_t)lane * N, (int64_t)s.lanes * N };
-}
-
-/* Sum over the threads of a head. All threads of the warp call it. */
-template <typename R> static __device__ __forceinline__ R head_total(R x, int lanes)
-{
-    for (int lane = lanes / 2; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
-    return x;
-}
-
-/* cos and sin of N pairs. */
-template <typename R, int N> struct turn {
-    R cosine[N], sine[N];
-};
-
-template <typename R, int N>
-static __device__ __forceinline__ struct turn<R, N> turn_of(const void *cosine, const void *sine,
-                                                            int64_t at) {
-    struct turn<R, N> t;
-    mt_get_vec<N>(t.cosine, (const R *)cosine + at);
-    mt_get_vec<N>(t.sine, (const R *)sine + at);
-    return t;
-}
 
 /* ---- forward ----------------------------------------------------------------------------------
  */
@@ -73,16 +22,6 @@ static __device__ __forceinline__ mt_real<T> squares(const T *x, const struct sh
     return sum;
 }
 
-/* x as rmsnorm_fwd would store it. */
-template <typename T, int N>
-static __device__ __forceinline__ void norm_vec(mt_real<T> *x, mt_real<T> rstd, const mt_real<T> *w)
-{
-    mt_real<T> weight[N];
-    mt_get_vec<N>(weight, w);
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] = mt_rounded<T>(mt_rounded<T>(x[j] * rstd) * weight[j]);
-}
-
 /* A head normalised by rstd and w (NULL: not at all) and turned by the angles from `angle` on. */
 template <typename T, int N>
 static __device__ __forceinline__ void
@@ -92,7 +31,7 @@ turn_head(T *y, const T *x, mt_real<T> rstd, const mt_real<T> *w, int64_t angle,
     typedef mt_real<T> R;
     int64_t half = s.dim / 2;
     for (int64_t i = p.first; i < half; i += p.step) {
-        R low[N], high[N], u[N], v[N];
+        R low[N], high[N];
         struct turn<R, N> t = turn_of<R, N>(a.cos_table, a.sin_table, angle + i);
         mt_get_vec<N>(low, x + i);
         mt_get_vec<N>(high, x + i + half);
@@ -100,13 +39,9 @@ turn_head(T *y, const T *x, mt_real<T> rstd, const mt_real<T> *w, int64_t angle,
             norm_vec<T, N>(low, rstd, w + i);
             norm_vec<T, N>(high, rstd, w + i + half);
         }
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            u[j] = low[j] * t.cosine[j] - high[j] * t.sine[j];
-            v[j] = high[j] * t.cosine[j] + low[j] * t.sine[j];
-        }
-        mt_put_vec<N>(y + i, u);
-        mt_put_vec<N>(y + i + half, v);
+        rotate<R, N>(low, high, t);
+        mt_put_vec<N>(y + i, low);
+        mt_put_vec<N>(y + i + half, high);
     }
 }
 
@@ -188,6 +123,7 @@ static mt_status qk_norm_rope_fwd(mt_stream *stream, const struct mt_qk_norm_rop
     bool by_vector = aligned(s, N,
                              either(a->x, a->y) | either(a->cos_table, a->sin_table) |
                                  (s.sums ? either(a->w_q, a->w_k) : 0));
+    if (by_vector && one_pass(s, N)) return forward_of_heads<T, N>(stream, a, s);
     if (by_vector) {
         qk_norm_rope_fwd_kernel<T, N>
             <<<(unsigned)s.tokens, THREADS, 0, mt_cuda_stream(stream)>>>(*a, s);
@@ -444,7 +380,8 @@ static size_t qk_norm_rope_bwd_scratch(const mt_stream *stream,
     if (!s.dim || !s.sums || !s.tokens) return 0;
     size_t of_q = a->dw_q ? weight_grad_bytes<T>(s.tokens, s.dim, q) : 0;
     size_t of_k = a->dw_k ? weight_grad_bytes<T>(s.tokens, s.dim, k) : 0;
-    return of_q > of_k ? of_q : of_k;
+    size_t of_heads = s.norm == MT_QK_NORM_HEAD ? heads_bytes<T>(s) : 0, most = max(of_q, of_k);
+    return max(most, of_heads);
 }
 MT_CUDA_SCRATCH(qk_norm_rope_bwd)
 
@@ -454,6 +391,7 @@ static mt_status backward(mt_stream *stream, const struct mt_qk_norm_rope_bwd_ar
                           const struct shape &s)
 {
     struct weight_rows q, k;
+    if (one_pass(s, N)) return backward_of_heads<T, N>(stream, a, s);
     weight_rows_of(&q, &k, s);
     if (s.sums && a->dw_q) MT_TRY((weight_grad<T, N>(stream, a->dw_q, a->accumulate_q, a, s, q)));
     if (s.sums && a->dw_k) MT_TRY((weight_grad<T, N>(stream, a->dw_k, a->accumulate_k, a, s, k)));

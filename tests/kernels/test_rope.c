@@ -171,8 +171,8 @@ static void check_qk_fwd(const struct qk *q)
 
 static const struct {
     int64_t batch, sequence, nq, nkv, dim;
-} heads[] = { { 0, 5, 2, 1, 4 }, { 2, 0, 2, 1, 4 },   { 1, 1, 1, 1, 2 },
-              { 2, 7, 4, 2, 6 }, { 1, 33, 3, 1, 16 }, { 3, 11, 2, 2, 34 } };
+} heads[] = { { 0, 5, 2, 1, 4 },   { 2, 0, 2, 1, 4 },   { 1, 1, 1, 1, 2 }, { 2, 7, 4, 2, 6 },
+              { 1, 33, 3, 1, 16 }, { 3, 11, 2, 2, 34 }, { 1, 5, 3, 2, 64 } };
 enum { HEADS = sizeof heads / sizeof heads[0] };
 
 static void for_all_heads(void (*check)(const struct qk *))
