@@ -5,33 +5,34 @@
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
 template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS) combine_fwd_kernel(struct mt_combine_fwd_args a)
+static __global__ void __launch_bounds__(THREADS, 3)
+    combine_fwd_kernel(struct mt_combine_fwd_args a)
 {
-    typedef mt_vec<T, N> vec;
-    int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS;
-    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps)
-        for (int64_t c = threadIdx.x % 32; c < n; c += 32) {
-            mt_real<T> sum[N] = { 0 };
-            mt_add_slots<T, N, true>(sum, (const vec *)a.x + c, n, a.position + t * a.top_k,
-                                     (const mt_real<T> *)a.weights + t * a.top_k, a.top_k);
-            vec out;
-#pragma unroll
-            for (int j = 0; j < N; j++) mt_put(&out.at[j], sum[j]);
-            ((vec *)a.y)[t * n + c] = out;
-        }
+    typedef mt_words<T, N> words;
+    const int64_t n = a.width / N, groups = mt_row_groups(n), warps = (int64_t)gridDim.x * WARPS;
+    int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (; warp < a.tokens * groups; warp += warps) {
+        const struct mt_row_place p = mt_row_place_of(warp, groups);
+        mt_real<T> sum[N] = { 0 };
+        if (p.column >= n) continue;
+        mt_add_slots<T, N, true>(sum, (const words *)a.x + p.column, n,
+                                 a.position + p.token * a.top_k,
+                                 (const mt_real<T> *)a.weights + p.token * a.top_k, a.top_k);
+        mt_store((words *)a.y + p.token * n + p.column, mt_close<T, N>(sum));
+    }
 }
 
 template <typename T>
 static mt_status combine_fwd(mt_stream *stream, const struct mt_combine_fwd_args *a)
 {
+    enum { N = 16 / sizeof(T) };
     if (!a->tokens || !a->width) return MT_OK;
-    unsigned blocks = mt_blocks(stream, a->tokens * 32, THREADS);
     const void *operands[] = { a->y, a->x };
-    cudaStream_t on = mt_cuda_stream(stream);
-    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
-        combine_fwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
-    else
-        combine_fwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
+    bool whole = mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T));
+    int64_t groups = mt_row_groups(a->width / (whole ? N : 1));
+    auto kernel = whole ? combine_fwd_kernel<T, N> : combine_fwd_kernel<T, 1>;
+    kernel<<<mt_blocks(stream, a->tokens * groups * 32, THREADS), THREADS, 0,
+             mt_cuda_stream(stream)>>>(*a);
     MT_LAUNCHED(stream, "combine_fwd");
     return MT_OK;
 }

@@ -67,25 +67,12 @@ static __global__ void __launch_bounds__(THREADS)
     ((int64_t *)a.y)[i / words * pitch + i % words] = a.heads[i];
 }
 
-/* A warp copies a row, in pieces V of which a row has n. No head is a row. */
+/* Rows of n pieces V. No head is a row. */
 template <typename V>
 static __global__ void __launch_bounds__(THREADS)
     pack_kernel(struct mt_exchange_pack_args a, int64_t n)
 {
-    int64_t lines = a.blocks.ranks * a.blocks.lines, warps = (int64_t)gridDim.x * WARPS;
-    int lane = threadIdx.x % 32;
-    for (int64_t l = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; l < lines; l += warps) {
-        int32_t from = a.index[l];
-        if (from < 0) continue;
-        const V *x = (const V *)a.x + from * n;
-        V *y = (V *)a.y + l * n;
-        int64_t c = lane;
-        for (; c + 96 < n; c += 128) {
-            V p = x[c], q = x[c + 32], s = x[c + 64], t = x[c + 96];
-            y[c] = p, y[c + 32] = q, y[c + 64] = s, y[c + 96] = t;
-        }
-        for (; c < n; c += 32) y[c] = x[c];
-    }
+    mt_copy_rows((V *)a.y, (const V *)a.x, a.index, a.blocks.ranks * a.blocks.lines, n, 0, n);
 }
 
 template <typename T>
@@ -99,7 +86,7 @@ static mt_status exchange_pack(mt_stream *stream, const struct mt_exchange_pack_
     MT_LAUNCHED(stream, "exchange_pack");
     if (!a->index) return MT_OK;
     const void *operands[] = { a->x, a->y };
-    unsigned blocks = mt_blocks(stream, b->ranks * b->lines * 32, THREADS);
+    unsigned blocks = mt_blocks(stream, b->ranks * b->lines * 8, THREADS);
     if (mt_rows_aligned(operands, 2, bytes))
         pack_kernel<uint4><<<blocks, THREADS, 0, on>>>(*a, bytes / 16);
     else

@@ -207,36 +207,33 @@ MT_CUDA_OP(route_plan)
 /* ---- gather -----------------------------------------------------------------------------------
  */
 
-/* A warp copies a row, in pieces V of which a row has n. */
+/* Rows of n pieces V; blockIdx.y: the columns. */
 template <typename V>
 static __global__ void __launch_bounds__(THREADS)
-    gather_kernel(struct mt_gather_fwd_args a, int64_t n)
+    gather_kernel(struct mt_gather_fwd_args a, int64_t n, int64_t part)
 {
-    int64_t rows = min(a.rows, *a.rows_used), warps = (int64_t)gridDim.x * WARPS;
-    int lane = threadIdx.x % 32;
-    for (int64_t r = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; r < rows; r += warps) {
-        const V *x = (const V *)a.x + a.row_token[r] * n;
-        V *y = (V *)a.y + r * n;
-        int64_t c = lane;
-        for (; c + 96 < n; c += 128) {
-            V p = x[c], q = x[c + 32], s = x[c + 64], t = x[c + 96];
-            y[c] = p, y[c + 32] = q, y[c + 64] = s, y[c + 96] = t;
-        }
-        for (; c < n; c += 32) y[c] = x[c];
-    }
+    int64_t first = blockIdx.y * part;
+    mt_copy_rows((V *)a.y, (const V *)a.x, a.row_token, min(a.rows, *a.rows_used), n, first,
+                 min(first + part, n));
+}
+
+template <typename V>
+static void launch_gather(mt_stream *stream, const struct mt_gather_fwd_args *a, int64_t n)
+{
+    int64_t part = mt_row_part(a->tokens, n);
+    dim3 grid(mt_blocks(stream, a->rows * 8, THREADS), (unsigned)mt_ceil_div(n, part));
+    gather_kernel<V><<<grid, THREADS, 0, mt_cuda_stream(stream)>>>(*a, n, part);
 }
 
 template <typename T>
 static mt_status gather_fwd(mt_stream *stream, const struct mt_gather_fwd_args *a)
 {
     if (!a->rows || !a->width) return MT_OK;
-    unsigned blocks = mt_blocks(stream, a->rows * 32, THREADS);
-    cudaStream_t on = mt_cuda_stream(stream);
     const void *operands[] = { a->x, a->y };
     if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
-        gather_kernel<uint4><<<blocks, THREADS, 0, on>>>(*a, a->width * (int64_t)sizeof(T) / 16);
+        launch_gather<uint4>(stream, a, a->width * (int64_t)sizeof(T) / 16);
     else
-        gather_kernel<T><<<blocks, THREADS, 0, on>>>(*a, a->width);
+        launch_gather<T>(stream, a, a->width);
     MT_LAUNCHED(stream, "gather_fwd");
     return MT_OK;
 }
@@ -245,36 +242,32 @@ MT_CUDA_OP(gather_fwd)
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) gather_bwd_kernel(struct mt_gather_bwd_args a)
 {
-    typedef mt_vec<T, N> vec;
-    int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS;
-    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps)
-        for (int64_t c = threadIdx.x % 32; c < n; c += 32) {
-            mt_real<T> sum[N] = { 0 };
-            if (a.dx_add) {
-                vec add = ((const vec *)a.dx_add)[t * n + c];
-#pragma unroll
-                for (int j = 0; j < N; j++) sum[j] = mt_get(&add.at[j]);
-            }
-            mt_add_slots<T, N, false>(sum, (const vec *)a.dy + c, n, a.position + t * a.top_k,
-                                      nullptr, a.top_k);
-            vec out;
-#pragma unroll
-            for (int j = 0; j < N; j++) mt_put(&out.at[j], sum[j]);
-            ((vec *)a.dx)[t * n + c] = out;
-        }
+    typedef mt_words<T, N> words;
+    const int64_t n = a.width / N, groups = mt_row_groups(n), warps = (int64_t)gridDim.x * WARPS;
+    int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (; warp < a.tokens * groups; warp += warps) {
+        const struct mt_row_place p = mt_row_place_of(warp, groups);
+        const int64_t at = p.token * n + p.column;
+        mt_real<T> sum[N] = { 0 };
+        if (p.column >= n) continue;
+        if (a.dx_add) mt_open<T, N>(sum, ((const words *)a.dx_add)[at]);
+        mt_add_slots<T, N, false>(sum, (const words *)a.dy + p.column, n,
+                                  a.position + p.token * a.top_k, nullptr, a.top_k);
+        mt_store((words *)a.dx + at, mt_close<T, N>(sum));
+    }
 }
 
 template <typename T>
 static mt_status gather_bwd(mt_stream *stream, const struct mt_gather_bwd_args *a)
 {
     if (!a->tokens || !a->width) return MT_OK;
-    unsigned blocks = mt_blocks(stream, a->tokens * 32, THREADS);
+    enum { N = 16 / sizeof(T) };
     const void *operands[] = { a->dx, a->dx_add, a->dy };
-    cudaStream_t on = mt_cuda_stream(stream);
-    if (mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T)))
-        gather_bwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
-    else
-        gather_bwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
+    bool whole = mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T));
+    int64_t groups = mt_row_groups(a->width / (whole ? N : 1));
+    auto kernel = whole ? gather_bwd_kernel<T, N> : gather_bwd_kernel<T, 1>;
+    kernel<<<mt_blocks(stream, a->tokens * groups * 32, THREADS), THREADS, 0,
+             mt_cuda_stream(stream)>>>(*a);
     MT_LAUNCHED(stream, "gather_bwd");
     return MT_OK;
 }

@@ -1,7 +1,7 @@
 /* What moves and sums rows of activations by a route plan. */
 #pragma once
 
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/words.cuh"
 
 /* Whether rows of row_bytes in each of the operands, NULL or not, are whole vectors of 16 bytes. */
 static inline bool mt_rows_aligned(const void *const operands[], int count, int64_t row_bytes)
@@ -11,17 +11,67 @@ static inline bool mt_rows_aligned(const void *const operands[], int count, int6
     return all % 16 == 0;
 }
 
+/* y[r] = x[index[r]], r < rows, columns [first, last): rows of n pieces V; where index is negative
+ * the row stays as it is. A warp takes four rows, all warps of the grid's x take part. */
+template <typename V>
+static __device__ __forceinline__ void mt_copy_rows(V *y, const V *x, const int32_t *index,
+                                                    int64_t rows, int64_t n, int64_t first,
+                                                    int64_t last)
+{
+    enum { ROWS = 4 };
+    const int64_t warp = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    const int64_t step = (int64_t)gridDim.x * (blockDim.x / 32) * ROWS;
+    for (int64_t r = warp * ROWS; r < rows; r += step) {
+        int32_t from[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) from[i] = r + i < rows ? index[r + i] : -1;
+        for (int64_t c = first + threadIdx.x % 32; c < last; c += 32) {
+            V in[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (from[i] >= 0) in[i] = x[from[i] * n + c];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (from[i] >= 0) __stcs(y + (r + i) * n + c, in[i]);
+        }
+    }
+}
+
+/* Columns that warps take one after another: as many pieces of 16 bytes as let what is read of all
+ * `tokens` rows stay in the cache while it is read for each of them again. */
+static inline int64_t mt_row_part(int64_t tokens, int64_t n)
+{
+    enum { ROOM = 6 << 20, LEAST = 32 };
+    int64_t part = LEAST;
+    while (part < n && 2 * part * tokens * 16 <= ROOM) part *= 2;
+    return part < n ? part : n;
+}
+
+/* The part of a token's row that a warp sums: vectors [.., n) by 32 lanes. */
+struct mt_row_place {
+    int64_t token, column;
+};
+static __host__ __device__ __forceinline__ int64_t mt_row_groups(int64_t n)
+{
+    return (n + 31) / 32;
+}
+static __device__ __forceinline__ struct mt_row_place mt_row_place_of(int64_t warp, int64_t groups)
+{
+    int64_t token = (warp >> 32) == 0 ? (uint32_t)warp / (uint32_t)groups : warp / groups;
+    return { token, (warp - token * groups) * 32 + threadIdx.x % 32 };
+}
+
 /* sum += [weights[slot]] x[position[slot] n], slots in order, those at -1 left out. Loads run SLOTS
  * ahead of the sums. */
 template <typename T, int N, bool WEIGHTED>
-static __device__ __forceinline__ void mt_add_slots(mt_real<T> sum[N], const mt_vec<T, N> *x,
+static __device__ __forceinline__ void mt_add_slots(mt_real<T> sum[N], const mt_words<T, N> *x,
                                                     int64_t n, const int32_t *position,
                                                     const mt_real<T> *weights, int64_t top_k)
 {
     enum { SLOTS = 4 };
     for (int64_t first = 0; first < top_k; first += SLOTS) {
-        mt_vec<T, N> in[SLOTS];
-        mt_real<T> w[SLOTS];
+        mt_words<T, N> in[SLOTS];
+        mt_real<T> w[SLOTS], e[N];
         int32_t row[SLOTS];
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) row[s] = first + s < top_k ? position[first + s] : -1;
@@ -34,11 +84,9 @@ static __device__ __forceinline__ void mt_add_slots(mt_real<T> sum[N], const mt_
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
             if (row[s] < 0) continue;
+            mt_open<T, N>(e, in[s]);
 #pragma unroll
-            for (int j = 0; j < N; j++) {
-                mt_real<T> e = mt_get(&in[s].at[j]);
-                sum[j] += WEIGHTED ? w[s] * e : e;
-            }
+            for (int j = 0; j < N; j++) sum[j] += WEIGHTED ? w[s] * e[j] : e[j];
         }
     }
 }
