@@ -268,58 +268,61 @@ static mt_status embedding_fwd(mt_stream *stream, const struct mt_embedding_fwd_
 }
 MT_CUDA_OP(embedding_fwd)
 
-enum { COLUMNS = 2, CHUNK = THREADS * COLUMNS };
-
-/* Adds the rows dy of `count` tokens in order, loads running ROWS ahead of the sums. */
-template <typename T>
-static __device__ __forceinline__ void add_tokens(mt_real<T> (&sum)[COLUMNS], const T *dy,
-                                                  int64_t width, int64_t from,
+/* Adds the rows of `count` tokens, N columns from dy on, in order; loads running ROWS ahead. */
+template <typename T, int N>
+static __device__ __forceinline__ void add_tokens(mt_real<T> *sum, const T *dy, int64_t width,
                                                   const int32_t *tokens, int count)
 {
     enum { ROWS = 8 };
     for (int first = 0; first < count; first += ROWS) {
-        T in[ROWS][COLUMNS];
+        mt_words<T, N> in[ROWS];
+        mt_real<T> e[N];
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
+            if (first + i < count) in[i] = mt_ask<N>(dy + tokens[first + i] * width);
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j++)
-                if (first + i < count && from + j * THREADS < width)
-                    in[i][j] = dy[tokens[first + i] * width + from + j * THREADS];
+        for (int i = 0; i < ROWS; i++) {
+            if (first + i >= count) continue;
+            mt_open<T, N>(e, in[i]);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
-#pragma unroll
-            for (int j = 0; j < COLUMNS; j++)
-                if (first + i < count && from + j * THREADS < width) sum[j] += mt_get(&in[i][j]);
+            for (int j = 0; j < N; j++) sum[j] += e[j];
+        }
     }
 }
 
-/* A block for each token and CHUNK columns; that of a row's first token adds all tokens of the row,
- * in order. */
-template <typename T>
+/* A block for each token and THREADS * N columns; that of a row's first token adds all tokens of
+ * the row, in order. */
+template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
     embedding_bwd_kernel(struct mt_embedding_bwd_args a)
 {
     __shared__ int32_t tokens[THREADS];
     __shared__ int before[WARPS];
-    const int64_t first = blockIdx.x, from = (int64_t)blockIdx.y * CHUNK + threadIdx.x;
+    const int64_t first = blockIdx.x, from = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * N;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t row = a.tokens[first];
-    for (int64_t base = 0; base < first; base += THREADS) {
-        int64_t t = base + threadIdx.x;
-        if (__syncthreads_or(t < first && a.tokens[t] == row)) return;
+    bool earlier = false, later = false;
+#pragma unroll 8
+    for (int64_t t = threadIdx.x; t < a.tokens_count; t += THREADS) {
+        bool same = a.tokens[t] == row;
+        earlier |= same && t < first;
+        later |= same && t > first;
     }
-    mt_real<T> *dw = (mt_real<T> *)a.dw + row * a.width, sum[COLUMNS];
-#pragma unroll
-    for (int j = 0; j < COLUMNS; j++) {
-        int64_t c = from + j * THREADS;
-        sum[j] = a.accumulate && c < a.width ? dw[c] : 0;
+    if (__syncthreads_or(earlier)) return;
+    const bool alone = !__syncthreads_or(later), mine = from < a.width;
+    mt_real<T> *dw = (mt_real<T> *)a.dw + row * a.width + from, sum[N] = { 0 };
+    const T *dy = (const T *)a.dy + from;
+    if (a.accumulate && mine) mt_get_vec<N>(sum, dw);
+    if (alone) {
+        const int32_t only = (int32_t)first;
+        if (mine) add_tokens<T, N>(sum, dy, a.width, &only, 1);
     }
-    for (int64_t base = first; base < a.tokens_count; base += THREADS) {
+    for (int64_t base = first; base < a.tokens_count && !alone; base += THREADS) {
         int64_t t = base + threadIdx.x;
-        bool mine = t < a.tokens_count && a.tokens[t] == row;
+        bool same = t < a.tokens_count && a.tokens[t] == row;
         /* also: everyone has read the list of the last round */
-        if (!__syncthreads_or(mine)) continue;
-        unsigned lanes = __ballot_sync(~0u, mine);
+        if (!__syncthreads_or(same)) continue;
+        unsigned lanes = __ballot_sync(~0u, same);
         if (lane == 0) before[warp] = __popc(lanes);
         __syncthreads();
         int at = 0, count = 0;
@@ -328,23 +331,26 @@ static __global__ void __launch_bounds__(THREADS)
             if (w < warp) at += before[w];
             count += before[w];
         }
-        if (mine) tokens[at + __popc(lanes & ((1u << lane) - 1))] = (int32_t)t;
+        if (same) tokens[at + __popc(lanes & ((1u << lane) - 1))] = (int32_t)t;
         __syncthreads();
-        add_tokens<T>(sum, (const T *)a.dy, a.width, from, tokens, count);
+        if (mine) add_tokens<T, N>(sum, dy, a.width, tokens, count);
     }
-#pragma unroll
-    for (int j = 0; j < COLUMNS; j++)
-        if (from + j * THREADS < a.width) dw[from + j * THREADS] = sum[j];
+    if (mine) mt_put_vec<N>(dw, sum);
 }
 
 template <typename T>
 static mt_status embedding_bwd(mt_stream *stream, const struct mt_embedding_bwd_args *a)
 {
+    enum { N = 16 / sizeof(T) };
     cudaStream_t on = mt_cuda_stream(stream);
     size_t bytes = (size_t)(a->vocab * a->width) * sizeof(mt_real<T>);
     if (!a->accumulate && bytes) MT_CUDA(cudaMemsetAsync(a->dw, 0, bytes, on));
-    dim3 grid((unsigned)a->tokens_count, (unsigned)mt_ceil_div(a->width, CHUNK));
-    if (grid.x && grid.y) embedding_bwd_kernel<T><<<grid, THREADS, 0, on>>>(*a);
+    const void *operands[] = { a->dw, a->dy };
+    bool whole = mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T));
+    dim3 grid((unsigned)a->tokens_count,
+              (unsigned)mt_ceil_div(a->width, THREADS * (whole ? (int)N : 1)));
+    auto kernel = whole ? embedding_bwd_kernel<T, N> : embedding_bwd_kernel<T, 1>;
+    if (grid.x && grid.y) kernel<<<grid, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "embedding_bwd");
     return MT_OK;
 }
