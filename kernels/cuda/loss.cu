@@ -1,6 +1,9 @@
 /* Cross-entropy. */
+#include <type_traits>
+
 #include "kernels/cuda/ordered.cuh"
 #include "kernels/cuda/scratch.h"
+#include "kernels/cuda/words.cuh"
 
 /* Threads of a row; vectors of a thread that are summed in real before the sum goes into f64;
  * vectors of a thread in a block of the backward. */
@@ -32,18 +35,30 @@ template <typename R> static __device__ __forceinline__ double shrink_of(R from,
     return (double)exp(from - to);
 }
 
-/* Takes n values in; what the others of x hold is not looked at. */
-template <typename R, int N>
-static __device__ __forceinline__ void take(log_sum<R> *s, const R x[N], int n)
+/* exp(x) of a logit of T less the largest; of bf16 in two instructions, within 2^-24 (|x| + 4) of
+ * itself: that of the library would be what takes the time. */
+template <typename T> static __device__ __forceinline__ mt_real<T> term(mt_real<T> x)
 {
+    if constexpr (std::is_same<T, mt_bf16>::value) {
+        float e;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
+        return e;
+    } else {
+        return exp(x);
+    }
+}
+
+/* Takes N values in. */
+template <typename T, int N>
+static __device__ __forceinline__ void take(log_sum<mt_real<T>> *s, const mt_real<T> x[N])
+{
+    typedef mt_real<T> R;
     R most = s->most, sum = 0;
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i < n && x[i] > most) most = x[i];
+    for (int i = 0; i < N; i++) most = fmax(most, x[i]); /* passes over NaN */
     R base = base_of(most);
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i < n) sum += exp(x[i] - base);
+    for (int i = 0; i < N; i++) sum += term<T>(x[i] - base);
     if (most != s->most) s->total *= shrink_of(s->most, base);
     s->total += (double)sum;
     s->most = most;
@@ -71,7 +86,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
 {
     enum { N = 16 / sizeof(T) };
     typedef mt_real<T> R;
-    typedef mt_vec<T, N> vec;
+    typedef mt_words<T, N> words;
     int64_t t = blockIdx.x, vocab = a.vocab;
     int32_t target = a.targets[t];
     if (target == a.ignore) {
@@ -81,28 +96,25 @@ static __global__ void __launch_bounds__(THREADS, 3)
     const T *logits = (const T *)a.logits + t * vocab;
     int64_t head = head_of(logits, vocab), vectors = (vocab - head) / N;
     log_sum<R> mine = { -(R)INFINITY, 0 };
-    const vec *from = (const vec *)(logits + head);
+    const words *from = (const words *)(logits + head);
+    R x[AHEAD * N];
     int64_t i = threadIdx.x;
     for (; i + (AHEAD - 1) * THREADS < vectors; i += THREADS * AHEAD) {
-        vec in[AHEAD];
-        R x[AHEAD * N];
+        words in[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) in[k] = from[i + k * THREADS];
 #pragma unroll
-        for (int k = 0; k < AHEAD * N; k++) x[k] = mt_get(&in[k / N].at[k % N]);
-        take<R, AHEAD * N>(&mine, x, AHEAD * N);
+        for (int k = 0; k < AHEAD; k++) mt_open<T, N>(x + k * N, in[k]);
+        take<T, AHEAD * N>(&mine, x);
     }
     for (; i < vectors; i += THREADS) {
-        const vec in = from[i];
-        R x[N];
-#pragma unroll
-        for (int k = 0; k < N; k++) x[k] = mt_get(&in.at[k]);
-        take<R, N>(&mine, x, N);
+        mt_open<T, N>(x, from[i]);
+        take<T, N>(&mine, x);
     }
     int64_t tail = head + vectors * N; /* head and tail are shorter than a vector */
     if (threadIdx.x < head + vocab - tail) {
-        R x[1] = { mt_get(logits + threadIdx.x + (threadIdx.x < head ? 0 : tail - head)) };
-        take<R, 1>(&mine, x, 1);
+        x[0] = mt_get(logits + threadIdx.x + (threadIdx.x < head ? 0 : tail - head));
+        take<T, 1>(&mine, x);
     }
     log_sum<R> row = block_merge(mine);
     if (threadIdx.x) return;
