@@ -2,11 +2,39 @@
 #include "kernels/exchange.h"
 
 #include "kernels/check.h"
+#include "kernels/coding.h"
+
+static const mt_format_spec plain; /* lines that are not coded */
+
+bool mt_exchange_codes(const mt_format_spec *spec)
+{
+    const mt_format *f = spec->format;
+    const mt_format_options *o = &spec->options;
+    bool powers = f && (f->scale == MT_SCALE_E8M0 || (f->scale == MT_SCALE_F32 && o->pow2));
+    return powers && f->block > 0 && !o->two_d && !o->sr && !o->rht && !o->from_dequantized;
+}
+
+int64_t mt_exchange_line(mt_dtype dtype, int64_t width, const mt_format_spec *coded)
+{
+    if (!coded->format) return width * (int64_t)mt_dtype_size(dtype);
+    struct mt_coding c = mt_coding_of(dtype, width, coded);
+    return c.line;
+}
+
+static mt_status check_coded(const char *op, const mt_format_spec *coded)
+{
+    MT_TRY(mt_format_spec_check(coded));
+    MT_REQUIRE(mt_exchange_codes(coded), MT_EINVAL,
+               "%s: lines cannot be coded in %s: a row's scales must be powers of two of its own "
+               "blocks, its codes the nearest",
+               op, coded->format->name);
+    return MT_OK;
+}
 
 static mt_status check_blocks(const char *op, const struct mt_blocks *b, int64_t width,
-                              mt_dtype dtype)
+                              mt_dtype dtype, const mt_format_spec *coded)
 {
-    int64_t line = width * (int64_t)mt_dtype_size(dtype);
+    int64_t line = mt_exchange_line(dtype, width, coded);
     MT_CHECK_POSITIVE(op, b, ranks);
     MT_CHECK_POSITIVE(op, b, experts);
     MT_REQUIRE(width > 0, MT_EINVAL, "%s: width is %lld, must be positive", op, (long long)width);
@@ -30,7 +58,7 @@ mt_status mt_exchange_plan_check(const struct mt_exchange_plan_args *args)
 {
     const char *op = "exchange_plan";
     int64_t n = args->tokens;
-    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype));
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &plain));
     MT_CHECK_EXTENT(op, args, tokens);
     MT_CHECK_POSITIVE(op, args, top_k);
     MT_CHECK_POINTER(op, args, chosen, n);
@@ -47,16 +75,33 @@ mt_status mt_exchange_plan_check(const struct mt_exchange_plan_args *args)
 mt_status mt_exchange_pack_check(const struct mt_exchange_pack_args *args)
 {
     const char *op = "exchange_pack";
-    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype));
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &plain));
+    if (args->coded.format) {
+        MT_TRY(check_coded(op, &args->coded));
+        MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &args->coded));
+        MT_CHECK_POINTER(op, args, x, 1);
+    }
     MT_CHECK_POINTER(op, args, y, 1);
     MT_CHECK_POINTER(op, args, heads, 1);
+    return MT_OK;
+}
+
+mt_status mt_exchange_unpack_check(const struct mt_exchange_unpack_args *args)
+{
+    const char *op = "exchange_unpack";
+    MT_REQUIRE(args->coded.format, MT_EINVAL, "%s: no format", op);
+    MT_TRY(check_coded(op, &args->coded));
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &plain));
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &args->coded));
+    MT_CHECK_POINTER(op, args, y, 1);
+    MT_CHECK_POINTER(op, args, x, 1);
     return MT_OK;
 }
 
 mt_status mt_exchange_arrivals_check(const struct mt_exchange_arrivals_args *args)
 {
     const char *op = "exchange_arrivals";
-    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype));
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &plain));
     MT_CHECK_POINTER(op, args, y, 1);
     MT_CHECK_POINTER(op, args, heads, 1);
     MT_CHECK_POINTER(op, args, counts, 1);

@@ -8,10 +8,16 @@
  * read.
  *
  * A line's bytes times `lines` are a multiple of 8, and so are the addresses of buffers; head_lines
- * lines hold 8 (S + 1) bytes or more. */
+ * lines hold 8 (S + 1) bytes or more.
+ *
+ * A line may be coded: it then holds the codes of its row, ceil(D / codes of a byte) bytes, and, at
+ * the next multiple of 4, their ceil(D / block) scales, as the format's row direction would have
+ * them for that row alone (NUMERICS sections 2 and 3), and is a multiple of 16 bytes long. What it
+ * decodes to, quantized again in that format, decodes to the same values (mt_exchange_codes). */
 #pragma once
 
 #include "core/device.h"
+#include "core/format_spec.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,6 +27,15 @@ struct mt_blocks {
     int64_t ranks, experts;    /* P, S */
     int64_t lines, head_lines; /* of a block; rows that it has room for: the difference */
 };
+
+/* Whether lines can be coded in this format: blocks along a row, scales that are powers of two made
+ * from the block alone, rounding to nearest. A block's amax rounds to a code between half the
+ * largest and the largest; so the scale that it asks for when it is quantized again is the same,
+ * or, where it has become just half the largest, half of it, and codes twice as large, all of which
+ * there are. */
+bool mt_exchange_codes(const mt_format_spec *spec);
+/* Bytes of a line of `width` elements; coded->format NULL: as they are. */
+int64_t mt_exchange_line(mt_dtype dtype, int64_t width, const mt_format_spec *coded);
 
 /* Where the rows of a route plan go: heads int64 [P, 1 + S]; token_line int32 [T, k]: the line of
  * each choice, -1 where it was dropped or its block is full; line_token int32 [P lines]: the token
@@ -39,7 +54,10 @@ struct mt_exchange_plan_args {
 };
 
 /* Writes heads into a buffer y [P lines, D], and, where index (int32 [P lines]) is not NULL, rows:
- * line l becomes row index[l] of x [rows, D]. Lines with index -1 stay as they are. */
+ * line l becomes row index[l] of x [rows, D]. Lines with index -1 stay as they are. coded, with a
+ * format: y's lines are coded, and without index x is a buffer [P lines, D] whose lines in use, by
+ * the heads, become the same lines of y. The bytes in use that `heads` has are those of lines that
+ * are not coded; y is given its own. */
 struct mt_exchange_pack_args {
     mt_dtype dtype;
     struct mt_blocks blocks;
@@ -48,6 +66,19 @@ struct mt_exchange_pack_args {
     const void *x;
     const int32_t *index;
     const int64_t *heads;
+    mt_format_spec coded;
+};
+
+/* A buffer y [P lines, D] from one of coded lines, x, that has arrived: heads, and the lines in
+ * use. A value beyond the largest of the dtype becomes that, unless its block had an infinity (E8M0
+ * scale 0xFE). */
+struct mt_exchange_unpack_args {
+    mt_dtype dtype;
+    struct mt_blocks blocks;
+    int64_t width;
+    void *y;
+    const void *x;
+    mt_format_spec coded;
 };
 
 /* The rows of a buffer y that has arrived, sorted by expert, then by sender, then as they were

@@ -48,6 +48,7 @@ extern "C" {
     X(combine_bwd)                                                                                 \
     X(exchange_plan)                                                                               \
     X(exchange_pack)                                                                               \
+    X(exchange_unpack)                                                                             \
     X(exchange_arrivals)                                                                           \
     X(moe_gemm)                                                                                    \
     X(aux_loss_fwd)                                                                                \

@@ -247,9 +247,13 @@ static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
         assert_ok(mt_gather_fwd(&stream, &(struct mt_gather_fwd_args){ dtype, lines, width, 1,
                                                                        lines, rows, got, r.row_line,
                                                                        r.offsets + b->experts }));
-        assert_ok(mt_exchange_pack(
-            &stream,
-            &(struct mt_exchange_pack_args){ dtype, *b, width, reply, rows, r.line_row, r.heads }));
+        assert_ok(mt_exchange_pack(&stream, &(struct mt_exchange_pack_args){ .dtype = dtype,
+                                                                             .blocks = *b,
+                                                                             .width = width,
+                                                                             .y = reply,
+                                                                             .x = rows,
+                                                                             .index = r.line_row,
+                                                                             .heads = r.heads }));
         assert_ok(mt_device_synchronize(stream.device));
         for (int64_t q = 0; q < b->ranks; q++)
             memcpy(back[q] + (size_t)p * block, reply + (size_t)q * block, block);
