@@ -17,7 +17,9 @@ struct mt_exchange {
     int64_t tokens; /* of the passes since the last settlement, at most, */
     int64_t room;   /* and the rows that their blocks had room for */
     uint64_t epoch;
-    bool any; /* blocks have room for any routing, whatever the load */
+    int64_t bytes; /* of blocks for other ranks */
+    bool any;      /* blocks have room for any routing, whatever the load */
+    bool plain;    /* no rows are coded */
 };
 
 static mt_status build(mt_exchange *x)
@@ -104,6 +106,22 @@ void mt_exchange_open(mt_exchange *x, bool any)
     x->any = any;
 }
 
+void mt_exchange_set_plain(mt_exchange *x, bool plain)
+{
+    x->epoch += x->plain != plain;
+    x->plain = plain;
+}
+
+bool mt_exchange_plain(const mt_exchange *x)
+{
+    return x->plain;
+}
+
+int64_t mt_exchange_bytes(const mt_exchange *x)
+{
+    return x->bytes;
+}
+
 uint64_t mt_exchange_epoch(const mt_exchange *x)
 {
     return 2 * x->epoch + x->any;
@@ -112,6 +130,7 @@ uint64_t mt_exchange_epoch(const mt_exchange *x)
 mt_status mt_exchange_send(mt_exchange *x, mt_stream *stream, void *to, const void *from,
                            const struct mt_blocks *blocks, size_t line_bytes, const char *what)
 {
+    x->bytes += (blocks->ranks - 1) * blocks->lines * (int64_t)line_bytes;
     MT_TRY(mt_event_record(&x->packed, stream));
     MT_TRY(mt_event_wait(&x->packed, &x->stream));
     MT_TRY(mt_comm_all_to_all(x->comm, &x->stream, to, from, (size_t)blocks->lines * line_bytes,

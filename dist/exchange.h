@@ -6,6 +6,9 @@
  * void then: mt_exchange_settle finds that on all ranks, makes room for what was missing, and the
  * caller runs the same again.
  *
+ * Rows travel in the activations' dtype, or, where that changes no bit of what is made of them, as
+ * the codes that they are read as (layers/linear_formats.c has the rule).
+ *
  * On a device with streams, blocks are sent in a stream of their own: what the passes' stream is
  * given between mt_exchange_send and mt_exchange_wait is done beside it. */
 #pragma once
@@ -31,7 +34,7 @@ mt_status mt_exchange_create(mt_exchange **exchange, mt_device *device, mt_comm 
                              const mt_exchange_options *options);
 void mt_exchange_destroy(mt_exchange **exchange);
 
-/* The blocks of a pass of `tokens`, whose lines are of so many bytes. */
+/* The blocks of a pass of `tokens`, whose lines are of so many bytes or more. */
 struct mt_blocks mt_exchange_blocks(mt_exchange *exchange, int64_t tokens, size_t line_bytes);
 /* Device int64 [1]: rows for one block, at most, since the last mt_exchange_settle. */
 int64_t *mt_exchange_most(const mt_exchange *exchange);
@@ -40,6 +43,13 @@ int64_t *mt_exchange_most(const mt_exchange *exchange);
 void mt_exchange_open(mt_exchange *exchange, bool any);
 /* Tells sizes of blocks apart: part of the key of a tape's pass. */
 uint64_t mt_exchange_epoch(const mt_exchange *exchange);
+
+/* From now on rows travel as they are, or again as codes where they may: for comparisons. */
+void mt_exchange_set_plain(mt_exchange *exchange, bool plain);
+bool mt_exchange_plain(const mt_exchange *exchange);
+/* Bytes of blocks that this rank has made for others so far; ranks that know on the host how much
+ * of a block is in use send less. */
+int64_t mt_exchange_bytes(const mt_exchange *exchange);
 
 /* Sends the blocks in `from`, of `stream`'s work, and receives others in `to`: both stay as they
  * are until mt_exchange_wait, from which on the stream finds them. Collective. */

@@ -1,15 +1,18 @@
 /* Rows to the experts of other ranks, and back: each way is the backward of the other. */
-#include "layers/functional.h"
+#include "layers/linear_priv.h"
 
 struct exchange_attrs {
     mt_exchange *exchange;
     struct mt_blocks blocks;
     int64_t tokens, top_k, width;
+    mt_format_spec coded; /* what gradients travel as */
 };
+
+static const mt_format_spec plain;
 
 static size_t line_bytes(const mt_value *x)
 {
-    return (size_t)mt_tensor_cols(&x->data) * mt_dtype_size(x->data.dtype);
+    return (size_t)mt_exchange_line(x->data.dtype, mt_tensor_cols(&x->data), &plain);
 }
 
 /* Blocks of x's dtype and width. */
@@ -20,13 +23,58 @@ static mt_status new_blocks(mt_tape *tape, mt_value **y, const mt_value *x,
                          (int64_t[]){ b->ranks * b->lines, mt_tensor_cols(&x->data) });
 }
 
+/* Blocks of coded lines. */
+static mt_status new_coded(mt_tape *tape, mt_value **y, size_t line, const struct mt_blocks *b)
+{
+    return mt_tape_value(tape, y, MT_U8, 2, (int64_t[]){ b->ranks * b->lines, (int64_t)line });
+}
+
+static mt_status unpack(mt_tape *tape, void *y, mt_dtype dtype, int64_t width, const void *x,
+                        const mt_format_spec *coded, const struct mt_blocks *b)
+{
+    return mt_exchange_unpack(
+        mt_tape_stream(tape),
+        &(struct mt_exchange_unpack_args){
+            .dtype = dtype, .blocks = *b, .width = width, .y = y, .x = x, .coded = *coded });
+}
+
+/* The same as codes, which are decoded when they have arrived. */
+static mt_status send_coded(mt_tape *tape, mt_value **y, const mt_value *x, const mt_value *index,
+                            const mt_value *heads, mt_exchange *exchange, const struct mt_blocks *b,
+                            const mt_format_spec *coded, const char *what)
+{
+    mt_stream *stream = mt_tape_stream(tape);
+    mt_value *packed, *got;
+    int64_t width = mt_tensor_cols(&x->data);
+    size_t line = (size_t)mt_exchange_line(x->data.dtype, width, coded);
+    MT_TRY(new_coded(tape, &packed, line, b));
+    MT_TRY(new_coded(tape, &got, line, b));
+    MT_TRY(mt_exchange_pack(stream, &(struct mt_exchange_pack_args){ .dtype = x->data.dtype,
+                                                                     .blocks = *b,
+                                                                     .width = width,
+                                                                     .y = packed->data.data,
+                                                                     .x = x->data.data,
+                                                                     .index = index->data.data,
+                                                                     .heads = heads->data.data,
+                                                                     .coded = *coded }));
+    MT_TRY(mt_exchange_send(exchange, stream, got->data.data, packed->data.data, b, line, what));
+    MT_TRY(mt_exchange_wait(exchange, stream));
+    mt_value_release(tape, &packed);
+    MT_TRY(new_blocks(tape, y, x, b));
+    MT_TRY(unpack(tape, (*y)->data.data, x->data.dtype, width, got->data.data, coded, b));
+    mt_value_release(tape, &got);
+    return MT_OK;
+}
+
 /* Packs rows of x, which `index` chooses, behind the heads, and sends them: y is what arrives. */
 static mt_status pack_and_send(mt_tape *tape, mt_value **y, const mt_value *x,
                                const mt_value *index, const mt_value *heads, mt_exchange *exchange,
-                               const struct mt_blocks *b, const char *what)
+                               const struct mt_blocks *b, const mt_format_spec *coded,
+                               const char *what)
 {
     mt_stream *stream = mt_tape_stream(tape);
     mt_value *packed;
+    if (coded->format) return send_coded(tape, y, x, index, heads, exchange, b, coded, what);
     MT_TRY(new_blocks(tape, &packed, x, b));
     MT_TRY(new_blocks(tape, y, x, b));
     MT_TRY(
@@ -44,23 +92,33 @@ static mt_status pack_and_send(mt_tape *tape, mt_value **y, const mt_value *x,
     return MT_OK;
 }
 
-/* Blocks of gradients, whose rows are in place, behind heads: *got is what arrives. Weight
- * gradients that wait are computed on the way. */
+/* Blocks of gradients, whose rows are in place, behind heads: *got is what arrives; what was coded
+ * is decoded into dy, which has been sent. Weight gradients that wait are computed on the way. */
 static mt_status send_back(mt_tape *tape, mt_node *node, void **got, const mt_tensor *dy,
                            const mt_tensor *heads, const char *what)
 {
     const struct exchange_attrs *a = mt_node_attrs(node);
     mt_stream *stream = mt_tape_stream(tape);
-    size_t line = (size_t)a->width * mt_dtype_size(dy->dtype);
-    MT_TRY(mt_node_scratch(tape, node, got, mt_tensor_bytes(dy)));
+    size_t line = (size_t)mt_exchange_line(dy->dtype, a->width, &a->coded);
+    size_t bytes = (size_t)(a->blocks.ranks * a->blocks.lines) * line;
+    bool coded = a->coded.format != NULL;
+    void *packed = dy->data;
+    if (coded) MT_TRY(mt_node_scratch(tape, node, &packed, bytes));
+    MT_TRY(mt_node_scratch(tape, node, got, bytes));
     MT_TRY(mt_exchange_pack(stream, &(struct mt_exchange_pack_args){ .dtype = dy->dtype,
                                                                      .blocks = a->blocks,
                                                                      .width = a->width,
-                                                                     .y = dy->data,
-                                                                     .heads = heads->data }));
-    MT_TRY(mt_exchange_send(a->exchange, stream, *got, dy->data, &a->blocks, line, what));
+                                                                     .y = packed,
+                                                                     .x = coded ? dy->data : NULL,
+                                                                     .heads = heads->data,
+                                                                     .coded = a->coded }));
+    MT_TRY(mt_exchange_send(a->exchange, stream, *got, packed, &a->blocks, line, what));
     MT_TRY(mt_tape_run_deferred(tape));
-    return mt_exchange_wait(a->exchange, stream);
+    MT_TRY(mt_exchange_wait(a->exchange, stream));
+    if (!coded) return MT_OK;
+    MT_TRY(unpack(tape, dy->data, dy->dtype, a->width, *got, &a->coded, &a->blocks));
+    *got = dy->data;
+    return MT_OK;
 }
 
 /* ---- to the experts ----------------------------------------------------------------------------
@@ -120,27 +178,53 @@ static mt_status sort_arrivals(mt_tape *tape, mt_exchanged *e, const mt_value *y
     return mt_exchange_arrivals(mt_tape_stream(tape), &args);
 }
 
-static struct exchange_attrs attrs_of(mt_exchange *exchange, const struct mt_blocks *b,
-                                      const mt_route *home, const mt_value *x)
+static struct exchange_attrs attrs_of(mt_exchange *exchange, const mt_exchanged *e,
+                                      const mt_value *x, const mt_format_spec *coded)
 {
-    return (struct exchange_attrs){ exchange, *b, home->tokens, home->top_k,
-                                    mt_tensor_cols(&x->data) };
+    return (struct exchange_attrs){
+        exchange, e->blocks, e->home.tokens, e->home.top_k, mt_tensor_cols(&x->data), *coded
+    };
+}
+
+/* What travels as codes, and blocks of one number of lines for all that travels: where codes are
+ * fewer bytes. */
+static void choose(mt_tape *tape, mt_exchanged *e, const mt_value *x, mt_exchange *exchange,
+                   int64_t tokens, const mt_grouped_linear_layer *const layers[2])
+{
+    static const mt_operand operands[] = { MT_OPERAND_X, MT_OPERAND_DY };
+    size_t least = line_bytes(x);
+    for (int i = 0; i < 2; i++) {
+        mt_format_spec spec;
+        e->coded[i] = plain;
+        if (mt_exchange_plain(exchange) || !layers[i] ||
+            !mt_linear_travels_coded(tape, layers[i], operands[i], &spec))
+            continue;
+        size_t line = (size_t)mt_exchange_line(x->data.dtype, mt_tensor_cols(&x->data), &spec);
+        if (line >= line_bytes(x)) continue;
+        e->coded[i] = spec;
+        if (line < least) least = line;
+    }
+    e->blocks = mt_exchange_blocks(exchange, tokens, least);
 }
 
 mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
                       const mt_route *route, const mt_value *chosen, mt_exchange *exchange,
-                      const int64_t widths[MT_ROUTE_WIDTHS])
+                      const int64_t widths[MT_ROUTE_WIDTHS], const mt_grouped_linear_layer *gate_up,
+                      const mt_grouped_linear_layer *down)
 {
-    struct mt_blocks b = mt_exchange_blocks(exchange, route->tokens, line_bytes(x));
+    choose(tape, e, x, exchange, route->tokens,
+           (const mt_grouped_linear_layer *[]){ gate_up, down });
+    const struct mt_blocks b = e->blocks;
     mt_value *line_token;
     MT_REQUIRE(route->rows.members == b.ranks * b.experts, MT_EINVAL,
                "dispatch: a route to %lld experts, %lld ranks have %lld each",
                (long long)route->rows.members, (long long)b.ranks, (long long)b.experts);
     MT_TRY(plan(tape, e, &line_token, x, route, chosen, exchange, &b));
-    MT_TRY(pack_and_send(tape, y, x, line_token, e->sent, exchange, &b, "rows to experts"));
+    MT_TRY(pack_and_send(tape, y, x, line_token, e->sent, exchange, &b, &e->coded[0],
+                         "rows to experts"));
     mt_value_release(tape, &line_token);
     MT_TRY(sort_arrivals(tape, e, *y, &b, widths));
-    struct exchange_attrs attrs = attrs_of(exchange, &b, &e->home, x);
+    struct exchange_attrs attrs = attrs_of(exchange, e, x, &plain);
     return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_dispatch,
                                                  .attrs = &attrs,
                                                  .attrs_bytes = sizeof attrs,
@@ -179,13 +263,13 @@ const mt_op mt_op_dispatch = { "dispatch", dispatch_backward, NULL };
 mt_status mt_collect(mt_tape *tape, mt_value **y, mt_value *x, const mt_exchanged *e,
                      mt_exchange *exchange)
 {
-    struct mt_blocks b = mt_exchange_blocks(exchange, e->home.tokens, line_bytes(x));
+    const struct mt_blocks b = e->blocks;
     MT_REQUIRE(mt_tensor_rows(&x->data) == b.ranks * b.lines, MT_EINVAL,
                "collect: x has %lld rows, the blocks %lld lines",
                (long long)mt_tensor_rows(&x->data), (long long)(b.ranks * b.lines));
-    MT_TRY(pack_and_send(tape, y, x, e->there.position, e->received, exchange, &b,
+    MT_TRY(pack_and_send(tape, y, x, e->there.position, e->received, exchange, &b, &plain,
                          "rows from experts"));
-    struct exchange_attrs attrs = attrs_of(exchange, &b, &e->home, x);
+    struct exchange_attrs attrs = attrs_of(exchange, e, x, &e->coded[1]);
     return mt_tape_record(
         tape, &(mt_node_spec){ .op = &mt_op_collect,
                                .attrs = &attrs,

@@ -137,16 +137,21 @@ typedef struct mt_exchanged {
                        most once (top_k 1) */
     mt_route home;  /* where a token's rows come back: only tokens, top_k and position are set */
     mt_value *sent, *received; /* int64 [P, 1 + S]: heads of the blocks */
+    struct mt_blocks blocks;
+    mt_format_spec coded[2]; /* what rows, and the gradients of what comes back, travel as; without
+                                a format: as they are */
 } mt_exchanged;
 
-/* Experts that are spread over ranks. mt_dispatch sends the tokens' rows to them: y [P lines, D],
- * the blocks that this rank has received. `route` and `chosen` (int32 [T, k]) are of all E experts;
+/* Experts that are spread over ranks, with the layers gate_up and down, which say what may travel
+ * as codes (both NULL: nothing). mt_dispatch sends the tokens' rows to them: y [P lines, D], the
+ * blocks that this rank has received. `route` and `chosen` (int32 [T, k]) are of all E experts;
  * widths as in mt_route_tokens. mt_collect sends the experts' rows x back: y [P lines, D], from
  * which mt_combine takes them by e->home. Weight gradients that wait run beside the exchanges of
  * backward. Collective over the ranks that share the experts, in forward and in backward. */
 mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
                       const mt_route *route, const mt_value *chosen, mt_exchange *exchange,
-                      const int64_t widths[MT_ROUTE_WIDTHS]);
+                      const int64_t widths[MT_ROUTE_WIDTHS], const mt_grouped_linear_layer *gate_up,
+                      const mt_grouped_linear_layer *down);
 mt_status mt_collect(mt_tape *tape, mt_value **y, mt_value *x, const mt_exchanged *e,
                      mt_exchange *exchange);
 void mt_exchanged_release(mt_tape *tape, mt_exchanged *e);

@@ -277,6 +277,29 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     return quantize(tape, &args);
 }
 
+/* The rule. The row that the GEMM reads decodes to the same values when it is quantized again from
+ * what it decodes to (mt_exchange_codes), so the rest asks who reads the operand's own values
+ * beside it: wgrad, unless its column is made from the row's values, or no wgrad follows (the
+ * weight is frozen; of X also where this forward records nothing); a bias, whose gradient sums dY;
+ * whoever watches the layer; and the count of NaNs, which elements without a NaN lose: X is counted
+ * when a pass that trains comes by first, dY whenever there is one. All of it is the same on every
+ * rank of a pass. */
+bool mt_linear_travels_coded(const mt_tape *tape, const mt_grouped_linear_layer *layer,
+                             mt_operand operand, mt_format_spec *spec)
+{
+    const mt_param *w = layer->weight;
+    bool dy = operand == MT_OPERAND_DY, training = mt_tape_training(tape);
+    if (!w->linear || mt_linear_observed(w) || (dy && (!training || layer->bias))) return false;
+    *spec = spec_of(recipe_of(w), w->compute, operand, MT_ROW);
+    if (!mt_exchange_codes(spec)) return false;
+    bool column = !w->frozen && (dy || mt_tape_recording(tape));
+    if (column && !spec_of(recipe_of(w), w->compute, operand, MT_COL).options.from_dequantized)
+        return false;
+    const mt_element_info *e = &mt_elements[spec->options.element];
+    bool counted = w->linear->nan[operand] && training && (dy || !mt_tape_recomputing(tape));
+    return !counted || e->nan_code != e->max_code;
+}
+
 bool mt_linear_observed(const mt_param *w)
 {
     return w->linear && w->linear->observe;

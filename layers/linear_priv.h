@@ -32,6 +32,11 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *weight, mt_operand o
                              struct mt_linear_operand *o);
 void mt_linear_operand_release(mt_tape *tape, struct mt_linear_operand *o);
 
+/* Whether an operand may reach the rank that reads it as codes of its row direction, *spec, to be
+ * decoded there before it is quantized: no bit of the pass depends on it, nor of what it counts. */
+bool mt_linear_travels_coded(const mt_tape *tape, const mt_grouped_linear_layer *layer,
+                             mt_operand operand, mt_format_spec *spec);
+
 /* Records the SwiGLU y of x, which a GEMM has made already. */
 mt_status mt_swiglu_record(mt_tape *tape, mt_value *y, mt_value *x, const mt_ragged *rows);
 

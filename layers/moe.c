@@ -27,7 +27,8 @@ static mt_status run_experts(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_va
     mt_value *rows, *out;
     if (!layer->exchange)
         return experts(tape, y, x, &layer->gate_up, &layer->down, &route->rows, route);
-    MT_TRY(mt_dispatch(tape, &rows, e, x, route, chosen, layer->exchange, widths));
+    MT_TRY(mt_dispatch(tape, &rows, e, x, route, chosen, layer->exchange, widths, &layer->gate_up,
+                       &layer->down));
     MT_TRY(experts(tape, &out, rows, &layer->gate_up, &layer->down, &e->there.rows, &e->there));
     mt_value_release(tape, &rows);
     MT_TRY(mt_collect(tape, y, out, e, layer->exchange));

@@ -1,33 +1,12 @@
 /* Experts over ranks: training against one rank, steps that begin again, meshes, what is refused.
  */
 #include "tests/dist/copies.h"
-#include "tests/dist/training.h"
-
-#include <math.h>
-
-#include "layers/functional.h"
-#include "layers/moe.h"
+#include "tests/dist/history.h"
+#include "tests/dist/moe_layer.h"
 
 static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
 {
     return small_config(dtype, recipe, 8, 3);
-}
-
-typedef struct history {
-    mt_step_result step[STEPS];
-    double validation;
-} history;
-
-static mt_status steps(mt_trainer *t, history *h)
-{
-    const mt_trainer_config *c = mt_trainer_get_config(t);
-    int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
-    int64_t counted;
-    for (int s = 0; s < STEPS; s++) {
-        draw_batch(c, s % 4, tokens, targets);
-        MT_TRY(mt_trainer_step(t, tokens, targets, &h->step[s]));
-    }
-    return mt_trainer_eval(t, tokens, targets, BATCH, &h->validation, &counted);
 }
 
 static mt_status train(const mt_trainer_config *c, history *h)
@@ -64,21 +43,6 @@ static mt_status close_histories(const history *many, const history *one, double
     return close_to("validation", STEPS, many->validation, one->validation, 10 * limit);
 }
 
-/* The same numbers, whatever was begun again. */
-static mt_status same_histories(const char *what, const history *a, const history *b)
-{
-    for (int s = 0; s < STEPS; s++) {
-        mt_step_result x = a->step[s], y = b->step[s];
-        x.voided = y.voided = 0;
-        rank_check(!memcmp(&x, &y, sizeof x),
-                   "%s: step %d: loss %.17g and %.17g, gradient norm %.17g and %.17g", what, s,
-                   x.loss, y.loss, x.grad_norm, y.grad_norm);
-    }
-    rank_check(a->validation == b->validation, "%s: validation %.17g and %.17g", what,
-               a->validation, b->validation);
-    return MT_OK;
-}
-
 /* Degrees that so many ranks can have: 1, 2, 4. */
 static mt_status training(mt_comm *comm)
 {
@@ -100,151 +64,6 @@ static mt_status training(mt_comm *comm)
 /* ---- one layer ---------------------------------------------------------------------------------
  */
 
-enum { T = 24, D = 24, F = 16, EXPERTS = 8, TOP_K = 3 }; /* T: tokens of a rank */
-
-typedef struct layer {
-    mt_param_store *store;
-    mt_param *router;
-    mt_moe_layer moe;
-    mt_exchange *exchange;
-} layer;
-
-static void layer_destroy(layer *l)
-{
-    mt_exchange_destroy(&l->exchange);
-    mt_param_store_destroy(&l->store);
-}
-
-/* All experts, or, with ranks, this rank's; lonely: every token goes to the first ones. */
-static mt_status layer_create(layer *l, mt_comm *comm, mt_dtype compute, bool lonely)
-{
-    mt_dtype real = mt_dtype_wide(compute);
-    int64_t ranks = comm ? mt_comm_size(comm) : 1, here = EXPERTS / ranks;
-    mt_param_spec specs[3] = {
-        { .name = "gate", .members = 1, .m = EXPERTS, .k = D, .init_std = 1 },
-        { .name = "gate_up", .members = here, .m = 2 * F, .k = D, .packed = true, .init_std = 0.3 },
-        { .name = "down", .members = here, .m = D, .k = F, .packed = true, .init_std = 0.3 },
-    };
-    mt_param *p[3];
-    *l = (layer){ 0 };
-    MT_TRY(mt_param_store_create(&l->store, rank_device, real, compute));
-    for (int i = 0; i < 3; i++) {
-        specs[i].init = MT_INIT_NORMAL;
-        if (i) specs[i].all_members = EXPERTS;
-        if (i && comm) specs[i].first_member = mt_comm_rank(comm) * here;
-        if (i == 1) mt_param_store_next_unit(l->store);
-        MT_TRY(mt_param_store_add(l->store, &p[i], &specs[i]));
-        if (i) MT_TRY(mt_linear_reserve(p[i], rank_device, NULL));
-    }
-    MT_TRY(mt_param_store_allocate(l->store, true));
-    MT_TRY(mt_param_store_init(l->store, 3));
-    double chosen[EXPERTS * D];
-    for (int i = 0; i < EXPERTS * D; i++)
-        mt_store_f64(chosen, real, i, i / D < TOP_K ? 1 + i / D : -1 - i / D);
-    if (lonely) MT_TRY(mt_param_write_master(l->store, p[0], 0, EXPERTS * D, chosen));
-    mt_stream stream = { rank_device, NULL };
-    for (int i = 1; i < 3; i++) {
-        MT_TRY(mt_linear_place(p[i], rank_device));
-        MT_TRY(mt_linear_refresh(p[i], &stream));
-    }
-    if (comm)
-        MT_TRY(mt_exchange_create(
-            &l->exchange, rank_device, comm,
-            &(mt_exchange_options){ .experts = EXPERTS, .top_k = TOP_K, .tokens = T }));
-    l->moe = (mt_moe_layer){ .router = p[0],
-                             .gate_up = { .weight = p[1] },
-                             .down = { .weight = p[2] },
-                             .shape = { EXPERTS, TOP_K, true, NULL, NULL },
-                             .exchange = l->exchange };
-    return MT_OK;
-}
-
-/* What a pass over `tokens` gives: y, dx, and the gradients of all params, as f64 on the host. */
-typedef struct outcome {
-    double *y, *dx, *grads[3];
-} outcome;
-
-static void outcome_free(outcome *o)
-{
-    free(o->y), free(o->dx);
-    for (int i = 0; i < 3; i++) free(o->grads[i]);
-}
-
-static mt_status fetch(double **to, const void *from, mt_dtype dtype, int64_t count)
-{
-    size_t bytes = (size_t)count * mt_dtype_size(dtype);
-    void *raw = malloc(bytes + 1);
-    *to = malloc((size_t)count * sizeof **to + 1);
-    rank_check(raw && *to, "no memory");
-    mt_status status = mt_device_copy(rank_device, raw, from, bytes);
-    for (int64_t i = 0; i < count; i++) (*to)[i] = mt_load_f64(raw, dtype, i);
-    free(raw);
-    return status;
-}
-
-/* Draws of tokens [first, first + tokens) of `what`, positive where lonely, on the device. */
-static mt_status draw_rows(void **p, mt_dtype dtype, int64_t first, int64_t tokens, uint32_t what,
-                           bool positive)
-{
-    size_t bytes = (size_t)(tokens * D) * mt_dtype_size(dtype);
-    void *host = malloc(bytes);
-    rank_check(host, "no memory");
-    for (int64_t i = 0; i < tokens * D; i++) {
-        double x = mt_rng_normal(17, what, (uint64_t)(first * D + i));
-        mt_store_f64(host, dtype, i, positive ? fabs(x) : x);
-    }
-    *p = NULL;
-    mt_status status = mt_device_alloc(rank_device, p, bytes, MT_MEMORY_STATE);
-    if (status == MT_OK) status = mt_device_copy(rank_device, *p, host, bytes);
-    free(host);
-    return status;
-}
-
-static mt_status pass(mt_tape *tape, outcome *o, const layer *l, mt_dtype dtype, int64_t first,
-                      int64_t tokens, bool lonely)
-{
-    void *x, *dy;
-    mt_value *in, *y;
-    mt_routing routing;
-    MT_TRY(draw_rows(&x, dtype, first, tokens, 1, lonely));
-    MT_TRY(draw_rows(&dy, dtype, first, tokens, 2, false));
-    MT_TRY(mt_tape_begin(tape, 1, true));
-    MT_TRY(mt_tape_input(tape, &in, mt_tensor_2d(x, dtype, tokens, D), true));
-    MT_TRY(mt_moe_forward(tape, &y, &routing, in, &l->moe, "moe"));
-    MT_TRY(fetch(&o->y, y->data.data, dtype, tokens * D));
-    MT_TRY(mt_tape_seed_tensor(tape, y, mt_tensor_2d(dy, dtype, tokens, D)));
-    mt_value_release(tape, &y);
-    mt_routing_release(tape, &routing);
-    MT_TRY(mt_tape_backward(tape));
-    MT_TRY(mt_tape_run_deferred(tape));
-    MT_TRY(fetch(&o->dx, mt_value_grad(in).data, dtype, tokens * D));
-    for (int i = 0; i < 3; i++) {
-        const mt_param *p = mt_param_store_get(l->store, i);
-        MT_TRY(fetch(&o->grads[i], p->grad, p->grad_dtype, mt_param_count(p)));
-    }
-    mt_value_release(tape, &in);
-    MT_TRY(mt_tape_end(tape));
-    size_t bytes = (size_t)(tokens * D) * mt_dtype_size(dtype);
-    mt_device_free(rank_device, &x, bytes, MT_MEMORY_STATE);
-    mt_device_free(rank_device, &dy, bytes, MT_MEMORY_STATE);
-    return MT_OK;
-}
-
-static mt_status run_layer(outcome *o, mt_comm *comm, mt_dtype dtype, int64_t first, int64_t tokens,
-                           bool defer, bool lonely)
-{
-    layer l;
-    mt_tape *tape;
-    mt_stream stream = { rank_device, NULL };
-    *o = (outcome){ 0 };
-    MT_TRY(layer_create(&l, comm, dtype, lonely));
-    MT_TRY(mt_tape_create(&tape, &stream, &(mt_tape_options){ .defer_wgrad = defer }));
-    MT_TRY(pass(tape, o, &l, dtype, first, tokens, lonely));
-    mt_tape_destroy(&tape);
-    layer_destroy(&l);
-    return MT_OK;
-}
-
 /* On the CPU to the bit: each row is computed by itself, and each weight's gradient from the same
  * rows in the same order. A GPU may choose other kernels for other shapes. */
 static mt_status same_values(const char *what, const double *a, const double *b, int64_t count)
@@ -263,8 +82,10 @@ static mt_status compare_layer(mt_comm *comm, mt_dtype dtype, bool defer, bool l
     outcome one, many;
     int64_t ranks = mt_comm_size(comm), rank = mt_comm_rank(comm), here = EXPERTS / ranks;
     int64_t counts[3] = { EXPERTS * D, here * 2 * F * D, here * D * F };
-    MT_TRY(run_layer(&one, NULL, dtype, 0, ranks * T, defer, lonely));
-    MT_TRY(run_layer(&many, comm, dtype, rank * T, T, defer, lonely));
+    layer_run run = { .dtype = dtype, .tokens = ranks * T, .defer = defer, .lonely = lonely };
+    MT_TRY(run_layer(&one, &run));
+    run.comm = comm, run.first = rank * T, run.tokens = T;
+    MT_TRY(run_layer(&many, &run));
     MT_TRY(same_values("y", many.y, one.y + rank * T * D, T * D));
     MT_TRY(same_values("dx", many.dx, one.dx + rank * T * D, T * D));
     for (int64_t i = 0; i < 2 * here; i++) {
@@ -300,50 +121,6 @@ static mt_status one_layer(mt_comm *comm)
 
 /* ---- steps that begin again --------------------------------------------------------------------
  */
-
-static void mix(uint64_t *hash, const void *bytes, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        *hash = (*hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
-}
-
-static mt_status mix_device(uint64_t *hash, const void *p, size_t bytes)
-{
-    void *host = malloc(bytes + 1);
-    rank_check(host, "no memory");
-    mt_status status = bytes ? mt_device_copy(rank_device, host, p, bytes) : MT_OK;
-    mix(hash, host, bytes);
-    free(host);
-    return status;
-}
-
-/* Everything that a step leaves behind on this rank. */
-static mt_status fingerprint(uint64_t *hash, mt_trainer *t)
-{
-    mt_model *model = mt_trainer_model(t);
-    mt_param_store *store = mt_model_params(model);
-    const mt_precision *p = mt_model_precision(model);
-    mt_optimizer *o = mt_trainer_optimizer(t);
-    const mt_model_config *c = &mt_trainer_get_config(t)->model;
-    size_t flat = (size_t)mt_param_store_elements(store) *
-                  mt_dtype_size(mt_dtype_wide(mt_trainer_get_config(t)->dtype));
-    mt_tensor nans = mt_precision_nans(p);
-    char name[256];
-    *hash = 0xcbf29ce484222325u;
-    MT_TRY(mix_device(hash, mt_param_store_master(store), flat));
-    MT_TRY(mix_device(hash, mt_optimizer_m(o), flat));
-    MT_TRY(mix_device(hash, mt_optimizer_v(o), flat));
-    MT_TRY(mix_device(hash, mt_optimizer_state(o), sizeof(struct mt_step_state)));
-    MT_TRY(mix_device(hash, nans.data, mt_tensor_bytes(&nans)));
-    for (int64_t i = 0; i < mt_precision_state_count(p); i++) {
-        mt_tensor state = mt_precision_state(p, i, name);
-        MT_TRY(mix_device(hash, state.data, mt_tensor_bytes(&state)));
-    }
-    for (int64_t i = 0; i < mt_model_moe_layers(model); i++)
-        MT_TRY(mix_device(hash, mt_model_router_bias(model, i),
-                          (size_t)c->num_experts * sizeof(float)));
-    return MT_OK;
-}
 
 /* A run with blocks of so many mean loads; the first evaluation comes before any step. */
 static mt_status run_with_room(const mt_trainer_config *config, double capacity, history *h,

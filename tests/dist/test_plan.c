@@ -81,6 +81,13 @@ static mt_status planned(mt_comm *comm)
     MT_TRY(check(comm, "split masters, fp8 moments, recomputed blocks", &c));
     c.trainer.expert_parallel = mt_comm_size(comm), c.trainer.model.num_experts = 8;
     MT_TRY(check(comm, "the same, experts over all ranks", &c));
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe,
+             "mxfp8 wgrad=mxfp8:source=dequantized; layers=*lm_head* bf16");
+    MT_TRY(check(comm, "the same, rows to experts and back as codes", &c));
+    c.trainer.recompute = MT_RECOMPUTE_NONE, c.trainer.defer_wgrad = false;
+    c.trainer.dtype = MT_BF16;
+    snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
+    MT_TRY(check(comm, "rows to experts and back as codes, evaluated", &c));
     c = base_config();
     c.trainer.model.tie_word_embeddings = true, c.trainer.offload = true;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "fp8_delayed");
