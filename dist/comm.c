@@ -263,8 +263,14 @@ mt_status mt_comm_agree(mt_comm *c, mt_status status, const char *what)
     if (first == 0) return MT_OK;
     int root = c->size - (int)first;
     MT_TRY(mt_comm_broadcast(c, NULL, &told, sizeof told, root, what));
+    c->failed_together = true;
     if (status != MT_OK && root == c->rank) return status;
     return MT_FAIL((mt_status)told.status, "rank %d: %s", root, told.reason);
+}
+
+bool mt_comm_failed_together(const mt_comm *c)
+{
+    return c->failed_together;
 }
 
 /* ---- sums in a fixed order ---------------------------------------------------------------------

@@ -113,6 +113,8 @@ static inline mt_status mt_comm_broadcast_of(mt_comm *comm, mt_stream *stream, v
  * get MT_EDEVICE, or the failed rank's own code, and a sentence that names the first failed rank
  * and its reason. */
 mt_status mt_comm_agree(mt_comm *comm, mt_status status, const char *what);
+/* Whether that has failed: then every rank knows, and nobody has to be told. */
+bool mt_comm_failed_together(const mt_comm *comm);
 
 #ifdef __cplusplus
 }

@@ -33,6 +33,7 @@ struct mt_comm {
     uint64_t alone;         /* collectives of a process without a watchdog */
     double entered, waited; /* the world's: when the present one began; seconds in all of them */
     int64_t *counts;        /* of a reduce_scatter of equal parts; made when first needed */
+    bool failed_together;   /* all of its ranks know of the same failure */
     struct {
         const char *op, *what;
         size_t bytes;

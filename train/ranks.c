@@ -235,7 +235,10 @@ void mt_ranks_close(mt_comm **comm, mt_status status)
         mt_comm_close(comm);
         return;
     }
-    bool together = status == MT_OK || status == MT_EPREEMPTED;
+    /* What every rank has refused alike needs no word to the others, which could end one of them
+     * before it has spoken. */
+    bool refused = status == MT_ECONFIG && mt_comm_failed_together(*comm);
+    bool together = status == MT_OK || status == MT_EPREEMPTED || refused;
     int rank = mt_comm_rank(*comm);
     if (together)
         mt_comm_close(comm);

@@ -29,7 +29,7 @@ typedef struct rank_case {
         if (!(rule)) return MT_FAIL(MT_EINTERNAL, __VA_ARGS__);                                    \
     } while (0)
 
-static char ranks_output[1 << 16];
+static char ranks_output[1 << 22];
 
 /* No memory of these programs is pinned: ranks have a GPU each, and copy to and fro. */
 extern const bool test_own_memory;

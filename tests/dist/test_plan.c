@@ -21,15 +21,15 @@ static mt_config base_config(void)
 }
 
 /* 5 % is the promise of all together; by purpose they are equal, since data decides nothing. The
- * kernels' scratch is not planned. On GPUs the world keeps its scratch from one case to the next:
+ * kernels' scratch is left out. On GPUs the world keeps its scratch from one case to the next:
  * there only the promise is held. */
 static mt_status check_peaks(const char *what, const mt_plan *plan, const mt_device *device,
                              double before)
 {
     double planned = 0, taken = 0;
     for (int i = 0; i < MT_MEMORY_COUNT; i++) {
-        planned += (double)plan->peak[i];
-        if (i != MT_MEMORY_WORKSPACE) taken += (double)device->peak[i];
+        if (i == MT_MEMORY_WORKSPACE) continue;
+        planned += (double)plan->peak[i], taken += (double)device->peak[i];
     }
     rank_check(planned <= 1.05 * taken && taken <= 1.05 * planned + before,
                "%s: %.0f bytes, planned were %.0f beside %.0f", what, taken, planned, before);

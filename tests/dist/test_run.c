@@ -469,11 +469,14 @@ static int run_memory(int64_t n)
     return run_ranks(2, command);
 }
 
-/* Wherever in a run it happens: the rank and what there was no memory for are named. */
+/* Wherever in a run it happens: the rank and what there was no memory for are named. On GPUs CUDA's
+ * own allocations would fail too, which it does not survive (their memory: tests/cuda/faults.sh).
+ */
 static void test_out_of_memory(void **state)
 {
     (void)state;
     need_ranks(2);
+    if (on_gpus()) skip();
     if (run_memory(0) != 0) fail_msg("with enough memory:\n%s", ranks_output);
     const char *said = strstr(ranks_output, "rank 1 made ");
     assert_non_null(said);
@@ -487,7 +490,7 @@ static void test_out_of_memory(void **state)
             (!strstr(ranks_output, "memory") && !strstr(ranks_output, ": no ")))
             fail_msg("allocation %lld of %lld: exit code %d:\n%s", (long long)at[i], (long long)all,
                      code, ranks_output);
-        assert_true(seconds_now() - began < (on_gpus() ? 60 : 30));
+        assert_true(seconds_now() - began < 30);
         assert_int_equal(system("rm -rf short"), 0);
     }
 }
