@@ -75,38 +75,45 @@ template <int PER, typename K> static __device__ __forceinline__ int take_best(K
     return at;
 }
 
-/* x of expert e, in every lane. */
+/* x of the lane's expert e. */
 template <typename R, int PER> static __device__ __forceinline__ R of_expert(const R x[PER], int e)
 {
-    R mine = x[0];
+    R mine = 0;
 #pragma unroll
-    for (int j = 1; j < PER; j++)
-        if (j == e / 32) mine = x[j];
-    return __shfl_sync(~0u, mine, e % 32);
+    for (int j = 0; j < PER; j++) {
+        R other = __shfl_sync(~0u, x[j], e % 32);
+        if (j == e / 32) mine = other;
+    }
+    return mine;
 }
 
-/* Selects by score x, NaN last, and writes the choice and its weights; lane l the slots l, l + 32,
- * ... */
+/* Selects by score x, NaN last, and writes the choice and its weights; lane l has the slots l, l +
+ * 32, ... Weights are added slot by slot. */
 template <typename R, int PER>
 static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a, int64_t t,
                                               const R x[PER], const R probs[PER])
 {
     R *weights = (R *)a.weights + t * a.top_k, total = 0, mine = 0;
-    int32_t *chosen = a.chosen + t * a.top_k, choice = 0;
+    int32_t *chosen = a.chosen + t * a.top_k;
     int top_k = (int)a.top_k, lane = threadIdx.x % 32;
     decltype(key_of(R())) key[PER];
 #pragma unroll
     for (int j = 0; j < PER; j++)
         key[j] = j * 32 + lane < a.experts ? key_of(x[j] == x[j] ? x[j] : -(R)INFINITY) : 0;
-    for (int i = 0; i < top_k; i++) {
-        int e = take_best<PER>(key);
-        R w = of_expert<R, PER>(probs, e);
-        total += w;
-        if (lane == i % 32) mine = w, choice = e;
-        if (i % 32 == 31 || i == top_k - 1) {
-            int slot = i / 32 * 32 + lane;
-            if (slot <= i) weights[slot] = mine, chosen[slot] = choice;
+    for (int base = 0; base < top_k; base += 32) {
+        int slots = min(32, top_k - base), choice = 0;
+        for (int i = 0; i < slots; i++) {
+            int e = take_best<PER>(key);
+            if (lane == i) choice = e;
         }
+        mine = of_expert<R, PER>(probs, choice);
+        for (int i = 0; i < slots; i++) total += __shfl_sync(~0u, mine, i);
+        if (lane < slots) chosen[base + lane] = choice;
+        if (lane < slots && top_k > 32) weights[base + lane] = mine;
+    }
+    if (top_k <= 32) {
+        if (lane < top_k) weights[lane] = a.normalize ? mine / total : mine;
+        return;
     }
     for (int i = lane; i < top_k && a.normalize; i += 32) weights[i] = weights[i] / total;
 }
@@ -207,7 +214,7 @@ static __global__ void __launch_bounds__(1024)
     int first = warp * run, end = min(blocks, first + run);
     double sum = 0;
     int64_t count = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int b = first; b < end; b++) {
         if (c <= experts) sum += sums[(int64_t)b * (experts + 1) + c];
         if (c < experts) count += counts[(int64_t)b * experts + c];

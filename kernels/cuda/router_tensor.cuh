@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "kernels/cuda/router_logits.cuh"
+#include "kernels/cuda/router_sm90.cuh"
 
 namespace tensor
 {
@@ -236,7 +236,7 @@ static inline int rows_of_tiles(int64_t tokens, int64_t width, int processors)
     int64_t best = TILE_N, least = INT64_MAX;
     for (int64_t rows = TILE_N; rows >= TILE_N / 2; rows -= 8) {
         int64_t tiles = mt_ceil_div(tokens, rows) * mt_ceil_div(width, TILE_M);
-        int64_t cost = mt_ceil_div(tiles, processors) * (rows + OVERHEAD);
+        int64_t cost = mt_ceil_div(tiles, processors / 2) * (rows + OVERHEAD);
         if (cost < least) best = rows, least = cost;
     }
     return (int)best;
@@ -246,46 +246,51 @@ static inline int rows_of_tiles(int64_t tokens, int64_t width, int processors)
 static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const bwd_plan &p,
                     const mt_bf16 *dlogits, mt_bf16 *planes)
 {
+    const gemm_sm90_variant *variant = &mt_cuda_router_dx;
+    const int64_t depth = PAIRS * p.columns;
+    const size_t size = sizeof(mt_bf16);
     int columns = (int)p.columns;
     wr_planes wr = { planes, (const float *)a->wr, a->width, (int)a->experts, columns, columns };
     MT_TRY(split_wr<PAIRS>(stream, "router_bwd", wr));
-    gemm_problem g = {};
-    g.layout = MT_GEMM_NN, g.depth = PAIRS * p.columns, g.cols = a->width;
-    g.rows = mt_group_uniform(1, a->tokens, g.depth);
-    g.a = { dlogits, false, true, true, g.depth };
-    g.b = { planes, false, true, false, a->width };
-    g.c = a->dx_add, g.d = a->dx;
-    mt_cuda_gemm_path path;
-    int processors = mt_cuda_multiprocessors(stream);
-    mt_cuda_gemm_sm90_plan(&path, &g, processors);
-    if (g.c) path.width = rows_of_tiles(a->tokens, a->width, processors);
-    return mt_cuda_gemm_sm90(stream, &g, &path);
+    gemm_sm90_matrix w = { "wr", planes, a->width, depth, 1, 64, size };
+    gemm_sm90_matrix y = { "dlogits", dlogits, depth, 0, 1, variant->box_q, size };
+    gemm_sm90_matrix d = { "dx", a->dx, a->width, 0, 1, 64, size }, c = d;
+    if (a->dx_add) c.data = a->dx_add;
+    gemm_sm90_maps maps;
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.p, &w));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.q, &y));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.d, &d));
+    MT_TRY(mt_cuda_gemm_sm90_map(&maps.c, &c));
+    gemm_sm90_args args = {};
+    args.rows = mt_group_uniform(1, a->tokens, depth);
+    args.m = (int)a->width, args.k = (int)depth, args.super = 8;
+    args.width = rows_of_tiles(a->tokens, a->width, mt_cuda_multiprocessors(stream));
+    args.add = a->dx_add != NULL, args.half = true;
+    return mt_cuda_gemm_sm90_launch(stream, variant, &maps, &args);
 }
 
 /* dwr = (accumulate ? dwr : 0) + the runs in order, of each the planes in order: runs [count,
  * width, planes, columns]. A block turns a square over. */
-static __global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(SIDE *SIDE)
     add_runs_kernel(float *dwr, const float *runs, int count, int64_t experts, int64_t width,
                     int64_t columns, bool accumulate)
 {
     __shared__ float square[SIDE][SIDE + 1];
     int64_t d0 = (int64_t)blockIdx.x * SIDE, e0 = (int64_t)blockIdx.y * SIDE;
-    for (int i = threadIdx.y; i < SIDE; i += 8) {
-        int64_t d = d0 + i, e = e0 + threadIdx.x;
-        float sum = 0;
-        if (d < width && e < experts) {
-            const float *from = runs + d * PLANES * columns + e;
+    int64_t d = d0 + threadIdx.y, e = e0 + threadIdx.x;
+    float sum = 0;
+    if (d < width && e < experts) {
+        const float *from = runs + d * PLANES * columns + e;
 #pragma unroll 4
-            for (int n = 0; n < count; n++, from += width * PLANES * columns)
-                sum += (from[0] + from[columns]) + from[2 * columns];
-        }
-        square[i][threadIdx.x] = sum;
+        for (int n = 0; n < count; n++, from += width * PLANES * columns)
+            sum += (from[0] + from[columns]) + from[2 * columns];
     }
+    square[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    for (int i = threadIdx.y; i < SIDE; i += 8) {
-        int64_t d = d0 + threadIdx.x, e = e0 + i, at = e * width + d;
-        if (d < width && e < experts) dwr[at] = (accumulate ? dwr[at] : 0) + square[threadIdx.x][i];
-    }
+    d = d0 + threadIdx.x, e = e0 + threadIdx.y;
+    if (d >= width || e >= experts) return;
+    float *to = dwr + e * width + d;
+    *to = (accumulate ? *to : 0) + square[threadIdx.x][threadIdx.y];
 }
 
 /* dwr [+]= dlogits^T x, of the planes of dlogits; `runs`: room for its transposed sums. */
@@ -303,7 +308,7 @@ static mt_status dwr(mt_stream *stream, const struct mt_router_bwd_args *a, cons
     path.width = (int)min(rounded(g.cols, 64), (int64_t)TILE_N);
     MT_TRY(mt_cuda_gemm_sm90(stream, &g, &path));
     dim3 grid((unsigned)mt_ceil_div(a->width, SIDE), (unsigned)mt_ceil_div(a->experts, SIDE));
-    add_runs_kernel<<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(
+    add_runs_kernel<<<grid, dim3(SIDE, SIDE), 0, mt_cuda_stream(stream)>>>(
         (float *)a->dwr, runs, (int)p.count, a->experts, a->width, p.columns, a->accumulate);
     MT_LAUNCHED(stream, "router_bwd");
     return MT_OK;

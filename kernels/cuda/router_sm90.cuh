@@ -1,4 +1,4 @@
-/* The kernel of the router's logits (router_logits_sm90.cu). */
+/* The router's kernels (router_sm90.cu). */
 #pragma once
 
 #include "kernels/cuda/gemm_sm90.cuh"
@@ -8,4 +8,5 @@ enum {
     MT_ROUTER_FEW = 32      /* where there are no more than these */
 };
 
-extern "C" const gemm_sm90_variant mt_cuda_router_logits;
+/* dx: NN with C, whose tiles' ends the next tiles hide, as their depth is short. */
+extern "C" const gemm_sm90_variant mt_cuda_router_logits, mt_cuda_router_dx;
