@@ -1,7 +1,8 @@
-/* The Hopper GEMM: the router's logits, x by the three planes of its weights (router_tensor.cuh),
- * both along the depth. A tile has the planes of the same experts beside each other, so that one
- * thread has the three sums of a logit, which it adds, the smallest first, before they are stored:
- * f32 [depth parts, tokens, columns]. */
+/* The Hopper GEMM for the router: its logits, x by the three planes of its weights
+ * (router_tensor.cuh), both along the depth, and dx, an NN whose tiles end while others go on. A
+ * tile of logits has the planes of the same experts beside each other, so that one thread has the
+ * three sums of a logit, which it adds, the smallest first, before they are stored: f32 [depth
+ * parts, tokens, columns]. */
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 #include "kernels/cuda/router_sm90.cuh"
 
