@@ -11,6 +11,7 @@ template <class C> struct sm90_result {
     int tile;        /* of the block */
     int buffer;      /* the next one */
     uint32_t parity; /* of its barrier for C */
+    float2 factor;   /* fp8: of the member's sums, asked for as the tile begins */
 
     /* Of the two multiplying warpgroups; not kept, since all registers hold sums. */
     __device__ __forceinline__ int group() const { return (int)(thread_now() / 128) - 1; }
@@ -192,7 +193,7 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
 }
 
 /* What is made of the sums on their way: whatever the arguments say, or nothing but bf16 or f32 of
- * them, known beforehand. */
+ * them (C::FACTOR: of their product with the factor), known beforehand. */
 enum sm90_stored { SM90_ANY, SM90_HALF, SM90_REAL };
 
 /* 64 rows of the tile's result: each piece is written to a buffer in the copies' order (128-byte
@@ -207,7 +208,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
     const float2 *alpha = ANY ? r.args->alpha : nullptr;
-    sm90_factor by = { ANY && alpha, 1, 0 };
+    sm90_factor by = { ANY ? alpha != nullptr : (bool)C::FACTOR, r.factor.x, r.factor.y };
     if (ANY && alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
     float bias0 = 0, bias1 = 0;
     if (ANY && C::LAYOUT == MT_GEMM_TN && r.args->bias) {
@@ -255,7 +256,9 @@ template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
     if (r.m(mi) >= r.args->m) return;
-    const bool plain = C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha);
+    const bool plain = C::PLAIN ||
+                       (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
+                       (C::FP8 && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
     if (!plain)
         sm90_store_as<C, SM90_ANY>(r, d, mi);
     else if (C::WGRAD && !r.args->half)
@@ -308,7 +311,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
         for (int i = 0; i < WGMMA_SUMS; i++)
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
-    typename sm90_beside<C>::result result = { base, &maps, &a, 0, 0, 0 };
+    typename sm90_beside<C>::result result = { base, &maps, &a, 0, 0, 0, {} };
     int stage = 0, lane = 0;
     uint32_t parity = 0, p0 = 0, q0 = 0;
     int n = 0, whole = 0, rest = 0; /* of the tile */
@@ -524,6 +527,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                 continue;
             }
         }
+        if (C::FACTOR && a.alpha) result.factor = a.alpha[result.member()];
         if (!C::PLAIN && a.add) {
             if (threadIdx.x % 128 == 0) {
                 copies_read<0>();

@@ -27,6 +27,7 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAI
         PLAIN = PLAIN_, /* the sums are the result: nothing is added, they have no factor */
         FP8 = false,    /* see sm90_fp8 */
         SCALED = false,
+        FACTOR = false,
         ELEMENTS = 0,
         SCALES = 0,
         SCALE_LINE = 0,
@@ -76,6 +77,7 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         PLAIN = false,
         SKEWED = false,
         SCALED = SCALED_,
+        FACTOR = !SCALED, /* of a member's sums */
         BLOCKS_M = 1,
         TILE = 128,
         DEPTH = 128,
