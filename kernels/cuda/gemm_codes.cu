@@ -17,8 +17,10 @@ static int row_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_forma
     if (a->scale != MT_SCALE_F32 || b->scale != MT_SCALE_F32 ||
         w->options.element != MT_ELEMENT_E4M3)
         return -1;
-    if (a->block && b->block && w->options.two_d == !wgrad && !rows->options.two_d)
-        return wide ? -1 : first + MT_CUDA_FP8_BLOCKS;
+    if (a->block && b->block && w->options.two_d == !wgrad && !rows->options.two_d) {
+        bool pow2 = w->options.pow2 && rows->options.pow2;
+        return wide ? -1 : first + (pow2 ? MT_CUDA_FP8_BLOCKS : MT_CUDA_FP8_BLOCKS_ANY);
+    }
     if (a->block || b->block) return -1;
     return first + (wide ? MT_CUDA_FP8_E5M2 : MT_CUDA_FP8_E4M3);
 }
@@ -61,7 +63,7 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     g->c = args->c, g->d = args->d, g->bias = args->bias;
     g->d_real = args->d_dtype != MT_BF16;
     g->fp8 = row + 1;
-    if (row % MT_CUDA_FP8_WGRAD == MT_CUDA_FP8_BLOCKS)
+    if (row % MT_CUDA_FP8_WGRAD >= MT_CUDA_FP8_BLOCKS)
         g->scales_a = (const float *)rows->scales, g->scales_b = (const float *)w->scales;
     return true;
 }

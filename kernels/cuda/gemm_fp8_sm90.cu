@@ -4,8 +4,10 @@
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS] = {
     sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E4M3, false>>(),
     sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E5M2, false>>(),
+    sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E4M3, true, true>>(),
     sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E4M3, true>>(),
     sm90_variant_of<sm90_fp8<MT_GEMM_NT, WGMMA_E4M3_E4M3, false>>(),
     sm90_variant_of<sm90_fp8<MT_GEMM_NT, WGMMA_E5M2_E4M3, false>>(),
+    sm90_variant_of<sm90_fp8<MT_GEMM_NT, WGMMA_E4M3_E4M3, true, true>>(),
     sm90_variant_of<sm90_fp8<MT_GEMM_NT, WGMMA_E4M3_E4M3, true>>(),
 };

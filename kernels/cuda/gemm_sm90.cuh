@@ -54,11 +54,13 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS +
     mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS + 1],
     mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
 
-/* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks. */
+/* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks that
+ * are powers of two, any scales of blocks. */
 enum {
     MT_CUDA_FP8_E4M3,
     MT_CUDA_FP8_E5M2,
     MT_CUDA_FP8_BLOCKS,
+    MT_CUDA_FP8_BLOCKS_ANY,
     MT_CUDA_FP8_WGRAD,
     MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
 };

@@ -160,34 +160,59 @@ static __device__ __forceinline__ void sm90_put_wgrad(uint32_t to, const float *
     }
 }
 
+/* The scales of a step, as a thread multiplies its sums by them: of its two rows of P (TN: of all),
+ * and of as many of its columns as registers hold, asked for while the tensor cores multiply. */
+template <class C> struct sm90_scales {
+    enum { FIRST = 2 }; /* 16 bytes each */
+    uint32_t line;
+    float above, below;
+    float4 first[FIRST];
+
+    __device__ __forceinline__ float4 four(int i) const { return shared_four(line + i * 64); }
+    __device__ __forceinline__ void begin(uint32_t scales)
+    {
+        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
+        const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
+        const uint32_t rows = scales + C::SCALES_P + row * 4;
+        const bool has = C::WGRAD || C::PACKED;
+        line = scales + thread % 4 * 16;
+        above = has ? __int_as_float(shared_now(rows)) : 1;
+        below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : above;
+#pragma unroll
+        for (int i = 0; i < FIRST; i++) first[i] = four(i);
+    }
+};
+
 /* What the tensor cores summed over 128 of the depth, to the sums: as it is, or by the scales of
  * the columns and of the rows. */
 template <class C, int N>
-static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS],
-                                                    float (&part)[WGMMA_SUMS], uint32_t scales)
+static __device__ __forceinline__ void
+sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scales<C> &scales)
 {
     if constexpr (!C::SCALED) {
 #pragma unroll
         for (int i = 0; i < N / 2; i++) d[i] += part[i];
     } else {
-        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
-        const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
-        const uint32_t rows = scales + (C::WIDTH + row) * 4;
-        const float above = C::WGRAD ? __int_as_float(shared_now(rows)) : 1;
-        const float below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : 1;
-        scales += thread % 4 * 16;
+        constexpr int GROUPS = C::PACKED ? 4 : 2; /* of eight columns, in 16 bytes */
 #pragma unroll
-        for (int i = 0; i < N / 8; i += 2) {
-            const float4 four = shared_four(scales + i * 32);
-            const float s[4] = { four.x, four.y, four.z, four.w };
+        for (int i = 0; i < N / 8; i += GROUPS) {
+            const int at = i / GROUPS;
+            const float4 four = at < (int)scales.FIRST ? scales.first[at] : scales.four(at);
+            const float word[4] = { four.x, four.y, four.z, four.w };
 #pragma unroll
-            for (int j = i; j < i + 2 && j < N / 8; j++)
+            for (int j = i; j < i + GROUPS && j < N / 8; j++) {
+                const uint32_t pair = __float_as_uint(word[j - i]);
+                const float s[2] = {
+                    C::PACKED ? __uint_as_float(pair << 16) : word[(j - i) * 2 % 4],
+                    C::PACKED ? __uint_as_float(pair & 0xffff0000u) : word[(j - i) * 2 % 4 + 1]
+                };
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    float x = s[(j - i) * 2 + e % 2];
-                    if (C::WGRAD) x *= e < 2 ? above : below;
+                    float x = s[e % 2];
+                    if (C::WGRAD || C::PACKED) x *= e < 2 ? scales.above : scales.below;
                     d[j * 4 + e] = fma(part[j * 4 + e], x, d[j * 4 + e]);
                 }
+            }
         }
     }
 }
@@ -256,8 +281,7 @@ template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
     if (r.m(mi) >= r.args->m) return;
-    const bool plain = C::PLAIN ||
-                       (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
+    const bool plain = C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
                        (C::FP8 && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
     if (!plain)
         sm90_store_as<C, SM90_ANY>(r, d, mi);
@@ -465,11 +489,13 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                                           (uint64_t)HIGH << 32 | (q0 + at + k * 2), k > 0);
                 if (k >= 2) wgmma_commit();
             }
+            sm90_scales<C> scales;
+            if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
             wgmma_wait<1>();
             barrier_threads_arrive(SM90_TURN + 1 - result.group(), 256);
             wgmma_finish<N>(part);
             if (!C::SCALED) release(stage);
-            sm90_promote<C, N>(d[0], part, base + C::SCALES + stage * C::SCALE_LINE);
+            sm90_promote<C, N>(d[0], part, scales);
             if (C::SCALED) {
                 __syncwarp();
                 release(stage);

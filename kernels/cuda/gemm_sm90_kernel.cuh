@@ -27,9 +27,11 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAI
         PLAIN = PLAIN_, /* the sums are the result: nothing is added, they have no factor */
         FP8 = false,    /* see sm90_fp8 */
         SCALED = false,
+        PACKED = false,
         FACTOR = false,
         ELEMENTS = 0,
         SCALES = 0,
+        SCALES_P = 0,
         SCALE_LINE = 0,
         BLOCKS_M = 2, /* 64-row instructions of a warpgroup */
         TILE = PINGPONG ? 128 : 256,
@@ -60,9 +62,12 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAI
 
 /* fp8 codes: tiles of half the rows, so that a warpgroup has registers for two sums: those that
  * the tensor cores take over 128 of the depth, and those in f32 that these are added to. SCALED: by
- * the scales of each 1 x 128 of Q and of 128 x 128 (NT: 1 x 128) of P. NT: both operands lie along
- * the rows, members at multiples of 128 with zeros between them. */
-template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
+ * the scales of each 1 x 128 of Q and of 128 x 128 (NT: 1 x 128) of P; PACKED: which are powers of
+ * two, so that those of Q's columns take half of what wgmma leaves little of, the way from shared
+ * memory. NT: both operands lie along the rows, members at multiples of 128 with zeros between
+ * them.
+ */
+template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct sm90_fp8 {
     enum {
         LAYOUT = LAYOUT_,
         ELEMENTS = ELEMENTS_,
@@ -77,6 +82,7 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         PLAIN = false,
         SKEWED = false,
         SCALED = SCALED_,
+        PACKED = PACKED_,
         FACTOR = !SCALED, /* of a member's sums */
         BLOCKS_M = 1,
         TILE = 128,
@@ -94,7 +100,8 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_> struct sm90_fp8 {
         TILE_BYTES = 32,
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
-        SCALE_LINE = WIDTH * 4 + (WGRAD ? TILE * 4 : 16), /* of a stage */
+        SCALES_P = WIDTH * (PACKED ? 2 : 4), /* in the line of a stage, after those of Q */
+        SCALE_LINE = SCALES_P + (WGRAD ? TILE * 4 : 16),
         FULL = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
@@ -345,12 +352,76 @@ sm90_multiply_scales(uint32_t base, int steps, const float *q, int next_q, const
     }
 }
 
+/* PACKED: each step's scales, those of two columns of Q in the halves of a word, which a thread has
+ * four of next to each other; a step ahead in registers. */
+template <class C>
+static __device__ __forceinline__ void
+sm90_pack_scales(uint32_t base, int steps, const float *q, int next_q, int len, const float *p,
+                 int next_p, int height, int *stage, uint32_t *parity)
+{
+    enum { EACH = C::WIDTH / 64, ROWS = C::WGRAD ? C::TILE / 32 : 1 };
+    const int lane = threadIdx.x % 32;
+    uint32_t pair[EACH];
+    float row[ROWS];
+    auto fetch = [&]() __attribute__((always_inline))
+    {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int at = i * 64 + lane * 2;
+            float first = at < len ? __ldg(q + at) : 0;
+            float second = at + 1 < len ? __ldg(q + at + 1) : 0;
+            pair[i] = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int at = C::WGRAD ? i * 32 + lane : 0;
+            row[i] = at < height ? __ldg(p + at) : 0;
+        }
+        q += next_q, p += next_p;
+    };
+    fetch();
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+        const uint32_t line = base + C::SCALES + *stage * C::SCALE_LINE;
+        barrier_wait(base + C::EMPTY + *stage * 8, *parity);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            put_shared(line + (i * 2 + lane / 16) * 64 + lane % 4 * 16 + lane / 4 % 4 * 4,
+                       __uint_as_float(pair[i]));
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (C::WGRAD || lane == 0) put_shared(line + C::SCALES_P + (i * 32 + lane) * 4, row[i]);
+        barrier_arrive(base + C::FULL + *stage * 8);
+        if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
+        if (step + 1 < steps) fetch();
+    }
+}
+
+/* NT: the scales as they are. */
+template <class C>
+static __device__ __forceinline__ void
+sm90_copy_scales(uint32_t base, const gemm_sm90_args &a, const sm90_tile &t, const float *q,
+                 int len, const float *p, int height, int *stage, uint32_t *parity)
+{
+    const int lane = threadIdx.x % 32;
+    for (int step = 0; step < t.whole; step++, q += a.n, p += a.m) {
+        uint32_t to = base + C::SCALES + *stage * C::SCALE_LINE;
+        barrier_wait(base + C::EMPTY + *stage * 8, *parity);
+        for (int i = lane; i < t.n; i += 32)
+            copy_word(to + sm90_scale_place(i), i < len ? q + i : a.scales_q, i < len);
+        for (int i = lane; i < C::TILE; i += 32)
+            copy_word(to + C::SCALES_P + i * 4, i < height ? p + i : a.scales_p, i < height);
+        words_arrive(base + C::FULL + *stage * 8);
+        if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
+    }
+}
+
 /* One warp: the scales of each step, those of Q's columns and after them, NT, those of P's rows. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const gemm_sm90_args &a,
                                                          sm90_order<C> order, int cm, int cn)
 {
-    const int lane = threadIdx.x % 32, blocks = (a.k + C::DEPTH - 1) / C::DEPTH;
+    const int blocks = (a.k + C::DEPTH - 1) / C::DEPTH;
     int stage = 0;
     uint32_t parity = 1;
     sm90_tile t;
@@ -361,21 +432,18 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
         if constexpr (!C::WGRAD) {
             q += (int64_t)first * blocks + (t.row - first);
             if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
-            sm90_multiply_scales<C>(base, t.whole, q, rows, p, len, &stage, &parity);
+            if constexpr (C::PACKED)
+                sm90_pack_scales<C>(base, t.whole, q, rows, len, p, 1, height, &stage, &parity);
+            else
+                sm90_multiply_scales<C>(base, t.whole, q, rows, p, len, &stage, &parity);
             continue;
         }
         if (rows == 0) len = height = 0;
         q += (int64_t)(t.column / 128) * a.n + t.n0, p += (int64_t)(t.column / 128) * a.m + t.m0;
-        for (int step = 0; step < t.whole; step++, q += a.n, p += a.m) {
-            uint32_t to = base + C::SCALES + stage * C::SCALE_LINE;
-            barrier_wait(base + C::EMPTY + stage * 8, parity);
-            for (int i = lane; i < t.n; i += 32)
-                copy_word(to + sm90_scale_place(i), i < len ? q + i : a.scales_q, i < len);
-            for (int i = lane; i < C::TILE; i += 32)
-                copy_word(to + (C::WIDTH + i) * 4, i < height ? p + i : a.scales_p, i < height);
-            words_arrive(base + C::FULL + stage * 8);
-            if (++stage == C::STAGES) stage = 0, parity ^= 1;
-        }
+        if constexpr (C::PACKED)
+            sm90_pack_scales<C>(base, t.whole, q, a.n, len, p, a.m, height, &stage, &parity);
+        else
+            sm90_copy_scales<C>(base, a, t, q, len, p, height, &stage, &parity);
     }
 }
 
