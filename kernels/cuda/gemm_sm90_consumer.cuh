@@ -174,9 +174,8 @@ template <class C> struct sm90_scales {
         const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
         const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
         const uint32_t rows = scales + C::SCALES_P + row * 4;
-        const bool has = C::WGRAD || C::PACKED;
         line = scales + thread % 4 * 16;
-        above = has ? __int_as_float(shared_now(rows)) : 1;
+        above = __int_as_float(shared_now(rows));
         below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : above;
 #pragma unroll
         for (int i = 0; i < FIRST; i++) first[i] = four(i);
@@ -208,8 +207,7 @@ sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scale
                 };
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    float x = s[e % 2];
-                    if (C::WGRAD || C::PACKED) x *= e < 2 ? scales.above : scales.below;
+                    const float x = s[e % 2] * (e < 2 ? scales.above : scales.below);
                     d[j * 4 + e] = fma(part[j * 4 + e], x, d[j * 4 + e]);
                 }
             }

@@ -313,137 +313,82 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     }
 }
 
-/* Where the scale of a column of Q lies: a thread's four of two groups of eight columns are next to
- * each other. */
-static __device__ __forceinline__ uint32_t sm90_scale_place(int column)
-{
-    return (uint32_t)(column / 16 * 64 + column % 8 / 2 * 16 + column / 8 % 2 * 8 + column % 2 * 4);
-}
-
-/* TN: products of the scale of each column and that of the 128 x 128 of P, a step ahead in
- * registers. */
+/* The scales of a step into its stage, by a warp: those of Q's columns, and after them those of P's
+ * rows (TN: the one of its 128 x 128). Of the columns a thread multiplies, 16 bytes hold the four
+ * of two groups of eight, or, PACKED, the eight of four groups, two in a word. */
 template <class C>
-static __device__ __forceinline__ void
-sm90_multiply_scales(uint32_t base, int steps, const float *q, int next_q, const float *p, int len,
-                     int *stage, uint32_t *parity)
+static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage, uint32_t parity,
+                                                       const float *q, int len, const float *p,
+                                                       int height)
 {
-    enum { EACH = C::WIDTH / 32 };
-    const int lane = threadIdx.x % 32;
-    float scale[EACH], block = 0;
-    q += lane;
-    auto fetch = [&]() __attribute__((always_inline))
-    {
-        block = __ldg(p++);
+    enum { PAIRS = C::WIDTH / 64, ROWS = C::WGRAD ? C::TILE / 32 : 1 };
+    const uint32_t lane = threadIdx.x % 32, line = base + C::SCALES + stage * C::SCALE_LINE;
+    float pair[PAIRS][2], row[ROWS];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) scale[i] = i * 32 + lane < len ? __ldg(q + i * 32) : 0;
-        q += next_q;
-    };
-    fetch();
-#pragma unroll 1
-    for (int step = 0; step < steps; step++) {
-        const uint32_t line = base + C::SCALES + *stage * C::SCALE_LINE;
-        barrier_wait(base + C::EMPTY + *stage * 8, *parity);
+    for (int i = 0; i < PAIRS; i++)
 #pragma unroll
-        for (int i = 0; i < EACH; i++)
-            put_shared(line + sm90_scale_place(i * 32 + lane), scale[i] * block);
-        barrier_arrive(base + C::FULL + *stage * 8);
-        if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
-        if (step + 1 < steps) fetch();
-    }
-}
-
-/* PACKED: each step's scales, those of two columns of Q in the halves of a word, which a thread has
- * four of next to each other; a step ahead in registers. */
-template <class C>
-static __device__ __forceinline__ void
-sm90_pack_scales(uint32_t base, int steps, const float *q, int next_q, int len, const float *p,
-                 int next_p, int height, int *stage, uint32_t *parity)
-{
-    enum { EACH = C::WIDTH / 64, ROWS = C::WGRAD ? C::TILE / 32 : 1 };
-    const int lane = threadIdx.x % 32;
-    uint32_t pair[EACH];
-    float row[ROWS];
-    auto fetch = [&]() __attribute__((always_inline))
-    {
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            int at = i * 64 + lane * 2;
-            float first = at < len ? __ldg(q + at) : 0;
-            float second = at + 1 < len ? __ldg(q + at + 1) : 0;
-            pair[i] = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+        for (int e = 0; e < 2; e++) {
+            int at = i * 64 + (int)lane * 2 + e;
+            pair[i][e] = at < len ? __ldg(q + at) : 0;
         }
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            int at = C::WGRAD ? i * 32 + lane : 0;
-            row[i] = at < height ? __ldg(p + at) : 0;
+    for (int i = 0; i < ROWS; i++) {
+        int at = C::WGRAD ? i * 32 + (int)lane : 0;
+        row[i] = at < height ? __ldg(p + at) : 0;
+    }
+    barrier_wait(base + C::EMPTY + stage * 8, parity);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const uint32_t group = i * 8 + lane / 4; /* of eight columns */
+        if constexpr (C::PACKED) {
+            uint32_t both = __byte_perm(__float_as_uint(pair[i][0]), __float_as_uint(pair[i][1]),
+                                        0x7632); /* their upper halves */
+            put_shared(line + group / 4 * 64 + lane % 4 * 16 + group % 4 * 4,
+                       __uint_as_float(both));
+        } else {
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                put_shared(line + group / 2 * 64 + lane % 4 * 16 + group % 2 * 8 + e * 4,
+                           pair[i][e]);
         }
-        q += next_q, p += next_p;
-    };
-    fetch();
-#pragma unroll 1
-    for (int step = 0; step < steps; step++) {
-        const uint32_t line = base + C::SCALES + *stage * C::SCALE_LINE;
-        barrier_wait(base + C::EMPTY + *stage * 8, *parity);
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            put_shared(line + (i * 2 + lane / 16) * 64 + lane % 4 * 16 + lane / 4 % 4 * 4,
-                       __uint_as_float(pair[i]));
-#pragma unroll
-        for (int i = 0; i < ROWS; i++)
-            if (C::WGRAD || lane == 0) put_shared(line + C::SCALES_P + (i * 32 + lane) * 4, row[i]);
-        barrier_arrive(base + C::FULL + *stage * 8);
-        if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
-        if (step + 1 < steps) fetch();
     }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        if (C::WGRAD || lane == 0) put_shared(line + C::SCALES_P + (i * 32 + lane) * 4, row[i]);
+    barrier_arrive(base + C::FULL + stage * 8);
 }
 
-/* NT: the scales as they are. */
-template <class C>
-static __device__ __forceinline__ void
-sm90_copy_scales(uint32_t base, const gemm_sm90_args &a, const sm90_tile &t, const float *q,
-                 int len, const float *p, int height, int *stage, uint32_t *parity)
-{
-    const int lane = threadIdx.x % 32;
-    for (int step = 0; step < t.whole; step++, q += a.n, p += a.m) {
-        uint32_t to = base + C::SCALES + *stage * C::SCALE_LINE;
-        barrier_wait(base + C::EMPTY + *stage * 8, *parity);
-        for (int i = lane; i < t.n; i += 32)
-            copy_word(to + sm90_scale_place(i), i < len ? q + i : a.scales_q, i < len);
-        for (int i = lane; i < C::TILE; i += 32)
-            copy_word(to + C::SCALES_P + i * 4, i < height ? p + i : a.scales_p, i < height);
-        words_arrive(base + C::FULL + *stage * 8);
-        if (++*stage == C::STAGES) *stage = 0, *parity ^= 1;
-    }
-}
-
-/* One warp: the scales of each step, those of Q's columns and after them, NT, those of P's rows. */
+/* Three warps take steps in turn, so that the loads of one are long under way as its stage becomes
+ * empty. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const gemm_sm90_args &a,
                                                          sm90_order<C> order, int cm, int cn)
 {
+    enum { WARPS = 3 };
     const int blocks = (a.k + C::DEPTH - 1) / C::DEPTH;
-    int stage = 0;
+    int stage = 0, turn = threadIdx.x / 32;
     uint32_t parity = 1;
     sm90_tile t;
     while (order.next(&t, a, cm, cn)) {
-        int first = order.start[t.member], rows = order.start[t.member + 1] - first;
+        const int first = order.start[t.member], rows = order.start[t.member + 1] - first;
         const float *q = a.scales_q, *p = a.scales_p;
+        const int next_q = C::WGRAD ? a.n : rows, next_p = C::WGRAD ? a.m : 1;
         int len = t.len, height = max(0, min((int)C::TILE, a.m - t.m0));
-        if constexpr (!C::WGRAD) {
+        if (C::WGRAD) {
+            if (rows == 0) len = height = 0;
+            q += (int64_t)(t.column / 128) * a.n + t.n0;
+            p += (int64_t)(t.column / 128) * a.m + t.m0;
+        } else {
             q += (int64_t)first * blocks + (t.row - first);
             if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
-            if constexpr (C::PACKED)
-                sm90_pack_scales<C>(base, t.whole, q, rows, len, p, 1, height, &stage, &parity);
-            else
-                sm90_multiply_scales<C>(base, t.whole, q, rows, p, len, &stage, &parity);
-            continue;
         }
-        if (rows == 0) len = height = 0;
-        q += (int64_t)(t.column / 128) * a.n + t.n0, p += (int64_t)(t.column / 128) * a.m + t.m0;
-        if constexpr (C::PACKED)
-            sm90_pack_scales<C>(base, t.whole, q, a.n, len, p, a.m, height, &stage, &parity);
-        else
-            sm90_copy_scales<C>(base, a, t, q, len, p, height, &stage, &parity);
+        for (int step = 0; step < t.whole; step++, q += next_q, p += next_p) {
+            if (--turn == 0) {
+                sm90_bring_step<C>(base, stage, parity, q, len, p, height);
+                turn = WARPS;
+            }
+            if (++stage == C::STAGES) stage = 0, parity ^= 1;
+        }
     }
 }
 
@@ -493,7 +438,7 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
         else if (threadIdx.x == 0)
             sm90_produce<C>(shared, at, maps, a, order, cm, cn);
         if constexpr (C::SCALED)
-            if (threadIdx.x / 32 == 1) sm90_bring_scales<C>(at, a, order, cm, cn);
+            if (threadIdx.x >= 32) sm90_bring_scales<C>(at, a, order, cm, cn);
         __syncwarp();
     } else {
         registers_up<C::CONSUMER_REGISTERS>();

@@ -191,14 +191,6 @@ template <int N> static __device__ __forceinline__ void copies_done()
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
-/* Four bytes, 0 if there are none; what the thread asked for so far arrives once, when it is there.
- */
-static __device__ __forceinline__ void copy_word(uint32_t to, const float *from, bool there)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 4 : 0)
-                 : "memory");
-}
 /* A run of bytes, a multiple of 16 and on 16. */
 static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
                                                   uint32_t bar)
@@ -207,10 +199,6 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
                  "%2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
-}
-static __device__ __forceinline__ void words_arrive(uint32_t bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)
 {
