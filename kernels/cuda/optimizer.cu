@@ -10,10 +10,11 @@ enum { THREADS = 256, NORM_BLOCK = 4096, LANES = 16 };
  */
 
 /* A block's squares are summed as the CPU does: lane l adds elements l, l + LANES, ... in order,
- * then the lanes in pairs, l with l + 8, 4, 2, 1. A thread has N neighbouring lanes, whose elements
- * are 16 bytes. */
+ * then the lanes in pairs, l with l + 8, 4, 2, 1. A thread has N neighbouring lanes of a block,
+ * whose elements are 16 bytes, EACH threads a block. Eight threads ask for whole lines of memory,
+ * one of each of their LINES blocks, and exchange them. */
 template <typename E> struct squares_of {
-    enum { N = 16 / sizeof(E), EACH = LANES / N, AHEAD = 8 };
+    enum { N = 16 / sizeof(E), EACH = LANES / N, LINES = 8 / EACH, AHEAD = 8 };
 };
 
 /* The square of an f32 is exact in f64, so that adding it in one operation changes nothing. */
@@ -26,24 +27,52 @@ static __device__ __forceinline__ double add_square(double sum, double x)
     return sum + x * x;
 }
 
-template <typename E>
-static __device__ __forceinline__ void add_squares(double *sum, const E *g, int n, int first,
-                                                   bool vectors)
+/* Of eight threads, from a vector of a line of each block to those of one block in a row. */
+template <typename E> static __device__ __forceinline__ void turn(uint4 *x)
 {
-    enum { N = squares_of<E>::N, AHEAD = squares_of<E>::AHEAD };
-    typedef mt_vec<E, N> vec;
-    if (vectors && n == NORM_BLOCK) {
-        for (int i = first; i < NORM_BLOCK; i += LANES * AHEAD) {
-            vec x[AHEAD];
+    enum { EACH = squares_of<E>::EACH, LINES = squares_of<E>::LINES };
+    const int at = threadIdx.x / EACH % LINES;
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++) x[k] = *(const vec *)(g + i + k * LANES);
+    for (int bit = 1; bit < LINES; bit *= 2)
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-#pragma unroll
-                for (int j = 0; j < N; j++) sum[j] = add_square(sum[j], mt_get(&x[k].at[j]));
+        for (int j = 0; j < LINES; j++) {
+            if (j & bit) continue;
+            const bool upper = at & bit;
+            const uint4 give = upper ? x[j] : x[j | bit];
+            const uint4 get = { __shfl_xor_sync(~0u, give.x, bit * EACH),
+                                __shfl_xor_sync(~0u, give.y, bit * EACH),
+                                __shfl_xor_sync(~0u, give.z, bit * EACH),
+                                __shfl_xor_sync(~0u, give.w, bit * EACH) };
+            x[j] = upper ? get : x[j], x[j | bit] = upper ? x[j | bit] : get;
         }
-        return;
+}
+
+/* Of a warp's whole blocks, from the first one on. */
+template <typename E> static __device__ __forceinline__ void add_whole(double *sum, const E *g)
+{
+    enum { N = squares_of<E>::N, LINES = squares_of<E>::LINES, AHEAD = squares_of<E>::AHEAD };
+    typedef mt_vec<E, N> vec;
+    const int lane = threadIdx.x % 32;
+    g += lane / 8 * LINES * NORM_BLOCK + lane % 8 * N;
+    for (int i = 0; i < NORM_BLOCK; i += LANES * AHEAD) {
+        uint4 x[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            x[k] = *(const uint4 *)(g + k % LINES * NORM_BLOCK + i + k / LINES * LINES * LANES);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k += LINES) turn<E>(x + k);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                sum[j] = add_square(sum[j], mt_get(&((const vec *)(x + k))->at[j]));
     }
+}
+
+template <typename E>
+static __device__ __forceinline__ void add_squares(double *sum, const E *g, int n, int first)
+{
+    enum { N = squares_of<E>::N };
     for (int i = first; i < n; i += LANES)
 #pragma unroll
         for (int j = 0; j < N; j++)
@@ -63,7 +92,10 @@ static __global__ void __launch_bounds__(THREADS)
         const int64_t block = base + threadIdx.x % 32 / EACH, left = count - block * NORM_BLOCK;
         const int n = (int)(left < 0 ? 0 : left < NORM_BLOCK ? left : NORM_BLOCK);
         double sum[N] = {};
-        add_squares<E>(sum, grad + block * NORM_BLOCK, n, of * N, vectors);
+        if (vectors && (base + BLOCKS) * NORM_BLOCK <= count) /* the same for the whole warp */
+            add_whole<E>(sum, grad + base * NORM_BLOCK);
+        else
+            add_squares<E>(sum, grad + block * NORM_BLOCK, n, of * N);
         __syncwarp();
 #pragma unroll
         for (int other = LANES / 2; other >= N; other /= 2)

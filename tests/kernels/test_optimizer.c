@@ -202,12 +202,14 @@ static void test_grad_norm(void **state)
 }
 
 /* Gradients in bf16 come after the others, in blocks of their own: the same bits as one buffer of
- * f32 whose first part is filled up with zeros. */
+ * f32 whose first part is filled up with zeros. Of all sizes, so that an order of sums would show.
+ */
 static void test_bf16_norm(void **state)
 {
     (void)state;
-    static const int64_t sizes[][2] = { { 0, 0 },    { 0, 1 },    { 5, 0 },        { 4096, 4096 },
-                                        { 5000, 3 }, { 1, 4097 }, { 100, 123457 }, { 40000, 33 } };
+    static const int64_t sizes[][2] = { { 0, 0 },        { 0, 1 },      { 5, 0 },
+                                        { 4096, 4096 },  { 5000, 3 },   { 1, 4097 },
+                                        { 100, 123457 }, { 40000, 33 }, { 70000, 300001 } };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t n = sizes[i][0], first = (n + 4095) / 4096 * 4096, m = sizes[i][1];
         float *grad = test_alloc(n, MT_F32), *all = test_alloc(first + m, MT_F32);
@@ -216,7 +218,7 @@ static void test_bf16_norm(void **state)
         memset(all, 0, (size_t)(first + m) * sizeof *all);
         test_random(grad, n, MT_F32, 1, 5), memcpy(all, grad, (size_t)n * sizeof *all);
         for (int64_t j = 0; j < m; j++) {
-            half[j] = mt_f32_to_bf16((float)j * 0.37f - 100);
+            half[j] = mt_f32_to_bf16(ldexpf((float)j * 0.37f - 100, (int)(j * 7 % 61) - 30));
             all[first + j] = mt_bf16_to_f32(half[j]);
         }
         struct mt_grad_norm_args args = {
