@@ -115,9 +115,24 @@ mt_status mt_combine_bwd_check(const struct mt_combine_bwd_args *args)
     MT_CHECK_EXTENT(op, args, width);
     MT_CHECK_POSITIVE(op, args, top_k);
     MT_CHECK_POINTER(op, args, dx, n);
-    MT_CHECK_POINTER(op, args, dweights, args->tokens);
     MT_CHECK_POINTER(op, args, dy, n);
-    MT_CHECK_POINTER(op, args, x, n);
+    MT_REQUIRE(!args->dweights || args->x || n == 0, MT_EINVAL, "%s: dweights needs x", op);
+    MT_REQUIRE(args->dweights || !args->x, MT_EINVAL, "%s: x is for dweights", op);
+    MT_CHECK_POINTER(op, args, weights, args->tokens);
+    MT_CHECK_POINTER(op, args, position, args->tokens);
+    return MT_OK;
+}
+
+mt_status mt_weights_bwd_check(const struct mt_weights_bwd_args *args)
+{
+    const char *op = "weights_bwd";
+    int64_t n = args->tokens * args->width;
+    MT_CHECK_EXTENT(op, args, tokens);
+    MT_CHECK_EXTENT(op, args, width);
+    MT_CHECK_POSITIVE(op, args, top_k);
+    MT_CHECK_POINTER(op, args, dweights, args->tokens);
+    MT_CHECK_POINTER(op, args, dz, n);
+    MT_CHECK_POINTER(op, args, z, n);
     MT_CHECK_POINTER(op, args, weights, args->tokens);
     MT_CHECK_POINTER(op, args, position, args->tokens);
     return MT_OK;

@@ -109,7 +109,8 @@ struct mt_combine_fwd_args {
 };
 
 /* dx[position[t, slot], :] = weights[t, slot] dy[t, :]; dweights[t, slot] = <dy[t, :], x[position,
- * :]> (0 if dropped). dx [R, D], overwritten for rows < rows used; dweights real [T, k]. */
+ * :]> (0 if dropped). dx [R, D], overwritten for rows < rows used; dweights real [T, k], or NULL
+ * and x with it: not computed (see mt_weights_bwd). */
 struct mt_combine_bwd_args {
     mt_dtype dtype;
     int64_t tokens, width, top_k;
@@ -120,15 +121,33 @@ struct mt_combine_bwd_args {
     const int32_t *position;
 };
 
-/* A GEMM of an expert layer and the ops beside it, as one. The result is, to the bit, that of the
- * same device's ops in turn:
+/* The gradient of the weights where the rows x of mt_combine are a down projection's, x = a W^T, a
+ * the SwiGLU of z [R, 2F]: without x, from dz, the gradient of z that W and the SwiGLU make of
+ * mt_combine_bwd's dx. For <dx, x> = <dx W, a> and each term of the latter is du u, u the second
+ * half of z and du of dz:
  *
- * | layout | what is done |
- * |--------|------------------------------------------------------------------------------------|
- * | TN     | row_token: row r of X is row row_token[r] of gemm.b (mt_gather_fwd); act: the SwiGLU
- * of d |        | as it is stored (mt_swiglu_fwd), [rows, n / 2] | | NN     | z: d [rows, 2k] =
- * from the product, rounded to dtype, to the gradient of z [rows, 2k] |        | (mt_swiglu_bwd) |
- * | NT     | row_token: row r of X is row row_token[r] of gemm.a |
+ *     dweights[t, slot] = (sum over f of dz[r, F + f] z[r, F + f]) / weights[t, slot],
+ *
+ * r = position[t, slot], in real; 0 if dropped, and where the weight is 0: that of a softmax gives
+ * nothing on to its logit (mt_router_bwd). dweights real [T, k]. Source: arXiv 2512.14080, which
+ * takes it from <dA, a> in the same way, before rows are weighted. */
+struct mt_weights_bwd_args {
+    mt_dtype dtype;
+    int64_t tokens, width, top_k; /* width = F */
+    void *dweights;
+    const void *dz, *z;
+    const void *weights;
+    const int32_t *position;
+};
+
+/* A GEMM of an expert layer and the ops beside it, as one. The result is, to the bit, that of the
+ * same device's ops in turn, but for the order of dweights' sums:
+ *
+ * TN, row_token: row r of X is row row_token[r] of gemm.b (mt_gather_fwd).
+ * TN, act: the SwiGLU of d as it is stored (mt_swiglu_fwd), [rows, n / 2].
+ * NN, z: d [rows, 2k] = from the product, rounded to dtype, to the gradient of z [rows, 2k]
+ * (mt_swiglu_bwd). dweights: of the weights that b's rows are weighted by (mt_weights_bwd).
+ * NT, row_token: row r of X is row row_token[r] of gemm.a.
  *
  * A gathered operand is plain, of dtype: its group gives the rows, its codes are X [tokens, k]. TN
  * with act and NN with z have c NULL and results of dtype. */
@@ -136,19 +155,24 @@ struct mt_moe_gemm_args {
     mt_dtype dtype;
     struct mt_gemm_args gemm;
     const int32_t *row_token; /* int32 [rows]; NULL: rows are in place */
-    int64_t tokens;
+    int64_t tokens;           /* of row_token, or of dweights */
     const int64_t
         *rows_used; /* device int64 [1]: rows of all members; NULL: all there is room for */
     void *act;
     const void *z;
+    void *dweights;          /* real [tokens, top_k]; NULL: not computed */
+    const void *weights;     /* real [tokens, top_k] */
+    const int32_t *position; /* int32 [tokens, top_k]: as mt_route_plan_args has it */
+    int64_t top_k;
     void *scratch; /* mt_moe_gemm_scratch bytes */
 };
 
-/* Bytes that the op needs where the device does it in parts, 0 where it is one kernel. */
+/* Bytes that the op needs: what its parts hand on, or, one kernel, partial sums. */
 mt_status mt_moe_gemm_scratch(mt_stream *stream, const struct mt_moe_gemm_args *args,
                               size_t *bytes);
-/* The ops in turn: for backends, where they have nothing better. */
+/* The ops in turn: for backends, where they have nothing better. Then dweights alone. */
 mt_status mt_moe_gemm_parts(mt_stream *stream, const struct mt_moe_gemm_args *args);
+mt_status mt_moe_gemm_weights(mt_stream *stream, const struct mt_moe_gemm_args *args);
 
 typedef enum mt_aux_kind {
     MT_AUX_NONE,

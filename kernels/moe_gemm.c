@@ -32,6 +32,8 @@ mt_status mt_moe_gemm_check(const struct mt_moe_gemm_args *args)
                MT_EINVAL, "moe_gemm: act is of a TN result of dtype, of even width, without c");
     MT_REQUIRE(!args->z || (g->layout == MT_GEMM_NN && rounded), MT_EINVAL,
                "moe_gemm: z is for an NN result of dtype, without c");
+    MT_REQUIRE(!args->dweights || (args->z && args->weights && args->position), MT_EINVAL,
+               "moe_gemm: dweights needs z, weights and position");
     return MT_OK;
 }
 
@@ -48,8 +50,8 @@ mt_status mt_moe_gemm_scratch(mt_stream *stream, const struct mt_moe_gemm_args *
 {
     const struct mt_kernels *kernels;
     MT_TRY(mt_device_kernels(stream->device, args->dtype, &kernels));
-    bool fuses = kernels->moe_gemm_fuses && kernels->moe_gemm_fuses(stream, args);
-    *bytes = fuses ? 0 : (size_t)between(args) * mt_dtype_size(args->dtype);
+    if (!kernels->moe_gemm_fuses || !kernels->moe_gemm_fuses(stream, args, bytes))
+        *bytes = (size_t)between(args) * mt_dtype_size(args->dtype);
     return MT_OK;
 }
 
@@ -100,5 +102,19 @@ mt_status mt_moe_gemm_parts(mt_stream *stream, const struct mt_moe_gemm_args *ar
                                                                    .dx = args->gemm.d,
                                                                    .dy = g.d,
                                                                    .x = args->z }));
-    return MT_OK;
+    return mt_moe_gemm_weights(stream, args);
+}
+
+mt_status mt_moe_gemm_weights(mt_stream *stream, const struct mt_moe_gemm_args *args)
+{
+    if (!args->dweights) return MT_OK;
+    return mt_weights_bwd(stream, &(struct mt_weights_bwd_args){ .dtype = args->dtype,
+                                                                 .tokens = args->tokens,
+                                                                 .width = args->gemm.a->group.k,
+                                                                 .top_k = args->top_k,
+                                                                 .dweights = args->dweights,
+                                                                 .dz = args->gemm.d,
+                                                                 .z = args->z,
+                                                                 .weights = args->weights,
+                                                                 .position = args->position });
 }

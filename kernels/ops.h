@@ -46,6 +46,7 @@ extern "C" {
     X(gather_bwd)                                                                                  \
     X(combine_fwd)                                                                                 \
     X(combine_bwd)                                                                                 \
+    X(weights_bwd)                                                                                 \
     X(exchange_plan)                                                                               \
     X(exchange_pack)                                                                               \
     X(exchange_unpack)                                                                             \
@@ -80,10 +81,14 @@ struct mt_kernels {
 #undef MT_KERNEL_FIELD
     /* Bytes of one direction of a packed weight group (pack_weight, gemm). */
     size_t (*packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
-    /* Whether moe_gemm is one kernel for these arguments; NULL: never. */
-    bool (*moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args);
+    /* Whether moe_gemm is one kernel for these arguments, and the scratch that it takes; NULL:
+     * never. */
+    bool (*moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args, size_t *scratch);
     /* Whether quantize is one with the ops before it for these arguments; NULL: never. */
     bool (*quantize_fuses)(mt_stream *stream, const struct mt_quantize_args *args);
+    /* The routing weights' gradient is taken from the down projection's (mt_weights_bwd), not from
+     * its output: for memory, and where reading that output takes time. */
+    bool weights_from_dz;
     /* A packed group is its values in their order: both directions may be the same memory, and any
      * memory that holds the values so, aligned to 16 bytes, is one. */
     bool packed_shared;

@@ -80,15 +80,20 @@ typedef struct mt_route mt_route;
  * it (mt_moe_gemm), and the same bits where it has not.
  * mt_gate_up: z [rows, 2F] = x W^T (+ b) of x [T, D], whose rows `route` gathers (NULL: x [rows, D]
  * in place), and a [rows, F], its SwiGLU.
- * mt_down: y [rows, D] = a W^T (+ b). Its gradient goes to z, through the SwiGLU.
+ * mt_down: y [rows, D] = a W^T (+ b). Its gradient goes to z, through the SwiGLU. weights: those
+ * that mt_combine_down will weigh y's rows by; their gradient comes from here, and y is not kept
+ * for it. NULL otherwise, and where mt_down_weighs is false: with a bias, or quantized operands,
+ * whose products have other errors than y, and on a device that gains nothing by it.
  * mt_down_reads_z: every reader of a takes it quantized, from z in one pass: mt_gate_up's a and
  * mt_down's are then NULL. */
 bool mt_down_reads_z(const mt_param *down);
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
                      const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                      const mt_route *route);
-mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a,
-                  const mt_grouped_linear_layer *layer, const mt_ragged *rows);
+bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *down);
+mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_value *weights,
+                  const mt_grouped_linear_layer *layer, const mt_ragged *rows,
+                  const mt_route *route);
 
 typedef struct mt_router_shape {
     int64_t experts, top_k;
@@ -130,6 +135,9 @@ mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *ro
 /* y [T, D]: the experts' rows weighted and summed per token. */
 mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
                      const mt_route *route);
+/* The same of rows that mt_down made with these weights, which gives them their gradient. */
+mt_status mt_combine_down(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
+                          const mt_route *route);
 
 /* Rows on other ranks; references held. */
 typedef struct mt_exchanged {

@@ -6,7 +6,7 @@ struct linear_attrs {
     int64_t in, out, rows; /* K, N and M of the GEMM */
     int8_t in_at, out_at;  /* where these widths stand among the element offsets; -1: dense */
     /* saved values; -1: none */
-    int8_t counts, elements, offsets, row_token, x, position, z;
+    int8_t counts, elements, offsets, row_token, x, position, z, weights, slots;
     bool bias;
     bool x_coded, dy_coded; /* what wgrad reads are column codes */
     bool swiglu;            /* the saved x is z: what X is the SwiGLU of */
@@ -24,6 +24,8 @@ struct beside {
     const mt_route *route; /* gathers the rows of x */
     mt_value *act;         /* SwiGLU of y */
     mt_value *z;           /* what x is the SwiGLU of; it may be given in place of x */
+    mt_value *weights;     /* what y's rows, at `slots`, will be weighted by: a second input */
+    mt_value *slots;
 };
 
 /* Device address of the number of rows in use. */
@@ -85,6 +87,7 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
 {
     int8_t n = 0;
     a->counts = a->elements = a->offsets = a->row_token = a->x = a->position = a->z = -1;
+    a->weights = a->slots = -1;
     if (rows) {
         spec->saved[a->counts = n++] = rows->counts;
         spec->saved[a->elements = n++] = rows->elements;
@@ -92,6 +95,10 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
     if (rows && (beside->route || beside->z)) spec->saved[a->offsets = n++] = rows->offsets;
     if (beside->route) spec->saved[a->position = n++] = beside->route->position;
     if (beside->z) spec->saved[a->z = n++] = beside->z;
+    if (beside->weights) {
+        spec->saved[a->weights = n++] = beside->weights;
+        spec->saved[a->slots = n++] = beside->slots;
+    }
     if (spec->params[0]->frozen) return;
     if (beside->route && !codes) spec->saved[a->row_token = n++] = beside->route->row_token;
     a->x_coded = codes != NULL;
@@ -149,7 +156,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
     mt_node_spec spec = { .op = &mt_op_grouped_linear,
                           .attrs = &a,
                           .attrs_bytes = sizeof a,
-                          .inputs = { beside->z ? beside->z : x },
+                          .inputs = { beside->z ? beside->z : x, beside->weights },
                           .outputs = { *y },
                           .params = { w, layer->bias } };
     save(&spec, &a, x, qx.memory[MT_COL], rows, beside);
@@ -186,10 +193,25 @@ mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
     return a ? mt_swiglu_record(tape, *a, *z, rows) : MT_OK;
 }
 
-mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a,
-                  const mt_grouped_linear_layer *layer, const mt_ragged *rows)
+bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *layer)
 {
-    return linear(tape, y, a ? a : z, layer, rows, &(struct beside){ .z = z });
+    const mt_param *w = layer->weight;
+    const struct mt_kernels *kernels = device->kernels[w->compute];
+    return kernels && kernels->weights_from_dz && !layer->bias &&
+           mt_linear_is_native(w, MT_OPERAND_X, MT_ROW) &&
+           mt_linear_is_native(w, MT_OPERAND_W, MT_ROW) &&
+           mt_linear_is_native(w, MT_OPERAND_W, MT_COL) &&
+           mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW);
+}
+
+mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_value *weights,
+                  const mt_grouped_linear_layer *layer, const mt_ragged *rows,
+                  const mt_route *route)
+{
+    struct beside beside = { .z = z,
+                             .weights = weights,
+                             .slots = weights ? route->position : NULL };
+    return linear(tape, y, a ? a : z, layer, rows, &beside);
 }
 
 /* The operand of wgrad in `from`: column codes, or a plain tensor to quantize now; o says how its
@@ -260,17 +282,23 @@ static mt_status prepare_dy(mt_tape *tape, mt_node *node, struct mt_linear_opera
     return bias ? mt_param_grad_end(tape, bias) : MT_OK;
 }
 
-/* dx = add + dy W, to the input of the layer, or through what runs into it. */
+/* dx = add + dy W, to the input of the layer, or through what runs into it. dweights: NULL data, or
+ * the gradient of the second input. */
 static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, const mt_tensor *dx,
-                           const mt_tensor *add)
+                           const mt_tensor *add, const mt_tensor *dweights)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
     mt_param *w = mt_node_param(node, 0);
-    mt_tensor offsets = { 0 }, z = { 0 }, position;
+    mt_tensor offsets = { 0 }, z = { 0 }, weights = { 0 }, slots = { 0 }, position;
     void *to = dx->data;
     if (a->offsets >= 0) MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
     if (a->z >= 0) MT_TRY(mt_node_saved(tape, node, a->z, &z));
+    if (dweights->data) {
+        MT_TRY(mt_node_saved(tape, node, a->weights, &weights));
+        MT_TRY(mt_node_saved(tape, node, a->slots, &slots));
+    }
     MT_REQUIRE(!z.data || !add->data, MT_EINTERNAL, "%s: its input has a second consumer", w->name);
+    if (!to) MT_TRY(mt_node_scratch(tape, node, &to, mt_tensor_bytes(&z)));
     if (a->position >= 0)
         MT_TRY(
             mt_node_scratch(tape, node, &to, (size_t)(a->rows * a->in) * mt_dtype_size(dx->dtype)));
@@ -283,7 +311,11 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
                                                .d_dtype = dx->dtype,
                                                .c = a->position < 0 ? add->data : NULL },
                                      .rows_used = rows_used(a, &offsets),
-                                     .z = z.data };
+                                     .z = z.data,
+                                     .dweights = dweights->data,
+                                     .weights = weights.data,
+                                     .position = slots.data };
+    if (dweights->data) args.tokens = slots.shape[0], args.top_k = slots.shape[1];
     MT_TRY(multiply(tape, &args));
     if (a->position < 0) return MT_OK;
     MT_TRY(mt_node_saved(tape, node, a->position, &position));
@@ -303,19 +335,23 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     const struct linear_attrs *a = mt_node_attrs(node);
     mt_param *w = mt_node_param(node, 0);
     mt_tensor dy = mt_node_grad_out(node, 0), counts = { 0 }, elements = { 0 }, dx, add;
+    mt_tensor dweights = { 0 }, unused = { 0 };
     if (a->counts >= 0) {
         MT_TRY(mt_node_saved(tape, node, a->counts, &counts));
         MT_TRY(mt_node_saved(tape, node, a->elements, &elements));
     }
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    if (a->weights >= 0) MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
+    MT_REQUIRE(!unused.data, MT_EINTERNAL, "%s: its weights have a second consumer", w->name);
+    bool dgrad = dx.data || dweights.data;
     struct mt_linear_operand qdy = {
         .q =
             mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
-        .wanted = { dx.data != NULL, !w->frozen && w->grad },
+        .wanted = { dgrad, !w->frozen && w->grad },
     };
     if (dy.data) MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
     MT_TRY(prepare_dy(tape, node, &qdy));
-    if (dx.data) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add));
+    if (dgrad) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
     struct mt_wgrad job = { .run = run_wgrad, .param = w };
     struct linear_attrs attrs = *a;
     attrs.dy_coded = qdy.memory[MT_COL] != NULL;

@@ -3,8 +3,9 @@
 
 #include <math.h>
 
-/* gate_up, SwiGLU, down. route: gathers the rows of x, NULL: they are in expert order already. */
-static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x,
+/* gate_up, SwiGLU, down. route: gathers the rows of x, NULL: they are in expert order already.
+ * weights: for mt_down. */
+static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
                          const mt_grouped_linear_layer *gate_up,
                          const mt_grouped_linear_layer *down, const mt_ragged *rows,
                          const mt_route *route)
@@ -13,26 +14,41 @@ static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x,
     MT_TRY(
         mt_gate_up(tape, &h, mt_down_reads_z(down->weight) ? NULL : &a, x, gate_up, rows, route));
     if (a) mt_value_recompute(tape, a);
-    MT_TRY(mt_down(tape, y, h, a, down, rows));
+    MT_TRY(mt_down(tape, y, h, a, weights, down, rows, route));
     mt_value_release(tape, &h);
     mt_value_release(tape, &a);
     return MT_OK;
 }
 
-/* The experts' rows of x, for mt_combine to take by *home: on this rank, or back from others. */
-static mt_status run_experts(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
-                             const mt_moe_layer *layer, const mt_route *route,
-                             const mt_value *chosen, const int64_t widths[MT_ROUTE_WIDTHS])
+/* y of experts that are on this rank. */
+static mt_status run_here(mt_tape *tape, mt_value **y, mt_value *x, const mt_moe_layer *layer,
+                          const mt_route *route, mt_value *weights)
 {
-    mt_value *rows, *out;
-    if (!layer->exchange)
-        return experts(tape, y, x, &layer->gate_up, &layer->down, &route->rows, route);
-    MT_TRY(mt_dispatch(tape, &rows, e, x, route, chosen, layer->exchange, widths, &layer->gate_up,
-                       &layer->down));
-    MT_TRY(experts(tape, &out, rows, &layer->gate_up, &layer->down, &e->there.rows, &e->there));
+    bool weighs = mt_down_weighs(mt_tape_stream(tape)->device, &layer->down);
+    mt_value *rows;
+    MT_TRY(experts(tape, &rows, x, weighs ? weights : NULL, &layer->gate_up, &layer->down,
+                   &route->rows, route));
+    MT_TRY((weighs ? mt_combine_down : mt_combine)(tape, y, rows, weights, route));
     mt_value_release(tape, &rows);
-    MT_TRY(mt_collect(tape, y, out, e, layer->exchange));
+    return MT_OK;
+}
+
+/* Of experts on all ranks: rows go to them, and come back. */
+static mt_status run_there(mt_tape *tape, mt_value **y, mt_value *x, const mt_moe_layer *layer,
+                           const mt_route *route, const mt_routing *routing,
+                           const int64_t widths[MT_ROUTE_WIDTHS])
+{
+    mt_exchanged e = { 0 };
+    mt_value *rows, *out, *back;
+    MT_TRY(mt_dispatch(tape, &rows, &e, x, route, routing->chosen, layer->exchange, widths,
+                       &layer->gate_up, &layer->down));
+    MT_TRY(experts(tape, &out, rows, NULL, &layer->gate_up, &layer->down, &e.there.rows, &e.there));
+    mt_value_release(tape, &rows);
+    MT_TRY(mt_collect(tape, &back, out, &e, layer->exchange));
     mt_value_release(tape, &out);
+    MT_TRY(mt_combine(tape, y, back, routing->weights, &e.home));
+    mt_value_release(tape, &back);
+    mt_exchanged_release(tape, &e);
     return MT_OK;
 }
 
@@ -47,21 +63,19 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
     int64_t capacity =
         layer->capacity_factor > 0 ? (int64_t)ceil(layer->capacity_factor * fair) : 0;
     mt_route route;
-    mt_exchanged exchanged = { 0 };
-    mt_value *out;
     MT_TRY(mt_router(tape, routing, x, layer->router, s));
     MT_TRY(mt_tape_observe(tape, routing->weights, "%s.routing_weights", name));
     MT_TRY(mt_tape_observe(tape, routing->chosen, "%s.chosen_experts", name));
     MT_TRY(mt_route_tokens(tape, &route, routing, s->experts, capacity, widths, layer->dropped));
-    MT_TRY(run_experts(tape, &out, &exchanged, x, layer, &route, routing->chosen, widths));
-    MT_TRY(mt_combine(tape, y, out, routing->weights, layer->exchange ? &exchanged.home : &route));
-    mt_value_release(tape, &out);
-    mt_exchanged_release(tape, &exchanged);
+    if (layer->exchange)
+        MT_TRY(run_there(tape, y, x, layer, &route, routing, widths));
+    else
+        MT_TRY(run_here(tape, y, x, layer, &route, routing->weights));
     mt_route_release(tape, &route);
     return MT_OK;
 }
 
 mt_status mt_mlp_forward(mt_tape *tape, mt_value **y, mt_value *x, const mt_mlp_layer *layer)
 {
-    return experts(tape, y, x, &layer->gate_up, &layer->down, NULL, NULL);
+    return experts(tape, y, x, NULL, &layer->gate_up, &layer->down, NULL, NULL);
 }

@@ -195,8 +195,15 @@ static mt_status gather_backward(mt_tape *tape, mt_node *node)
 
 const mt_op mt_op_gather = { "gather", gather_backward, NULL };
 
-mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
-                     const mt_route *route)
+enum { COMBINE_WEIGHTS, COMBINE_POSITION, COMBINE_X }; /* saved */
+
+struct combine_attrs {
+    int64_t tokens, top_k;
+    bool weighs; /* the weights' gradient is this node's, from x */
+};
+
+static mt_status combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
+                         const mt_route *route, bool weighs)
 {
     int64_t width = mt_tensor_cols(&x->data);
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ route->tokens, width }));
@@ -209,36 +216,53 @@ mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights
                                                          .x = x->data.data,
                                                          .weights = weights->data.data,
                                                          .position = route->position->data.data }));
-    struct rows_attrs attrs = { route->tokens, route->top_k };
-    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_combine,
-                                                 .attrs = &attrs,
-                                                 .attrs_bytes = sizeof attrs,
-                                                 .inputs = { x, weights },
-                                                 .outputs = { *y },
-                                                 .saved = { x, weights, route->position } });
+    struct combine_attrs attrs = { route->tokens, route->top_k, weighs };
+    return mt_tape_record(
+        tape, &(mt_node_spec){ .op = &mt_op_combine,
+                               .attrs = &attrs,
+                               .attrs_bytes = sizeof attrs,
+                               .inputs = { x, weighs ? weights : NULL },
+                               .outputs = { *y },
+                               .saved = { weights, route->position, weighs ? x : NULL } });
+}
+
+mt_status mt_combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
+                     const mt_route *route)
+{
+    return combine(tape, y, x, weights, route, true);
+}
+
+mt_status mt_combine_down(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
+                          const mt_route *route)
+{
+    return combine(tape, y, x, weights, route, false);
 }
 
 static mt_status combine_backward(mt_tape *tape, mt_node *node)
 {
-    const struct rows_attrs *a = mt_node_attrs(node);
-    mt_tensor x, weights, position, dx, dweights, add, unused;
-    MT_TRY(mt_node_saved(tape, node, 0, &x));
-    MT_TRY(mt_node_saved(tape, node, 1, &weights));
-    MT_TRY(mt_node_saved(tape, node, 2, &position));
+    const struct combine_attrs *a = mt_node_attrs(node);
+    mt_tensor dy = mt_node_grad_out(node, 0), weights, position, dx, add;
+    mt_tensor x = { 0 }, dweights = { 0 }, unused = { 0 };
+    MT_TRY(mt_node_saved(tape, node, COMBINE_WEIGHTS, &weights));
+    MT_TRY(mt_node_saved(tape, node, COMBINE_POSITION, &position));
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
+    if (a->weighs) {
+        MT_TRY(mt_node_saved(tape, node, COMBINE_X, &x));
+        MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
+    }
     MT_REQUIRE(!add.data && !unused.data, MT_EINTERNAL, "combine: an input has a second consumer");
+    if (!dx.data && !a->weighs) return MT_OK;
     if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));
-    if (!dweights.data)
+    if (a->weighs && !dweights.data)
         MT_TRY(mt_node_scratch(tape, node, &dweights.data, mt_tensor_bytes(&weights)));
     return mt_combine_bwd(mt_tape_stream(tape),
-                          &(struct mt_combine_bwd_args){ .dtype = x.dtype,
+                          &(struct mt_combine_bwd_args){ .dtype = dx.dtype,
                                                          .tokens = a->tokens,
-                                                         .width = mt_tensor_cols(&x),
+                                                         .width = mt_tensor_cols(&dx),
                                                          .top_k = a->top_k,
                                                          .dx = dx.data,
                                                          .dweights = dweights.data,
-                                                         .dy = mt_node_grad_out(node, 0).data,
+                                                         .dy = dy.data,
                                                          .x = x.data,
                                                          .weights = weights.data,
                                                          .position = position.data });

@@ -52,6 +52,13 @@ mt_status MT_CPU(combine_fwd)(mt_stream *stream, const struct mt_combine_fwd_arg
     return MT_OK;
 }
 
+/* dx = w dy of one row. */
+static void weigh_row(mt_elem *restrict dx, const mt_elem *restrict dy, mt_real w, int64_t width)
+{
+#pragma omp simd
+    for (int64_t j = 0; j < width; j++) mt_put(dx + j, w * mt_get(dy + j));
+}
+
 /* dx = w dy, and <dy, x>, of one row. */
 static mt_real combine_row(mt_elem *restrict dx, const mt_elem *restrict dy,
                            const mt_elem *restrict x, mt_real w, int64_t width)
@@ -78,9 +85,37 @@ mt_status MT_CPU(combine_bwd)(mt_stream *stream, const struct mt_combine_bwd_arg
     for (int64_t t = 0; t < a->tokens; t++)
         for (int64_t i = t * a->top_k; i < (t + 1) * a->top_k; i++) {
             int64_t row = a->position[i];
-            dweights[i] = row < 0 ? 0
-                                  : combine_row(dx + row * width, dy + t * width, x + row * width,
-                                                weights[i], width);
+            if (row >= 0 && !dweights)
+                weigh_row(dx + row * width, dy + t * width, weights[i], width);
+            else if (dweights)
+                dweights[i] = row < 0 ? 0
+                                      : combine_row(dx + row * width, dy + t * width,
+                                                    x + row * width, weights[i], width);
         }
+    return MT_OK;
+}
+
+static mt_real dot(const mt_elem *a, const mt_elem *b, int64_t width)
+{
+    mt_real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < width; j++) sum += mt_get(a + j) * mt_get(b + j);
+    return sum;
+}
+
+mt_status MT_CPU(weights_bwd)(mt_stream *stream, const struct mt_weights_bwd_args *a)
+{
+    int64_t width = a->width, slots = a->tokens * a->top_k;
+    const mt_real *weights = a->weights;
+    mt_real *dweights = a->dweights;
+#pragma omp parallel for num_threads(stream->device->threads)                                      \
+    schedule(static) if (slots * width > SMALL)
+    for (int64_t i = 0; i < slots; i++) {
+        int64_t row = a->position[i], up = (2 * row + 1) * width;
+        dweights[i] = 0;
+        if (row >= 0 && weights[i] != 0)
+            dweights[i] =
+                dot((const mt_elem *)a->dz + up, (const mt_elem *)a->z + up, width) / weights[i];
+    }
     return MT_OK;
 }

@@ -7,9 +7,10 @@ static bool is_plain(const mt_direction *d)
     return d->format == mt_format_plain(MT_ELEM_DTYPE);
 }
 
-bool MT_CPU(moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args)
+bool MT_CPU(moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args, size_t *scratch)
 {
     (void)stream;
+    *scratch = 0;
     const struct mt_gemm_args *g = &args->gemm;
     bool known = args->rows_used || !g->b->group.first_dims; /* rows of members are all rows */
     return MT_ISA_LEVEL > 0 && MT_ELEM_BITS != 16 && known && is_plain(mt_gemm_a(g)) &&
@@ -22,10 +23,12 @@ mt_status MT_CPU(moe_gemm)(mt_stream *stream, const struct mt_moe_gemm_args *arg
     int64_t rows = args->gemm.b->group.first_dims
                        ? args->gemm.b->group.m
                        : args->gemm.b->group.members * args->gemm.b->group.m;
+    size_t scratch;
     bool whole;
-    if (!MT_CPU(moe_gemm_fuses)(stream, args)) return mt_moe_gemm_parts(stream, args);
+    if (!MT_CPU(moe_gemm_fuses)(stream, args, &scratch)) return mt_moe_gemm_parts(stream, args);
     MT_TRY(MT_CPU(gemm_run)(stream, &args->gemm, &MT_CPU(gemm_blocks), &beside, &whole));
-    if (!args->act || whole) return MT_OK;
+    if (!args->act) return mt_moe_gemm_weights(stream, args);
+    if (whole) return MT_OK;
     return mt_swiglu_fwd(stream, &(struct mt_swiglu_fwd_args){ .dtype = args->dtype,
                                                                .rows = rows,
                                                                .width = args->gemm.a->group.m / 2,

@@ -24,7 +24,8 @@
     mt_status MT_CPU(op)(mt_stream * stream, const struct mt_##op##_args *args);
 MT_DTYPE_OPS(MT_CPU_DECLARE)
 #undef MT_CPU_DECLARE
-bool MT_CPU(moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args);
+bool MT_CPU(moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args,
+                            size_t *scratch);
 mt_dtype MT_CPU(gemm_operand)(const mt_format_spec *spec);
 size_t MT_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
 extern const struct mt_kernels MT_CPU(kernels);

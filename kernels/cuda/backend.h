@@ -59,7 +59,8 @@ mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantize_args *arg
 
 /* quantize.cu, moe_gemm.cu */
 bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args);
-bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args);
+bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args,
+                            size_t *scratch);
 /* gemm_pack.cu, gemm_operands.cu: what the GEMM's table entries need besides the op. */
 size_t mt_cuda_packed_bytes(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k);
 mt_dtype mt_cuda_gemm_operand_f64(const mt_format_spec *spec);

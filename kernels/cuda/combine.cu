@@ -38,9 +38,9 @@ static mt_status combine_fwd(mt_stream *stream, const struct mt_combine_fwd_args
 }
 MT_CUDA_OP(combine_fwd)
 
-/* A warp for each (token, slot): dx = w dy of its row, and <dy, x>. The warps of a token's slots
- * are neighbours, so that dy is read from memory once. */
-template <typename T, int N>
+/* A warp for each (token, slot): dx = w dy of its row, and, DOTS, <dy, x>. The warps of a token's
+ * slots are neighbours, so that dy is read from memory once. */
+template <typename T, int N, bool DOTS>
 static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_combine_bwd_args a)
 {
     typedef mt_vec<T, N> vec;
@@ -57,8 +57,11 @@ static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_c
         for (int64_t base = threadIdx.x % 32; row >= 0 && base < n; base += 32 * AHEAD) {
             vec g[AHEAD], z[AHEAD];
 #pragma unroll
-            for (int s = 0; s < AHEAD; s++)
-                if (base + s * 32 < n) g[s] = dy[base + s * 32], z[s] = x[base + s * 32];
+            for (int s = 0; s < AHEAD; s++) {
+                if (base + s * 32 >= n) continue;
+                g[s] = dy[base + s * 32];
+                if (DOTS) z[s] = x[base + s * 32];
+            }
 #pragma unroll
             for (int s = 0; s < AHEAD; s++) {
                 if (base + s * 32 >= n) continue;
@@ -67,28 +70,82 @@ static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_c
                 for (int j = 0; j < N; j++) {
                     mt_real<T> e = mt_get(&g[s].at[j]);
                     mt_put(&out.at[j], w * e);
-                    dot += e * mt_get(&z[s].at[j]);
+                    if (DOTS) dot += e * mt_get(&z[s].at[j]);
                 }
                 dx[base + s * 32] = out;
             }
         }
-        dot = mt_warp_sum(dot);
-        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = dot;
+        if (DOTS) dot = mt_warp_sum(dot);
+        if (DOTS && threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = dot;
     }
+}
+
+template <typename T, int N>
+static void launch_combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
+{
+    unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (a->dweights)
+        combine_bwd_kernel<T, N, true><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        combine_bwd_kernel<T, N, false><<<blocks, THREADS, 0, on>>>(*a);
 }
 
 template <typename T>
 static mt_status combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
 {
     if (!a->tokens) return MT_OK;
-    unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
     const void *operands[] = { a->dx, a->dy, a->x };
-    cudaStream_t on = mt_cuda_stream(stream);
     if (mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T)))
-        combine_bwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
+        launch_combine_bwd<T, 16 / sizeof(T)>(stream, a);
     else
-        combine_bwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
+        launch_combine_bwd<T, 1>(stream, a);
     MT_LAUNCHED(stream, "combine_bwd");
     return MT_OK;
 }
 MT_CUDA_OP(combine_bwd)
+
+/* A warp for each (token, slot): <du, u> of its row, over the weight. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) weights_bwd_kernel(struct mt_weights_bwd_args a)
+{
+    typedef mt_vec<T, N> vec;
+    enum { AHEAD = 4 };
+    int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
+        int64_t row = a.position[i];
+        mt_real<T> dot = 0, w = ((const mt_real<T> *)a.weights)[i];
+        const vec *du = (const vec *)a.dz + (2 * row + 1) * n,
+                  *u = (const vec *)a.z + (2 * row + 1) * n;
+        for (int64_t base = threadIdx.x % 32; row >= 0 && base < n; base += 32 * AHEAD) {
+            vec d[AHEAD], z[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++)
+                if (base + s * 32 < n) d[s] = du[base + s * 32], z[s] = u[base + s * 32];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) {
+                if (base + s * 32 >= n) continue;
+#pragma unroll
+                for (int j = 0; j < N; j++) dot += mt_get(&d[s].at[j]) * mt_get(&z[s].at[j]);
+            }
+        }
+        dot = mt_warp_sum(dot);
+        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = w != 0 ? dot / w : 0;
+    }
+}
+
+template <typename T>
+static mt_status weights_bwd(mt_stream *stream, const struct mt_weights_bwd_args *a)
+{
+    if (!a->tokens) return MT_OK;
+    unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
+    const void *operands[] = { a->dz, a->z };
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
+        weights_bwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
+    else
+        weights_bwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);
+    MT_LAUNCHED(stream, "weights_bwd");
+    return MT_OK;
+}
+MT_CUDA_OP(weights_bwd)

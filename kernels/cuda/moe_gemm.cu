@@ -94,9 +94,10 @@ bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *a
     return choose(&g, stream, args, path);
 }
 
-bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args)
+bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args, size_t *scratch)
 {
     mt_cuda_gemm_path path;
+    *scratch = 0;
     return mt_cuda_moe_gemm_choose(stream, args, &path);
 }
 
@@ -130,7 +131,8 @@ static mt_status moe_gemm(mt_stream *stream, const struct mt_moe_gemm_args *args
 {
     gemm_problem g;
     mt_cuda_gemm_path path;
-    return choose(&g, stream, args, &path) ? run(stream, args, &path)
-                                           : mt_moe_gemm_parts(stream, args);
+    if (!choose(&g, stream, args, &path)) return mt_moe_gemm_parts(stream, args);
+    MT_TRY(run(stream, args, &path));
+    return mt_moe_gemm_weights(stream, args);
 }
 MT_CUDA_OP(moe_gemm)

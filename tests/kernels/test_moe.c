@@ -245,6 +245,58 @@ static void check_combine(const struct route *r, mt_dtype dtype, int64_t width, 
         test_free(dweights);
 }
 
+/* dx alone, as with dweights; then dweights from what a down projection and its SwiGLU have: z and
+ * its gradient, here any. A weight of 0 has none. */
+static void check_weights(const struct route *r, mt_dtype dtype, int64_t width, int threads)
+{
+    mt_dtype real = mt_dtype_wide(dtype);
+    mt_stream stream = on_threads(threads);
+    int64_t used = r->offsets[r->experts];
+    void *dz = test_alloc(r->rows * 2 * width, dtype), *z = test_alloc(r->rows * 2 * width, dtype);
+    void *weights = test_alloc(r->rows, real), *dweights = test_alloc(r->rows, real);
+    void *dx = test_alloc(r->rows * width, dtype), *dy = test_alloc(r->tokens * width, dtype);
+    test_random(z, used * 2 * width, dtype, 1, 64); /* rows past those in use stay NaN */
+    test_random(dz, used * 2 * width, dtype, 1, 65);
+    test_random(dy, r->tokens * width, dtype, 1, 66);
+    test_random(weights, r->rows, real, 1, 67);
+    for (int64_t slot = 0; slot < r->rows; slot += 5) mt_store_f64(weights, real, slot, 0);
+    assert_ok(mt_combine_bwd(&stream, &(struct mt_combine_bwd_args){ .dtype = dtype,
+                                                                     .tokens = r->tokens,
+                                                                     .width = width,
+                                                                     .top_k = r->top_k,
+                                                                     .dx = dx,
+                                                                     .dy = dy,
+                                                                     .weights = weights,
+                                                                     .position = r->position }));
+    assert_ok(mt_weights_bwd(&stream, &(struct mt_weights_bwd_args){ .dtype = dtype,
+                                                                     .tokens = r->tokens,
+                                                                     .width = width,
+                                                                     .top_k = r->top_k,
+                                                                     .dweights = dweights,
+                                                                     .dz = dz,
+                                                                     .z = z,
+                                                                     .weights = weights,
+                                                                     .position = r->position }));
+    assert_ok(mt_device_synchronize(stream.device));
+    for (int64_t slot = 0; slot < r->rows; slot++) {
+        double w = mt_load_f64(weights, real, slot), want = 0, size = 0;
+        int64_t row = r->position[slot];
+        for (int64_t j = 0; j < width && row >= 0; j++) {
+            exact_at("dx", dx, dtype, row * width + j,
+                     real_multiply(real, w, mt_load_f64(dy, dtype, slot / r->top_k * width + j)));
+            double p = mt_load_f64(dz, dtype, (2 * row + 1) * width + j) *
+                       mt_load_f64(z, dtype, (2 * row + 1) * width + j);
+            want += p, size += fabs(p);
+        }
+        want = w != 0 ? want / w : 0, size = w != 0 ? size / fabs(w) : 0;
+        double limit = (double)(width + 2) * real_epsilon(dtype) * size;
+        near_all("dweights", (char *)dweights + (size_t)slot * mt_dtype_size(real), real, 1, &want,
+                 &limit);
+    }
+    void *all[] = { dz, z, weights, dweights, dx, dy };
+    for (int i = 0; i < 6; i++) test_free(all[i]);
+}
+
 static void test_gather_and_combine(void **state)
 {
     (void)state;
@@ -263,6 +315,7 @@ static void test_gather_and_combine(void **state)
                                             cases[i].capacity, cases[i].skew);
                 check_gather(&r, dtypes[d], cases[i].width, threads);
                 check_combine(&r, dtypes[d], cases[i].width, threads);
+                check_weights(&r, dtypes[d], cases[i].width, threads);
                 route_free(&r);
             }
 }

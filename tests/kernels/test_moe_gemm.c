@@ -151,10 +151,33 @@ static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype d
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
-/* dz from dy W through the SwiGLU. */
-static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtype dtype)
+/* dweights against those of the dz that came with them, whose sums may have another order. */
+static void check_dweights(const struct mt_moe_gemm_args *args, int64_t f)
 {
-    int64_t *offsets;
+    mt_dtype real = mt_dtype_wide(args->dtype);
+    for (int64_t slot = 0; slot < args->tokens * args->top_k; slot++) {
+        double w = mt_load_f64(args->weights, real, slot), want = 0, size = 0;
+        int64_t up = (2 * args->position[slot] + 1) * f;
+        for (int64_t j = 0; j < f && args->position[slot] >= 0; j++) {
+            double p = mt_load_f64(args->gemm.d, args->dtype, up + j) *
+                       mt_load_f64(args->z, args->dtype, up + j);
+            want += p / w, size += fabs(p / w);
+        }
+        double limit = (double)(f + 2) * test_epsilon(real) * size;
+        assert_true(fabs(mt_load_f64(args->dweights, real, slot) - want) <= limit);
+    }
+}
+
+/* dz from dy W through the SwiGLU; `weighs`: and the gradient of weights, two of a token, whose
+ * rows are in no order, one dropped. */
+static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtype dtype,
+                             bool weighs)
+{
+    int64_t *offsets, slots = (r->used / 2 + 1) * 2;
+    void *weights = random_buffer(slots, mt_dtype_wide(dtype), 1, 4);
+    void *dweights = test_alloc(slots, mt_dtype_wide(dtype));
+    int32_t *position = test_alloc(slots, MT_I32);
+    for (int64_t i = 0; i < slots; i++) position[i] = (int32_t)(r->used - 1 - i); /* then -1, -2 */
     void *dy = random_buffer(r->room * n, dtype, 1, 1);
     void *w = random_buffer(r->members * n * f, dtype, 1, 2);
     void *z = random_buffer(r->room * 2 * f, dtype, 3, 3);
@@ -171,7 +194,12 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
                                                .d_dtype = dtype },
                                      .rows_used = r->offsets + r->members,
                                      .z = z };
+    if (weighs) {
+        args.weights = weights, args.dweights = dweights, args.position = position;
+        args.tokens = slots / 2, args.top_k = 2;
+    }
     bool ran = run(&args);
+    if (ran && weighs) check_dweights(&args, f);
     args.gemm.d = da;
     assert_ok(mt_gemm(stream(), &args.gemm));
     assert_ok(
@@ -184,7 +212,7 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
                                                               .x = z }));
     assert_ok(mt_device_synchronize(test_device()));
     if (ran) assert_same_bits("dz", dz, want, r->room * 2 * f, dtype);
-    void *all[] = { dy, w, z, da, dz, want, offsets };
+    void *all[] = { dy, w, z, da, dz, want, offsets, weights, dweights, position };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
@@ -242,7 +270,7 @@ static void check_case(const struct moe_case *x, mt_dtype dtype)
 {
     struct rows r = rows_make(x->members, x->counts, x->tail, x->tokens);
     for (int bits = 0; bits < 4; bits++) check_gate_up(&r, x->f, x->d, dtype, bits & 1, bits & 2);
-    check_down_dgrad(&r, x->f, x->d, dtype);
+    for (int weighs = 0; weighs < 2; weighs++) check_down_dgrad(&r, x->f, x->d, dtype, weighs);
     for (int add = 0; add < 2; add++) {
         check_wgrad(&r, 2 * x->f, x->d, dtype, mt_dtype_wide(dtype), add);
         check_wgrad(&r, 2 * x->f, x->d, dtype, dtype, add);
@@ -314,6 +342,8 @@ static void test_refusals(void **state)
     assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "no rows are gathered");
     args = good, args.z = x;
     assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "z is for an NN result");
+    args = good, args.dweights = d;
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "dweights needs z");
     args = good, args.act = d, args.gemm.c = d;
     assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "without c");
     args = good, args.gemm.dtype = MT_BF16;

@@ -22,6 +22,7 @@ struct rig {
     void *x, *dy, *dprob_sum, *dz_sum;
     float bias[E];
     int64_t load[E], dropped;
+    bool router_alone; /* nothing else takes a gradient: x does not, the experts are frozen */
     /* what came out, as f64 */
     double y[T * D], dx[T * D], weights[T * PLAIN_K], prob_sum[E], z_sum;
     int64_t counts[E];
@@ -127,7 +128,7 @@ static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_fa
     mt_value *x, *out[6];
     mt_param_store_begin_step(r->store);
     assert_ok(mt_tape_begin(r->tape, 1, true));
-    assert_ok(mt_tape_input(r->tape, &x, mt_tensor_2d(r->x, r->dtype, T, D), true));
+    assert_ok(mt_tape_input(r->tape, &x, mt_tensor_2d(r->x, r->dtype, T, D), !r->router_alone));
     assert_ok(mt_tape_segment(r->tape, run_layer, &s, &x, 1, out, 6));
     download(r->y, out[0]->data.data, T * D, r->dtype);
     download(r->prob_sum, out[1]->data.data, E, real);
@@ -141,7 +142,7 @@ static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_fa
     for (int i = 0; i < 6; i++) mt_value_release(r->tape, &out[i]);
     assert_ok(mt_tape_backward(r->tape));
     assert_ok(mt_tape_run_deferred(r->tape));
-    download(r->dx, mt_value_grad(x).data, T * D, r->dtype);
+    if (!r->router_alone) download(r->dx, mt_value_grad(x).data, T * D, r->dtype);
     mt_value_release(r->tape, &x);
     assert_ok(mt_tape_end(r->tape));
     assert_ok(mt_param_store_end_step(r->store));
@@ -251,17 +252,47 @@ static void check_case(const struct routing_case *c, mt_dtype dtype, const mt_ta
     rig_close(&r);
 }
 
+/* Where the gradient of the routing weights is taken from, whatever the device likes best. */
+static void take_weights(mt_dtype dtype, bool from_dz)
+{
+    static struct mt_kernels tables[MT_DTYPE_COUNT];
+    mt_device *device = test_device();
+    tables[dtype] = *device->kernels[dtype];
+    tables[dtype].weights_from_dz = from_dz;
+    device->kernels[dtype] = &tables[dtype];
+}
+
 static void test_against_plain_loops(void **state)
 {
     (void)state;
     for (int i = 0; i < CASES; i++)
-        for (int bits = 0; bits < 16; bits++) {
+        for (int bits = 0; bits < 32; bits++) {
+            take_weights(MT_F64, bits & 16), take_weights(MT_F32, bits & 16);
             mt_tape_options options = { .defer_wgrad = bits & 1,
                                         .recompute_activation = bits & 2,
                                         .recompute = bits & 4,
                                         .offload = bits & 8 };
             check_case(&cases[i], MT_F64, &options);
             check_case(&cases[i], MT_F32, &options);
+        }
+}
+
+/* The router's gradient comes through the experts, whether or not anything in them takes one. */
+static void test_router_alone(void **state)
+{
+    (void)state;
+    static struct plain_moe m;
+    static struct rig r;
+    for (int i = 0; i < CASES; i++)
+        for (int bits = 0; bits < 4; bits++) {
+            take_weights(MT_F64, bits & 2);
+            draw(&m, &cases[i], MT_F64);
+            rig_open(&r, MT_F64, &(mt_tape_options){ .recompute = bits & 1 }, &m);
+            r.router_alone = r.gate_up->frozen = r.down->frozen = true;
+            rig_run(&r, &m, cases[i].capacity_factor);
+            near(cases[i].name, "dwr", r.router->grad, r.router->dtype, m.dwr[0], E * D,
+                 test_epsilon(MT_F64));
+            rig_close(&r);
         }
 }
 
@@ -325,9 +356,8 @@ static void test_op_table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),
-        cmocka_unit_test(test_against_plain_loops),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cases),        cmocka_unit_test(test_against_plain_loops),
+        cmocka_unit_test(test_router_alone), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_op_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
