@@ -38,6 +38,8 @@ struct gemm_sm90_args {
     const float *scales_p, *scales_q; /* fp8 with scales of blocks */
     const int32_t *row_token;         /* of gathered rows, */
     const void *gathered;             /* and where they are */
+    float *dots; /* [m / SM90_DOTS][room], sums of rows (moe_gemm_sm90.cuh), or NULL */
+    int64_t room;
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
@@ -69,6 +71,7 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
 enum {
     SM90_WIDTH = 192, /* most columns of a tile */
     SM90_THREADS = 384,
+    SM90_DOTS = 16,                      /* columns in a partial sum of gemm_sm90_args.dots */
     SM90_SHARED = 232448,                /* bytes that a block can have */
     SM90_MEMBER_BYTES = 2 * sizeof(int), /* of the table of members */
 };

@@ -44,6 +44,12 @@ static __device__ __forceinline__ float4 shared_four(uint32_t address)
                  : "memory");
     return v;
 }
+
+static __device__ __forceinline__ void put_shared_pair(uint32_t address, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 static __device__ __forceinline__ void put_shared(uint32_t address, float x)
 {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");

@@ -8,6 +8,7 @@
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
 enum {
+    THREADS = 256,
     ALIGNED = 256,      /* where operands are decoded to */
     LONG_DEPTH = 4096,  /* ping-pong moves too much past it, */
     SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated */
@@ -46,6 +47,35 @@ static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gem
     return mt_cuda_gemm_describe(g, &gemm) == MT_OK && g->cols > 0 && g->rows.members > 0;
 }
 
+/* A thread for each (token, slot): the partial sums of its row, over the weight. */
+static __global__ void __launch_bounds__(THREADS)
+    dots_kernel(struct mt_moe_gemm_args a, int parts, int64_t room)
+{
+    MT_GRID_STRIDE(i, a.tokens * a.top_k)
+    {
+        const float w = ((const float *)a.weights)[i], *dots = (const float *)a.scratch;
+        int64_t row = a.position[i];
+        float sum = 0;
+        if (row >= 0 && w != 0) {
+#pragma unroll 8
+            for (int p = 0; p < parts; p++) sum += dots[p * room + row];
+            sum /= w;
+        }
+        ((float *)a.dweights)[i] = sum;
+    }
+}
+
+static mt_status add_dots(mt_stream *stream, const struct mt_moe_gemm_args *args,
+                          const gemm_problem *g)
+{
+    int64_t slots = args->dweights ? args->tokens * args->top_k : 0;
+    if (!slots) return MT_OK;
+    dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
+        *args, (int)(g->cols / SM90_DOTS), mt_cuda_moe_gemm_room(&g->rows));
+    MT_LAUNCHED(stream, "moe_gemm dweights");
+    return MT_OK;
+}
+
 /* The fused kernel on operands made plain. */
 static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
                      const mt_cuda_gemm_path *path)
@@ -55,7 +85,8 @@ static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, &args->gemm));
     MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
     g.alpha = plain.alpha;
-    return mt_cuda_moe_gemm_sm90(stream, args, &g, path);
+    MT_TRY(mt_cuda_moe_gemm_sm90(stream, args, &g, path));
+    return add_dots(stream, args, &g);
 }
 
 /* Whether one kernel loses less than the parts take to move rows and z once more. */
@@ -97,8 +128,11 @@ bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *a
 bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args, size_t *scratch)
 {
     mt_cuda_gemm_path path;
-    *scratch = 0;
-    return mt_cuda_moe_gemm_choose(stream, args, &path);
+    gemm_problem g;
+    if (!choose(&g, stream, args, &path)) return false;
+    int64_t dots = args->dweights ? g.cols / SM90_DOTS : 0;
+    *scratch = (size_t)(dots * mt_cuda_moe_gemm_room(&g.rows)) * sizeof(float);
+    return true;
 }
 
 mt_status mt_cuda_moe_gemm_by(mt_stream *stream, const struct mt_moe_gemm_args *args,
@@ -106,6 +140,7 @@ mt_status mt_cuda_moe_gemm_by(mt_stream *stream, const struct mt_moe_gemm_args *
 {
     gemm_problem g;
     MT_TRY(mt_moe_gemm_check(args));
+    MT_REQUIRE(args->scratch || !args->dweights, MT_EINVAL, "moe_gemm: scratch is NULL");
     MT_REQUIRE(describe(&g, stream, args) && path->variant != MT_CUDA_GEMM_TILED &&
                    mt_cuda_moe_gemm_sm90_suits(args, &g, path),
                MT_EUNSUPPORTED, "moe_gemm: variant %d, width %d, %d together cannot run this",
@@ -132,7 +167,6 @@ static mt_status moe_gemm(mt_stream *stream, const struct mt_moe_gemm_args *args
     gemm_problem g;
     mt_cuda_gemm_path path;
     if (!choose(&g, stream, args, &path)) return mt_moe_gemm_parts(stream, args);
-    MT_TRY(run(stream, args, &path));
-    return mt_moe_gemm_weights(stream, args);
+    return run(stream, args, &path);
 }
 MT_CUDA_OP(moe_gemm)

@@ -36,7 +36,9 @@ bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm
     if (g->layout == MT_GEMM_NT) return args->row_token && path->variant < MT_CUDA_GEMM_PINGPONG;
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;
     const void *beside = g->layout == MT_GEMM_TN ? args->act : args->z;
-    return beside && fits(beside) && f % ROWS_OF_GATE == 0;
+    size_t members = (size_t)(g->rows.members + 1) * SM90_MEMBER_BYTES;
+    return beside && fits(beside) && f % ROWS_OF_GATE == 0 &&
+           variant_of(args, g, path->variant)->shared + members <= SM90_SHARED;
 }
 
 static mt_status make_maps(gemm_sm90_maps *maps, const struct mt_moe_gemm_args *args,
@@ -76,6 +78,10 @@ mt_status mt_cuda_moe_gemm_sm90_prepare(gemm_sm90_maps *maps, gemm_sm90_args *ke
     MT_TRY(make_maps(maps, args, g, *variant));
     *kernel_args = mt_cuda_gemm_sm90_args(g, path);
     if (args->z) kernel_args->add = true; /* z comes as C does */
+    if (args->dweights) {
+        kernel_args->dots = (float *)args->scratch;
+        kernel_args->room = mt_cuda_moe_gemm_room(&g->rows);
+    }
     kernel_args->row_token = args->row_token;
     kernel_args->gathered = g->layout == MT_GEMM_NT ? g->b.data : g->a.data;
     return MT_OK;

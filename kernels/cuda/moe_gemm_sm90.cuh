@@ -3,7 +3,8 @@
  * Gathered rows: the four warps of the producer bring Q line by line, 16 bytes a thread, to where
  * the copies of a box would have put them. Gated: a tile has 64 rows of the gate's weights beside
  * 64 of up's, so that one thread has the sums of both; z and its SwiGLU are stored. Ungated: z
- * comes into the result's buffers, and the gradient of z replaces it there. */
+ * comes into the result's buffers, and the gradient of z replaces it there; with `dots`, each warp
+ * stores the sum over its 16 columns of up's gradient times up, for each row. */
 #pragma once
 
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
@@ -21,6 +22,9 @@ struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> {
         CONSUMER_REGISTERS = GATHERS ? 224 : 232,
         PIECE = BESIDE == MOE_NOTHING ? (int)plain::PIECE : 32,
         PART = PIECE * 128, /* bytes of a piece of z, or of its SwiGLU */
+        DOTS = plain::TABLE,
+        DOTS_BYTES = 1024, /* of a warp: eight terms of each row of a piece */
+        TABLE = DOTS + (BESIDE == MOE_UNGATED ? 8 * DOTS_BYTES : 0),
     };
 };
 
@@ -153,12 +157,52 @@ static __device__ __forceinline__ void moe_put_gated(uint32_t address, const moe
     moe_give(address + 2 * C::PART, a);
 }
 
-/* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. */
+/* Terms of rows' sums on their way: of the eight threads that have those of a row, each has a line
+ * of the warp's; groups of eight rows are exchanged in it, so that no two threads meet in a bank.
+ */
+template <class C>
+static __device__ __forceinline__ uint32_t moe_dots_at(const moe_result<C> &r, uint32_t line,
+                                                       uint32_t group)
+{
+    return r.base + C::DOTS + (thread_now() / 32 - 4) * C::DOTS_BYTES + line * 128 +
+           (group ^ line % 4) * 32;
+}
+
+/* Those of two rows of a group. */
+template <class C>
+static __device__ __forceinline__ void moe_put_dots(const moe_result<C> &r, float even, float odd,
+                                                    int group)
+{
+    const uint32_t lane = thread_now() % 32;
+    put_shared_pair(moe_dots_at(r, lane / 4, group) + lane % 4 * 8, even, odd);
+}
+
+/* A thread for each row of piece j, once all have put theirs. */
+template <class C>
+static __device__ __forceinline__ void moe_add_dots(const moe_result<C> &r, int mi, int j)
+{
+    const uint32_t lane = thread_now() % 32;
+    float dot[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        dot[i] = __int_as_float(shared_now(moe_dots_at(r, i, lane / 8) + lane % 8 * 4));
+    const float sum =
+        ((dot[0] + dot[1]) + (dot[2] + dot[3])) + ((dot[4] + dot[5]) + (dot[6] + dot[7]));
+    const int row = j * C::PIECE + (int)lane;
+    if (row < r.len())
+        r.args->dots[(r.column(mi) / SM90_DOTS + thread_now() / 32 % 4) * r.args->room + r.row() +
+                     row] = sum;
+    __syncwarp();
+}
+
+/* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. i: of those
+ * of its piece. */
 template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_put_ungated(uint32_t address, const moe_result<C> &r,
-                                                       const float *sum)
+                                                       const float *sum, int i)
 {
     uint32_t d[4], g[4], u[4];
+    float even = 0, odd = 0;
     moe_rounded(d, sum, moe_factor<C, PLAIN>(r), 0, 0); /* as ever: -0 becomes 0 */
     moe_take(address, g);
     moe_take(address + C::PART, u);
@@ -167,7 +211,12 @@ static __device__ __forceinline__ void moe_put_ungated(uint32_t address, const m
         float dg0, dg1, du0, du1;
         mt_swiglu_gradient<mt_bf16>(&dg0, &du0, moe_low(d[x]), moe_low(g[x]), moe_low(u[x]));
         mt_swiglu_gradient<mt_bf16>(&dg1, &du1, moe_high(d[x]), moe_high(g[x]), moe_high(u[x]));
-        g[x] = moe_pack(dg0, dg1), u[x] = moe_pack(du0, du1);
+        const uint32_t du = moe_pack(du0, du1);
+        const float even0 = x % 2 ? even : 0, odd0 = x % 2 ? odd : 0;
+        even = fmaf(moe_low(du), moe_low(u[x]), even0);
+        odd = fmaf(moe_high(du), moe_high(u[x]), odd0);
+        if (x % 2 && r.args->dots) moe_put_dots(r, even, odd, i * 2 + x / 2);
+        g[x] = moe_pack(dg0, dg1), u[x] = du;
     }
     moe_give(address, g);
     moe_give(address + C::PART, u);
@@ -232,7 +281,7 @@ static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r, float
         const uint32_t to = r.address(r.buffer);
 #pragma unroll
         for (int i = 0; i < C::PIECE / 16; i++)
-            moe_put_ungated<C, PLAIN>(to + moe_place(i), r, &d[j * 16 + i * 8]);
+            moe_put_ungated<C, PLAIN>(to + moe_place(i), r, &d[j * 16 + i * 8], i);
         shared_to_copies();
         barrier_threads(1 + r.group(), 128);
         if (thread_now() % 128 == 0) {
@@ -242,6 +291,7 @@ static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r, float
             copies_read<1>(); /* the buffer of the piece before */
             r.load(x + 2, 2);
         }
+        if (r.args->dots) moe_add_dots(r, mi, j);
         x++;
         r.next();
     }

@@ -8,6 +8,12 @@ extern "C" const gemm_sm90_variant mt_cuda_moe_gemm_fwd[2][MT_CUDA_GEMM_VARIANTS
 extern "C" const gemm_sm90_variant mt_cuda_moe_gemm_dgrad[MT_CUDA_GEMM_VARIANTS];
 extern "C" const gemm_sm90_variant mt_cuda_moe_gemm_wgrad[MT_CUDA_GEMM_PINGPONG];
 
+/* Rows that there are partial sums of dweights for. */
+static inline int64_t mt_cuda_moe_gemm_room(const mt_group *rows)
+{
+    return rows->first_dims ? rows->m : rows->members * rows->m;
+}
+
 /* Whether they can run it so: alignment, whole blocks of the gate. */
 extern "C" bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args,
                                             const gemm_problem *g, const mt_cuda_gemm_path *path);
