@@ -90,6 +90,11 @@ struct mt_param {
     mt_qtensor weight; /* compute copy; directions borrow `compute_memory`, or are `high` */
     void *compute_memory;
     size_t compute_bytes;
+    /* The native directions of `weight` where they are an f32 master's cast, in its order: what
+       updates the master writes them, too (NULL: they are none, or `high`), and says so until they
+       are refreshed; a refresh then has nothing to write. */
+    uint16_t *cast;
+    bool cast_written;
     const mt_linear_state *linear; /* of the linear layer it is the weight of; may be NULL */
     mt_param_part *parts;
     int64_t part_count;

@@ -68,6 +68,9 @@ static mt_status check_forms(const char *op, const struct mt_adamw_args *a)
                mt_master_name(a->master));
     MT_REQUIRE(a->dtype == MT_F32 || !a->grad_bf16, MT_EINVAL, "%s: f64 has no gradient in bf16",
                op);
+    MT_REQUIRE(!a->cast || (a->dtype == MT_F32 && a->master == MT_MASTER_REAL), MT_EINVAL,
+               "%s: a cast of a master of %s in %s, must be f32 as it is", op,
+               mt_dtype_name(a->dtype), mt_master_name(a->master));
     MT_REQUIRE(!a->stochastic || form->stochastic, MT_EINVAL,
                "%s: moments in %s are not rounded stochastically", op, form->name);
     MT_REQUIRE(a->first >= 0 && a->first % 128 == 0, MT_EINVAL,

@@ -99,7 +99,8 @@ int64_t mt_moments_blocks(mt_moments moments, int64_t count);
  *
  * grad: of dtype, or bf16, which counts as the f32 that it is (f32 only).
  *
- * master: REAL, or SPLIT into p (bf16) and p_low (core/master.h). p, p_low, m, v, grad and scales
+ * master: REAL, or SPLIT into p (bf16) and p_low (core/master.h). cast: NULL, or receives what p
+ * becomes, cast to bf16 (nearest even; REAL and f32 only). p, p_low, cast, m, v, grad and scales
  * must not overlap. */
 struct mt_adamw_args {
     mt_dtype dtype;
@@ -110,6 +111,7 @@ struct mt_adamw_args {
     bool stochastic;
     void *p;                    /* real; uint16_t where split */
     int16_t *p_low;             /* NULL unless split */
+    uint16_t *cast;             /* [count] or NULL */
     void *m, *v;                /* of the form's dtype */
     float *m_scales, *v_scales; /* [ceil(count / block)]; NULL without blocks */
     const void *grad;

@@ -102,6 +102,20 @@ mt_status mt_linear_reserve(mt_param *weight, const mt_device *device, const mt_
     return MT_OK;
 }
 
+/* Where the native directions of a placed weight are, NULL: it has none. */
+static void *packed_at(const mt_qtensor *packed)
+{
+    return packed->dir[packed->dir[MT_ROW].codes ? MT_ROW : MT_COL].codes;
+}
+
+/* Where AdamW can write the compute copy as it writes the master. */
+static uint16_t *cast_of(const mt_param *w, const struct mt_kernels *kernels)
+{
+    mt_qtensor packed = part_of(&w->weight, true);
+    bool cast = w->dtype == MT_F32 && w->compute == MT_BF16 && !w->high && kernels->packed_shared;
+    return cast ? packed_at(&packed) : NULL;
+}
+
 mt_status mt_linear_place(mt_param *weight, const mt_device *device)
 {
     const struct mt_kernels *kernels;
@@ -112,6 +126,7 @@ mt_status mt_linear_place(mt_param *weight, const mt_device *device)
                "%s: a compute copy of %zu bytes, %zu are reserved", weight->name, bytes,
                weight->compute_bytes);
     lay_out(&weight->weight, weight, kernels, recipe_of(weight), weight->compute_memory);
+    weight->cast = cast_of(weight, kernels), weight->cast_written = false;
     return MT_OK;
 }
 
@@ -166,12 +181,13 @@ static mt_status make_codes(mt_stream *stream, mt_qtensor *codes, const mt_param
     return mt_quantize(stream, &args);
 }
 
-/* Directions that are packed: of what a split master keeps, nothing where they are that. */
+/* Directions that are packed: of what a split master keeps, nothing where they are that or written
+ * already. */
 static mt_status pack(mt_stream *stream, mt_qtensor *packed, const mt_param *weight)
 {
-    const void *any = packed->dir[packed->dir[MT_ROW].codes ? MT_ROW : MT_COL].codes;
+    const void *to = packed_at(packed);
     void *master = weight->high;
-    if (!any || any == weight->high) return MT_OK;
+    if (!to || to == weight->high || weight->cast_written) return MT_OK;
     if (!is_half(weight)) MT_TRY(mt_linear_master(weight, stream, &master));
     return mt_pack_weight(stream, &(struct mt_pack_weight_args){ .dtype = weight->compute,
                                                                  .master = master,
@@ -183,6 +199,7 @@ mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
 {
     mt_qtensor packed = part_of(&weight->weight, true), codes = part_of(&weight->weight, false);
     MT_TRY(pack(stream, &packed, weight));
+    weight->cast_written = false;
     return make_codes(stream, &codes, weight);
 }
 

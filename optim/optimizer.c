@@ -144,10 +144,11 @@ static float *scales_at(const mt_optimizer *o, const moment *x, int64_t offset)
     return x->scales ? (float *)x->scales + mt_moments_blocks(o->config.moments, offset) : NULL;
 }
 
-static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, uint32_t index)
+static mt_status update(mt_optimizer *o, mt_stream *stream, mt_param *p, uint32_t index)
 {
     const mt_optim_config *c = &o->config;
     size_t at = (size_t)p->offset * mt_moments_size(c->moments, o->dtype);
+    p->cast_written = p->cast != NULL;
     return mt_adamw(
         stream, &(struct mt_adamw_args){ .dtype = o->dtype,
                                          .count = p->own.count,
@@ -160,6 +161,7 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, const mt_param *p, u
                                          .stochastic = c->moments_sr,
                                          .p = p->own_master ? p->own_master : p->high,
                                          .p_low = p->low,
+                                         .cast = p->cast,
                                          .m = (char *)o->m.codes + at,
                                          .v = (char *)o->v.codes + at,
                                          .m_scales = scales_at(o, &o->m, p->offset),
@@ -206,7 +208,7 @@ mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, const void *loss
 {
     MT_TRY(norm(o, stream, loss));
     for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
-        const mt_param *p = mt_param_store_get(o->store, i);
+        mt_param *p = mt_param_store_get(o->store, i);
         if (!p->frozen) MT_TRY(update(o, stream, p, (uint32_t)i));
     }
     return MT_OK;

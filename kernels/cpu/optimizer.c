@@ -100,13 +100,14 @@ static void adam_block(mt_real *restrict p, mt_real *restrict m, mt_real *restri
  * which is only read. */
 enum { MASTER, FIRST, SECOND, GRADIENT, ARRAYS };
 static void update_block(const struct stored arrays[ARRAYS],
-                         const struct stored_form *const forms[ARRAYS], int64_t at, int64_t n,
-                         struct adam c)
+                         const struct stored_form *const forms[ARRAYS], uint16_t *cast, int64_t at,
+                         int64_t n, struct adam c)
 {
     mt_real room[ARRAYS][STORED_BLOCK], *x[ARRAYS];
     for (int i = 0; i < ARRAYS; i++) x[i] = forms[i]->open(&arrays[i], room[i], at, n);
     adam_block(x[MASTER], x[FIRST], x[SECOND], x[GRADIENT], n, c);
     for (int i = 0; i < GRADIENT; i++) forms[i]->close(&arrays[i], x[i], at, n);
+    for (int64_t i = 0; cast && i < n; i++) cast[at + i] = mt_f32_to_bf16((float)x[MASTER][i]);
 }
 
 mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
@@ -138,7 +139,7 @@ mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
 #pragma omp parallel for num_threads(stream->device->threads)                                      \
     schedule(static) if (a->count > SERIAL)
     for (int64_t i = 0; i < a->count; i += STORED_BLOCK)
-        update_block(arrays, forms, i, mt_min(STORED_BLOCK, a->count - i), c);
+        update_block(arrays, forms, a->cast, i, mt_min(STORED_BLOCK, a->count - i), c);
     return MT_OK;
 }
 

@@ -318,6 +318,17 @@ static __device__ __forceinline__ void open_master(R p[N], const struct mt_adamw
     }
 }
 
+/* The compute copy, as pack_weight makes it. */
+template <typename R>
+static __device__ __forceinline__ void store_cast(const R p[N], const struct mt_adamw_args &a,
+                                                  const place &w)
+{
+    mt_vec<uint16_t, N> half;
+#pragma unroll
+    for (int j = 0; j < N; j++) half.at[j] = __bfloat16_as_ushort(__float2bfloat16_rn((float)p[j]));
+    store(a.cast + w.at, half, w.left, w.vectors);
+}
+
 template <typename R, bool SPLIT>
 static __device__ __forceinline__ void close_master(const R p[N], const struct mt_adamw_args &a,
                                                     const place &w)
@@ -337,6 +348,7 @@ static __device__ __forceinline__ void close_master(const R p[N], const struct m
 #pragma unroll
         for (int j = 0; j < N; j++) x.at[j] = p[j];
         store((R *)a.p + w.at, x, w.left, w.vectors);
+        if (a.cast) store_cast(p, a, w);
     }
 }
 
@@ -481,8 +493,8 @@ template <typename T> static mt_status adamw(mt_stream *stream, const struct mt_
     size_t moment = mt_moments_size(a->moments, mt_dtype_of<R>::value);
     bool split = a->master == MT_MASTER_SPLIT;
     bool vectors = aligned(a->p, split ? sizeof(uint16_t) : sizeof(R)) &&
-                   aligned(a->p_low, sizeof(int16_t)) && aligned(a->m, moment) &&
-                   aligned(a->v, moment) &&
+                   aligned(a->p_low, sizeof(int16_t)) && aligned(a->cast, sizeof(uint16_t)) &&
+                   aligned(a->m, moment) && aligned(a->v, moment) &&
                    aligned(a->grad, a->grad_bf16 ? sizeof(mt_bf16) : sizeof(R));
     unsigned blocks = mt_blocks(stream, mt_ceil_div(a->count, BLOCK) * 32, THREADS);
     choose(a, R(0))<<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(

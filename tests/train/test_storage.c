@@ -201,6 +201,87 @@ static void test_the_half_is_the_parameter(void **state)
 
 static const mt_checkpoint_info info = { .corpus = "text 1" };
 
+/* Compute copies of f32 masters are their casts, whoever wrote them; returns how many the optimizer
+ * writes. */
+static int64_t expect_casts(const mt_trainer *trainer)
+{
+    mt_device *device = test_device();
+    mt_stream stream = { device, NULL };
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    const struct mt_kernels *kernels;
+    int64_t written = 0;
+    assert_ok(mt_device_kernels(device, MT_BF16, &kernels));
+    for (int64_t i = 0; i < mt_param_store_count(store); i++)
+        for (int d = 0; d < MT_DIR_COUNT; d++) {
+            const mt_param *p = mt_param_store_get(store, i);
+            const mt_group *g = &p->group;
+            mt_qtensor made = mt_qtensor_select(&p->weight, (mt_dir)d);
+            if (!p->packed || made.dir[d].layout != MT_LAYOUT_PACKED) continue;
+            size_t bytes = kernels->packed_bytes(MT_BF16, (mt_dir)d, g->members, g->m, g->k);
+            char *x = malloc(bytes), *want = test_alloc((int64_t)bytes, MT_U8);
+            assert_non_null(x);
+            assert_ok(mt_device_copy(device, x, made.dir[d].codes, bytes));
+            made.dir[d].codes = want;
+            assert_ok(mt_pack_weight(&stream, &(struct mt_pack_weight_args){ .dtype = MT_BF16,
+                                                                             .master = p->master,
+                                                                             .out = &made }));
+            assert_ok(mt_device_synchronize(device));
+            assert_memory_equal(x, want, bytes);
+            assert_false(p->cast_written);
+            assert_int_equal(p->cast != NULL, kernels->packed_shared);
+            free(x), test_free(want);
+            written += p->cast != NULL;
+        }
+    return written;
+}
+
+/* In every step, applied or skipped, before and after a recipe changes and a checkpoint is loaded;
+ * of tied embeddings, offloaded masters and weights that are quantized in one direction. */
+static void test_compute_copies_follow(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *recipe;
+        bool tied, offload;
+    } cases[] = { { "none", false, false },
+                  { "none", true, true },
+                  { "fprop=bf16/bf16 dgrad=mxfp8/bf16 wgrad=bf16; steps=3..4 mxfp8", true, false },
+                  { "mxfp8; layers=*down* steps=2.. fprop=mxfp8/bf16 dgrad=bf16/bf16 wgrad=bf16",
+                    false, false } };
+    const float good = 0.5f, bad = INFINITY;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mt_config c = config_of(MT_BF16, MT_MOMENTS_REAL, false, MT_MASTER_REAL);
+        snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "%s", cases[i].recipe);
+        c.trainer.model.tie_word_embeddings = cases[i].tied;
+        c.trainer.optim.offload = cases[i].offload;
+        char path[MT_CHECKPOINT_PATH];
+        mt_trainer *t = trainer_of(&c), *loaded = trainer_of(&c);
+        mt_param_store *store = mt_model_params(mt_trainer_model(t));
+        mt_param *norm = mt_param_store_find(store, "model.norm");
+        assert_non_null(norm);
+        for (int s = 0; s < 7; s++) {
+            assert_ok(mt_param_write_master(store, norm, 0, 1, s == 5 ? &bad : &good));
+            if (norm->master != norm->own_master)
+                assert_ok(mt_device_copy(test_device(), norm->master, s == 5 ? &bad : &good, 4));
+            step(t);
+            expect_casts(t);
+            int64_t skipped = 0;
+            assert_ok(mt_device_copy(test_device(), &skipped,
+                                     &mt_optimizer_state(mt_trainer_optimizer(t))->skip,
+                                     sizeof skipped));
+            assert_int_equal(skipped, s == 5);
+        }
+        assert_ok(mt_checkpoint_save(in_dir("run"), t, &info, path));
+        assert_ok(mt_checkpoint_load(loaded, path, "text 1", false));
+        expect_casts(loaded);
+        double want = step(t), got = step(loaded);
+        assert_true(want == got);
+        assert_int_equal(expect_casts(loaded), expect_casts(t));
+        mt_trainer_destroy(&t), mt_trainer_destroy(&loaded);
+        assert_ok(mt_dir_remove(in_dir("run")));
+    }
+}
+
 static const struct form {
     mt_moments moments;
     bool sr;
@@ -439,6 +520,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split_masters_change_nothing),
         cmocka_unit_test(test_the_half_is_the_parameter),
+        cmocka_unit_test(test_compute_copies_follow),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_file),
         cmocka_unit_test(test_another_form_is_refused),
