@@ -296,7 +296,9 @@ static void test_arguments(void **state)
     assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "count is -1");
     a.count = 4, a.grad = NULL;
     assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "grad is NULL");
-    a.dtype = MT_F64, a.grad = x, a.grad_bf16 = true;
+    a.grad = x, a.cast = (uint16_t *)(void *)x, a.master = MT_MASTER_SPLIT;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "must be f32 as it is");
+    a.dtype = MT_F64, a.cast = NULL, a.master = MT_MASTER_REAL, a.grad_bf16 = true;
     assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "f64 has no gradient in bf16");
     n.beta2 = 0, n.bf16_count = 3;
     assert_fails(mt_grad_norm(&stream, &n), MT_EINVAL, "bf16_grad is NULL");
