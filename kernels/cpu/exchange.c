@@ -83,7 +83,7 @@ static void decode_row(mt_elem *y, const uint8_t *x, int64_t width, const struct
         float scale = mt_coding_value(c, stored, &largest);
         for (int i = 0; i < n; i++) {
             int32_t code = per == 1 ? x[at + i] : x[(at + i) / 2] >> i % 2 * 4 & 15;
-            mt_put(y + at + i, mt_coding_decode(c, code, scale, largest));
+            mt_put(y + at + i, (mt_real)mt_coding_decode(c, code, scale, largest));
         }
     }
 }
