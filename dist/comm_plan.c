@@ -22,21 +22,12 @@ static mt_status grow(plan *p, void **memory, size_t *bytes, size_t need)
     return MT_OK;
 }
 
-/* Collectives of host memory go by way of a GPU. */
-static mt_status stage(mt_comm *c, const mt_stream *stream)
-{
-    plan *p = c->impl;
-    if (stream || !p->gpus) return MT_OK;
-    return grow(p, &p->staging, &p->staging_bytes, MT_STAGING_BYTES);
-}
-
 /* GPUs add up in scratch. */
 static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64_t most)
 {
     plan *p = c->impl;
     int64_t step;
     int halves;
-    MT_TRY(stage(c, stream));
     if (!p->gpus || !stream || mt_dtype_size(dtype) == 0) return MT_OK;
     size_t bytes = mt_comm_fold_bytes(&step, &halves, c->size, dtype, most);
     return grow(p, &p->scratch, &p->scratch_bytes, (size_t)halves * bytes);
@@ -53,7 +44,7 @@ static mt_status plan_all_gather(mt_comm *c, mt_stream *stream, void *to, const 
 {
     if (!stream && (char *)to + (size_t)c->rank * bytes != from)
         memmove((char *)to + (size_t)c->rank * bytes, from, bytes);
-    return stage(c, stream);
+    return MT_OK;
 }
 
 static mt_status plan_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
@@ -76,19 +67,20 @@ static mt_status plan_all_reduce(mt_comm *c, mt_stream *stream, void *data, int6
 static mt_status plan_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
                                  size_t block_bytes)
 {
-    (void)to, (void)from, (void)block_bytes;
-    return stage(c, stream);
+    (void)c, (void)stream, (void)to, (void)from, (void)block_bytes;
+    return MT_OK;
 }
 
 static mt_status plan_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
 {
-    (void)data, (void)bytes, (void)root;
-    return stage(c, stream);
+    (void)c, (void)stream, (void)data, (void)bytes, (void)root;
+    return MT_OK;
 }
 
 static mt_status plan_barrier(mt_comm *c)
 {
-    return stage(c, NULL);
+    (void)c;
+    return MT_OK;
 }
 
 static void plan_close(mt_comm *c)
@@ -111,9 +103,8 @@ const struct mt_comm_ops mt_comm_plan = {
     .close = plan_close,
 };
 
-mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int size, bool gpus)
+static mt_status open_ranks(mt_comm **comm, mt_device *device, int rank, int size, bool gpus)
 {
-    *comm = NULL;
     MT_REQUIRE(rank >= 0 && rank < size, MT_EINVAL, "comm: rank %d of %d", rank, size);
     mt_comm *c = calloc(1, sizeof *c);
     plan *p = calloc(1, sizeof *p);
@@ -128,10 +119,22 @@ mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int siz
     return MT_OK;
 }
 
+mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int size, bool gpus)
+{
+    *comm = NULL;
+    MT_TRY(open_ranks(comm, device, rank, size, gpus));
+    if (!gpus) return MT_OK;
+    /* Collectives of host memory go by way of a GPU, and every run has some. */
+    plan *p = (*comm)->impl;
+    mt_status status = grow(p, &p->staging, &p->staging_bytes, MT_STAGING_BYTES);
+    if (status != MT_OK) mt_comm_close(comm);
+    return status;
+}
+
 mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size)
 {
     const plan *p = world->impl;
-    MT_TRY(mt_comm_open_plan(part, p->device, rank, size, p->gpus));
+    MT_TRY(open_ranks(part, p->device, rank, size, p->gpus));
     (*part)->world = world;
     return MT_OK;
 }

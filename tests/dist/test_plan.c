@@ -66,6 +66,8 @@ cleanup:
 static mt_status planned(mt_comm *comm)
 {
     mt_config c = base_config();
+    MT_TRY(mt_comm_agree(comm, MT_OK,
+                         "the start")); /* as in every run; GPUs have their staging then */
     MT_TRY(check(comm, "f32", &c));
     snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
     c.trainer.dtype = MT_BF16;
