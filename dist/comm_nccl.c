@@ -20,14 +20,19 @@
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/fold.h"
 
-enum { HALVES = 2, OLDEST_VERSION = 21800 };
+enum {
+    HALVES = 2,
+    OLDEST_VERSION = 21800,
+    CTAS = 16,  /* of NCCL, each of which takes a multiprocessor to itself */
+    FOLDERS = 8 /* multiprocessors that add up beside them */
+};
 
 #define FUNCTIONS(X)                                                                               \
     X(GetErrorString)                                                                              \
     X(GetLastError)                                                                                \
     X(GetVersion)                                                                                  \
     X(GetUniqueId)                                                                                 \
-    X(CommInitRank)                                                                                \
+    X(CommInitRankConfig)                                                                          \
     X(CommSplit)                                                                                   \
     X(CommDestroy)                                                                                 \
     X(CommAbort)                                                                                   \
@@ -357,6 +362,7 @@ static mt_status nccl_barrier(mt_comm *c)
 
 static void release_shared(shared *s)
 {
+    mt_cuda_spare(s->device, 0);
     for (int i = 0; i < HALVES; i++) mt_event_destroy(&s->folded[i]);
     mt_event_destroy(&s->came);
     mt_stream_destroy(&s->folds);
@@ -498,12 +504,16 @@ static mt_status connect_world(mt_comm *c, shared *s, const mt_launch *launch,
     const char *port = strrchr(told.watch, ':');
     snprintf(address, sizeof address, "%.110s%s", host, port ? port : "");
     MT_TRY(mt_watch_start(&c->watch, &watch, listener, address));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = CTAS;
     mt_watch_enter(c->watch, "connect", "NCCL", 0, 0);
-    status = check(s, "ncclCommInitRank",
-                   s->nccl.CommInitRank(&s->comm, launch->world, told.id, launch->rank));
+    status =
+        check(s, "ncclCommInitRankConfig",
+              s->nccl.CommInitRankConfig(&s->comm, launch->world, told.id, launch->rank, &config));
     mt_watch_leave(c->watch);
     if (status != MT_OK) return status;
     mt_watch_set_poll(c->watch, poll_world, s);
+    mt_cuda_spare(s->device, CTAS + FOLDERS);
     return MT_OK;
 }
 

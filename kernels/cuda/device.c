@@ -6,6 +6,7 @@
 #include "kernels/backends.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/device_priv.h"
+#include "kernels/cuda/fold.h"
 
 enum { SCRATCH_GRAIN = 1 << 20 };
 
@@ -62,6 +63,13 @@ cudaStream_t mt_cuda_stream(const mt_stream *stream)
 int mt_cuda_multiprocessors(const mt_stream *stream)
 {
     return cuda_of(stream->device)->multiprocessors;
+}
+
+void mt_cuda_spare(mt_device *device, int count)
+{
+    struct cuda *cuda = cuda_of(device);
+    int most = cuda->processors / 2;
+    cuda->multiprocessors = cuda->processors - (count < most ? count : most);
 }
 
 bool mt_cuda_is_hopper(const mt_stream *stream)
@@ -522,7 +530,8 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
     /* What is recorded cannot be waited for, nor read back. */
     if (cuda->synchronous || (lt && mt_cublaslt_groups(lt) == MT_LT_LOOP))
         cuda->ops.graph_begin = NULL;
-    cuda->index = index, cuda->multiprocessors = card.multiProcessorCount, cuda->lt = lt;
+    cuda->index = index, cuda->lt = lt;
+    cuda->processors = cuda->multiprocessors = card.multiProcessorCount;
     cuda->device = (mt_device){ .name = "cuda",
                                 .kernel_set = set->name,
                                 .computes = true,

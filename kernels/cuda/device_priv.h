@@ -12,11 +12,11 @@ struct cuda {
     struct mt_device_ops ops;
     struct mt_kernels kernels[MT_CUDA_COMPUTE_DTYPES];
     cudaStream_t stream;
-    int index; /* among the machine's */
-    int multiprocessors;
-    bool hopper, fp8, synchronous; /* MT_SYNC=1 */
-    mt_cublaslt *lt;               /* NULL: GEMMs are ours */
-    char gemm_path[MT_GEMM_TEXT];  /* of bf16 */
+    int index;                       /* among the machine's */
+    int processors, multiprocessors; /* that there are, and that kernels may stay on */
+    bool hopper, fp8, synchronous;   /* MT_SYNC=1 */
+    mt_cublaslt *lt;                 /* NULL: GEMMs are ours */
+    char gemm_path[MT_GEMM_TEXT];    /* of bf16 */
     struct mt_cuda_scratch {
         void *p;
         size_t bytes;

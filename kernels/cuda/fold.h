@@ -1,5 +1,6 @@
-/* Sums and maxima over blocks that came from several ranks. No op of the table: what the CPU adds
- * up lies in host memory, and has no device (dist/comm.c). */
+/* What a comm over GPUs asks of them beside the device's contract: sums and maxima over blocks that
+ * came from several ranks (no op of the table: what the CPU adds up lies in host memory, and has no
+ * device, dist/comm.c), and room to run in. */
 #pragma once
 
 #include "core/device.h"
@@ -22,6 +23,11 @@ struct mt_fold_args {
     const void *from, *apart;
 };
 mt_status mt_cuda_fold(mt_stream *stream, const struct mt_fold_args *args);
+
+/* From now on, kernels that stay on a multiprocessor for as long as they run leave `count` of them,
+ * half of all at most, to others: what comes beside such a kernel would wait for its end. No result
+ * depends on it. */
+void mt_cuda_spare(mt_device *device, int count);
 
 #ifdef __cplusplus
 }
