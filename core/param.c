@@ -319,7 +319,7 @@ mt_status mt_param_store_refresh(mt_param_store *s, mt_stream *stream)
 /* ---- reading and writing masters ----------------------------------------------------------------
  */
 
-enum { HALVES = 2048 }; /* elements split or joined on the host at a time */
+enum { HALVES = 1 << 16 }; /* elements split or joined on the host at a time */
 
 mt_status mt_param_read_master(const mt_param_store *store, const mt_param *p, int64_t first,
                                int64_t count, void *host)
@@ -364,6 +364,7 @@ mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_
     int16_t low[HALVES];
     for (int64_t at = 0; at < count; at += HALVES) {
         int64_t n = count - at < HALVES ? count - at : HALVES;
+#pragma omp parallel for schedule(static) if (n > 4096)
         for (int64_t i = 0; i < n; i++) {
             uint32_t bits = mt_f32_bits(((const float *)host)[at + i]);
             high[i] = mt_master_high(bits), low[i] = mt_master_low(bits);
@@ -434,33 +435,40 @@ mt_flat_grads mt_param_store_grads(const mt_param_store *s)
                             s->grad ? s->bf16_elements : 0 };
 }
 
-/* Draws on the host and uploads: the same bits on every device. */
-static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uint64_t seed)
+/* Draws `room` elements at a time on the host and uploads them: the same bits on every device. */
+static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uint64_t seed,
+                            void *host, int64_t room)
 {
-    int64_t n = p->own.count;
-    uint64_t first = (uint64_t)(mt_param_base(p) + p->own.first);
-    size_t bytes = (size_t)n * mt_dtype_size(p->dtype);
-    void *host = calloc(1, bytes ? bytes : 1);
-    MT_REQUIRE(host, MT_ENOMEM, "param '%s': %zu bytes for its initial values", p->name, bytes);
+    int64_t n;
+    for (int64_t at = p->own.first; at < p->own.first + p->own.count; at += n) {
+        uint64_t first = (uint64_t)(mt_param_base(p) + at);
+        n = p->own.first + p->own.count - at;
+        if (n > room) n = room;
 #pragma omp parallel for schedule(static) if (n > 4096)
-    for (int64_t i = 0; i < n; i++) {
-        double x = p->init == MT_INIT_ZERO ? 0
-                   : p->init == MT_INIT_ONE
-                       ? 1
-                       : p->init_std * mt_rng_normal(seed, stream, first + (uint64_t)i);
-        mt_store_f64(host, p->dtype, i, (double)(float)x); /* f64 runs start from the f32 weights */
+        for (int64_t i = 0; i < n; i++) {
+            double x = p->init == MT_INIT_ZERO ? 0
+                       : p->init == MT_INIT_ONE
+                           ? 1
+                           : p->init_std * mt_rng_normal(seed, stream, first + (uint64_t)i);
+            /* f64 runs start from the f32 weights */
+            mt_store_f64(host, p->dtype, i, (double)(float)x);
+        }
+        MT_TRY(mt_param_write_master(s, p, at, n, host));
     }
-    mt_status status = mt_param_write_master(s, p, p->own.first, n, host);
-    free(host);
-    return status;
+    return MT_OK;
 }
 
 mt_status mt_param_store_init(mt_param_store *store, uint64_t seed)
 {
+    enum { ROOM = 1 << 22 };
     if (!store->device->computes) return MT_OK;
-    for (int64_t i = 0; i < store->count; i++)
-        MT_TRY(init_param(store, store->params[i], (uint32_t)i, seed));
-    return MT_OK;
+    int64_t room = store->elements < ROOM ? store->elements : ROOM;
+    void *host = malloc((size_t)(room + 1) * mt_dtype_size(store->dtype));
+    mt_status status = host ? MT_OK : MT_FAIL(MT_ENOMEM, "initial values: out of memory");
+    for (int64_t i = 0; status == MT_OK && i < store->count; i++)
+        status = init_param(store, store->params[i], (uint32_t)i, seed, host, room);
+    free(host);
+    return status;
 }
 
 void mt_param_store_begin_step(mt_param_store *store)
