@@ -94,7 +94,7 @@ CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
 CPU_AMX     := $(wildcard kernels/cpu/*_amx.c)
 CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_AMX),$(wildcard kernels/cpu/*.c))
 LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c) $(CPU_ONCE) \
-               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c) $(if $(HAVE_NCCL),,dist/comm_nccl.c),$(wildcard dist/*.c)) \
+               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c) $(if $(HAVE_NCCL),,dist/comm_nccl.c dist/direct.c),$(wildcard dist/*.c)) \
                $(filter-out train/main.c,$(wildcard train/*.c))
 
 DTYPES := f64 f32 bf16

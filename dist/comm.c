@@ -118,6 +118,7 @@ static double now(void)
 static void enter(mt_comm *c, const char *op, const char *what, size_t bytes)
 {
     c->call.op = op, c->call.what = what, c->call.bytes = bytes;
+    c->failed_together = false;
     if (c->watch)
         mt_watch_enter(c->watch, op, what, bytes, c->group);
     else
@@ -247,6 +248,18 @@ mt_status mt_comm_barrier(mt_comm *c, const char *what)
 {
     enter(c, "barrier", what, 0);
     return leave(c, c->ops->barrier(c));
+}
+
+mt_status mt_comm_share(mt_comm *c, void *memory, size_t bytes, const char *what)
+{
+    if (!c->ops->share || !bytes) return MT_OK;
+    enter(c, "share", what, bytes);
+    return leave(c, c->ops->share(c, memory, bytes));
+}
+
+void mt_comm_unshare(mt_comm *c, const void *memory)
+{
+    if (c->ops->unshare) c->ops->unshare(c, memory);
 }
 
 mt_status mt_comm_agree(mt_comm *c, mt_status status, const char *what)

@@ -95,6 +95,14 @@ mt_status mt_comm_broadcast(mt_comm *comm, mt_stream *stream, void *data, size_t
                             const char *what);
 mt_status mt_comm_barrier(mt_comm *comm, const char *what);
 
+/* Memory of a device, of mt_device_alloc's, that all_gather and all_to_all of this comm write to:
+ * what comes into it may then be written there by the others' copy engines. Results are the same.
+ * Collective, of the same size on every rank. */
+mt_status mt_comm_share(mt_comm *comm, void *memory, size_t bytes, const char *what);
+/* Before it is freed. Others may have it mapped until they have said so as well: a barrier after
+ * that makes sure. */
+void mt_comm_unshare(mt_comm *comm, const void *memory);
+
 /* Elements in place of bytes. */
 static inline mt_status mt_comm_all_gather_of(mt_comm *comm, mt_stream *stream, void *to,
                                               const void *from, int64_t count, mt_dtype dtype,
@@ -113,7 +121,8 @@ static inline mt_status mt_comm_broadcast_of(mt_comm *comm, mt_stream *stream, v
  * get MT_EDEVICE, or the failed rank's own code, and a sentence that names the first failed rank
  * and its reason. */
 mt_status mt_comm_agree(mt_comm *comm, mt_status status, const char *what);
-/* Whether that has failed: then every rank knows, and nobody has to be told. */
+/* Whether that has failed, and nothing was done together since: then every rank knows, and nobody
+ * has to be told. */
 bool mt_comm_failed_together(const mt_comm *comm);
 
 #ifdef __cplusplus

@@ -4,7 +4,8 @@
  *
  * Collectives begin in the order in which they are called and run one after another, whatever
  * streams they are in. A reduction goes through scratch in pieces of two halves: while one is added
- * up, in a stream of its own, the next piece comes in. */
+ * up, in a stream of its own, the next piece comes in. What comes into memory that the ranks share
+ * is moved by copy engines instead (dist/direct.h). */
 #include "dist/comm_priv.h"
 
 #include <dlfcn.h>
@@ -14,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dist/direct.h"
 #include "dist/inflight.h"
 #include "dist/rendezvous.h"
 #include "dist/staging.h"
@@ -23,8 +25,10 @@
 enum {
     HALVES = 2,
     OLDEST_VERSION = 21800,
-    CTAS = 16,  /* of NCCL, each of which takes a multiprocessor to itself */
-    FOLDERS = 8 /* multiprocessors that add up beside them */
+    /* Where no copy engine moves: of NCCL, each of which takes a multiprocessor to itself, and
+       multiprocessors that add up beside them. */
+    CTAS = 24,
+    FOLDERS = 8
 };
 
 #define FUNCTIONS(X)                                                                               \
@@ -60,13 +64,15 @@ typedef struct shared {
     mt_staging staging; /* of collectives of host memory */
     mt_stream folds;    /* where reductions are added up */
     mt_event came, folded[HALVES];
-    void *scratch;
-    size_t scratch_bytes;
 } shared;
 
 typedef struct nccl {
     ncclComm_t comm;
     shared *shared;
+    bool asked;        /* whether the ranks reach each other's memory: then `direct` says it */
+    mt_direct *direct; /* NULL: they do not */
+    void *scratch;     /* of reductions */
+    size_t scratch_bytes;
 } nccl;
 
 static nccl *of(const mt_comm *c)
@@ -118,16 +124,6 @@ static bool poll_world(void *context, mt_watch_pending *oldest, char failure[MT_
 /* ---- moving ------------------------------------------------------------------------------------
  */
 
-static mt_status device_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                   size_t bytes)
-{
-    const shared *s = of(c)->shared;
-    MT_TRY(begin(c, stream));
-    MT_NCCL(s, "ncclAllGather",
-            s->nccl.AllGather(from, to, bytes, ncclUint8, of(c)->comm, mt_cuda_stream(stream)));
-    return end(c, stream);
-}
-
 static mt_status device_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
 {
     const shared *s = of(c)->shared;
@@ -145,18 +141,45 @@ typedef struct place {
     size_t come, go;
 } place;
 
-/* Every rank sends to every other what the two have agreed on: place_of says it for one. */
-static mt_status swap(mt_comm *c, mt_stream *stream, bool own,
-                      place (*place_of)(const mt_comm *c, const void *context, int rank),
-                      const void *context)
+typedef place (*place_of)(const mt_comm *c, const void *context, int rank);
+
+/* By copy engines: what comes from this rank lies in the others' memory where its own place is
+ * here. */
+static mt_status swap_directly(mt_comm *c, mt_stream *stream, place_of where, const void *context)
+{
+    mt_direct_part *part = calloc((size_t)c->size, sizeof *part);
+    MT_REQUIRE(part, MT_ENOMEM, "comm: out of memory");
+    for (int r = 0; r < c->size; r++) {
+        place x = where(c, context, r);
+        part[r] = (mt_direct_part){ x.from, x.go };
+    }
+    mt_status status =
+        mt_direct_exchange(of(c)->direct, stream, where(c, context, c->rank).to, part);
+    free(part);
+    return status;
+}
+
+static bool is_shared(const mt_comm *c, const void *to)
+{
+    return of(c)->direct && mt_direct_has(of(c)->direct, to);
+}
+
+/* Every rank sends to every other what the two have agreed on: `where` says it for one. */
+static mt_status swap(mt_comm *c, mt_stream *stream, bool own, place_of where, const void *context)
 {
     const shared *s = of(c)->shared;
+    place mine = where(c, context, c->rank);
+    if (is_shared(c, mine.to)) {
+        if (own && mine.to != mine.from)
+            MT_TRY(mt_device_copy_async(stream, mine.to, mine.from, mine.go));
+        return swap_directly(c, stream, where, context);
+    }
     cudaStream_t cuda = mt_cuda_stream(stream);
     MT_NCCL(s, "ncclGroupStart", s->nccl.GroupStart());
     ncclResult_t code = ncclSuccess;
     for (int turn = own ? 0 : 1; turn < c->size && code == ncclSuccess; turn++) {
         int there = (c->rank + turn) % c->size, back = (c->rank - turn + c->size) % c->size;
-        place out = place_of(c, context, there), in = place_of(c, context, back);
+        place out = where(c, context, there), in = where(c, context, back);
         if (out.go) code = s->nccl.Send(out.from, out.go, ncclUint8, there, of(c)->comm, cuda);
         if (in.come && code == ncclSuccess)
             code = s->nccl.Recv(in.to, in.come, ncclUint8, back, of(c)->comm, cuda);
@@ -179,6 +202,27 @@ static place block_of(const mt_comm *c, const void *context, int rank)
     (void)c;
     return (place){ b->to + (size_t)rank * b->bytes, b->from + (size_t)rank * b->bytes, b->bytes,
                     b->bytes };
+}
+
+static place gathered(const mt_comm *c, const void *context, int rank)
+{
+    const struct blocks *b = context;
+    (void)c;
+    return (place){ b->to + (size_t)rank * b->bytes, b->from, b->bytes, b->bytes };
+}
+
+static mt_status device_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
+                                   size_t bytes)
+{
+    const shared *s = of(c)->shared;
+    const struct blocks blocks = { to, from, bytes };
+    MT_TRY(begin(c, stream));
+    if (is_shared(c, to))
+        MT_TRY(swap(c, stream, true, gathered, &blocks));
+    else
+        MT_NCCL(s, "ncclAllGather",
+                s->nccl.AllGather(from, to, bytes, ncclUint8, of(c)->comm, mt_cuda_stream(stream)));
+    return end(c, stream);
 }
 
 static mt_status device_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
@@ -231,16 +275,47 @@ static place piece_of(const mt_comm *c, const void *context, int rank)
                     (size_t)elements_of(p, c->rank) * size, (size_t)elements_of(p, rank) * size };
 }
 
-/* Growing waits for the device, where earlier reductions may still read the old one. */
-static mt_status reserve(shared *s, size_t bytes)
+static mt_status nccl_barrier(mt_comm *c);
+
+/* How the ranks of a comm tell each other what only the host knows. */
+static mt_status tell(void *context, void *to, const void *from, size_t bytes)
 {
-    if (bytes <= s->scratch_bytes) return MT_OK;
-    MT_TRY(mt_device_synchronize(s->device));
-    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_STATE);
-    s->scratch_bytes = 0;
-    MT_TRY(mt_device_alloc(s->device, &s->scratch, bytes, MT_MEMORY_STATE));
-    s->scratch_bytes = bytes;
+    mt_comm *c = context;
+    return mt_staged_all_gather(&of(c)->shared->staging, c, to, from, bytes);
+}
+
+static mt_status find_direct(mt_comm *c)
+{
+    nccl *n = of(c);
+    mt_device *device = n->shared->device;
+    if (n->asked) return MT_OK;
+    n->asked = true;
+    MT_TRY(mt_direct_create(
+        &n->direct,
+        &(mt_direct_options){
+            .device = device, .rank = c->rank, .size = c->size, .tell = tell, .context = c }));
+    if (!n->direct) mt_cuda_spare(device, CTAS + FOLDERS);
     return MT_OK;
+}
+
+/* Growing waits for the device, where earlier reductions may still read the old one, and for the
+ * others, which have it mapped. */
+static mt_status reserve(mt_comm *c, size_t bytes)
+{
+    nccl *n = of(c);
+    mt_device *device = n->shared->device;
+    MT_TRY(find_direct(c));
+    if (bytes <= n->scratch_bytes) return MT_OK;
+    MT_TRY(mt_device_synchronize(device));
+    if (n->direct && n->scratch) {
+        mt_direct_unshare(n->direct, n->scratch);
+        MT_TRY(nccl_barrier(c));
+    }
+    mt_device_free(device, &n->scratch, n->scratch_bytes, MT_MEMORY_STATE);
+    n->scratch_bytes = 0;
+    MT_TRY(mt_device_alloc(device, &n->scratch, bytes, MT_MEMORY_STATE));
+    n->scratch_bytes = bytes;
+    return n->direct ? mt_direct_share(n->direct, n->scratch, bytes) : MT_OK;
 }
 
 /* A piece of every rank into one half of the scratch, then added up. */
@@ -285,12 +360,12 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
     int halves;
     size_t half_bytes = mt_comm_fold_bytes(&step, &halves, c->size, r->dtype, r->most);
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: a reduction over %d ranks", c->size);
-    MT_TRY(reserve(s, (size_t)halves * half_bytes));
+    MT_TRY(reserve(c, (size_t)halves * half_bytes));
     MT_TRY(begin(c, stream));
     for (int i = 0; i < HALVES; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
     int half = 0;
     for (int64_t at = 0; at < r->most; at += step, half = (half + 1) % HALVES) {
-        const piece p = { r, at, step, (char *)s->scratch + (size_t)half * half_bytes };
+        const piece p = { r, at, step, (char *)of(c)->scratch + (size_t)half * half_bytes };
         MT_TRY(reduce_piece(c, stream, &p, half));
     }
     MT_TRY(end(c, stream));
@@ -351,6 +426,17 @@ static mt_status nccl_broadcast(mt_comm *c, mt_stream *stream, void *data, size_
     return mt_staged_broadcast(&of(c)->shared->staging, c, data, bytes, root);
 }
 
+static mt_status nccl_share(mt_comm *c, void *memory, size_t bytes)
+{
+    MT_TRY(find_direct(c));
+    return of(c)->direct ? mt_direct_share(of(c)->direct, memory, bytes) : MT_OK;
+}
+
+static void nccl_unshare(mt_comm *c, const void *memory)
+{
+    if (of(c)->direct) mt_direct_unshare(of(c)->direct, memory);
+}
+
 static mt_status nccl_barrier(mt_comm *c)
 {
     int32_t x = 0;
@@ -367,7 +453,6 @@ static void release_shared(shared *s)
     mt_event_destroy(&s->came);
     mt_stream_destroy(&s->folds);
     mt_inflight_destroy(&s->inflight);
-    mt_device_free(s->device, &s->scratch, s->scratch_bytes, MT_MEMORY_STATE);
     mt_staging_destroy(&s->staging);
     free(s);
 }
@@ -378,6 +463,8 @@ static void nccl_close(mt_comm *c)
     shared *s = impl->shared;
     bool world = impl->comm == s->comm;
     (void)mt_device_synchronize(s->device);
+    mt_direct_destroy(&impl->direct);
+    mt_device_free(s->device, &impl->scratch, impl->scratch_bytes, MT_MEMORY_STATE);
     (void)s->nccl.CommDestroy(impl->comm);
     if (world) release_shared(s);
     free(impl);
@@ -389,6 +476,7 @@ static void nccl_give_up(mt_comm *c)
 {
     const shared *s = of(c)->shared;
     mt_watch_set_poll(c->watch, NULL, NULL);
+    mt_direct_give_up(of(c)->direct);
     (void)s->nccl.CommAbort(s->comm);
 }
 
@@ -433,6 +521,8 @@ const struct mt_comm_ops mt_comm_nccl = {
     .all_to_all = nccl_all_to_all,
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
+    .share = nccl_share,
+    .unshare = nccl_unshare,
     .give_up = nccl_give_up,
     .close = nccl_close,
 };
@@ -513,7 +603,6 @@ static mt_status connect_world(mt_comm *c, shared *s, const mt_launch *launch,
     mt_watch_leave(c->watch);
     if (status != MT_OK) return status;
     mt_watch_set_poll(c->watch, poll_world, s);
-    mt_cuda_spare(s->device, CTAS + FOLDERS);
     return MT_OK;
 }
 
@@ -525,7 +614,7 @@ mt_status mt_comm_nccl_open(mt_comm *c, const mt_launch *launch, const mt_comm_o
         impl ? make_shared(&s, options->device) : MT_FAIL(MT_ENOMEM, "comm: out of memory");
     if (status == MT_OK) status = connect_world(c, s, launch, options);
     if (status == MT_OK) {
-        *impl = (nccl){ s->comm, s };
+        *impl = (nccl){ .comm = s->comm, .shared = s };
         c->impl = impl, c->ops = &mt_comm_nccl;
         c->rank = launch->rank, c->size = launch->world;
         return MT_OK;

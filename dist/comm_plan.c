@@ -3,13 +3,14 @@
 #include <string.h>
 
 #include "dist/comm_priv.h"
+#include "dist/direct.h"
 #include "dist/staging.h"
 
 typedef struct plan {
     mt_device *device;
     bool gpus;
-    void *scratch, *staging;
-    size_t scratch_bytes, staging_bytes;
+    void *scratch, *staging, *words;
+    size_t scratch_bytes, staging_bytes, words_bytes;
 } plan;
 
 static mt_status grow(plan *p, void **memory, size_t *bytes, size_t need)
@@ -22,6 +23,14 @@ static mt_status grow(plan *p, void **memory, size_t *bytes, size_t need)
     return MT_OK;
 }
 
+/* GPUs reach each other's memory. */
+static mt_status plan_share(mt_comm *c, void *memory, size_t bytes)
+{
+    plan *p = c->impl;
+    (void)memory, (void)bytes;
+    return p->gpus ? grow(p, &p->words, &p->words_bytes, MT_DIRECT_BYTES) : MT_OK;
+}
+
 /* GPUs add up in scratch. */
 static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64_t most)
 {
@@ -29,6 +38,7 @@ static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64
     int64_t step;
     int halves;
     if (!p->gpus || !stream || mt_dtype_size(dtype) == 0) return MT_OK;
+    MT_TRY(plan_share(c, NULL, 0));
     size_t bytes = mt_comm_fold_bytes(&step, &halves, c->size, dtype, most);
     return grow(p, &p->scratch, &p->scratch_bytes, (size_t)halves * bytes);
 }
@@ -88,6 +98,7 @@ static void plan_close(mt_comm *c)
     plan *p = c->impl;
     mt_device_free(p->device, &p->scratch, p->scratch_bytes, MT_MEMORY_STATE);
     mt_device_free(p->device, &p->staging, p->staging_bytes, MT_MEMORY_STATE);
+    mt_device_free(p->device, &p->words, p->words_bytes, MT_MEMORY_STATE);
     free(p);
 }
 
@@ -100,6 +111,7 @@ const struct mt_comm_ops mt_comm_plan = {
     .all_to_all = plan_all_to_all,
     .broadcast = plan_broadcast,
     .barrier = plan_barrier,
+    .share = plan_share,
     .close = plan_close,
 };
 

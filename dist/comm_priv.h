@@ -19,6 +19,9 @@ struct mt_comm_ops {
                             size_t block_bytes);
     mt_status (*broadcast)(mt_comm *comm, mt_stream *stream, void *data, size_t bytes, int root);
     mt_status (*barrier)(mt_comm *comm);
+    /* NULL: nothing is to be gained. */
+    mt_status (*share)(mt_comm *comm, void *memory, size_t bytes);
+    void (*unshare)(mt_comm *comm, const void *memory);
     void (*give_up)(mt_comm *comm); /* ends what is under way; NULL: nothing is */
     void (*close)(mt_comm *comm);
 };
@@ -33,7 +36,7 @@ struct mt_comm {
     uint64_t alone;         /* collectives of a process without a watchdog */
     double entered, waited; /* the world's: when the present one began; seconds in all of them */
     int64_t *counts;        /* of a reduce_scatter of equal parts; made when first needed */
-    bool failed_together;   /* all of its ranks know of the same failure */
+    bool failed_together;   /* all of its ranks know of the same failure, the last that happened */
     struct {
         const char *op, *what;
         size_t bytes;
@@ -69,7 +72,7 @@ mt_status mt_comm_nccl_open(mt_comm *comm, const mt_launch *launch, const mt_com
 static inline size_t mt_comm_fold_bytes(int64_t *step, int *halves, int ranks, mt_dtype dtype,
                                         int64_t most)
 {
-    enum { HALF_BYTES = 128 << 20, GRAIN = 64 };
+    enum { HALF_BYTES = 256 << 20, GRAIN = 64 };
     int64_t across = ranks * (int64_t)mt_dtype_size(dtype); /* an element of every rank */
     int64_t room = HALF_BYTES / across / GRAIN * GRAIN, all = (most + GRAIN - 1) / GRAIN * GRAIN;
     *step = all < room ? all : room;

@@ -264,6 +264,22 @@ static mt_status make_slots(mt_fsdp *f)
     return MT_OK;
 }
 
+/* What gathers receive, which the other ranks may write to. */
+static mt_status resize_staging(mt_fsdp *f, size_t need)
+{
+    mt_comm *const comms[] = { f->comm, f->options.replicas };
+    if (f->staging_bytes >= need) return MT_OK;
+    for (int i = 0; f->staging && i < 2; i++) {
+        if (!comms[i]) continue;
+        mt_comm_unshare(comms[i], f->staging);
+        MT_TRY(mt_comm_barrier(comms[i], "wires"));
+    }
+    MT_TRY(resize(f, &f->staging, &f->staging_bytes, need, MT_MEMORY_COMPUTE));
+    for (int i = 0; i < 2; i++)
+        if (comms[i]) MT_TRY(mt_comm_share(comms[i], f->staging, f->staging_bytes, "wires"));
+    return MT_OK;
+}
+
 /* Memory that all units share, as large as the largest needs it. */
 static mt_status resize_shared(mt_fsdp *f)
 {
@@ -277,7 +293,7 @@ static mt_status resize_shared(mt_fsdp *f)
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
-    MT_TRY(resize(f, &f->staging, &f->staging_bytes, staging + SLACK, MT_MEMORY_COMPUTE));
+    MT_TRY(resize_staging(f, staging + SLACK));
     MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size, MT_MEMORY_GRAD));
     return f->options.reduce_bf16
                ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_GRAD)
@@ -399,6 +415,8 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
         mt_device_free(f->device, &f->slots[i].memory, f->slots[i].bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->own, f->own_bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->real, f->real_bytes, MT_MEMORY_COMPUTE);
+    if (f->staging) mt_comm_unshare(f->comm, f->staging);
+    if (f->staging && f->options.replicas) mt_comm_unshare(f->options.replicas, f->staging);
     mt_device_free(f->device, &f->staging, f->staging_bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->outbox, f->outbox_bytes, MT_MEMORY_GRAD);
     mt_device_free(f->device, &f->sum, f->sum_bytes, MT_MEMORY_GRAD);

@@ -235,10 +235,9 @@ void mt_ranks_close(mt_comm **comm, mt_status status)
         mt_comm_close(comm);
         return;
     }
-    /* What every rank has refused alike needs no word to the others, which could end one of them
+    /* A failure that every rank knows of needs no word to the others, which could end one of them
      * before it has spoken. */
-    bool refused = status == MT_ECONFIG && mt_comm_failed_together(*comm);
-    bool together = status == MT_OK || status == MT_EPREEMPTED || refused;
+    bool together = status == MT_OK || status == MT_EPREEMPTED || mt_comm_failed_together(*comm);
     int rank = mt_comm_rank(*comm);
     if (together)
         mt_comm_close(comm);

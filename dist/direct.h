@@ -1,0 +1,49 @@
+/* Ranks of one host whose GPUs write into each other's memory: copy engines move what is sent, and
+ * leave every multiprocessor to the passes (NCCL's kernels take 24 of an H200's 132 to move as
+ * fast). Streams wait for each other by words in memory, the host for nobody.
+ *
+ * Each transfer has a number, the same on all ranks. A rank posts to the others that its memory is
+ * free, copies to each of them when that one has, and posts that what it sent has arrived. */
+#pragma once
+
+#include "dist/comm.h"
+
+enum { MT_DIRECT_BYTES = 2 << 20 }; /* that one takes on each rank */
+
+typedef struct mt_direct mt_direct;
+
+/* to[r] = from of rank r, `bytes` each, of host memory: how the ranks of `context` agree. */
+typedef mt_status (*mt_direct_tell)(void *context, void *to, const void *from, size_t bytes);
+
+typedef struct mt_direct_options {
+    mt_device *device;
+    int rank, size;
+    mt_direct_tell tell;
+    void *context;
+} mt_direct_options;
+
+/* *direct is NULL on every rank where they cannot: not on one host, GPUs that do not reach each
+ * other, or NCCL_P2P_DISABLE is set. Collective. */
+mt_status mt_direct_create(mt_direct **direct, const mt_direct_options *options);
+/* Others may still have its memory mapped, and must not write there any more. NULL-safe. */
+void mt_direct_destroy(mt_direct **direct);
+/* All that this rank waits for comes true. */
+void mt_direct_give_up(mt_direct *direct);
+
+/* From now on, the others write into this memory of mt_device_alloc's, each rank's as large. Too
+ * small to be shared is not. Collective. */
+mt_status mt_direct_share(mt_direct *direct, void *memory, size_t bytes);
+/* Before it is freed; what is not shared is left alone. */
+void mt_direct_unshare(mt_direct *direct, const void *memory);
+/* Where the others' memory has what is at `p` in this rank's; false: it is not shared. */
+bool mt_direct_has(const mt_direct *direct, const void *p);
+
+/* What this rank sends to another: `bytes` that come to lie where `to` is in this rank's memory. */
+typedef struct mt_direct_part {
+    const void *from;
+    size_t bytes;
+} mt_direct_part;
+
+/* part[r] for rank r; this rank's own is not looked at. `to` is shared. Collective. */
+mt_status mt_direct_exchange(mt_direct *direct, mt_stream *stream, const void *to,
+                             const mt_direct_part *part);
