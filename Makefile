@@ -93,8 +93,9 @@ CPU_ONCE    := kernels/cpu/device.c
 CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
 CPU_AMX     := $(wildcard kernels/cpu/*_amx.c)
 CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_AMX),$(wildcard kernels/cpu/*.c))
+NCCL_SRC    := $(wildcard dist/comm_nccl*.c dist/direct.c)
 LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c) $(CPU_ONCE) \
-               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c) $(if $(HAVE_NCCL),,dist/comm_nccl.c dist/direct.c),$(wildcard dist/*.c)) \
+               $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c) $(if $(HAVE_NCCL),,$(NCCL_SRC)),$(wildcard dist/*.c)) \
                $(filter-out train/main.c,$(wildcard train/*.c))
 
 DTYPES := f64 f32 bf16
@@ -121,7 +122,7 @@ CPPFLAGS += -DMT_HAVE_cuda=1
 $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c)) $(BUILD)/tests/support/pinned.o $(BUILD)/tests/bench/bench_gemm_cuda.o $(BUILD)/tests/bench/bench_gemm_codes_cuda.o $(BUILD)/tests/bench/bench_moe_gemm_cuda.o: CPPFLAGS += $(CUDA_INC)
 endif
 CPPFLAGS += $(foreach i,$(ISAS),-DMT_HAVE_$(i)=1) $(if $(HAVE_MPI),-DMT_HAVE_mpi=1) $(if $(HAVE_NCCL),-DMT_HAVE_nccl=1)
-$(BUILD)/dist/comm_nccl.o: CPPFLAGS += $(CUDA_INC) -isystem $(dir $(HAVE_NCCL))
+$(NCCL_SRC:%.c=$(BUILD)/%.o): CPPFLAGS += $(CUDA_INC) -isystem $(dir $(HAVE_NCCL))
 $(BUILD)/dist/comm_mpi.o: CPPFLAGS += $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
 
 LIB := $(BUILD)/libmixtape.a

@@ -156,6 +156,7 @@ mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color)
     mt_comm *p = calloc(1, sizeof *p);
     MT_REQUIRE(p, MT_ENOMEM, "comm: out of memory");
     p->ops = comm->ops, p->watch = comm->watch;
+    p->call.op = "split", p->call.what = "";
     p->world = comm->world ? comm->world : comm;
     /* Distinct for distinct parts: parents differ, or how many parts they had, or the color. */
     p->group =

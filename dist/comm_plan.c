@@ -23,14 +23,6 @@ static mt_status grow(plan *p, void **memory, size_t *bytes, size_t need)
     return MT_OK;
 }
 
-/* GPUs reach each other's memory. */
-static mt_status plan_share(mt_comm *c, void *memory, size_t bytes)
-{
-    plan *p = c->impl;
-    (void)memory, (void)bytes;
-    return p->gpus ? grow(p, &p->words, &p->words_bytes, MT_DIRECT_BYTES) : MT_OK;
-}
-
 /* GPUs add up in scratch. */
 static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64_t most)
 {
@@ -38,7 +30,6 @@ static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64
     int64_t step;
     int halves;
     if (!p->gpus || !stream || mt_dtype_size(dtype) == 0) return MT_OK;
-    MT_TRY(plan_share(c, NULL, 0));
     size_t bytes = mt_comm_fold_bytes(&step, &halves, c->size, dtype, most);
     return grow(p, &p->scratch, &p->scratch_bytes, (size_t)halves * bytes);
 }
@@ -111,7 +102,6 @@ const struct mt_comm_ops mt_comm_plan = {
     .all_to_all = plan_all_to_all,
     .broadcast = plan_broadcast,
     .barrier = plan_barrier,
-    .share = plan_share,
     .close = plan_close,
 };
 
@@ -127,8 +117,13 @@ static mt_status open_ranks(mt_comm **comm, mt_device *device, int rank, int siz
     *p = (plan){ .device = device, .gpus = gpus };
     c->call.op = c->call.what = "";
     c->ops = &mt_comm_plan, c->rank = rank, c->size = size, c->impl = p;
-    *comm = c;
-    return MT_OK;
+    mt_status status =
+        gpus && size > 1 ? grow(p, &p->words, &p->words_bytes, MT_DIRECT_BYTES) : MT_OK;
+    if (status == MT_OK)
+        *comm = c;
+    else
+        mt_comm_close(&c);
+    return status;
 }
 
 mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int size, bool gpus)

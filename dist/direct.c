@@ -19,6 +19,7 @@ typedef struct window {
 
 struct mt_direct {
     mt_direct_options options;
+    void *words;             /* and the room to tell */
     window windows[WINDOWS]; /* memory NULL: none; the first is that of the words */
     uint32_t number;         /* of the last transfer */
 };
@@ -84,13 +85,22 @@ static bool map_all(const mt_direct *d, window *w, const offer *all)
     return true;
 }
 
+static mt_status tell(const mt_direct *d, void *to, const void *from, size_t bytes)
+{
+    const mt_direct_options *o = &d->options;
+    MT_REQUIRE((size_t)(o->size + 1) * bytes <= MT_DIRECT_ROOM, MT_EUNSUPPORTED,
+               "comm: %d ranks cannot tell each other %zu bytes", o->size, bytes);
+    return o->tell(o->context, (char *)d->words + MT_DIRECT_BYTES - MT_DIRECT_ROOM, to, from,
+                   bytes);
+}
+
 /* Whether it is so on every rank. */
 static mt_status on_all(const mt_direct *d, bool *all, bool own)
 {
     const mt_direct_options *o = &d->options;
     bool *each = calloc((size_t)o->size, sizeof *each);
     MT_REQUIRE(each, MT_ENOMEM, "comm: out of memory");
-    mt_status status = o->tell(o->context, each, &own, sizeof own);
+    mt_status status = tell(d, each, &own, sizeof own);
     *all = status == MT_OK;
     for (int r = 0; r < o->size; r++) *all = *all && each[r];
     free(each);
@@ -110,7 +120,7 @@ static mt_status open_window(mt_direct *d, window *w, char *memory, size_t bytes
         say_host(&own);
         own.good = bytes >= MT_DIRECT_BYTES && (!disabled || !atoi(disabled)) &&
                    mt_cuda_export_memory(&own.exported, o->device, memory) == MT_OK;
-        status = o->tell(o->context, all, &own, sizeof own);
+        status = tell(d, all, &own, sizeof own);
     }
     if (status == MT_OK) status = on_all(d, &opened, map_all(d, w, all));
     free(all);
@@ -129,6 +139,12 @@ void mt_direct_unshare(mt_direct *d, const void *memory)
 {
     for (int i = 1; i < WINDOWS; i++)
         if (memory && d->windows[i].memory == memory) unmap(d, &d->windows[i]);
+}
+
+mt_status mt_direct_barrier(mt_direct *d)
+{
+    bool all;
+    return on_all(d, &all, true);
 }
 
 bool mt_direct_has(const mt_direct *d, const void *p)
@@ -167,21 +183,19 @@ mt_status mt_direct_exchange(mt_direct *d, mt_stream *stream, const void *to,
 
 mt_status mt_direct_create(mt_direct **direct, const mt_direct_options *options)
 {
-    void *words = NULL;
     *direct = NULL;
     mt_direct *d = calloc(1, sizeof *d);
     MT_REQUIRE(d, MT_ENOMEM, "comm: out of memory");
     d->options = *options;
-    mt_status status = mt_device_alloc(options->device, &words, MT_DIRECT_BYTES, MT_MEMORY_STATE);
-    if (status == MT_OK) status = mt_device_zero(options->device, words, MT_DIRECT_BYTES);
+    mt_status status =
+        mt_device_alloc(options->device, &d->words, MT_DIRECT_BYTES, MT_MEMORY_STATE);
+    if (status == MT_OK) status = mt_device_zero(options->device, d->words, MT_DIRECT_BYTES);
     if (status == MT_OK) status = mt_device_synchronize(options->device);
-    if (status == MT_OK) status = open_window(d, &d->windows[0], words, MT_DIRECT_BYTES);
-    if (status == MT_OK && d->windows[0].memory) {
+    if (status == MT_OK) status = open_window(d, &d->windows[0], d->words, MT_DIRECT_BYTES);
+    if (status == MT_OK && d->windows[0].memory)
         *direct = d;
-        return MT_OK;
-    }
-    mt_device_free(options->device, &words, MT_DIRECT_BYTES, MT_MEMORY_STATE);
-    free(d);
+    else
+        mt_direct_destroy(&d);
     return status;
 }
 
@@ -189,9 +203,8 @@ void mt_direct_destroy(mt_direct **direct)
 {
     mt_direct *d = *direct;
     if (!d) return;
-    void *words = d->windows[0].memory;
     for (int i = 0; i < WINDOWS; i++) unmap(d, &d->windows[i]);
-    mt_device_free(d->options.device, &words, MT_DIRECT_BYTES, MT_MEMORY_STATE);
+    mt_device_free(d->options.device, &d->words, MT_DIRECT_BYTES, MT_MEMORY_STATE);
     free(d);
     *direct = NULL;
 }

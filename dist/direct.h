@@ -12,8 +12,11 @@ enum { MT_DIRECT_BYTES = 2 << 20 }; /* that one takes on each rank */
 
 typedef struct mt_direct mt_direct;
 
-/* to[r] = from of rank r, `bytes` each, of host memory: how the ranks of `context` agree. */
-typedef mt_status (*mt_direct_tell)(void *context, void *to, const void *from, size_t bytes);
+/* to[r] = from of rank r, `bytes` each, of host memory, by way of `room` on the device: how the
+ * ranks of `context` agree. */
+typedef mt_status (*mt_direct_tell)(void *context, void *room, void *to, const void *from,
+                                    size_t bytes);
+enum { MT_DIRECT_ROOM = 1 << 20 };
 
 typedef struct mt_direct_options {
     mt_device *device;
@@ -35,7 +38,9 @@ void mt_direct_give_up(mt_direct *direct);
 mt_status mt_direct_share(mt_direct *direct, void *memory, size_t bytes);
 /* Before it is freed; what is not shared is left alone. */
 void mt_direct_unshare(mt_direct *direct, const void *memory);
-/* Where the others' memory has what is at `p` in this rank's; false: it is not shared. */
+/* Everyone has come here: what was unshared before is nobody's any more. Collective. */
+mt_status mt_direct_barrier(mt_direct *direct);
+/* Whether the others write to what is at `p`. */
 bool mt_direct_has(const mt_direct *direct, const void *p);
 
 /* What this rank sends to another: `bytes` that come to lie where `to` is in this rank's memory. */

@@ -51,8 +51,8 @@ door() { # header pattern, allowed files pattern
 }
 door 'hdf5' '^train/h5'
 door 'mpi\.h' '^dist/comm_mpi\.c'
-door 'nccl' '^dist/comm_nccl\.c'
-door 'cuda|cublas|curand|cudnn' '^(kernels/cuda/|dist/comm_nccl\.c)'
+door 'nccl' '^dist/comm_nccl'
+door 'cuda|cublas|curand|cudnn' '^(kernels/cuda/|dist/comm_nccl)'
 door 'cblas|openblas|oneapi|dnnl' '^kernels/cpu/gemm'
 door 'jansson|cyaml|yaml' '^train/'
 

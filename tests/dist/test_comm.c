@@ -176,7 +176,7 @@ static mt_status reduce_placed(mt_comm *c, mt_stream *stream)
         MT_TRY(reduce_one(c, stream, counts[k / 6], dtypes[k % 3], (mt_reduce)(k / 3 % 2)));
     for (int k = 0; k < 4; k++) MT_TRY(reduce_parts(c, stream, counts[k]));
     if (stream && on_gpus()) /* several pieces, the last a short one */
-        MT_TRY(reduce_one(c, stream, 21000003 / size, MT_F64, MT_REDUCE_SUM));
+        MT_TRY(reduce_one(c, stream, 40000003 / size, MT_F64, MT_REDUCE_SUM));
     double nan = rank == 0 ? NAN : 1, *device_nan = hold(stream, &nan, sizeof nan);
     MT_TRY(mt_comm_all_reduce(c, stream, device_nan, 1, MT_F64, MT_REDUCE_MAX, "NaN"));
     MT_TRY(look(stream, &nan, device_nan, sizeof nan));
@@ -251,6 +251,39 @@ static mt_status broadcast_placed(mt_comm *c, mt_stream *stream)
 static mt_status broadcasts(mt_comm *c)
 {
     return in_both(c, broadcast_placed);
+}
+
+/* Memory that the others write to: gathers of every size into it, until it is taken back. */
+static mt_status shared(mt_comm *c)
+{
+    enum { TURNS = 6, MOST = 70000 };
+    mt_stream stream = { .device = rank_device };
+    int rank = mt_comm_rank(c), size = mt_comm_size(c);
+    size_t all = ((size_t)size * MOST + 8) * sizeof(double);
+    double *y = calloc(1, all), *x = malloc(MOST * sizeof *x);
+    if (!rank_device) return MT_OK;
+    char *to = hold(&stream, y, all), *from = hold(&stream, y, all);
+    MT_TRY(mt_comm_share(c, to, all, "test"));
+    for (int turn = 0; turn < TURNS; turn++) {
+        int64_t n = turn ? MOST >> (turn - 1) : 1;
+        for (int64_t i = 0; i < n; i++) x[i] = element(rank + turn, i);
+        MT_TRY(mt_device_copy(rank_device, from, x, (size_t)n * sizeof *x));
+        MT_TRY(mt_comm_all_gather_of(c, &stream, to + 64, from, n, MT_F64, "test"));
+        if (turn == TURNS - 2) {
+            mt_comm_unshare(c, to);
+            MT_TRY(mt_comm_barrier(c, "test"));
+        }
+        MT_TRY(look(&stream, y, to, all));
+        for (int64_t i = 0; i < n * size; i++)
+            rank_check(y[8 + i] == element((int)(i / n) + turn, i % n),
+                       "shared, turn %d: element %lld", turn, (long long)i);
+        rank_check(y[0] == 0 && y[7] == 0, "a gather wrote before its beginning");
+    }
+    drop(&stream, from, all);
+    drop(&stream, to, all);
+    free(x);
+    free(y);
+    return MT_OK;
 }
 
 /* The sum over ranks that all hold the same. */
@@ -392,19 +425,12 @@ static mt_status fails_alone(mt_comm *c)
 }
 
 static const rank_case cases[] = {
-    { "all_gather", all_gather },
-    { "reductions", reductions },
-    { "exchange", exchange },
-    { "broadcasts", broadcasts },
-    { "parts", parts },
-    { "agreement", agreement },
-    { "streams", streams },
-    { "never_comes", never_comes },
-    { "is_killed", is_killed },
-    { "disagrees", disagrees },
-    { "fails_alone", fails_alone },
+    { "all_gather", all_gather }, { "reductions", reductions }, { "exchange", exchange },
+    { "broadcasts", broadcasts }, { "shared", shared },         { "parts", parts },
+    { "agreement", agreement },   { "streams", streams },       { "never_comes", never_comes },
+    { "is_killed", is_killed },   { "disagrees", disagrees },   { "fails_alone", fails_alone },
 };
-enum { CASES = sizeof cases / sizeof cases[0], PLAIN = 7 };
+enum { CASES = sizeof cases / sizeof cases[0], PLAIN = 8 };
 
 static mt_status every_case(mt_comm *c)
 {
