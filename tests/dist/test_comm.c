@@ -260,8 +260,8 @@ static mt_status shared(mt_comm *c)
     mt_stream stream = { .device = rank_device };
     int rank = mt_comm_rank(c), size = mt_comm_size(c);
     size_t all = ((size_t)size * MOST + 8) * sizeof(double);
-    double *y = calloc(1, all), *x = malloc(MOST * sizeof *x);
     if (!rank_device) return MT_OK;
+    double *y = calloc(1, all), *x = malloc(MOST * sizeof *x);
     char *to = hold(&stream, y, all), *from = hold(&stream, y, all);
     MT_TRY(mt_comm_share(c, to, all, "test"));
     for (int turn = 0; turn < TURNS; turn++) {
