@@ -191,20 +191,26 @@ static mt_status check_reduce(const char *op, const char *what, const void *data
 }
 
 mt_status mt_comm_reduce_scatter_parts(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                       const int64_t *counts, mt_dtype dtype, mt_reduce reduce,
+                                       const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce,
                                        const char *what)
 {
+    mt_comm_parts p = { parts->counts, parts->first, 0 };
     int64_t all = 0;
+    MT_REQUIRE(parts->first >= 0 && parts->end >= parts->first, MT_EINVAL,
+               "reduce_scatter (%s): elements [%lld, %lld) of each part", what,
+               (long long)parts->first, (long long)parts->end);
     for (int r = 0; r < c->size; r++) {
-        MT_REQUIRE(counts[r] >= 0, MT_EINVAL, "reduce_scatter (%s): %lld elements for rank %d",
-                   what, (long long)counts[r], r);
-        all += counts[r];
+        MT_REQUIRE(p.counts[r] >= 0, MT_EINVAL, "reduce_scatter (%s): %lld elements for rank %d",
+                   what, (long long)p.counts[r], r);
+        int64_t end = p.counts[r] < parts->end ? p.counts[r] : parts->end;
+        if (end > p.end) p.end = end;
+        all += end > p.first ? end - p.first : 0;
     }
     MT_TRY(check_reduce("reduce_scatter", what, from, all, reduce));
-    MT_TRY(check_reduce("reduce_scatter", what, to, counts[c->rank], reduce));
+    MT_TRY(check_reduce("reduce_scatter", what, to, mt_comm_part_count(&p, c->rank, p.first, p.end),
+                        reduce));
     enter(c, "reduce_scatter", what, (size_t)all * mt_dtype_size(dtype));
-    return leave(c,
-                 all ? c->ops->reduce_scatter(c, stream, to, from, counts, dtype, reduce) : MT_OK);
+    return leave(c, all ? c->ops->reduce_scatter(c, stream, to, from, &p, dtype, reduce) : MT_OK);
 }
 
 mt_status mt_comm_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
@@ -213,7 +219,8 @@ mt_status mt_comm_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const 
     if (!c->counts) c->counts = calloc((size_t)c->size, sizeof *c->counts);
     MT_REQUIRE(c->counts, MT_ENOMEM, "comm: out of memory");
     for (int r = 0; r < c->size; r++) c->counts[r] = count;
-    return mt_comm_reduce_scatter_parts(c, stream, to, from, c->counts, dtype, reduce, what);
+    const mt_comm_parts parts = { c->counts, 0, count };
+    return mt_comm_reduce_scatter_parts(c, stream, to, from, &parts, dtype, reduce, what);
 }
 
 mt_status mt_comm_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,

@@ -76,10 +76,17 @@ mt_status mt_comm_all_gather(mt_comm *comm, mt_stream *stream, void *to, const v
 /* to[i] = the reduction over ranks of their from[rank * count + i], i < count. */
 mt_status mt_comm_reduce_scatter(mt_comm *comm, mt_stream *stream, void *to, const void *from,
                                  int64_t count, mt_dtype dtype, mt_reduce reduce, const char *what);
-/* The same with parts of different sizes: `from` holds counts[0] elements for rank 0, then
- * counts[1] for rank 1, ...; counts are host memory, the same on every rank. */
+/* Parts of different sizes, back to back: counts[0] elements for rank 0, then counts[1] for rank 1,
+ * ... Elements [first, end) of each, as far as it goes, are what a call is about. All of it is host
+ * memory, the same on every rank. */
+typedef struct mt_comm_parts {
+    const int64_t *counts;
+    int64_t first, end;
+} mt_comm_parts;
+/* to[i] = the reduction over ranks of element i of this rank's part of their from, first <= i <
+ * end; the rest of `to` stays as it is. */
 mt_status mt_comm_reduce_scatter_parts(mt_comm *comm, mt_stream *stream, void *to, const void *from,
-                                       const int64_t *counts, mt_dtype dtype, mt_reduce reduce,
+                                       const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce,
                                        const char *what);
 /* data[i] = the reduction over ranks of their data[i]. MAX: NaN is larger than every number. */
 mt_status mt_comm_all_reduce(mt_comm *comm, mt_stream *stream, void *data, int64_t count,

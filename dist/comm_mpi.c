@@ -106,35 +106,26 @@ static mt_status mpi_all_gather(mt_comm *c, mt_stream *stream, void *to, const v
     return MT_OK;
 }
 
-/* Of `count` elements, how many a chunk that begins at `at` has. */
-static int chunk_of(int64_t count, int64_t at, int64_t step)
-{
-    int64_t left = count - at;
-    return (int)(left < 0 ? 0 : left < step ? left : step);
-}
-
 /* Chunk after chunk: every rank's part for this one comes in, and is added up in order. */
 static mt_status mpi_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                    const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+                                    const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce)
 {
     MT_TRY(settle(stream));
-    int64_t size = (int64_t)mt_dtype_size(dtype), step = CHUNK_BYTES / size, most = 0;
+    int64_t size = (int64_t)mt_dtype_size(dtype), step = CHUNK_BYTES / size;
     char *scratch = ((mpi *)c->impl)->scratch;
     MPI_Request *requests = malloc(2 * (size_t)c->size * sizeof *requests);
     MT_REQUIRE(requests, MT_ENOMEM, "comm: out of memory");
-    for (int r = 0; r < c->size; r++)
-        if (counts[r] > most) most = counts[r];
     mt_status status = MT_OK;
-    for (int64_t at = 0; at < most && status == MT_OK; at += step) {
-        int own = chunk_of(counts[c->rank], at, step), code = MPI_SUCCESS;
+    for (int64_t at = parts->first; at < parts->end && status == MT_OK; at += step) {
+        int own = (int)mt_comm_part_count(parts, c->rank, at, step), code = MPI_SUCCESS;
         const char *part = from;
         for (int r = 0; r < c->size && code == MPI_SUCCESS; r++)
             code = MPI_Irecv(scratch + (size_t)r * CHUNK_BYTES, own * (int)size, MPI_BYTE, r, 0,
                              of(c), &requests[2 * r]);
         for (int r = 0; r < c->size && code == MPI_SUCCESS; r++) {
-            code = MPI_Isend(part + at * size, chunk_of(counts[r], at, step) * (int)size, MPI_BYTE,
-                             r, 0, of(c), &requests[2 * r + 1]);
-            part += counts[r] * size;
+            int there = (int)mt_comm_part_count(parts, r, at, step) * (int)size;
+            code = MPI_Isend(part + at * size, there, MPI_BYTE, r, 0, of(c), &requests[2 * r + 1]);
+            part += parts->counts[r] * size;
         }
         status = wait_all("reduce_scatter", code, 2 * c->size, requests);
         if (status == MT_OK && own)

@@ -47,10 +47,10 @@ static mt_status nccl_all_gather(mt_comm *c, mt_stream *stream, void *to, const 
 }
 
 static mt_status nccl_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                     const int64_t *counts, mt_dtype dtype, mt_reduce how)
+                                     const mt_comm_parts *parts, mt_dtype dtype, mt_reduce how)
 {
-    if (stream) return mt_nccl_reduce_scatter(c, stream, to, from, counts, dtype, how);
-    return mt_staged_reduce_scatter(&mt_nccl_of(c)->shared->staging, c, to, from, counts, dtype,
+    if (stream) return mt_nccl_reduce_scatter(c, stream, to, from, parts, dtype, how);
+    return mt_staged_reduce_scatter(&mt_nccl_of(c)->shared->staging, c, to, from, parts, dtype,
                                     how);
 }
 

@@ -151,10 +151,10 @@ mt_status mt_nccl_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void
  */
 
 typedef struct reduction {
-    const char *from; /* scatter: counts[0] elements for rank 0, and so on; else the same as `to` */
+    const char *from; /* scatter: one part after another; else the same as `to` */
     char *to;
-    const int64_t *counts; /* scatter; else NULL */
-    int64_t most;          /* elements of the largest part, or of all */
+    const mt_comm_parts *parts; /* scatter; else NULL */
+    int64_t first, end;         /* elements of each part, or of all */
     mt_dtype dtype;
     mt_reduce reduce;
 } reduction;
@@ -168,15 +168,16 @@ typedef struct piece {
 
 static int64_t elements_of(const piece *p, int rank)
 {
-    int64_t left = (p->r->counts ? p->r->counts[rank] : p->r->most) - p->at;
-    return left < 0 ? 0 : left < p->step ? left : p->step;
+    int64_t left = p->r->end - p->at;
+    if (p->r->parts) return mt_comm_part_count(p->r->parts, rank, p->at, p->step);
+    return left < p->step ? left : p->step;
 }
 
 /* Where the piece for a rank begins in `from`. */
 static const char *part_of(const piece *p, int rank)
 {
     int64_t first = p->at;
-    for (int r = 0; p->r->counts && r < rank; r++) first += p->r->counts[r];
+    for (int r = 0; p->r->parts && r < rank; r++) first += p->r->parts->counts[r];
     return p->r->from + (size_t)first * mt_dtype_size(p->r->dtype);
 }
 
@@ -219,11 +220,11 @@ static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const piece *p, int
                                  .blocks = c->size,
                                  .apart_block = c->rank,
                                  .count = n,
-                                 .stride = r->counts ? p->step : n,
+                                 .stride = r->parts ? p->step : n,
                                  .to = r->to + (size_t)p->at * size,
                                  .from = p->into };
     MT_TRY(mt_event_wait(&s->folded[half], stream));
-    if (r->counts) {
+    if (r->parts) {
         fold.apart = part_of(p, c->rank);
         MT_TRY(swap(c, stream, false, piece_of, p));
     } else {
@@ -247,13 +248,13 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
     mt_nccl_shared *s = mt_nccl_of(c)->shared;
     int64_t step;
     int halves;
-    size_t half_bytes = mt_comm_fold_bytes(&step, &halves, c->size, r->dtype, r->most);
+    size_t half_bytes = mt_comm_fold_bytes(&step, &halves, c->size, r->dtype, r->end - r->first);
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: a reduction over %d ranks", c->size);
     MT_TRY(reserve(c, (size_t)halves * half_bytes));
     MT_TRY(begin(c, stream));
     for (int i = 0; i < MT_NCCL_HALVES; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
     int half = 0;
-    for (int64_t at = 0; at < r->most; at += step, half = (half + 1) % MT_NCCL_HALVES) {
+    for (int64_t at = r->first; at < r->end; at += step, half = (half + 1) % MT_NCCL_HALVES) {
         const piece p = { r, at, step, (char *)mt_nccl_of(c)->scratch + (size_t)half * half_bytes };
         MT_TRY(reduce_piece(c, stream, &p, half));
     }
@@ -263,17 +264,15 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
 }
 
 mt_status mt_nccl_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                 const int64_t *counts, mt_dtype dtype, mt_reduce how)
+                                 const mt_comm_parts *parts, mt_dtype dtype, mt_reduce how)
 {
-    reduction r = { from, to, counts, 0, dtype, how };
-    for (int i = 0; i < c->size; i++)
-        if (counts[i] > r.most) r.most = counts[i];
+    const reduction r = { from, to, parts, parts->first, parts->end, dtype, how };
     return reduce(c, stream, &r);
 }
 
 mt_status mt_nccl_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
                              mt_dtype dtype, mt_reduce how)
 {
-    const reduction r = { data, data, NULL, count, dtype, how };
+    const reduction r = { data, data, NULL, 0, count, dtype, how };
     return reduce(c, stream, &r);
 }

@@ -68,6 +68,6 @@ mt_status mt_nccl_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t by
 mt_status mt_nccl_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
                              size_t block_bytes);
 mt_status mt_nccl_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                 const int64_t *counts, mt_dtype dtype, mt_reduce reduce);
+                                 const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce);
 mt_status mt_nccl_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,
                              mt_dtype dtype, mt_reduce reduce);

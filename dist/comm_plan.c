@@ -49,13 +49,10 @@ static mt_status plan_all_gather(mt_comm *c, mt_stream *stream, void *to, const 
 }
 
 static mt_status plan_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                     const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+                                     const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce)
 {
-    int64_t most = 0;
     (void)to, (void)from, (void)reduce;
-    for (int r = 0; r < c->size; r++)
-        if (counts[r] > most) most = counts[r];
-    return fold(c, stream, dtype, most);
+    return fold(c, stream, dtype, parts->end - parts->first);
 }
 
 static mt_status plan_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,

@@ -10,9 +10,9 @@ struct mt_comm_ops {
     mt_status (*split)(mt_comm *part, const mt_comm *whole, int color); /* sets rank, size, impl */
     mt_status (*all_gather)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
                             size_t bytes);
-    /* counts: elements for each rank, one part after another; not all are 0. */
+    /* Some part has elements from `first` on; `end` is at most that of the longest. */
     mt_status (*reduce_scatter)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
-                                const int64_t *counts, mt_dtype dtype, mt_reduce reduce);
+                                const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce);
     mt_status (*all_reduce)(mt_comm *comm, mt_stream *stream, void *data, int64_t count,
                             mt_dtype dtype, mt_reduce reduce);
     mt_status (*all_to_all)(mt_comm *comm, mt_stream *stream, void *to, const void *from,
@@ -46,6 +46,15 @@ struct mt_comm {
 
 extern const struct mt_comm_ops mt_comm_self;
 extern const struct mt_comm_ops mt_comm_plan;
+
+/* Of a rank's part: how many elements of [at, at + step) a call is about. */
+static inline int64_t mt_comm_part_count(const mt_comm_parts *parts, int rank, int64_t at,
+                                         int64_t step)
+{
+    int64_t end = parts->counts[rank] < parts->end ? parts->counts[rank] : parts->end;
+    int64_t left = end - at;
+    return left < 0 ? 0 : left < step ? left : step;
+}
 
 /* A part of a planned world: this rank's place in it, and its size. */
 mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size);

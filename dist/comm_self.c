@@ -24,10 +24,12 @@ static mt_status self_all_gather(mt_comm *c, mt_stream *stream, void *to, const 
 }
 
 static mt_status self_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                     const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+                                     const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce)
 {
+    size_t size = mt_dtype_size(dtype), skip = (size_t)parts->first * size;
     (void)c, (void)reduce;
-    return copy(stream, to, from, (size_t)counts[0] * mt_dtype_size(dtype));
+    return copy(stream, (char *)to + skip, (const char *)from + skip,
+                (size_t)parts->end * size - skip);
 }
 
 static mt_status self_all_reduce(mt_comm *c, mt_stream *stream, void *data, int64_t count,

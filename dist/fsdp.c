@@ -155,23 +155,54 @@ static bool lies_in_order(const mt_fsdp *f, const mt_unit *u, int64_t *parts)
     return true;
 }
 
+/* What goes ahead of the rest: from the largest param on, of every rank what lies behind the most
+ * that a rank has of the params before. */
+static void find_split(const mt_fsdp *f, const mt_unit *u, const int64_t *parts, mt_reduction *r)
+{
+    int64_t most = 0;
+    r->large = u->first, r->split = 0;
+    for (int64_t i = u->first; i < u->first + u->count; i++) {
+        int64_t count = mt_param_count(mt_param_store_get(f->store, i));
+        if (count > most) r->large = i, most = count;
+    }
+    most = 0;
+    for (int rank = 0; rank < u->ranks; rank++) {
+        int64_t before = 0;
+        for (int64_t i = u->first; i < r->large; i++)
+            before += mt_param_piece(f->store, mt_param_store_get(f->store, i), rank).count;
+        if (before > r->split) r->split = before;
+        if (parts[rank] > most) most = parts[rank];
+    }
+    if (r->split == 0 || r->split >= most) r->split = INT64_MAX;
+}
+
 static void find_parts(mt_fsdp *f)
 {
     for (int64_t i = 0; i < f->units; i++) {
         int64_t *parts = mt_fsdp_parts(f, i);
         mt_unit u = mt_param_store_unit(f->store, i);
-        if (!u.count || !lies_in_order(f, &u, parts)) *parts = -1;
+        f->reduction[i].split = INT64_MAX;
+        if (u.count && lies_in_order(f, &u, parts))
+            find_split(f, &u, parts, &f->reduction[i]);
+        else
+            *parts = -1;
     }
 }
 
-static mt_status reduce_in_place(mt_fsdp *f, const mt_unit *u, const mt_param *first,
-                                 const int64_t *parts, char *own, const char *label)
+/* Elements [begin, r->end) of every rank's part. */
+static mt_status reduce_in_place(mt_fsdp *f, const mt_unit *u, const mt_param *first, int64_t begin,
+                                 char *own, const char *label)
 {
-    f->counts.in_place++;
-    f->counts.reduced_bytes +=
-        parts[u->rank] * (int64_t)mt_dtype_size(first->dtype) * (u->ranks - 1);
+    mt_reduction *r = &f->reduction[first->unit];
+    const mt_comm_parts parts = { mt_fsdp_parts(f, first->unit), begin, r->end };
+    int64_t last = parts.counts[u->rank] < r->end ? parts.counts[u->rank] : r->end;
+    f->counts.in_place += begin == 0, f->counts.early += begin > 0;
+    if (last > begin)
+        f->counts.reduced_bytes +=
+            (last - begin) * (int64_t)mt_dtype_size(first->dtype) * (u->ranks - 1);
+    r->end = begin;
     return mt_comm_reduce_scatter_parts(mt_fsdp_comm(f, first->unit), &f->reducing, own,
-                                        first->grad, parts, first->dtype, MT_REDUCE_SUM, label);
+                                        first->grad, &parts, first->dtype, MT_REDUCE_SUM, label);
 }
 
 static mt_status reduce_sorted(mt_fsdp *f, const mt_unit *u, const mt_param *first, char *own,
@@ -191,47 +222,65 @@ static mt_status reduce_sorted(mt_fsdp *f, const mt_unit *u, const mt_param *fir
             .dtype = first->dtype, .count = u->elements, .y = own, .x = to, .x_dtype = wire });
 }
 
-/* Begins when the passes have done all that they were given until now. */
-static mt_status reduce(mt_fsdp *f, int64_t unit)
+/* What is left of a unit, or, from element `begin` of the parts on, what goes ahead. Begins when
+ * the passes have done all that they were given until now. */
+static mt_status reduce(mt_fsdp *f, int64_t unit, int64_t begin)
 {
     mt_unit u = mt_param_store_unit(f->store, unit);
     const mt_param *first = mt_param_store_get(f->store, u.first);
-    const int64_t *parts = mt_fsdp_parts(f, unit);
     char *own =
              (char *)mt_param_store_grad(f->store) + (size_t)u.offset * mt_dtype_size(first->dtype),
          label[64];
-    f->pending[unit] = -1;
-    snprintf(label, sizeof label, "%.40s, gradients", first->name);
+    snprintf(label, sizeof label, "%.40s, %sgradients", first->name, begin ? "large " : "");
     MT_TRY(mt_event_record(&f->final, &f->stream));
     MT_TRY(mt_event_wait(&f->final, &f->reducing));
-    MT_TRY(*parts >= 0 ? reduce_in_place(f, &u, first, parts, own, label)
-                       : reduce_sorted(f, &u, first, own, label));
-    f->counts.reduces++;
+    MT_TRY(*mt_fsdp_parts(f, unit) >= 0 ? reduce_in_place(f, &u, first, begin, own, label)
+                                        : reduce_sorted(f, &u, first, own, label));
+    f->counts.reduces += begin == 0;
+    if (begin == 0) f->reduction[unit].pending = -1;
     return mt_event_record(&f->reduced, &f->reducing);
 }
 
 void mt_fsdp_begin_reduce(mt_fsdp *f)
 {
     f->last_pass = true;
-    for (int64_t u = 0; u < f->units; u++) f->pending[u] = 0;
+    for (int64_t u = 0; u < f->units; u++) {
+        mt_reduction *r = &f->reduction[u];
+        r->pending = r->pending_large = 0, r->end = INT64_MAX;
+    }
     for (int64_t i = 0; i < mt_param_store_count(f->store); i++) {
         const mt_param *p = mt_param_store_get(f->store, i);
-        f->pending[p->unit] += !p->frozen;
+        mt_reduction *r = &f->reduction[p->unit];
+        r->pending += !p->frozen, r->pending_large += !p->frozen && i >= r->large;
     }
+}
+
+static bool is_large(const mt_fsdp *f, const mt_param *param)
+{
+    int64_t i = f->reduction[param->unit].large;
+    mt_unit u = mt_param_store_unit(f->store, param->unit);
+    while (i < u.first + u.count && mt_param_store_get(f->store, i) != param) i++;
+    return i < u.first + u.count;
 }
 
 mt_status mt_fsdp_grad_ready(void *fsdp, mt_param *param)
 {
     mt_fsdp *f = fsdp;
-    if (!f->last_pass || --f->pending[param->unit] > 0) return MT_OK;
-    return reduce(f, param->unit);
+    if (!f->last_pass) return MT_OK;
+    mt_reduction *r = &f->reduction[param->unit];
+    bool large = is_large(f, param);
+    r->pending_large -= large;
+    if (--r->pending <= 0) return reduce(f, param->unit, 0);
+    return large && r->pending_large == 0 && r->split < INT64_MAX ? reduce(f, param->unit, r->split)
+                                                                  : MT_OK;
 }
 
 mt_status mt_fsdp_end_reduce(mt_fsdp *f, mt_stream *stream)
 {
     f->stream = *stream;
     for (int64_t u = 0; f->last_pass && u < f->units; u++)
-        if (f->pending[u] >= 0 && mt_param_store_unit(f->store, u).count) MT_TRY(reduce(f, u));
+        if (f->reduction[u].pending >= 0 && mt_param_store_unit(f->store, u).count)
+            MT_TRY(reduce(f, u, 0));
     f->last_pass = false;
     return mt_event_wait(&f->reduced, stream);
 }
@@ -356,9 +405,9 @@ static mt_status build(mt_fsdp *f)
     f->slot_count = f->options.keep_gathered ? f->wires : AHEAD;
     f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
     f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
-    f->pending = calloc((size_t)f->units, sizeof *f->pending);
+    f->reduction = calloc((size_t)f->units, sizeof *f->reduction);
     f->parts = calloc((size_t)(f->units * mt_comm_size(f->comm)), sizeof *f->parts);
-    MT_REQUIRE(f->wire && f->single && f->slots && f->next && f->pending && f->parts, MT_ENOMEM,
+    MT_REQUIRE(f->wire && f->single && f->slots && f->next && f->reduction && f->parts, MT_ENOMEM,
                "fsdp: out of memory");
     find_parts(f);
     MT_TRY(make_streams(f));
@@ -425,7 +474,7 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     free(f->single);
     free(f->slots);
     free(f->next);
-    free(f->pending);
+    free(f->reduction);
     free(f->parts);
     free(f->amax_at);
     free(f);

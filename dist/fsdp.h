@@ -5,7 +5,8 @@
  * needs a unit, the ranks all-gather the wires of one direction and unpack them to compute copies
  * as one rank would have them, bit for bit. Two units are here at a time, the one in use and the
  * next, which is fetched ahead: which comes next is learned from the passes before. Gradients of a
- * unit are reduced and scattered as soon as its last one is final.
+ * unit are reduced and scattered as soon as its last one is final, most of them before: when those
+ * of its large weights are, with which backward begins.
  *
  * On a device with streams, units are gathered and unpacked in one stream of their own and
  * gradients are reduced in another, beside what the device's own stream computes; events say who
@@ -51,8 +52,9 @@ mt_status mt_fsdp_end_reduce(mt_fsdp *fsdp, mt_stream *stream);
 
 /* What was moved since the start. */
 typedef struct mt_fsdp_counts {
-    int64_t gathers, ahead;                /* ahead: of the gathers, before they were needed */
-    int64_t reduces, in_place;             /* in_place: of the reductions, sent as backward wrote */
+    int64_t gathers, ahead;    /* ahead: of the gathers, before they were needed */
+    int64_t reduces, in_place; /* of units; in_place: of these, sent as backward wrote */
+    int64_t early;             /* of those: most of the unit before its last gradient was final */
     int64_t gathered_bytes, reduced_bytes; /* received by a rank */
 } mt_fsdp_counts;
 mt_fsdp_counts mt_fsdp_get_counts(const mt_fsdp *fsdp);

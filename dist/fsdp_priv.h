@@ -36,6 +36,15 @@ typedef struct mt_copy_slot {
     bool joined;    /* and the passes' stream waits for that */
 } mt_copy_slot;
 
+/* How the gradients of a unit are reduced. Backward begins with its large weights, most of its
+ * bytes: where gradients lie in order, elements [split, ...) of every rank's part are those of
+ * params from `large` on alone, and go ahead of the rest. */
+typedef struct mt_reduction {
+    int64_t large, split;           /* split INT64_MAX: all at once */
+    int64_t pending, pending_large; /* gradients still to come; pending -1: reduced */
+    int64_t end;                    /* elements of the parts that are left: [0, end) */
+} mt_reduction;
+
 struct mt_fsdp {
     mt_param_store *store;
     mt_device *device;
@@ -65,8 +74,8 @@ struct mt_fsdp {
     /* What is needed after what: [previous + 1, current] -> next, -1 unknown; and where we are. */
     int32_t *next;
     int64_t previous, current;
-    bool last_pass;   /* of a step: gradients that are final are reduced */
-    int64_t *pending; /* gradients of a unit still to come; -1: reduced */
+    bool last_pass;          /* of a step: gradients that are final are reduced */
+    mt_reduction *reduction; /* of each unit */
     int64_t *parts; /* [units, ranks of the world] what each rank owns of a unit's gradients as they
                        lie in memory; the first -1: they have to be sorted */
     mt_fsdp_counts counts;

@@ -13,7 +13,7 @@ enum { GRAIN = 64 };
 typedef struct staged {
     void *to;
     const void *from;
-    size_t bytes;
+    size_t first, bytes; /* first: the bytes before it are left out */
     int in, out;
     const int64_t *counts; /* of reduce_scatter; `bytes` are those of the largest part */
     mt_dtype dtype;        /* of reductions */
@@ -78,7 +78,7 @@ static mt_status run(mt_staging *s, mt_comm *c, const staged *call)
     if (!s->memory)
         MT_TRY(mt_device_alloc(s->stream.device, &s->memory, 2 * HALF_BYTES, MT_MEMORY_STATE));
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: host memory of %d ranks", c->size);
-    for (size_t at = 0; at < call->bytes; at += step) {
+    for (size_t at = call->first; at < call->bytes; at += step) {
         mt_status status = move(s, c, call, at, at_most(call->bytes, at, step));
         mt_status waited = mt_stream_synchronize(&s->stream); /* nothing is left behind */
         MT_TRY(status);
@@ -109,25 +109,24 @@ static mt_status run_reduce_scatter(mt_comm *c, mt_stream *stream, const staged 
 {
     int64_t *equal = malloc((size_t)c->size * sizeof *equal);
     MT_REQUIRE(equal, MT_ENOMEM, "comm: out of memory");
-    for (int r = 0; r < c->size; r++) equal[r] = (int64_t)(bytes / mt_dtype_size(call->dtype));
+    const mt_comm_parts parts = { equal, 0, (int64_t)(bytes / mt_dtype_size(call->dtype)) };
+    for (int r = 0; r < c->size; r++) equal[r] = parts.end;
     mt_status status =
-        c->ops->reduce_scatter(c, stream, *to, from, equal, call->dtype, call->reduce);
+        c->ops->reduce_scatter(c, stream, *to, from, &parts, call->dtype, call->reduce);
     free(equal);
     return status;
 }
 
 mt_status mt_staged_reduce_scatter(mt_staging *staging, mt_comm *c, void *to, const void *from,
-                                   const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+                                   const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce)
 {
-    int64_t most = 0;
-    for (int r = 0; r < c->size; r++)
-        if (counts[r] > most) most = counts[r];
     const staged call = { .to = to,
                           .from = from,
-                          .bytes = (size_t)most * mt_dtype_size(dtype),
+                          .first = (size_t)parts->first * mt_dtype_size(dtype),
+                          .bytes = (size_t)parts->end * mt_dtype_size(dtype),
                           .in = c->size,
                           .out = 1,
-                          .counts = counts,
+                          .counts = parts->counts,
                           .dtype = dtype,
                           .reduce = reduce,
                           .run = run_reduce_scatter };

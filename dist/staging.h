@@ -22,7 +22,7 @@ void mt_staging_destroy(mt_staging *staging); /* also one that is all zero */
 mt_status mt_staged_all_gather(mt_staging *staging, mt_comm *comm, void *to, const void *from,
                                size_t bytes);
 mt_status mt_staged_reduce_scatter(mt_staging *staging, mt_comm *comm, void *to, const void *from,
-                                   const int64_t *counts, mt_dtype dtype, mt_reduce reduce);
+                                   const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce);
 mt_status mt_staged_all_reduce(mt_staging *staging, mt_comm *comm, void *data, int64_t count,
                                mt_dtype dtype, mt_reduce reduce);
 /* MT_EINVAL: a block uses more than it has. */

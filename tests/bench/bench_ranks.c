@@ -99,7 +99,7 @@ struct call {
     mt_stream *stream;
     void *to;
     const void *from;
-    const int64_t *counts;
+    const mt_comm_parts *parts;
     size_t bytes;
     int64_t count;
     mt_dtype dtype;
@@ -115,7 +115,7 @@ static mt_status call_all_gather(void *arguments)
 static mt_status call_reduce_scatter(void *arguments)
 {
     struct call *c = arguments;
-    return waits.comm_ops->reduce_scatter(c->comm, c->stream, c->to, c->from, c->counts, c->dtype,
+    return waits.comm_ops->reduce_scatter(c->comm, c->stream, c->to, c->from, c->parts, c->dtype,
                                           c->reduce);
 }
 
@@ -133,9 +133,9 @@ static mt_status all_gather(mt_comm *comm, mt_stream *stream, void *to, const vo
 }
 
 static mt_status reduce_scatter(mt_comm *comm, mt_stream *stream, void *to, const void *from,
-                                const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+                                const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce)
 {
-    struct call c = { comm, stream, to, from, counts, 0, 0, dtype, reduce };
+    struct call c = { comm, stream, to, from, parts, 0, 0, dtype, reduce };
     return measured(stream, call_reduce_scatter, &c);
 }
 

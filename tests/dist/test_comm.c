@@ -1,5 +1,5 @@
 /* Collectives against what they mean, on one process and on ranks; what the watchdog finds. */
-#include "tests/dist/ranks.h"
+#include "tests/dist/placed.h"
 
 #include <math.h>
 
@@ -10,43 +10,6 @@ static double element(int rank, int64_t i)
 {
     uint64_t x = ((uint64_t)rank * 1000003u + (uint64_t)i) * 0x9e3779b97f4a7c15u;
     return ((double)(x >> 40) / 16777216.0 - 0.5) * ldexp(1, (int)(x & 15));
-}
-
-/* Memory of the collectives of a case: of the device of `stream`, or the host's where that is NULL.
- * Every case runs with both. */
-
-static void *hold(mt_stream *stream, const void *host, size_t bytes)
-{
-    void *p = NULL;
-    if (!stream) p = malloc(bytes);
-    if (stream && mt_device_alloc(stream->device, &p, bytes, MT_MEMORY_STATE) != MT_OK) return NULL;
-    if (!p || !host) return p;
-    if (stream) return mt_device_copy(stream->device, p, host, bytes) == MT_OK ? p : NULL;
-    return memcpy(p, host, bytes);
-}
-
-static mt_status look(mt_stream *stream, void *host, const void *p, size_t bytes)
-{
-    if (stream) return mt_device_copy(stream->device, host, p, bytes);
-    memcpy(host, p, bytes);
-    return MT_OK;
-}
-
-static void drop(mt_stream *stream, void *p, size_t bytes)
-{
-    if (stream)
-        mt_device_free(stream->device, &p, bytes, MT_MEMORY_STATE);
-    else
-        free(p);
-}
-
-typedef mt_status placed_case(mt_comm *comm, mt_stream *stream);
-
-static mt_status in_both(mt_comm *c, placed_case *run)
-{
-    mt_stream stream = { .device = rank_device };
-    MT_TRY(run(c, NULL));
-    return rank_device ? run(c, &stream) : MT_OK;
 }
 
 /* ---- cases of ranks ----------------------------------------------------------------------------
@@ -135,7 +98,32 @@ static mt_status reduce_one(mt_comm *c, mt_stream *stream, int64_t n, mt_dtype d
     return MT_OK;
 }
 
-/* Parts of different sizes, some of them empty. */
+/* Elements [first, end) of parts of which this rank's begins at `begin` and has `own`. */
+static mt_status reduce_span(mt_comm *c, mt_stream *stream, const mt_comm_parts *parts,
+                             const void *from, int64_t begin)
+{
+    int rank = mt_comm_rank(c), size = mt_comm_size(c);
+    int64_t own = parts->counts[rank];
+    size_t bytes = (size_t)(own + 1) * 4;
+    float *y = calloc(1, bytes);
+    for (int64_t i = 0; i <= own; i++) y[i] = 7;
+    void *to = hold(stream, y, bytes);
+    MT_TRY(mt_comm_reduce_scatter_parts(c, stream, to, from, parts, MT_F32, MT_REDUCE_SUM, "test"));
+    MT_TRY(look(stream, y, to, bytes));
+    for (int64_t i = 0; i <= own; i++) {
+        bool reached = i >= parts->first && i < parts->end && i < own;
+        double want = reached ? reduced(size, begin + i, MT_F32, MT_REDUCE_SUM) : 7;
+        rank_check((double)y[i] == want, "elements [%lld, %lld): %lld of %lld is %g, not %g",
+                   (long long)parts->first, (long long)parts->end, (long long)i, (long long)own,
+                   (double)y[i], want);
+    }
+    drop(stream, to, bytes);
+    free(y);
+    return MT_OK;
+}
+
+/* Parts of different sizes, some of them empty: whole, and what is before and behind an element,
+ * which some of the parts do not reach. */
 static mt_status reduce_parts(mt_comm *c, mt_stream *stream, int64_t n)
 {
     int rank = mt_comm_rank(c), size = mt_comm_size(c);
@@ -145,25 +133,24 @@ static mt_status reduce_parts(mt_comm *c, mt_stream *stream, int64_t n)
         first += r < rank ? counts[r] : 0;
         all += counts[r];
     }
-    size_t bytes = (size_t)(all + 1) * 4, own = (size_t)(counts[rank] + 1) * 4;
-    float *x = calloc(1, bytes), *y = calloc(1, own);
+    size_t bytes = (size_t)(all + 1) * 4;
+    float *x = calloc(1, bytes);
     for (int64_t i = 0; i < all; i++) mt_store_f64(x, MT_F32, i, element(rank, i));
-    y[counts[rank]] = 7;
-    void *from = hold(stream, x, bytes), *to = hold(stream, y, own);
-    MT_TRY(
-        mt_comm_reduce_scatter_parts(c, stream, to, from, counts, MT_F32, MT_REDUCE_SUM, "test"));
-    MT_TRY(look(stream, y, to, own));
-    MT_TRY(
-        check_reduced("reduce_scatter_parts", y, size, first, counts[rank], MT_F32, MT_REDUCE_SUM));
-    rank_check(y[counts[rank]] == 7, "reduce_scatter_parts wrote past its end");
+    void *from = hold(stream, x, bytes);
+    const int64_t cuts[] = { 0, n / 3, n + 3, INT64_MAX };
+    for (int i = 0; i < 4; i++)
+        for (int j = i; j < 4; j++)
+            MT_TRY(
+                reduce_span(c, stream, &(mt_comm_parts){ counts, cuts[i], cuts[j] }, from, first));
+    rank_check(mt_comm_reduce_scatter_parts(c, stream, x, from, &(mt_comm_parts){ counts, 1, 0 },
+                                            MT_F32, MT_REDUCE_SUM, "test") == MT_EINVAL,
+               "elements [1, 0) of each part");
     counts[size - 1] = -1;
-    rank_check(mt_comm_reduce_scatter_parts(c, stream, to, from, counts, MT_F32, MT_REDUCE_SUM,
-                                            "test") == MT_EINVAL,
+    rank_check(mt_comm_reduce_scatter_parts(c, stream, x, from, &(mt_comm_parts){ counts, 0, 1 },
+                                            MT_F32, MT_REDUCE_SUM, "test") == MT_EINVAL,
                "a part of -1 elements");
     drop(stream, from, bytes);
-    drop(stream, to, own);
     free(x);
-    free(y);
     return MT_OK;
 }
 

@@ -41,9 +41,9 @@ static mt_status bad_all_to_all(mt_comm *c, mt_stream *stream, void *to, const v
 }
 
 static mt_status bad_reduce_scatter(mt_comm *c, mt_stream *stream, void *to, const void *from,
-                                    const int64_t *counts, mt_dtype dtype, mt_reduce reduce)
+                                    const mt_comm_parts *parts, mt_dtype dtype, mt_reduce reduce)
 {
-    MT_TRY(sound->reduce_scatter(c, stream, to, from, counts, dtype, reduce));
+    MT_TRY(sound->reduce_scatter(c, stream, to, from, parts, dtype, reduce));
     return spoil(c, to, 6);
 }
 

@@ -308,6 +308,9 @@ static mt_status in_place(mt_comm *comm)
     rank_check(counts.reduces > 0 && counts.in_place == counts.reduces,
                "%lld of %lld reductions in place", (long long)counts.in_place,
                (long long)counts.reduces);
+    /* Blocks, and the last norm with the head; the embedding is one param. */
+    rank_check(counts.early == (int64_t)STEPS * 3, "%lld reductions began early",
+               (long long)counts.early);
     return MT_OK;
 }
 
