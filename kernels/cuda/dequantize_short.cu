@@ -165,6 +165,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     const bool planar = s.dir == MT_COL;
     const int first = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS;
     const int c = lane_of_warp() % ACROSS * RUN;
+    wait_for_results();
     int64_t units = j.p.units[j.p.group.members];
     int n = 0;
     begin_turns(&turned, j, units);
@@ -294,6 +295,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     extern __shared__ uint4 mt_shared[];
     space *sp = (space *)mt_shared;
     const side &s = j.p.sides[SOURCE];
+    wait_for_results();
     const uint8_t *begin = s.codes,
                   *end = begin + (s.line ? s.line * j.p.group.k
                                          : j.p.members[j.p.group.members].at[AT_CODES + SOURCE]);
@@ -351,9 +353,9 @@ template <int CODES> static mt_status launch(mt_stream *stream, const decode_job
     if (j->p.sides[SOURCE].transposed) {
         MT_CUDA(cudaFuncSetAttribute(columns_kernel<CODES>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-        columns_kernel<CODES><<<blocks, TILE_THREADS, BYTES, mt_cuda_stream(stream)>>>(*j);
+        MT_TRY(follow(stream, columns_kernel<CODES>, blocks, TILE_THREADS, BYTES, *j));
     } else {
-        rows_kernel<CODES><<<blocks, TILE_THREADS, 0, mt_cuda_stream(stream)>>>(*j);
+        MT_TRY(follow(stream, rows_kernel<CODES>, blocks, TILE_THREADS, 0, *j));
     }
     MT_LAUNCHED(stream, "dequantize: bf16");
     return MT_OK;

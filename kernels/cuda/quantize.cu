@@ -92,6 +92,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 4)
 {
     __shared__ share<T> shares[2];
     __shared__ block_found blocks[2];
+    wait_for_results();
     const int64_t units = j.p.units[j.p.group.members], last = units - 1 - blockIdx.x;
     found it = {};
     int k = 0, n = 0;
@@ -390,16 +391,17 @@ static mt_status launch_tiles(mt_stream *stream, const job *j, unsigned blocks)
     return MT_OK;
 }
 
-template <typename T> static void launch_measure(mt_stream *stream, const job *j, unsigned blocks)
+template <typename T>
+static mt_status launch_measure(mt_stream *stream, const job *j, unsigned blocks)
 {
-    measure_kernel<T><<<blocks, TILE_THREADS, 0, mt_cuda_stream(stream)>>>(*j);
+    return follow(stream, measure_kernel<T>, blocks, TILE_THREADS, 0, *j);
 }
 
 /* One sweep over the source; `nans`: the first, which counts them. */
 static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool measure_col,
                            bool codes, bool *nans)
 {
-    static void (*const measure[MT_F16 + 1])(
+    static mt_status (*const measure[MT_F16 + 1])(
         mt_stream *, const job *, unsigned) = { launch_measure<double>, launch_measure<float>,
                                                 launch_measure<mt_bf16>, launch_measure<__half> };
     static_assert(MT_F64 == 0 && MT_F32 == 1 && MT_BF16 == 2 && MT_F16 == 3, "order of `measure`");
@@ -418,7 +420,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     if (!codes && !changed && (c->j.row_token || c->j.swiglu))
         return mt_cuda_measure_made(stream, &c->j, c->args->tokens, c->of_token);
     if (!codes && !changed && c->j.p.sides[SOURCE].plain) {
-        measure[c->j.p.sides[SOURCE].dtype](stream, &c->j, blocks);
+        MT_TRY(measure[c->j.p.sides[SOURCE].dtype](stream, &c->j, blocks));
         MT_LAUNCHED(stream, "quantize: amax");
         return MT_OK;
     }

@@ -137,6 +137,24 @@ static __device__ __forceinline__ void store_16(void *to, uint32_t x, uint32_t y
 #endif
 }
 
+/* The same of 8 and 4 bytes: C's go by way of a pointer that may be anywhere. */
+static __device__ __forceinline__ void store_8(void *to, uint32_t x, uint32_t y)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x), "r"(y) : "memory");
+#else
+    *(uint2 *)to = make_uint2(x, y);
+#endif
+}
+static __device__ __forceinline__ void store_4(void *to, uint32_t x)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+#else
+    *(uint32_t *)to = x;
+#endif
+}
+
 /* To shared memory, on their way; past the first `bytes` zeros, nothing being read there. */
 static __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes)
 {

@@ -113,6 +113,7 @@ static __device__ __forceinline__ void scan(int64_t at[ATS])
 /* One block; each thread has consecutive members. */
 static __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan p)
 {
+    let_follow();
     int64_t count = p.group.members, each = mt_ceil_div(count, PLANNERS);
     int64_t begin = threadIdx.x * each, end = begin + each < count ? begin + each : count;
     int64_t at[ATS] = {};

@@ -2,16 +2,10 @@
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
 #include "kernels/cuda/quantize_rotate.cuh"
-#include "kernels/cuda/quantize_short.cuh"
+#include "kernels/cuda/quantize_turns.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
  */
-
-/* Whether what a sweep finds of members is wanted. */
-static __device__ __forceinline__ bool is_measured(const job &j)
-{
-    return j.nans || j.measure[MT_ROW] || j.measure[MT_COL];
-}
 
 /* Stores codes of segment `at` of a row. Whole warps come here. */
 template <int KIND>
@@ -313,13 +307,6 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ void give_found(block_found *to, const job &j, found *it)
-{
-    const uint32_t most[MT_DIR_COUNT] = { it->most[0] << 16, it->most[1] << 16 };
-    give_block(to, j, most, it->nans);
-    *it = found{};
-}
-
 template <int KIND, bool SR, bool FOUR>
 static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, const frame &f,
                                                  uint32_t *words, uint32_t *random, found *it)
@@ -344,32 +331,6 @@ static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, 
         run_columns<KIND, SR, FOUR>(j, sp, f, words, random, rows, it);
 }
 
-/* The block that is done last gives the members' results. */
-static __device__ __forceinline__ void end_block(const job &j)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    for (int64_t i = threadIdx.x; i < j.p.group.members; i += TILE_THREADS) give_results(j, i);
-}
-
-/* Turn `turn` of the sweep, if there is one. A sweep before that over codes ends where that begins:
- * its last tiles are still at hand. */
-static __device__ __forceinline__ void find_turn(frame *f, const job &j, int64_t units,
-                                                 int64_t turn)
-{
-    if (turn < units) find_tile(f, j, j.codes ? turn : units - 1 - turn);
-}
-static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t units, int64_t turn,
-                                                int dir)
-{
-    if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
-}
-
 /* The tokens of its rows, where they are gathered. */
 static __device__ __forceinline__ void set_tokens(frame *f, const job &j, int64_t units,
                                                   int64_t turn)
@@ -392,6 +353,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     extern __shared__ uint4 mt_shared[];
     short_space *sp = (short_space *)mt_shared;
     uint32_t *random = (uint32_t *)(sp + 1);
+    wait_for_results();
     const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
     const int warp = (int)threadIdx.x / 32;
     found it = {};
@@ -457,7 +419,7 @@ static int kind_of(const side *s)
     return s->whole ? WHOLE : LINES;
 }
 
-static int kind_of_job(const job *j)
+int mt_cuda_short_kind(const job *j)
 {
     const side *source = &j->p.sides[SOURCE];
     int of = KINDS;
@@ -474,7 +436,7 @@ static int kind_of_job(const job *j)
 
 bool mt_cuda_short_suffices(const job *j)
 {
-    return kind_of_job(j) != KINDS;
+    return mt_cuda_short_kind(j) != KINDS;
 }
 
 template <int KIND, bool SR, bool FOUR> static mt_status launch(mt_stream *stream, const job *j)
@@ -484,9 +446,8 @@ template <int KIND, bool SR, bool FOUR> static mt_status launch(mt_stream *strea
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR || FOUR ? 2 : 3);
     MT_CUDA(cudaFuncSetAttribute(short_kernel<KIND, SR, FOUR>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    short_kernel<KIND, SR, FOUR>
-        <<<(unsigned)(units < most ? units : most), TILE_THREADS, bytes, mt_cuda_stream(stream)>>>(
-            *j);
+    MT_TRY(follow(stream, short_kernel<KIND, SR, FOUR>, (unsigned)(units < most ? units : most),
+                  TILE_THREADS, bytes, *j));
     MT_LAUNCHED(stream, "quantize: bf16");
     return MT_OK;
 }
@@ -497,7 +458,8 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
         launch<WHOLE, false, false>, launch<LINES, false, false>, launch<PLANAR, false, false>,
         launch<NIBBLES, false, false>, launch<PLANAR_NIBBLES, false, false>
     };
+    if (mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
     if (any_option(j, true)) return launch<NIBBLES, true, false>(stream, j);
     if (any_option(j, false)) return launch<NIBBLES, false, true>(stream, j);
-    return launches[kind_of_job(j)](stream, j);
+    return launches[mt_cuda_short_kind(j)](stream, j);
 }

@@ -1,0 +1,544 @@
+/* The commonest case of quantize by the shortest way: codes of bf16 rows that begin at multiples of
+ * 16 bytes, 1-D blocks or one scale a member, rounded to nearest. Threads have eight elements each
+ * of eight rows in registers; only codes of columns go through shared memory, to be turned. The
+ * arithmetic is that of the tiles. */
+#include "kernels/cuda/quantize_turns.cuh"
+
+enum { RUN = 8, ROWS = 8 }; /* of a thread's patch: elements, rows */
+enum { ROW_CODES = 1, COLUMN_CODES = 2 };
+
+/* How patches lie in a tile. Where codes of columns lie in rows, a warp has 32 rows of 64 columns:
+ * whole blocks of either direction. Else it has 16 rows, half warps eight that follow each other.
+ */
+template <int KIND> struct patches {
+    enum {
+        HALF = kind<KIND>::HALF,
+        PLANAR = kind<KIND>::IS_PLANAR,
+        ACROSS = PLANAR ? 8 : 16, /* threads of a row */
+        STEP = PLANAR ? 4 : 1,    /* from a row of a patch to the next */
+        WORDS = 2 >> HALF,        /* of eight codes */
+        LINE = TILE / 4 >> HALF,  /* words of a line of codes */
+        /* threads of a row of a block, as far as they share its scales out */
+        SHARERS = KIND == LINES ? 8
+                  : PLANAR      ? 4
+                                : 2,
+        EACH = ROWS / SHARERS,
+        BLOCK = KIND == LINES ? 16 : SHARERS
+    };
+    static __device__ __forceinline__ int row(void)
+    {
+        const int warp = (int)threadIdx.x / 32, group = lane_of_warp() / ACROSS;
+        return PLANAR ? warp / 2 * 32 + group : warp * SEGMENT + group * ROWS;
+    }
+    static __device__ __forceinline__ int column(void)
+    {
+        const int warp = (int)threadIdx.x / 32, at = lane_of_warp() % ACROSS * RUN;
+        return PLANAR ? warp % 2 * (TILE / 2) + at : at;
+    }
+};
+
+struct patch_space {
+    frame frames[4];
+    block_found found[2];
+    alignas(16) uint32_t codes[AREA / 4];       /* of columns, turned */
+    alignas(16) uint32_t partial[WARPS][PAIRS]; /* magnitudes of a warp's rows */
+    alignas(16) float enc[TILE];                /* of columns */
+    uint8_t scales[TILE * SEGMENTS];
+};
+
+/* A patch; 0 beyond the tile. */
+template <int KIND>
+static __device__ __forceinline__ void load_patch(uint32_t x[ROWS][4], const frame &f)
+{
+    const int first = patches<KIND>::row(), column = patches<KIND>::column();
+    const int rows = column < f.t.cols ? f.t.rows - first : 0;
+    const int64_t step = f.t.m.cols * patches<KIND>::STEP;
+    const mt_bf16 *from = f.source + first * f.t.m.cols + column;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++, from += step) {
+        uint4 q = make_uint4(0, 0, 0, 0);
+        if (i * patches<KIND>::STEP < rows) q = __ldg((const uint4 *)from);
+        x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
+    }
+}
+
+/* ---- magnitudes -------------------------------------------------------------------------------
+ */
+
+/* Those of a patch's rows and pairs of columns, two to a word; the number of its NaNs. */
+struct extent {
+    uint32_t row[ROWS], pair[4], all;
+    int nans;
+};
+
+/* Two elements, 0 for NaN. */
+static __device__ __forceinline__ uint32_t without_nans(uint32_t w)
+{
+    w = (w & 0x7fff) > 0x7f80 ? w & 0xffff0000u : w;
+    return (w & 0x7fff0000u) > 0x7f800000u ? w & 0xffff : w;
+}
+
+static __device__ __forceinline__ void find_extent(extent *it, const uint32_t x[ROWS][4])
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        it->row[i] = magnitudes<4>(x[i]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) it->pair[k] = i ? larger_pair(it->pair[k], x[i][k]) : x[i][k];
+    }
+    it->all = larger_half(magnitudes<4>(it->pair));
+    it->nans = 0;
+    if (it->all <= 0x7f80) return;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        uint32_t w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            w[k] = without_nans(x[i][k]);
+            it->nans += (w[k] ^ x[i][k]) & 0x7fff ? 1 : 0;
+            it->nans += (w[k] ^ x[i][k]) & 0x7fff0000u ? 1 : 0;
+            it->pair[k] = i ? larger_pair(it->pair[k], w[k]) : w[k];
+        }
+        it->row[i] = magnitudes<4>(w);
+    }
+    it->all = larger_half(magnitudes<4>(it->pair));
+}
+
+/* The k-th of four: registers have no index. */
+template <typename T> static __device__ __forceinline__ T one_of(const T x[4], int k)
+{
+    return k & 2 ? (k & 1 ? x[3] : x[2]) : (k & 1 ? x[1] : x[0]);
+}
+
+/* ---- codes ------------------------------------------------------------------------------------
+ */
+
+/* fp8 codes of four products. */
+template <int CODES>
+static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint32_t w[2],
+                                                       const float enc[4])
+{
+#if MT_CONVERTS_FP8
+    const mt_element element = CODES == CODES_E4M3 ? MT_ELEMENT_E4M3 : MT_ELEMENT_E5M2;
+    return native_pair(element, element_of(w, 0) * enc[0], element_of(w, 1) * enc[1]) |
+           native_pair(element, element_of(w, 2) * enc[2], element_of(w, 3) * enc[3]) << 16;
+#else
+    uint32_t q = 0;
+    for (int e = 0; e < 4; e++)
+        q |= (uint32_t)mt_encode(s.codec, element_of(w, e) * enc[e]) << 8 * e;
+    return q;
+#endif
+}
+
+/* Of eight products. */
+template <int CODES>
+static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, const uint32_t w[4],
+                                                  const float enc[RUN], bool nans)
+{
+    if (CODES == CODES_E2M1) {
+        q[0] = magnitude_nibbles(w, enc, NULL) | nibble_signs(w, nans);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) q[i] = encode_four<CODES>(s, w + i * 2, enc + i * 4);
+    }
+}
+
+template <int KIND>
+static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2])
+{
+    if (patches<KIND>::HALF)
+        store_4(to, q[0]);
+    else
+        store_8(to, q[0], q[1]);
+}
+
+/* The scales of a patch's rows, which the threads of a block share out; all get what rows are
+ * multiplied by. */
+template <int KIND>
+static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const job &j,
+                                                       const frame &f, const extent &it)
+{
+    typedef patches<KIND> at;
+    const side &s = j.p.sides[MT_ROW];
+    const target &to = f.to[MT_ROW];
+    const int mine = lane_of_warp() % at::SHARERS, first = lane_of_warp() - mine;
+    const int column = at::column() & ~(at::BLOCK * RUN - 1);
+    uint32_t rows[4]; /* two rows to a word */
+    float own[at::EACH];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t a = it.row[i * 2], b = it.row[i * 2 + 1];
+        rows[i] = larger_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+#pragma unroll
+        for (int lane = 1; lane < at::BLOCK; lane *= 2)
+            rows[i] = larger_halves(rows[i], __shfl_xor_sync(~0u, rows[i], lane));
+    }
+#pragma unroll
+    for (int i = 0; i < at::EACH; i++) {
+        const int k = mine * at::EACH + i, r = at::row() + k * at::STEP;
+        cell e = cell_at<KIND>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
+        own[i] = e.enc;
+        if (r < f.t.rows && column < f.t.cols && lane_of_warp() % at::BLOCK == mine)
+            put_stored(s, to, e, r, column >> s.block_shift);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        enc[i] = __shfl_sync(~0u, own[i % at::EACH], first + i / at::EACH);
+}
+
+/* Codes in rows: of the row direction, elements times enc of their row, and of planar columns,
+ * times that of their column. */
+template <int KIND, int DIRS, int CODES>
+static __device__ __forceinline__ void store_rows(const job &j, const frame &f,
+                                                  const uint32_t x[ROWS][4], const float row[ROWS],
+                                                  const float column[RUN], bool nans)
+{
+    typedef patches<KIND> at;
+    const int rows = at::column() < f.t.cols ? f.t.rows - at::row() : 0;
+    uint8_t *to[MT_DIR_COUNT];
+    int64_t step[MT_DIR_COUNT];
+#pragma unroll
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const int64_t pitch = f.to[dir].pitch;
+        to[dir] = f.to[dir].codes + at::row() * pitch + (at::column() >> at::HALF);
+        step[dir] = pitch * at::STEP;
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        uint32_t q[MT_DIR_COUNT][2];
+        float same[RUN];
+#pragma unroll
+        for (int e = 0; e < RUN; e++) same[e] = row[i];
+        if (DIRS & ROW_CODES) encode_run<CODES>(q[MT_ROW], j.p.sides[MT_ROW], x[i], same, nans);
+        if (DIRS & COLUMN_CODES)
+            encode_run<CODES>(q[MT_COL], j.p.sides[MT_COL], x[i], column, nans);
+        if (i * at::STEP < rows) {
+            if (DIRS & ROW_CODES) store_run<KIND>(to[MT_ROW], q[MT_ROW]);
+            if (DIRS & COLUMN_CODES) store_run<KIND>(to[MT_COL], q[MT_COL]);
+        }
+        to[MT_ROW] += step[MT_ROW], to[MT_COL] += step[MT_COL];
+    }
+}
+
+/* ---- columns ----------------------------------------------------------------------------------
+ */
+
+/* A column's scale and what it is multiplied by: of two columns in a word each, those of a patch,
+ * `sharers` threads that are `apart` sharing them out. put(column of the patch, cell). */
+template <int KIND, int SHARERS, int APART, typename F>
+static __device__ __forceinline__ void
+make_column_scales(float enc[RUN], const job &j, const level &l, const uint32_t pair[4], F put)
+{
+    enum { EACH = RUN / SHARERS };
+    const int mine = lane_of_warp() / APART, first = lane_of_warp() % APART;
+    uint32_t most[4];
+    float own[EACH];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        most[k] = pair[k] & 0x7fff7fffu;
+#pragma unroll
+        for (int lane = APART; lane < 32; lane *= 2)
+            most[k] = larger_halves(most[k], __shfl_xor_sync(~0u, most[k], lane));
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int k = mine * EACH + i;
+        cell e = cell_at<KIND>(j, j.p.sides[MT_COL], l, one_of(most, k / 2) >> k % 2 * 16 & 0xffff);
+        own[i] = e.enc;
+        put(k, e);
+    }
+#pragma unroll
+    for (int e = 0; e < RUN; e++)
+        enc[e] = __shfl_sync(~0u, own[e % EACH], first + e / EACH * APART);
+}
+
+/* Scales of columns whose codes lie in rows. */
+template <int KIND>
+static __device__ __forceinline__ void make_planar_scales(float enc[RUN], const job &j,
+                                                          const frame &f, const extent &it)
+{
+    typedef patches<KIND> at;
+    const target &to = f.to[MT_COL];
+    const int block = (int)threadIdx.x / 32 / 2, column = at::column();
+    const bool exists = column < f.t.cols && block * 32 < f.t.rows;
+    make_column_scales<KIND, 4, at::ACROSS>(enc, j, to.l, it.pair, [&](int k, const cell &e) {
+        if (exists) put_stored(j.p.sides[MT_COL], to, e, column + k, block);
+    });
+}
+
+/* Scales of columns of 128 rows: magnitudes of each warp's rows have been left. The whole thread
+ * block comes here. */
+static __device__ __forceinline__ void make_line_scales(float enc[RUN], const job &j,
+                                                        patch_space *sp, const frame &f)
+{
+    const int c = (int)threadIdx.x;
+    __syncthreads(); /* the magnitudes are there */
+    if (c < TILE) {
+        uint32_t most = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) most = larger_halves(most, sp->partial[w][c / 2]);
+        cell e = cell_at<LINES>(j, j.p.sides[MT_COL], f.to[MT_COL].l, most >> c % 2 * 16 & 0xffff);
+        sp->enc[c] = e.enc;
+        if (c < f.t.cols) put_stored(j.p.sides[MT_COL], f.to[MT_COL], e, c, 0);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < RUN; e += 4) {
+        float4 q = *(const float4 *)(sp->enc + patches<LINES>::column() + e);
+        enc[e] = q.x, enc[e + 1] = q.y, enc[e + 2] = q.z, enc[e + 3] = q.w;
+    }
+}
+
+static __device__ __forceinline__ void leave_magnitudes(patch_space *sp, const extent &it)
+{
+    uint32_t most[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        most[k] = it.pair[k] & 0x7fff7fffu;
+        most[k] = larger_halves(most[k], __shfl_xor_sync(~0u, most[k], 16));
+    }
+    if (lane_of_warp() < 16)
+        *(uint4 *)(sp->partial[threadIdx.x / 32] + lane_of_warp() * 4) =
+            make_uint4(most[0], most[1], most[2], most[3]);
+}
+
+/* Where the codes of eight rows of a column begin, and of a word of a line: eight columns beside
+ * each other have theirs in the same place, the next eight in another, so that they meet in no
+ * bank. */
+template <int KIND> static __device__ __forceinline__ int turned_place(int c, int group)
+{
+    return c * patches<KIND>::LINE + (group ^ (c >> 3)) * patches<KIND>::WORDS;
+}
+template <int KIND> static __device__ __forceinline__ int word_place(int c, int word)
+{
+    enum { WORDS = patches<KIND>::WORDS };
+    return turned_place<KIND>(c, word / WORDS) + word % WORDS;
+}
+
+/* Leaves the codes of a patch's columns. */
+template <int KIND, int CODES>
+static __device__ __forceinline__ void turn_patch(uint32_t *codes, const side &s,
+                                                  const uint32_t x[ROWS][4], const float enc[RUN],
+                                                  bool nans)
+{
+    const int group = patches<KIND>::row() / ROWS, column = patches<KIND>::column();
+#pragma unroll
+    for (int c = 0; c < RUN; c++) {
+        uint32_t w[4], q[2];
+        float same[RUN];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            w[i] = __byte_perm(x[i * 2][c / 2], x[i * 2 + 1][c / 2], c % 2 ? 0x7632 : 0x5410);
+#pragma unroll
+        for (int i = 0; i < RUN; i++) same[i] = enc[c];
+        encode_run<CODES>(q, s, w, same, nans);
+        uint32_t *to = codes + turned_place<KIND>(column + c, group);
+        if (patches<KIND>::HALF)
+            *to = q[0];
+        else
+            *(uint2 *)to = make_uint2(q[0], q[1]);
+    }
+}
+
+/* Lines that begin at multiples of 16 bytes. */
+template <int KIND>
+static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, const target &to,
+                                                      int cols, int bytes)
+{
+    enum { LANES = patches<KIND>::LINE / 4, STEP = TILE_THREADS / LANES };
+    const int at = (int)threadIdx.x % LANES, first = (int)threadIdx.x / LANES;
+    uint8_t *p = to.codes + first * to.pitch + at * 16;
+    if (at * 16 >= bytes) return;
+#pragma unroll
+    for (int c = first; c < TILE; c += STEP, p += STEP * to.pitch) {
+        const int k = c >> 3; /* how its words have changed places */
+        uint4 q;
+        if (patches<KIND>::HALF) {
+            q = *(const uint4 *)(codes + c * patches<KIND>::LINE + (at ^ k >> 2) * 4);
+            if (k & 2) q = make_uint4(q.z, q.w, q.x, q.y);
+            if (k & 1) q = make_uint4(q.y, q.x, q.w, q.z);
+        } else {
+            q = *(const uint4 *)(codes + c * patches<KIND>::LINE + (at ^ k >> 1) * 4);
+            if (k & 1) q = make_uint4(q.z, q.w, q.x, q.y);
+        }
+        if (c < cols) store_16(p, q.x, q.y, q.z, q.w);
+    }
+}
+
+/* Lines that begin anywhere: whole words, each with the last bytes of the word before it; bytes
+ * before and after them, whose words are also those of others. */
+template <int KIND>
+static __device__ __forceinline__ void put_uneven_lines(const uint32_t *codes, const target &to,
+                                                        int cols, int bytes)
+{
+    enum { LANES = patches<KIND>::LINE, STEP = TILE_THREADS / LANES };
+    const int at = (int)threadIdx.x % LANES, first = (int)threadIdx.x / LANES;
+    uint8_t *p = to.codes + first * to.pitch;
+#pragma unroll 4
+    for (int c = first; c < TILE; c += STEP, p += STEP * to.pitch) {
+        const int skew = (int)((uintptr_t)p & 3), begin = at * 4 - skew;
+        const uint32_t w = codes[word_place<KIND>(c, at)];
+        const uint32_t before = __shfl_up_sync(~0u, w, 1);
+        if (c >= cols) continue; /* threads of a line, which is of one warp; the others come here */
+        if (begin >= 0 && begin + 4 <= bytes)
+            store_4(p + begin, __funnelshift_l(before, w, 8 * skew));
+        const int head = (4 - skew) & 3, tail = ((bytes + skew) & ~3) - skew;
+        const int b = at < 4 ? at : (tail > head ? tail : head) + at - 4;
+        if (at < 4 ? b < head && b < bytes : at < 8 && b < bytes)
+            p[b] = ((const uint8_t *)(codes + word_place<KIND>(c, b / 4)))[b % 4];
+    }
+}
+
+/* Turned codes, and scales of nibbles, to where they go. */
+template <int KIND>
+static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f)
+{
+    enum { HALF = patches<KIND>::HALF };
+    const target &to = f.to[MT_COL];
+    const int bytes = ((to.padded ? (int)TILE : f.t.rows) + HALF) >> HALF;
+    if (to.even)
+        put_even_lines<KIND>(sp->codes, to, f.t.cols, bytes);
+    else
+        put_uneven_lines<KIND>(sp->codes, to, f.t.cols, bytes);
+    for (int i = threadIdx.x; KIND == NIBBLES && i < f.t.cols * SEGMENTS; i += TILE_THREADS)
+        if (i % SEGMENTS * SEGMENT < f.t.rows)
+            to.scales.at[scale_offset(to.scales, i / SEGMENTS, i % SEGMENTS)] = sp->scales[i];
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------
+ */
+
+/* Codes and scales of a patch; those of turned columns are left in shared memory. */
+template <int KIND, int DIRS, int CODES>
+static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, const frame &f,
+                                                 const uint32_t x[ROWS][4], found *it)
+{
+    enum { PLANAR = patches<KIND>::PLANAR };
+    extent e = {};
+    if (KIND != WHOLE || is_measured(j)) find_extent(&e, x);
+    it->nans += e.nans, raise(&it->most[MT_ROW], e.all), raise(&it->most[MT_COL], e.all);
+    if (KIND == LINES && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
+    float row[ROWS] = {}, column[RUN] = {};
+    if (DIRS & ROW_CODES) {
+        if (KIND != WHOLE) make_row_scales<KIND>(row, j, f, e);
+#pragma unroll
+        for (int i = 0; KIND == WHOLE && i < ROWS; i++) row[i] = f.to[MT_ROW].l.enc;
+    }
+    if (PLANAR && (DIRS & COLUMN_CODES)) make_planar_scales<KIND>(column, j, f, e);
+    if (PLANAR || (DIRS & ROW_CODES))
+        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES>(j, f, x, row, column, e.nans > 0);
+    if (PLANAR || !(DIRS & COLUMN_CODES)) return;
+    if (KIND == LINES) make_line_scales(column, j, sp, f);
+    if (KIND == NIBBLES) {
+        uint8_t *scales = sp->scales + patches<KIND>::column() * SEGMENTS + threadIdx.x / 32;
+        make_column_scales<KIND, 2, 16>(
+            column, j, f.to[MT_COL].l, e.pair,
+            [&](int k, const cell &c) { scales[k * SEGMENTS] = c.stored; });
+    }
+#pragma unroll
+    for (int i = 0; KIND == WHOLE && i < RUN; i++) column[i] = f.to[MT_COL].l.enc;
+    turn_patch<KIND, CODES>(sp->codes, j.p.sides[MT_COL], x, column, e.nans > 0);
+}
+
+/* As short_kernel's turns; the patches of the next tile are on their way while turned codes of one
+ * go out. */
+template <int KIND, int DIRS, int CODES>
+static __global__ void __launch_bounds__(TILE_THREADS, 3)
+    patch_kernel(const __grid_constant__ job j)
+{
+    __shared__ patch_space space;
+    patch_space *sp = &space;
+    const bool turned = !patches<KIND>::PLANAR && (DIRS & COLUMN_CODES);
+    wait_for_results();
+    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
+    const int warp = (int)threadIdx.x / 32;
+    uint32_t x[ROWS][4];
+    found it = {};
+    int64_t given = -1; /* the member that the block has found something of */
+    if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
+    if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
+    __syncthreads();
+    if (blockIdx.x < units) load_patch<KIND>(x, sp->frames[0]);
+    if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
+    int n = 0;
+    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
+        const frame &f = sp->frames[n & 3], &next = sp->frames[(n + 1) & 3];
+        const bool more = u + step < units;
+        const int place = (warp - n) & (WARPS - 1);
+        __syncthreads(); /* the frame is there; the codes of the last tile have been read */
+        if (place == 0)
+            find_turn(&sp->frames[(n + 3) & 3], j, units, u + 3 * step);
+        else if (place <= MT_DIR_COUNT)
+            set_turn(&sp->frames[(n + 2) & 3], j, units, u + 2 * step, place - 1);
+        else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
+            pass_on(&sp->found[~n & 1], j, given);
+        given = -1;
+        run_patch<KIND, DIRS, CODES>(j, sp, f, x, &it);
+        if (more) load_patch<KIND>(x, next);
+        if (turned) {
+            __syncthreads(); /* all codes are there */
+            put_turned<KIND>(sp, f);
+        }
+        if (more && next.t.index == f.t.index) continue;
+        give_found(&sp->found[n & 1], j, &it);
+        given = f.t.index;
+    }
+    __syncthreads(); /* all have given */
+    if (threadIdx.x == 0 && given >= 0) pass_on(&sp->found[~n & 1], j, given);
+    end_block(j);
+}
+
+/* ---- the host's part --------------------------------------------------------------------------
+ */
+
+bool mt_cuda_patches_suffice(const job *j)
+{
+    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const mt_group *g = &j->p.group;
+    if (!j->codes || j->row_token || j->swiglu || j->sums || g->last_dims || g->k % RUN)
+        return false;
+    if ((uintptr_t)j->p.sides[SOURCE].codes % 16) return false;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const side *s = &j->p.sides[dir];
+        if (!s->present) continue;
+        if (s->options.sr || s->options.rht || s->options.four_over_six) return false;
+        if (!s->transposed && (uintptr_t)s->codes % (s->codes_per_byte == 1 ? 8 : 4)) return false;
+    }
+    return !row->present || !col->present || row->options.element == col->options.element;
+}
+
+template <int KIND, int DIRS, int CODES>
+static mt_status launch(mt_stream *stream, const job *j, unsigned blocks)
+{
+    MT_TRY(follow(stream, patch_kernel<KIND, DIRS, CODES>, blocks, TILE_THREADS, 0, *j));
+    MT_LAUNCHED(stream, "quantize: patches");
+    return MT_OK;
+}
+
+typedef mt_status (*launcher)(mt_stream *, const job *, unsigned);
+
+template <int KIND, int CODES> static launcher launcher_of(int dirs)
+{
+    static const launcher launches[] = { launch<KIND, ROW_CODES, CODES>,
+                                         launch<KIND, COLUMN_CODES, CODES>,
+                                         launch<KIND, ROW_CODES | COLUMN_CODES, CODES> };
+    return launches[dirs - 1];
+}
+
+mt_status mt_cuda_quantize_patches(mt_stream *stream, const job *j)
+{
+    static launcher (*const kinds[KINDS][2])(int) = {
+        { launcher_of<WHOLE, CODES_E4M3>, launcher_of<WHOLE, CODES_E5M2> },
+        { launcher_of<LINES, CODES_E4M3>, launcher_of<LINES, CODES_E5M2> },
+        { launcher_of<PLANAR, CODES_E4M3>, launcher_of<PLANAR, CODES_E5M2> },
+        { launcher_of<NIBBLES, CODES_E2M1>, launcher_of<NIBBLES, CODES_E2M1> },
+        { launcher_of<PLANAR_NIBBLES, CODES_E2M1>, launcher_of<PLANAR_NIBBLES, CODES_E2M1> }
+    };
+    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const int dirs = (row->present ? ROW_CODES : 0) + (col->present ? COLUMN_CODES : 0);
+    const bool wide = mt_codes_kind(row->present ? *row : *col) == CODES_E5M2;
+    int64_t units = mt_cuda_plan_units(&j->p.group);
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * 3;
+    return kinds[mt_cuda_short_kind(j)][wide](dirs)(stream, j,
+                                                    (unsigned)(units < most ? units : most));
+}

@@ -1,0 +1,52 @@
+/* The turns of a thread block of the short ways of quantize: which tile is whose, and what blocks
+ * find of members. */
+#pragma once
+
+#include "kernels/cuda/quantize_short.cuh"
+
+/* Whether what a sweep finds of members is wanted. */
+static __device__ __forceinline__ bool is_measured(const job &j)
+{
+    return j.nans || j.measure[MT_ROW] || j.measure[MT_COL];
+}
+
+static __device__ __forceinline__ void give_found(block_found *to, const job &j, found *it)
+{
+    const uint32_t most[MT_DIR_COUNT] = { it->most[0] << 16, it->most[1] << 16 };
+    give_block(to, j, most, it->nans);
+    *it = found{};
+}
+
+/* The block that is done last gives the members' results. */
+static __device__ __forceinline__ void end_block(const job &j)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int64_t i = threadIdx.x; i < j.p.group.members; i += TILE_THREADS) give_results(j, i);
+}
+
+/* Turn `turn` of the sweep, if there is one. A sweep before that over codes ends where that begins:
+ * its last tiles are still at hand. */
+static __device__ __forceinline__ void find_turn(frame *f, const job &j, int64_t units,
+                                                 int64_t turn)
+{
+    if (turn < units) find_tile(f, j, j.codes ? turn : units - 1 - turn);
+}
+static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t units, int64_t turn,
+                                                int dir)
+{
+    if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
+}
+
+extern "C" {
+/* quantize_short.cu: the kind of a call's directions, KINDS where the short ways do not know it. */
+int mt_cuda_short_kind(const struct job *j);
+/* quantize_patch.cu: whether it knows a call of a kind; its sweep over codes. */
+bool mt_cuda_patches_suffice(const struct job *j);
+mt_status mt_cuda_quantize_patches(mt_stream *stream, const struct job *j);
+}
