@@ -383,6 +383,35 @@ static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4]
     return q;
 }
 
+/* The same of products with powers of two: bf16 holds them, so that the lines are taken two
+ * elements at a time; above 128 its last bit is 1. */
+static __device__ __forceinline__ uint32_t shifted_nibbles(const uint32_t w[4], const float enc[8])
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t by =
+            __byte_perm(mt_f32_bits(enc[i * 2]), mt_f32_bits(enc[i * 2 + 1]), 0x7632);
+        asm("{ .reg .b32 a, b;\n\t"
+            "mul.rn.bf16x2 %0, %1, %2;\n\t"
+            "fma.rn.bf16x2 a, %0, %3, %4;\n\t" /* 2 a + 128 */
+            "fma.rn.bf16x2 b, %0, %5, %6;\n\t" /* a + 130 */
+            "min.bf16x2 a, a, b;\n\t"
+            "fma.rn.bf16x2 b, %0, %7, %8;\n\t" /* a / 2 + 132 */
+            "min.bf16x2 b, b, %9;\n\t"         /* 135 */
+            "min.bf16x2 %0, a, b; }"
+            : "=&r"(x[i])
+            : "r"(w[i] & 0x7fff7fffu), "r"(by), "r"(0x40004000), "r"(0x43004300), "r"(0x3f803f80),
+              "r"(0x43024302), "r"(0x3f003f00), "r"(0x43044304), "r"(0x43074307));
+    }
+    const uint32_t a = __byte_perm(x[0], x[1], 0x6240), b = __byte_perm(x[2], x[3], 0x6240);
+    return __byte_perm(a, b, 0x5410) + (__byte_perm(a, b, 0x7632) << 4);
+#else
+    return magnitude_nibbles(w, enc, NULL);
+#endif
+}
+
 /* ---- 4over6 -----------------------------------------------------------------------------------
  */
 

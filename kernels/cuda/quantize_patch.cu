@@ -1,5 +1,5 @@
 /* The commonest case of quantize by the shortest way: codes of bf16 rows that begin at multiples of
- * 16 bytes, 1-D blocks or one scale a member, rounded to nearest. Threads have eight elements each
+ * 16 bytes, 1-D blocks or one scale a member. Threads have eight elements each
  * of eight rows in registers; only codes of columns go through shared memory, to be turned. The
  * arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_turns.cuh"
@@ -130,13 +130,29 @@ static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint
 #endif
 }
 
-/* Of eight products. */
-template <int CODES>
+/* The bits of a patch's elements, as they lie; a draw is eight elements. */
+static __device__ __forceinline__ void draw_patch(uint32_t bits[ROWS][4], const job &j,
+                                                  const tile &t, int row, int step, int column)
+{
+    const uint32_t now = draw_step(j), m = j.first_member + (uint32_t)t.index;
+    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)row;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const uint32_t counter[4] = { (uint32_t)(t.c0 + column) / RUN, first + (uint32_t)(i * step),
+                                      m, now };
+        mt_philox(bits[i], counter, j.key);
+    }
+}
+
+/* Of eight products; rounded stochastically where there are bits. */
+template <int KIND, int CODES>
 static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, const uint32_t w[4],
-                                                  const float enc[RUN], bool nans)
+                                                  const float enc[RUN], bool nans,
+                                                  const uint32_t *bits)
 {
     if (CODES == CODES_E2M1) {
-        q[0] = magnitude_nibbles(w, enc, NULL) | nibble_signs(w, nans);
+        q[0] = patches<KIND>::PLANAR ? shifted_nibbles(w, enc) : magnitude_nibbles(w, enc, bits);
+        q[0] |= nibble_signs(w, nans);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) q[i] = encode_four<CODES>(s, w + i * 2, enc + i * 4);
@@ -188,10 +204,10 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
 
 /* Codes in rows: of the row direction, elements times enc of their row, and of planar columns,
  * times that of their column. */
-template <int KIND, int DIRS, int CODES>
-static __device__ __forceinline__ void store_rows(const job &j, const frame &f,
-                                                  const uint32_t x[ROWS][4], const float row[ROWS],
-                                                  const float column[RUN], bool nans)
+template <int KIND, int DIRS, int CODES, bool SR>
+static __device__ __forceinline__ void
+store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float row[ROWS],
+           const float column[RUN], const uint32_t bits[ROWS][4], bool nans)
 {
     typedef patches<KIND> at;
     const int rows = at::column() < f.t.cols ? f.t.rows - at::row() : 0;
@@ -209,9 +225,12 @@ static __device__ __forceinline__ void store_rows(const job &j, const frame &f,
         float same[RUN];
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
-        if (DIRS & ROW_CODES) encode_run<CODES>(q[MT_ROW], j.p.sides[MT_ROW], x[i], same, nans);
+        if (DIRS & ROW_CODES)
+            encode_run<KIND, CODES>(q[MT_ROW], j.p.sides[MT_ROW], x[i], same, nans,
+                                    SR ? bits[i] : NULL);
         if (DIRS & COLUMN_CODES)
-            encode_run<CODES>(q[MT_COL], j.p.sides[MT_COL], x[i], column, nans);
+            encode_run<KIND, CODES>(q[MT_COL], j.p.sides[MT_COL], x[i], column, nans,
+                                    SR ? bits[i] : NULL);
         if (i * at::STEP < rows) {
             if (DIRS & ROW_CODES) store_run<KIND>(to[MT_ROW], q[MT_ROW]);
             if (DIRS & COLUMN_CODES) store_run<KIND>(to[MT_COL], q[MT_COL]);
@@ -316,22 +335,25 @@ template <int KIND> static __device__ __forceinline__ int word_place(int c, int 
 }
 
 /* Leaves the codes of a patch's columns. */
-template <int KIND, int CODES>
+template <int KIND, int CODES, bool SR>
 static __device__ __forceinline__ void turn_patch(uint32_t *codes, const side &s,
                                                   const uint32_t x[ROWS][4], const float enc[RUN],
-                                                  bool nans)
+                                                  const uint32_t bits[ROWS][4], bool nans)
 {
     const int group = patches<KIND>::row() / ROWS, column = patches<KIND>::column();
 #pragma unroll
     for (int c = 0; c < RUN; c++) {
-        uint32_t w[4], q[2];
+        uint32_t w[4], r[4], q[2];
         float same[RUN];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            w[i] = __byte_perm(x[i * 2][c / 2], x[i * 2 + 1][c / 2], c % 2 ? 0x7632 : 0x5410);
+        for (int i = 0; i < 4; i++) {
+            const uint32_t half = c % 2 ? 0x7632 : 0x5410;
+            w[i] = __byte_perm(x[i * 2][c / 2], x[i * 2 + 1][c / 2], half);
+            r[i] = SR ? __byte_perm(bits[i * 2][c / 2], bits[i * 2 + 1][c / 2], half) : 0;
+        }
 #pragma unroll
         for (int i = 0; i < RUN; i++) same[i] = enc[c];
-        encode_run<CODES>(q, s, w, same, nans);
+        encode_run<KIND, CODES>(q, s, w, same, nans, SR ? r : NULL);
         uint32_t *to = codes + turned_place<KIND>(column + c, group);
         if (patches<KIND>::HALF)
             *to = q[0];
@@ -409,7 +431,7 @@ static __device__ __forceinline__ void put_turned(const patch_space *sp, const f
  */
 
 /* Codes and scales of a patch; those of turned columns are left in shared memory. */
-template <int KIND, int DIRS, int CODES>
+template <int KIND, int DIRS, int CODES, bool SR>
 static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, const frame &f,
                                                  const uint32_t x[ROWS][4], found *it)
 {
@@ -419,6 +441,10 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     it->nans += e.nans, raise(&it->most[MT_ROW], e.all), raise(&it->most[MT_COL], e.all);
     if (KIND == LINES && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
     float row[ROWS] = {}, column[RUN] = {};
+    uint32_t bits[ROWS][4];
+    if (SR)
+        draw_patch(bits, j, f.t, patches<KIND>::row(), patches<KIND>::STEP,
+                   patches<KIND>::column());
     if (DIRS & ROW_CODES) {
         if (KIND != WHOLE) make_row_scales<KIND>(row, j, f, e);
 #pragma unroll
@@ -426,7 +452,8 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     }
     if (PLANAR && (DIRS & COLUMN_CODES)) make_planar_scales<KIND>(column, j, f, e);
     if (PLANAR || (DIRS & ROW_CODES))
-        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES>(j, f, x, row, column, e.nans > 0);
+        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, bits,
+                                                               e.nans > 0);
     if (PLANAR || !(DIRS & COLUMN_CODES)) return;
     if (KIND == LINES) make_line_scales(column, j, sp, f);
     if (KIND == NIBBLES) {
@@ -437,13 +464,13 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     }
 #pragma unroll
     for (int i = 0; KIND == WHOLE && i < RUN; i++) column[i] = f.to[MT_COL].l.enc;
-    turn_patch<KIND, CODES>(sp->codes, j.p.sides[MT_COL], x, column, e.nans > 0);
+    turn_patch<KIND, CODES, SR>(sp->codes, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
 }
 
 /* As short_kernel's turns; the patches of the next tile are on their way while turned codes of one
  * go out. */
-template <int KIND, int DIRS, int CODES>
-static __global__ void __launch_bounds__(TILE_THREADS, 3)
+template <int KIND, int DIRS, int CODES, bool SR>
+static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
     patch_kernel(const __grid_constant__ job j)
 {
     __shared__ patch_space space;
@@ -473,7 +500,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
         else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
-        run_patch<KIND, DIRS, CODES>(j, sp, f, x, &it);
+        run_patch<KIND, DIRS, CODES, SR>(j, sp, f, x, &it);
         if (more) load_patch<KIND>(x, next);
         if (turned) {
             __syncthreads(); /* all codes are there */
@@ -501,44 +528,47 @@ bool mt_cuda_patches_suffice(const job *j)
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         const side *s = &j->p.sides[dir];
         if (!s->present) continue;
-        if (s->options.sr || s->options.rht || s->options.four_over_six) return false;
+        if (s->options.rht || s->options.four_over_six) return false;
         if (!s->transposed && (uintptr_t)s->codes % (s->codes_per_byte == 1 ? 8 : 4)) return false;
     }
-    return !row->present || !col->present || row->options.element == col->options.element;
+    return !row->present || !col->present ||
+           (row->options.element == col->options.element && row->options.sr == col->options.sr);
 }
 
-template <int KIND, int DIRS, int CODES>
-static mt_status launch(mt_stream *stream, const job *j, unsigned blocks)
+template <int KIND, int DIRS, int CODES, bool SR>
+static mt_status launch(mt_stream *stream, const job *j)
 {
-    MT_TRY(follow(stream, patch_kernel<KIND, DIRS, CODES>, blocks, TILE_THREADS, 0, *j));
+    int64_t units = mt_cuda_plan_units(&j->p.group);
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR ? 2 : 3);
+    MT_TRY(follow(stream, patch_kernel<KIND, DIRS, CODES, SR>,
+                  (unsigned)(units < most ? units : most), TILE_THREADS, 0, *j));
     MT_LAUNCHED(stream, "quantize: patches");
     return MT_OK;
 }
 
-typedef mt_status (*launcher)(mt_stream *, const job *, unsigned);
+typedef mt_status (*launcher)(mt_stream *, const job *);
 
-template <int KIND, int CODES> static launcher launcher_of(int dirs)
+template <int KIND, int CODES, bool SR> static launcher launcher_of(int dirs)
 {
-    static const launcher launches[] = { launch<KIND, ROW_CODES, CODES>,
-                                         launch<KIND, COLUMN_CODES, CODES>,
-                                         launch<KIND, ROW_CODES | COLUMN_CODES, CODES> };
+    static const launcher launches[] = { launch<KIND, ROW_CODES, CODES, SR>,
+                                         launch<KIND, COLUMN_CODES, CODES, SR>,
+                                         launch<KIND, ROW_CODES | COLUMN_CODES, CODES, SR> };
     return launches[dirs - 1];
 }
 
 mt_status mt_cuda_quantize_patches(mt_stream *stream, const job *j)
 {
+    /* each to nearest E4M3 or E2M1; to E5M2, or stochastically */
     static launcher (*const kinds[KINDS][2])(int) = {
-        { launcher_of<WHOLE, CODES_E4M3>, launcher_of<WHOLE, CODES_E5M2> },
-        { launcher_of<LINES, CODES_E4M3>, launcher_of<LINES, CODES_E5M2> },
-        { launcher_of<PLANAR, CODES_E4M3>, launcher_of<PLANAR, CODES_E5M2> },
-        { launcher_of<NIBBLES, CODES_E2M1>, launcher_of<NIBBLES, CODES_E2M1> },
-        { launcher_of<PLANAR_NIBBLES, CODES_E2M1>, launcher_of<PLANAR_NIBBLES, CODES_E2M1> }
+        { launcher_of<WHOLE, CODES_E4M3, false>, launcher_of<WHOLE, CODES_E5M2, false> },
+        { launcher_of<LINES, CODES_E4M3, false>, launcher_of<LINES, CODES_E5M2, false> },
+        { launcher_of<PLANAR, CODES_E4M3, false>, launcher_of<PLANAR, CODES_E5M2, false> },
+        { launcher_of<NIBBLES, CODES_E2M1, false>, launcher_of<NIBBLES, CODES_E2M1, true> },
+        { launcher_of<PLANAR_NIBBLES, CODES_E2M1, false> }
     };
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const side *any = row->present ? row : col;
     const int dirs = (row->present ? ROW_CODES : 0) + (col->present ? COLUMN_CODES : 0);
-    const bool wide = mt_codes_kind(row->present ? *row : *col) == CODES_E5M2;
-    int64_t units = mt_cuda_plan_units(&j->p.group);
-    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * 3;
-    return kinds[mt_cuda_short_kind(j)][wide](dirs)(stream, j,
-                                                    (unsigned)(units < most ? units : most));
+    const bool second = any->options.sr || mt_codes_kind(*any) == CODES_E5M2;
+    return kinds[mt_cuda_short_kind(j)][second](dirs)(stream, j);
 }
