@@ -7,57 +7,50 @@
 enum { RUN = 8, ROWS = 8 }; /* of a thread's patch: elements, rows */
 enum { ROW_CODES = 1, COLUMN_CODES = 2 };
 
-/* How patches lie in a tile. Where codes of columns lie in rows, a warp has 32 rows of 64 columns:
- * whole blocks of either direction. Else it has 16 rows, half warps eight that follow each other.
- */
+/* A warp has sixteen rows of a tile, half warps eight that follow each other. */
 template <int KIND> struct patches {
     enum {
         HALF = kind<KIND>::HALF,
         PLANAR = kind<KIND>::IS_PLANAR,
-        ACROSS = PLANAR ? 8 : 16, /* threads of a row */
-        STEP = PLANAR ? 4 : 1,    /* from a row of a patch to the next */
-        WORDS = 2 >> HALF,        /* of eight codes */
-        LINE = TILE / 4 >> HALF,  /* words of a line of codes */
+        WORDS = 2 >> HALF,       /* of eight codes */
+        LINE = TILE / 4 >> HALF, /* words of a line of codes */
         /* threads of a row of a block, as far as they share its scales out */
-        SHARERS = KIND == LINES ? 8
-                  : PLANAR      ? 4
-                                : 2,
-        EACH = ROWS / SHARERS,
-        BLOCK = KIND == LINES ? 16 : SHARERS
+        BLOCK = KIND == LINES ? 16
+                : PLANAR      ? 4
+                              : 2,
+        SHARERS = BLOCK < ROWS ? BLOCK : ROWS,
+        EACH = ROWS / SHARERS
     };
-    static __device__ __forceinline__ int row(void)
-    {
-        const int warp = (int)threadIdx.x / 32, group = lane_of_warp() / ACROSS;
-        return PLANAR ? warp / 2 * 32 + group : warp * SEGMENT + group * ROWS;
-    }
-    static __device__ __forceinline__ int column(void)
-    {
-        const int warp = (int)threadIdx.x / 32, at = lane_of_warp() % ACROSS * RUN;
-        return PLANAR ? warp % 2 * (TILE / 2) + at : at;
-    }
 };
+static __device__ __forceinline__ int patch_row(void)
+{
+    return (int)threadIdx.x / 16 * ROWS;
+}
+static __device__ __forceinline__ int patch_column(void)
+{
+    return (int)threadIdx.x % 16 * RUN;
+}
 
 struct patch_space {
     frame frames[4];
     block_found found[2];
     alignas(16) uint32_t codes[AREA / 4];       /* of columns, turned */
     alignas(16) uint32_t partial[WARPS][PAIRS]; /* magnitudes of a warp's rows */
-    alignas(16) float enc[TILE];                /* of columns */
+    alignas(16) float enc[PLANAR_BLOCKS][TILE]; /* of columns */
     uint8_t scales[TILE * SEGMENTS];
 };
 
 /* A patch; 0 beyond the tile. */
-template <int KIND>
 static __device__ __forceinline__ void load_patch(uint32_t x[ROWS][4], const frame &f)
 {
-    const int first = patches<KIND>::row(), column = patches<KIND>::column();
+    const int first = patch_row(), column = patch_column();
     const int rows = column < f.t.cols ? f.t.rows - first : 0;
-    const int64_t step = f.t.m.cols * patches<KIND>::STEP;
-    const mt_bf16 *from = f.source + first * f.t.m.cols + column;
+    const int64_t pitch = f.t.m.cols;
+    const mt_bf16 *from = f.source + first * pitch + column;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++, from += step) {
+    for (int i = 0; i < ROWS; i++, from += pitch) {
         uint4 q = make_uint4(0, 0, 0, 0);
-        if (i * patches<KIND>::STEP < rows) q = __ldg((const uint4 *)from);
+        if (i < rows) q = __ldg((const uint4 *)from);
         x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
     }
 }
@@ -132,13 +125,13 @@ static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint
 
 /* The bits of a patch's elements, as they lie; a draw is eight elements. */
 static __device__ __forceinline__ void draw_patch(uint32_t bits[ROWS][4], const job &j,
-                                                  const tile &t, int row, int step, int column)
+                                                  const tile &t)
 {
     const uint32_t now = draw_step(j), m = j.first_member + (uint32_t)t.index;
-    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)row;
+    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)patch_row();
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        const uint32_t counter[4] = { (uint32_t)(t.c0 + column) / RUN, first + (uint32_t)(i * step),
+        const uint32_t counter[4] = { (uint32_t)(t.c0 + patch_column()) / RUN, first + (uint32_t)i,
                                       m, now };
         mt_philox(bits[i], counter, j.key);
     }
@@ -178,7 +171,7 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
     const side &s = j.p.sides[MT_ROW];
     const target &to = f.to[MT_ROW];
     const int mine = lane_of_warp() % at::SHARERS, first = lane_of_warp() - mine;
-    const int column = at::column() & ~(at::BLOCK * RUN - 1);
+    const int column = patch_column() & ~(at::BLOCK * RUN - 1);
     uint32_t rows[4]; /* two rows to a word */
     float own[at::EACH];
 #pragma unroll
@@ -191,7 +184,7 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
     }
 #pragma unroll
     for (int i = 0; i < at::EACH; i++) {
-        const int k = mine * at::EACH + i, r = at::row() + k * at::STEP;
+        const int k = mine * at::EACH + i, r = patch_row() + k;
         cell e = cell_at<KIND>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
         own[i] = e.enc;
         if (r < f.t.rows && column < f.t.cols && lane_of_warp() % at::BLOCK == mine)
@@ -210,14 +203,12 @@ store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float 
            const float column[RUN], const uint32_t bits[ROWS][4], bool nans)
 {
     typedef patches<KIND> at;
-    const int rows = at::column() < f.t.cols ? f.t.rows - at::row() : 0;
+    const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
     uint8_t *to[MT_DIR_COUNT];
-    int64_t step[MT_DIR_COUNT];
 #pragma unroll
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         const int64_t pitch = f.to[dir].pitch;
-        to[dir] = f.to[dir].codes + at::row() * pitch + (at::column() >> at::HALF);
-        step[dir] = pitch * at::STEP;
+        to[dir] = f.to[dir].codes + patch_row() * pitch + (patch_column() >> at::HALF);
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -231,83 +222,18 @@ store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float 
         if (DIRS & COLUMN_CODES)
             encode_run<KIND, CODES>(q[MT_COL], j.p.sides[MT_COL], x[i], column, nans,
                                     SR ? bits[i] : NULL);
-        if (i * at::STEP < rows) {
+        if (i < rows) {
             if (DIRS & ROW_CODES) store_run<KIND>(to[MT_ROW], q[MT_ROW]);
             if (DIRS & COLUMN_CODES) store_run<KIND>(to[MT_COL], q[MT_COL]);
         }
-        to[MT_ROW] += step[MT_ROW], to[MT_COL] += step[MT_COL];
+        to[MT_ROW] += f.to[MT_ROW].pitch, to[MT_COL] += f.to[MT_COL].pitch;
     }
 }
 
 /* ---- columns ----------------------------------------------------------------------------------
  */
 
-/* A column's scale and what it is multiplied by: of two columns in a word each, those of a patch,
- * `sharers` threads that are `apart` sharing them out. put(column of the patch, cell). */
-template <int KIND, int SHARERS, int APART, typename F>
-static __device__ __forceinline__ void
-make_column_scales(float enc[RUN], const job &j, const level &l, const uint32_t pair[4], F put)
-{
-    enum { EACH = RUN / SHARERS };
-    const int mine = lane_of_warp() / APART, first = lane_of_warp() % APART;
-    uint32_t most[4];
-    float own[EACH];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        most[k] = pair[k] & 0x7fff7fffu;
-#pragma unroll
-        for (int lane = APART; lane < 32; lane *= 2)
-            most[k] = larger_halves(most[k], __shfl_xor_sync(~0u, most[k], lane));
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int k = mine * EACH + i;
-        cell e = cell_at<KIND>(j, j.p.sides[MT_COL], l, one_of(most, k / 2) >> k % 2 * 16 & 0xffff);
-        own[i] = e.enc;
-        put(k, e);
-    }
-#pragma unroll
-    for (int e = 0; e < RUN; e++)
-        enc[e] = __shfl_sync(~0u, own[e % EACH], first + e / EACH * APART);
-}
-
-/* Scales of columns whose codes lie in rows. */
-template <int KIND>
-static __device__ __forceinline__ void make_planar_scales(float enc[RUN], const job &j,
-                                                          const frame &f, const extent &it)
-{
-    typedef patches<KIND> at;
-    const target &to = f.to[MT_COL];
-    const int block = (int)threadIdx.x / 32 / 2, column = at::column();
-    const bool exists = column < f.t.cols && block * 32 < f.t.rows;
-    make_column_scales<KIND, 4, at::ACROSS>(enc, j, to.l, it.pair, [&](int k, const cell &e) {
-        if (exists) put_stored(j.p.sides[MT_COL], to, e, column + k, block);
-    });
-}
-
-/* Scales of columns of 128 rows: magnitudes of each warp's rows have been left. The whole thread
- * block comes here. */
-static __device__ __forceinline__ void make_line_scales(float enc[RUN], const job &j,
-                                                        patch_space *sp, const frame &f)
-{
-    const int c = (int)threadIdx.x;
-    __syncthreads(); /* the magnitudes are there */
-    if (c < TILE) {
-        uint32_t most = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) most = larger_halves(most, sp->partial[w][c / 2]);
-        cell e = cell_at<LINES>(j, j.p.sides[MT_COL], f.to[MT_COL].l, most >> c % 2 * 16 & 0xffff);
-        sp->enc[c] = e.enc;
-        if (c < f.t.cols) put_stored(j.p.sides[MT_COL], f.to[MT_COL], e, c, 0);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int e = 0; e < RUN; e += 4) {
-        float4 q = *(const float4 *)(sp->enc + patches<LINES>::column() + e);
-        enc[e] = q.x, enc[e + 1] = q.y, enc[e + 2] = q.z, enc[e + 3] = q.w;
-    }
-}
-
+/* Leaves the magnitudes of a warp's columns. */
 static __device__ __forceinline__ void leave_magnitudes(patch_space *sp, const extent &it)
 {
     uint32_t most[4];
@@ -319,6 +245,60 @@ static __device__ __forceinline__ void leave_magnitudes(patch_space *sp, const e
     if (lane_of_warp() < 16)
         *(uint4 *)(sp->partial[threadIdx.x / 32] + lane_of_warp() * 4) =
             make_uint4(most[0], most[1], most[2], most[3]);
+}
+
+/* Scales of columns' blocks of some warps' rows, whose magnitudes have been left, and what a
+ * patch's columns are multiplied by. The whole thread block comes here. */
+template <int KIND>
+static __device__ __forceinline__ void make_shared_scales(float enc[RUN], const job &j,
+                                                          patch_space *sp, const frame &f)
+{
+    enum { BLOCK_WARPS = KIND == LINES ? WARPS : 2, BLOCK_ROWS = BLOCK_WARPS * SEGMENT };
+    const side &s = j.p.sides[MT_COL];
+    __syncthreads(); /* the magnitudes are there */
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * TILE / BLOCK_ROWS; i += TILE_THREADS) {
+        const int c = i % TILE, block = i / TILE;
+        uint32_t most = 0;
+#pragma unroll
+        for (int w = 0; w < BLOCK_WARPS; w++)
+            most = larger_halves(most, sp->partial[block * BLOCK_WARPS + w][c / 2]);
+        cell e = cell_at<KIND>(j, s, f.to[MT_COL].l, most >> c % 2 * 16 & 0xffff);
+        sp->enc[block][c] = e.enc;
+        if (c < f.t.cols && block * BLOCK_ROWS < f.t.rows) put_stored(s, f.to[MT_COL], e, c, block);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < RUN; e += 4) {
+        float4 q = *(const float4 *)(sp->enc[patch_row() / BLOCK_ROWS] + patch_column() + e);
+        enc[e] = q.x, enc[e + 1] = q.y, enc[e + 2] = q.z, enc[e + 3] = q.w;
+    }
+}
+
+/* The same where a warp's rows are a block; scales are left. */
+static __device__ __forceinline__ void
+make_nibble_scales(float enc[RUN], const job &j, patch_space *sp, const frame &f, const extent &it)
+{
+    const int mine = lane_of_warp() / 16;
+    uint8_t *scales = sp->scales + patch_column() * SEGMENTS + threadIdx.x / 32;
+    uint32_t most[4];
+    float own[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        most[k] = it.pair[k] & 0x7fff7fffu;
+        most[k] = larger_halves(most[k], __shfl_xor_sync(~0u, most[k], 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* half warps have four of the eight */
+        const uint32_t pair = mine ? most[2 + i / 2] : most[i / 2];
+        cell e =
+            cell_at<NIBBLES>(j, j.p.sides[MT_COL], f.to[MT_COL].l, pair >> i % 2 * 16 & 0xffff);
+        own[i] = e.enc;
+        scales[(mine * 4 + i) * SEGMENTS] = e.stored;
+    }
+#pragma unroll
+    for (int e = 0; e < RUN; e++)
+        enc[e] = __shfl_sync(~0u, own[e % 4], lane_of_warp() % 16 + e / 4 * 16);
 }
 
 /* Where the codes of eight rows of a column begin, and of a word of a line: eight columns beside
@@ -340,7 +320,7 @@ static __device__ __forceinline__ void turn_patch(uint32_t *codes, const side &s
                                                   const uint32_t x[ROWS][4], const float enc[RUN],
                                                   const uint32_t bits[ROWS][4], bool nans)
 {
-    const int group = patches<KIND>::row() / ROWS, column = patches<KIND>::column();
+    const int group = patch_row() / ROWS, column = patch_column();
 #pragma unroll
     for (int c = 0; c < RUN; c++) {
         uint32_t w[4], r[4], q[2];
@@ -439,29 +419,22 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     extent e = {};
     if (KIND != WHOLE || is_measured(j)) find_extent(&e, x);
     it->nans += e.nans, raise(&it->most[MT_ROW], e.all), raise(&it->most[MT_COL], e.all);
-    if (KIND == LINES && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
+    if ((KIND == LINES || PLANAR) && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
     float row[ROWS] = {}, column[RUN] = {};
     uint32_t bits[ROWS][4];
-    if (SR)
-        draw_patch(bits, j, f.t, patches<KIND>::row(), patches<KIND>::STEP,
-                   patches<KIND>::column());
+    if (SR) draw_patch(bits, j, f.t);
     if (DIRS & ROW_CODES) {
         if (KIND != WHOLE) make_row_scales<KIND>(row, j, f, e);
 #pragma unroll
         for (int i = 0; KIND == WHOLE && i < ROWS; i++) row[i] = f.to[MT_ROW].l.enc;
     }
-    if (PLANAR && (DIRS & COLUMN_CODES)) make_planar_scales<KIND>(column, j, f, e);
+    if (PLANAR && (DIRS & COLUMN_CODES)) make_shared_scales<KIND>(column, j, sp, f);
     if (PLANAR || (DIRS & ROW_CODES))
         store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, bits,
                                                                e.nans > 0);
     if (PLANAR || !(DIRS & COLUMN_CODES)) return;
-    if (KIND == LINES) make_line_scales(column, j, sp, f);
-    if (KIND == NIBBLES) {
-        uint8_t *scales = sp->scales + patches<KIND>::column() * SEGMENTS + threadIdx.x / 32;
-        make_column_scales<KIND, 2, 16>(
-            column, j, f.to[MT_COL].l, e.pair,
-            [&](int k, const cell &c) { scales[k * SEGMENTS] = c.stored; });
-    }
+    if (KIND == LINES) make_shared_scales<KIND>(column, j, sp, f);
+    if (KIND == NIBBLES) make_nibble_scales(column, j, sp, f, e);
 #pragma unroll
     for (int i = 0; KIND == WHOLE && i < RUN; i++) column[i] = f.to[MT_COL].l.enc;
     turn_patch<KIND, CODES, SR>(sp->codes, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
@@ -485,7 +458,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
     if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
     __syncthreads();
-    if (blockIdx.x < units) load_patch<KIND>(x, sp->frames[0]);
+    if (blockIdx.x < units) load_patch(x, sp->frames[0]);
     if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
     int n = 0;
     for (int64_t u = blockIdx.x; u < units; u += step, n++) {
@@ -501,7 +474,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
         run_patch<KIND, DIRS, CODES, SR>(j, sp, f, x, &it);
-        if (more) load_patch<KIND>(x, next);
+        if (more) load_patch(x, next);
         if (turned) {
             __syncthreads(); /* all codes are there */
             put_turned<KIND>(sp, f);
