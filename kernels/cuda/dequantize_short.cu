@@ -35,37 +35,46 @@ static __device__ __forceinline__ void set_frame(frame *f, const decode_job &j, 
                  (columns || (((uintptr_t)f->codes | (uintptr_t)f->pitch) & (bytes - 1)) == 0);
 }
 
-/* A block's turns: frames[n & 1] is that of turn n; while a block is at it one warp makes the frame
- * of n + 1, another looks up the tile of n + 2, which is in ahead[n & 1]. */
+/* A block's turns: the frame of turn n is frames[n & 3], its tile ahead[n & 1]. While a block is at
+ * turn n the codes of n + 1 are on their way; one warp makes the frame of n + 2, another looks up
+ * the tile of n + 3. */
 struct turns {
-    frame frames[2];
+    frame frames[4];
     tile ahead[2];
 };
 
-static __device__ __forceinline__ void find_tile(tile *to, const decode_job &j, int64_t units,
-                                                 int64_t turn)
+static __device__ __forceinline__ void find_turn(turns *t, const decode_job &j, int64_t units,
+                                                 int turn)
 {
-    if (turn >= units) return;
-    int64_t member = member_at_by_warp(j.p.units, j.p.group.members, turn);
-    if (lane_of_warp() == 0) *to = tile_of(j.p, member, turn);
+    const int64_t unit = blockIdx.x + turn * (int64_t)gridDim.x;
+    if (unit >= units) return;
+    int64_t member = member_at_by_warp(j.p.units, j.p.group.members, unit);
+    if (lane_of_warp() == 0) t->ahead[turn & 1] = tile_of(j.p, member, unit);
+}
+static __device__ __forceinline__ void set_turn(turns *t, const decode_job &j, int64_t units,
+                                                int turn)
+{
+    if (lane_of_warp() == 0 && blockIdx.x + turn * (int64_t)gridDim.x < units)
+        set_frame(&t->frames[turn & 3], j, t->ahead[turn & 1]);
 }
 
 static __device__ __forceinline__ void begin_turns(turns *t, const decode_job &j, int64_t units)
 {
     const int warp = (int)threadIdx.x / 32;
-    if (warp < 2) find_tile(&t->ahead[warp], j, units, blockIdx.x + warp * (int64_t)gridDim.x);
+    if (warp < 2) find_turn(t, j, units, warp);
     __syncthreads();
-    if (threadIdx.x == 0 && blockIdx.x < units) set_frame(&t->frames[0], j, t->ahead[0]);
+    if (warp < 2) set_turn(t, j, units, warp);
+    __syncthreads();
+    if (warp == 2) find_turn(t, j, units, 2);
 }
 
-/* At turn n, tile u: what is to be done for the next ones, by warps in their turn. */
+/* At turn n: what is to be done for the next ones, by warps in their turn. */
 static __device__ __forceinline__ void prepare_turns(turns *t, const decode_job &j, int64_t units,
-                                                     int64_t u, int n)
+                                                     int n)
 {
     const int place = ((int)threadIdx.x / 32 - n) & (TILE_THREADS / 32 - 1);
-    if (place == 0) find_tile(&t->ahead[n & 1], j, units, u + 2 * (int64_t)gridDim.x);
-    if (place == 1 && lane_of_warp() == 0 && u + gridDim.x < units)
-        set_frame(&t->frames[~n & 1], j, t->ahead[~n & 1]);
+    if (place == 0) find_turn(t, j, units, n + 3);
+    if (place == 1) set_turn(t, j, units, n + 2);
 }
 
 /* COUNT scales as they are stored, `step` apart, as far as wanted(i); nothing of whole members. */
@@ -155,52 +164,69 @@ static __device__ void rows_singly(const decode_job &j, const frame &f, bool pla
 }
 
 /* Half warps have a row, warps 16 rows of a tile. */
+enum { STEP = 32 / ACROSS, ROWS = SEGMENT / STEP };
+static_assert((int)ROWS == (int)RUN, "scales are of either");
+
+static __device__ __forceinline__ int run_row(void)
+{
+    return (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS;
+}
+static __device__ __forceinline__ int run_column(void)
+{
+    return lane_of_warp() % ACROSS * RUN;
+}
+
+/* Sends for a thread's codes and scales. */
+template <int CODES>
+static __device__ __forceinline__ void load_rows(uint2 q[ROWS], uint32_t raw[ROWS], const side &s,
+                                                 const frame &f)
+{
+    const int first = run_row(), c = run_column();
+    const int rows = f.aligned && c < f.cols ? f.rows - first : 0;
+    const int64_t pitch = f.pitch;
+    const uint8_t *p = f.codes + first * pitch + (CODES == CODES_E2M1 ? c / 2 : c);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        q[i] = make_uint2(0, 0);
+        const uint8_t *from = p + i * STEP * pitch;
+        if (i * STEP >= rows) continue;
+        if (CODES == CODES_E2M1)
+            q[i].x = __ldg((const uint32_t *)from);
+        else
+            q[i] = __ldg((const uint2 *)from);
+    }
+    if (s.dir == MT_COL) /* of eight columns; a warp's rows are of one block */
+        load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
+                         line_step(f.scales), [&](int) { return rows > 0; });
+    else
+        load_scales<ROWS>(raw, s, f, scale_offset(f.scales, first, c >> s.block_shift),
+                          STEP * line_step(f.scales), [&](int i) { return i * STEP < rows; });
+}
+
 template <int CODES>
 static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     rows_kernel(const __grid_constant__ decode_job j)
 {
-    enum { STEP = 32 / ACROSS, ROWS = SEGMENT / STEP };
     __shared__ turns turned;
     const side &s = j.p.sides[SOURCE];
     const bool planar = s.dir == MT_COL;
-    const int first = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS;
-    const int c = lane_of_warp() % ACROSS * RUN;
     wait_for_results();
-    int64_t units = j.p.units[j.p.group.members];
+    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
+    uint2 q[ROWS];
+    uint32_t raw[ROWS];
     int n = 0;
     begin_turns(&turned, j, units);
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, n++) {
-        __syncthreads(); /* the frame is there, the other one done with */
-        const frame &f = turned.frames[n & 1];
-        const bool fast = f.aligned && c < f.cols;
-        const int64_t pitch = f.pitch;
-        const uint8_t *p = f.codes + first * pitch + (CODES == CODES_E2M1 ? c / 2 : c);
-        const int rows = fast ? f.rows - first : 0;
-        uint2 q[ROWS];
-        uint32_t raw[ROWS];
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            q[i] = make_uint2(0, 0);
-            const uint8_t *from = p + i * STEP * pitch;
-            if (i * STEP >= rows) continue;
-            if (CODES == CODES_E2M1)
-                q[i].x = __ldg((const uint32_t *)from);
-            else
-                q[i] = __ldg((const uint2 *)from);
-        }
-        if (planar) /* of eight columns; a warp's rows are of one block */
-            load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
-                             line_step(f.scales), [&](int) { return rows > 0; });
-        else
-            load_scales<ROWS>(raw, s, f, scale_offset(f.scales, first, c >> s.block_shift),
-                              STEP * line_step(f.scales), [&](int i) { return i * STEP < rows; });
-        prepare_turns(&turned, j, units, u, n);
+    if (blockIdx.x < units) load_rows<CODES>(q, raw, s, turned.frames[0]);
+    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
+        __syncthreads(); /* the frames are there, the last one done with */
+        const frame &f = turned.frames[n & 3];
+        const int rows = f.aligned && run_column() < f.cols ? f.rows - run_row() : 0;
+        prepare_turns(&turned, j, units, n);
         if (!f.aligned) rows_singly(j, f, planar);
         float dec[ROWS], decs[RUN];
         scale_values<ROWS>(dec, s, j, f.dec, raw);
         const int64_t y_pitch = f.y_pitch;
-        mt_bf16 *y = f.y + first * y_pitch + c;
-        static_assert((int)ROWS == (int)RUN, "raw, dec are of either");
+        mt_bf16 *y = f.y + run_row() * y_pitch + run_column();
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             float v[RUN];
@@ -209,6 +235,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
             for (int e = 0; e < RUN; e++) decs[e] = planar ? dec[e] : dec[i];
             if (i * STEP < rows) put_run(y + i * STEP * y_pitch, v, decs);
         }
+        if (u + step < units) load_rows<CODES>(q, raw, s, turned.frames[(n + 1) & 3]);
     }
 }
 
@@ -226,7 +253,7 @@ template <int CODES> struct columns {
         LINES = 4 << HALF        /* codes of a word */
     };
     turns turned;
-    alignas(16) uint32_t words[TILE * PITCH];
+    alignas(16) uint32_t words[2][TILE * PITCH]; /* of this tile and the next */
 };
 
 template <int CODES> static __device__ __forceinline__ int column_place(int c, int word)
@@ -299,36 +326,40 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     const uint8_t *begin = s.codes,
                   *end = begin + (s.line ? s.line * j.p.group.k
                                          : j.p.members[j.p.group.members].at[AT_CODES + SOURCE]);
-    const int64_t units = j.p.units[j.p.group.members];
+    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
     const int c = (int)threadIdx.x % ACROSS * RUN, first = (int)threadIdx.x / ACROSS * space::LINES;
+    uint32_t raw[RUN];
     int n = 0;
-    begin_turns(&sp->turned, j, units);
-    for (int64_t u = blockIdx.x; u < units; u += gridDim.x, n++) {
-        __syncthreads(); /* the frame is there, the last tile done with */
-        const frame &f = sp->turned.frames[n & 1];
-        const uint8_t *codes = f.codes;
-        const int rows = c < f.cols ? f.rows : 0, columns = f.cols - c;
-        const uint32_t pitch = (uint32_t)f.pitch, start = (uint32_t)(uintptr_t)codes + c * pitch;
-        uint32_t raw[RUN];
-        float dec[RUN];
-        load_columns<CODES>(sp->words, f, begin, end);
-        prepare_turns(&sp->turned, j, units, u, n);
+    const auto load = [&](uint32_t *words, const frame &f) {
+        load_columns<CODES>(words, f, begin, end);
         /* a thread's rows are of one block */
         load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
-                         line_step(f.scales), [&](int e) { return e < columns && first < rows; });
+                         line_step(f.scales),
+                         [&](int e) { return e < f.cols - c && first < f.rows; });
+    };
+    begin_turns(&sp->turned, j, units);
+    if (blockIdx.x < units) load(sp->words[0], sp->turned.frames[0]);
+    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
+        float dec[RUN];
+        copies_done();
+        __syncthreads(); /* the codes and the frames are there, the last tile done with */
+        const frame &f = sp->turned.frames[n & 3];
+        const int rows = c < f.cols ? f.rows : 0, columns = f.cols - c;
+        const uint32_t *words = sp->words[n & 1], pitch = (uint32_t)f.pitch;
+        const uint32_t start = (uint32_t)(uintptr_t)f.codes + c * pitch;
         scale_values<RUN>(dec, s, j, f.dec, raw);
+        if (u + step < units) load(sp->words[~n & 1], sp->turned.frames[(n + 1) & 3]);
+        prepare_turns(&sp->turned, j, units, n);
         const int64_t y_pitch = f.y_pitch;
         const bool aligned = f.aligned;
         mt_bf16 *y = f.y + c;
-        copies_done();
-        __syncthreads();
 #pragma unroll 1
         for (int r = first; r < rows; r += TILE_THREADS / ACROSS * space::LINES) {
             uint32_t w[RUN];
 #pragma unroll
             for (int e = 0; e < RUN; e++) {
                 int at = (int)((start + e * pitch) & 15) + (r >> space::HALF);
-                const uint32_t *from = sp->words + column_place<CODES>(c + e, at / 4);
+                const uint32_t *from = words + column_place<CODES>(c + e, at / 4);
                 w[e] = __funnelshift_r(from[0], from[1], at % 4 * 8);
             }
             put_rows<CODES>(y + r * y_pitch, y_pitch, s.codec, w, dec, rows - r, columns, aligned);
