@@ -4,7 +4,7 @@
 #include "kernels/cuda/quantize_tile.cuh"
 #include "kernels/cuda/scratch.h"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, MEASURERS = 4 /* blocks of a multiprocessor */ };
 
 /* ---- sweeps over tiles ------------------------------------------------------------------------
  */
@@ -59,40 +59,43 @@ template <> __device__ __forceinline__ void find_in<mt_bf16>(found *it, const mt
     it->most = fmaxf(it->most, mt_f32_from_bits(most << 16));
 }
 
-template <typename T>
-static __device__ __forceinline__ void find_in_share(found *it, const share<T> &s)
+/* What a thread finds in a share; calls meanwhile() once, while loads are under way. */
+template <typename T, typename F>
+static __device__ __forceinline__ void find_in_share(found *it, const share<T> &s, F meanwhile)
 {
-    enum { V = 16 / sizeof(T), MANY = 8 };
+    enum { V = 16 / sizeof(T), STEP = TILE_THREADS * V, MANY = 8 };
     typedef mt_vec<T, V> vec;
-    const int count = (int)s.count;
+    const int count = (int)s.count, whole = (uintptr_t)s.from % 16 ? 0 : count / V * V;
     const T *from = s.from;
+    vec x[MANY];
     int at = threadIdx.x * V;
-    if ((uintptr_t)from % 16 == 0) {
-        for (; at + ((MANY - 1) * TILE_THREADS + 1) * V <= count; at += MANY * TILE_THREADS * V) {
-            vec x[MANY];
+    for (int turn = 0; turn < AREA / (MANY * STEP); turn++, at += MANY * STEP) {
 #pragma unroll
-            for (int i = 0; i < MANY; i++) x[i] = *(const vec *)(from + at + i * TILE_THREADS * V);
-#pragma unroll
-            for (int i = 0; i < MANY; i++) find_in(it, x[i]);
+        for (int i = 0; i < MANY; i++) {
+            x[i] = vec();
+            if (at + i * STEP < whole) x[i] = *(const vec *)(from + at + i * STEP);
         }
-        for (; at + V <= count; at += TILE_THREADS * V) find_in(it, *(const vec *)(from + at));
+        if (turn == 0) meanwhile();
+#pragma unroll
+        for (int i = 0; i < MANY; i++) find_in(it, x[i]);
     }
-    for (; at < count; at += TILE_THREADS * V) {
-        vec x = vec();
-        for (int e = 0; e < V && at + e < count; e++) x.at[e] = from[at + e];
-        find_in(it, x);
+    for (at = whole + threadIdx.x; at < count; at += TILE_THREADS) {
+        x[0] = vec();
+        x[0].at[0] = from[at];
+        find_in(it, x[0]);
     }
 }
 
 /* Sources whose amax is that of both directions as they lie: no tile is kept. From the last share
  * to the first: the sweep over codes begins with what was read last. */
 template <typename T>
-static __global__ void __launch_bounds__(TILE_THREADS, 4)
+static __global__ void __launch_bounds__(TILE_THREADS, MEASURERS)
     measure_kernel(const __grid_constant__ job j)
 {
     __shared__ share<T> shares[2];
     __shared__ block_found blocks[2];
     wait_for_results();
+    let_follow();
     const int64_t units = j.p.units[j.p.group.members], last = units - 1 - blockIdx.x;
     found it = {};
     int k = 0, n = 0;
@@ -101,12 +104,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, 4)
     if (threadIdx.x < 32 && last >= 0) find_share(&shares[0], j, last);
     for (int64_t u = last; u >= 0; u -= gridDim.x, k ^= 1, n++) {
         __syncthreads(); /* the share is there, the other one done with */
-        if ((int)threadIdx.x / 32 == n % (TILE_THREADS / 32) && u >= gridDim.x)
-            find_share(&shares[k ^ 1], j, u - gridDim.x);
         if (threadIdx.x == 0 && given >= 0) pass_on(&blocks[~n & 1], j, given);
         given = -1;
         const int64_t index = shares[k].index;
-        find_in_share(&it, shares[k]);
+        find_in_share(&it, shares[k], [&] {
+            if ((int)threadIdx.x / 32 == n % (TILE_THREADS / 32) && u >= gridDim.x)
+                find_share(&shares[k ^ 1], j, u - gridDim.x);
+        });
         if (u >= gridDim.x && j.p.units[index] <= u - gridDim.x) continue; /* the same member */
         const uint32_t bits = mt_f32_bits(it.most), most[MT_DIR_COUNT] = { bits, bits };
         give_block(&blocks[n & 1], j, most, it.nans);
@@ -394,7 +398,8 @@ static mt_status launch_tiles(mt_stream *stream, const job *j, unsigned blocks)
 template <typename T>
 static mt_status launch_measure(mt_stream *stream, const job *j, unsigned blocks)
 {
-    return follow(stream, measure_kernel<T>, blocks, TILE_THREADS, 0, *j);
+    const unsigned most = (unsigned)mt_cuda_multiprocessors(stream) * MEASURERS;
+    return follow(stream, measure_kernel<T>, blocks < most ? blocks : most, TILE_THREADS, 0, *j);
 }
 
 /* One sweep over the source; `nans`: the first, which counts them. */
