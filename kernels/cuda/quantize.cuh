@@ -12,6 +12,7 @@
 #include "core/rng.h"
 #include "kernels/codec.h"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/follow.cuh"
 
 enum {
     TILE = 128,
@@ -106,42 +107,6 @@ int64_t mt_cuda_plan_blocks(const mt_group *group, int64_t a, int64_t b);
 /* A direction of a group as a side. When reading, square blocks of mx and nvfp4 are the lines they
  * are stored as. An absent direction gives an absent side. */
 struct side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool reading);
-}
-
-/* ---- kernels that follow ----------------------------------------------------------------------
- *
- * A kernel that follows another may be on the card before that has ended: it waits for the other's
- * results first of all. One block's worth of planning then costs no launch between. */
-
-static __device__ __forceinline__ void wait_for_results(void)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-static __device__ __forceinline__ void let_follow(void)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* Launches a kernel that begins with wait_for_results. */
-template <typename J>
-static inline mt_status follow(mt_stream *stream, void (*kernel)(J), unsigned blocks,
-                               unsigned threads, size_t bytes, const J &j)
-{
-    cudaLaunchAttribute early = {};
-    cudaLaunchConfig_t config = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(blocks), config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = bytes;
-    config.stream = mt_cuda_stream(stream);
-    config.attrs = &early;
-    config.numAttrs = mt_cuda_is_hopper(stream) ? 1 : 0;
-    MT_CUDA(cudaLaunchKernelEx(&config, kernel, j));
-    return MT_OK;
 }
 
 /* ---- where things lie -------------------------------------------------------------------------

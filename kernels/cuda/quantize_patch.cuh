@@ -1,0 +1,231 @@
+/* Inside the shortest way of quantize: a thread's patch of a tile, its magnitudes, its codes in
+ * rows. */
+#pragma once
+
+#include "kernels/cuda/quantize_turns.cuh"
+
+enum { RUN = 8, ROWS = 8 }; /* of a thread's patch: elements, rows */
+enum { ROW_CODES = 1, COLUMN_CODES = 2 };
+
+/* A warp has sixteen rows of a tile, half warps eight that follow each other. */
+template <int KIND> struct patches {
+    enum {
+        HALF = kind<KIND>::HALF,
+        PLANAR = kind<KIND>::IS_PLANAR,
+        WORDS = 2 >> HALF,       /* of eight codes */
+        LINE = TILE / 4 >> HALF, /* words of a line of codes */
+        /* threads of a row of a block, as far as they share its scales out */
+        BLOCK = KIND == LINES ? 16
+                : PLANAR      ? 4
+                              : 2,
+        SHARERS = BLOCK < ROWS ? BLOCK : ROWS,
+        EACH = ROWS / SHARERS
+    };
+};
+static __device__ __forceinline__ int patch_row(void)
+{
+    return (int)threadIdx.x / 16 * ROWS;
+}
+static __device__ __forceinline__ int patch_column(void)
+{
+    return (int)threadIdx.x % 16 * RUN;
+}
+
+struct patch_space {
+    frame frames[4];
+    block_found found[2];
+    alignas(16) uint32_t codes[2][AREA / 4]; /* of columns, turned; of the last tile and this one */
+    alignas(16) uint32_t partial[WARPS][PAIRS]; /* magnitudes of a warp's rows */
+    alignas(16) float enc[PLANAR_BLOCKS][TILE]; /* of columns */
+    uint8_t scales[TILE * SEGMENTS];
+};
+
+/* A patch; 0 beyond the tile. */
+static __device__ __forceinline__ void load_patch(uint32_t x[ROWS][4], const frame &f)
+{
+    const int first = patch_row(), column = patch_column();
+    const int rows = column < f.t.cols ? f.t.rows - first : 0;
+    const int64_t pitch = f.t.m.cols;
+    const mt_bf16 *from = f.source + first * pitch + column;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++, from += pitch) {
+        uint4 q = make_uint4(0, 0, 0, 0);
+        if (i < rows) q = __ldg((const uint4 *)from);
+        x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
+    }
+}
+
+/* ---- magnitudes -------------------------------------------------------------------------------
+ */
+
+/* Those of a patch's rows and pairs of columns, two to a word; the number of its NaNs. */
+struct extent {
+    uint32_t row[ROWS], pair[4], all;
+    int nans;
+};
+
+/* Two elements, 0 for NaN. */
+static __device__ __forceinline__ uint32_t without_nans(uint32_t w)
+{
+    w = (w & 0x7fff) > 0x7f80 ? w & 0xffff0000u : w;
+    return (w & 0x7fff0000u) > 0x7f800000u ? w & 0xffff : w;
+}
+
+static __device__ __forceinline__ void find_extent(extent *it, const uint32_t x[ROWS][4])
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        it->row[i] = magnitudes<4>(x[i]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) it->pair[k] = i ? larger_pair(it->pair[k], x[i][k]) : x[i][k];
+    }
+    it->all = larger_half(magnitudes<4>(it->pair));
+    it->nans = 0;
+    if (it->all <= 0x7f80) return;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        uint32_t w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            w[k] = without_nans(x[i][k]);
+            it->nans += (w[k] ^ x[i][k]) & 0x7fff ? 1 : 0;
+            it->nans += (w[k] ^ x[i][k]) & 0x7fff0000u ? 1 : 0;
+            it->pair[k] = i ? larger_pair(it->pair[k], w[k]) : w[k];
+        }
+        it->row[i] = magnitudes<4>(w);
+    }
+    it->all = larger_half(magnitudes<4>(it->pair));
+}
+
+/* The k-th of four: registers have no index. */
+template <typename T> static __device__ __forceinline__ T one_of(const T x[4], int k)
+{
+    return k & 2 ? (k & 1 ? x[3] : x[2]) : (k & 1 ? x[1] : x[0]);
+}
+
+/* ---- codes ------------------------------------------------------------------------------------
+ */
+
+/* fp8 codes of four products. */
+template <int CODES>
+static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint32_t w[2],
+                                                       const float enc[4])
+{
+#if MT_CONVERTS_FP8
+    const mt_element element = CODES == CODES_E4M3 ? MT_ELEMENT_E4M3 : MT_ELEMENT_E5M2;
+    return native_pair(element, element_of(w, 0) * enc[0], element_of(w, 1) * enc[1]) |
+           native_pair(element, element_of(w, 2) * enc[2], element_of(w, 3) * enc[3]) << 16;
+#else
+    uint32_t q = 0;
+    for (int e = 0; e < 4; e++)
+        q |= (uint32_t)mt_encode(s.codec, element_of(w, e) * enc[e]) << 8 * e;
+    return q;
+#endif
+}
+
+/* The bits of a patch's elements, as they lie; a draw is eight elements. */
+static __device__ __forceinline__ void draw_patch(uint32_t bits[ROWS][4], const job &j,
+                                                  const tile &t)
+{
+    const uint32_t now = draw_step(j), m = j.first_member + (uint32_t)t.index;
+    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)patch_row();
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const uint32_t counter[4] = { (uint32_t)(t.c0 + patch_column()) / RUN, first + (uint32_t)i,
+                                      m, now };
+        mt_philox(bits[i], counter, j.key);
+    }
+}
+
+/* Of eight products; rounded stochastically where there are bits. */
+template <int KIND, int CODES>
+static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, const uint32_t w[4],
+                                                  const float enc[RUN], bool nans,
+                                                  const uint32_t *bits)
+{
+    if (CODES == CODES_E2M1) {
+        q[0] = patches<KIND>::PLANAR ? shifted_nibbles(w, enc) : magnitude_nibbles(w, enc, bits);
+        q[0] |= nibble_signs(w, nans);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) q[i] = encode_four<CODES>(s, w + i * 2, enc + i * 4);
+    }
+}
+
+template <int KIND>
+static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2])
+{
+    if (patches<KIND>::HALF)
+        store_4(to, q[0]);
+    else
+        store_8(to, q[0], q[1]);
+}
+
+/* The scales of a patch's rows, which the threads of a block share out; all get what rows are
+ * multiplied by. */
+template <int KIND>
+static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const job &j,
+                                                       const frame &f, const extent &it)
+{
+    typedef patches<KIND> at;
+    const side &s = j.p.sides[MT_ROW];
+    const target &to = f.to[MT_ROW];
+    const int mine = lane_of_warp() % at::SHARERS, first = lane_of_warp() - mine;
+    const int column = patch_column() & ~(at::BLOCK * RUN - 1);
+    uint32_t rows[4]; /* two rows to a word */
+    float own[at::EACH];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t a = it.row[i * 2], b = it.row[i * 2 + 1];
+        rows[i] = larger_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+#pragma unroll
+        for (int lane = 1; lane < at::BLOCK; lane *= 2)
+            rows[i] = larger_halves(rows[i], __shfl_xor_sync(~0u, rows[i], lane));
+    }
+#pragma unroll
+    for (int i = 0; i < at::EACH; i++) {
+        const int k = mine * at::EACH + i, r = patch_row() + k;
+        cell e = cell_at<KIND>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
+        own[i] = e.enc;
+        if (r < f.t.rows && column < f.t.cols && lane_of_warp() % at::BLOCK == mine)
+            put_stored(s, to, e, r, column >> s.block_shift);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        enc[i] = __shfl_sync(~0u, own[i % at::EACH], first + i / at::EACH);
+}
+
+/* Codes in rows: of the row direction, elements times enc of their row, and of planar columns,
+ * times that of their column. */
+template <int KIND, int DIRS, int CODES, bool SR>
+static __device__ __forceinline__ void
+store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float row[ROWS],
+           const float column[RUN], const uint32_t bits[ROWS][4], bool nans)
+{
+    typedef patches<KIND> at;
+    const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
+    uint8_t *to[MT_DIR_COUNT];
+#pragma unroll
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const int64_t pitch = f.to[dir].pitch;
+        to[dir] = f.to[dir].codes + patch_row() * pitch + (patch_column() >> at::HALF);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        uint32_t q[MT_DIR_COUNT][2];
+        float same[RUN];
+#pragma unroll
+        for (int e = 0; e < RUN; e++) same[e] = row[i];
+        if (DIRS & ROW_CODES)
+            encode_run<KIND, CODES>(q[MT_ROW], j.p.sides[MT_ROW], x[i], same, nans,
+                                    SR ? bits[i] : NULL);
+        if (DIRS & COLUMN_CODES)
+            encode_run<KIND, CODES>(q[MT_COL], j.p.sides[MT_COL], x[i], column, nans,
+                                    SR ? bits[i] : NULL);
+        if (i < rows) {
+            if (DIRS & ROW_CODES) store_run<KIND>(to[MT_ROW], q[MT_ROW]);
+            if (DIRS & COLUMN_CODES) store_run<KIND>(to[MT_COL], q[MT_COL]);
+        }
+        to[MT_ROW] += f.to[MT_ROW].pitch, to[MT_COL] += f.to[MT_COL].pitch;
+    }
+}
