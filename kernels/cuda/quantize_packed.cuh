@@ -137,11 +137,12 @@ static __device__ __forceinline__ void store_16(void *to, uint32_t x, uint32_t y
 #endif
 }
 
-/* The same of 8 and 4 bytes: C's go by way of a pointer that may be anywhere. */
+/* The same of 8 and 4 bytes, which nobody reads in the kernel: C's go by way of a pointer that may
+ * be anywhere. */
 static __device__ __forceinline__ void store_8(void *to, uint32_t x, uint32_t y)
 {
 #if defined(__CUDA_ARCH__)
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x), "r"(y) : "memory");
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x), "r"(y));
 #else
     *(uint2 *)to = make_uint2(x, y);
 #endif
@@ -149,7 +150,7 @@ static __device__ __forceinline__ void store_8(void *to, uint32_t x, uint32_t y)
 static __device__ __forceinline__ void store_4(void *to, uint32_t x)
 {
 #if defined(__CUDA_ARCH__)
-    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(x));
 #else
     *(uint32_t *)to = x;
 #endif

@@ -204,10 +204,11 @@ store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float 
 {
     typedef patches<KIND> at;
     const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
+    const int64_t row_pitch = f.to[MT_ROW].pitch, column_pitch = f.to[MT_COL].pitch;
     uint8_t *to[MT_DIR_COUNT];
 #pragma unroll
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
-        const int64_t pitch = f.to[dir].pitch;
+        const int64_t pitch = dir == MT_ROW ? row_pitch : column_pitch;
         to[dir] = f.to[dir].codes + patch_row() * pitch + (patch_column() >> at::HALF);
     }
 #pragma unroll
@@ -226,6 +227,6 @@ store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float 
             if (DIRS & ROW_CODES) store_run<KIND>(to[MT_ROW], q[MT_ROW]);
             if (DIRS & COLUMN_CODES) store_run<KIND>(to[MT_COL], q[MT_COL]);
         }
-        to[MT_ROW] += f.to[MT_ROW].pitch, to[MT_COL] += f.to[MT_COL].pitch;
+        to[MT_ROW] += row_pitch, to[MT_COL] += column_pitch;
     }
 }
