@@ -92,7 +92,8 @@ struct mt_param {
     size_t compute_bytes;
     /* The native directions of `weight` where they are an f32 master's cast, in its order: what
        updates the master writes them, too (NULL: they are none, or `high`), and says so until they
-       are refreshed; a refresh then has nothing to write. */
+       are refreshed; a refresh then has nothing to write. Of a sharded one: what the own piece
+       sends of a native direction. */
     uint16_t *cast;
     bool cast_written;
     const mt_linear_state *linear; /* of the linear layer it is the weight of; may be NULL */

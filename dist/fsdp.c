@@ -364,6 +364,7 @@ mt_status mt_fsdp_layout(mt_fsdp *f)
     MT_TRY(make_slots(f));
     for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
     f->previous = f->current = -1;
+    mt_fsdp_place_casts(f);
     return mt_device_zero(f->device, f->own, f->own_bytes);
 }
 

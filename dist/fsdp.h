@@ -38,7 +38,10 @@ void mt_fsdp_destroy(mt_fsdp **fsdp);
 /* Lays wires and copies out for the recipes in force (mt_param.linear): before the first refresh,
  * and when a recipe has changed. */
 mt_status mt_fsdp_layout(mt_fsdp *fsdp);
-/* Writes the own wires from the masters; what was gathered before no longer counts. Collective. */
+/* Before an update of masters in that stream, which writes their casts, too (mt_param.cast): what
+ * was gathered before no longer counts. A refresh without an update begins with it. */
+mt_status mt_fsdp_begin_update(mt_fsdp *fsdp, mt_stream *stream);
+/* Writes the own wires from the masters, but what an update has written. Collective. */
 mt_status mt_fsdp_refresh(mt_fsdp *fsdp, mt_stream *stream);
 /* Masters of quantized weights become what their codes hold; after a refresh. */
 mt_status mt_fsdp_quantized_masters(mt_fsdp *fsdp, mt_stream *stream);

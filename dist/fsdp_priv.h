@@ -110,6 +110,8 @@ static inline mt_group mt_fragment_group(const mt_fragment *x)
 
 /* Fragments of every wire, and the sizes that follow. */
 mt_status mt_fsdp_cut_wires(mt_fsdp *f);
+/* What updates write of the own wires (mt_param.cast). */
+void mt_fsdp_place_casts(mt_fsdp *f);
 /* Points the params of a wire into the memory of its copies; NULL: they are not here. Sets the
  * wire's copy_bytes. */
 void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory);

@@ -174,6 +174,13 @@ static mt_status write_values(mt_fsdp *f, const mt_fragment *x, void *master, vo
                                                        .x_dtype = p->dtype });
 }
 
+/* Whether an update has written that part of a wire already. */
+static bool is_written(const mt_fragment *x, const char *to)
+{
+    const mt_param *p = x->param;
+    return p->cast_written && (const char *)(p->cast + (x->first - p->own.first)) == to;
+}
+
 /* The native directions of a fragment. */
 static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
 {
@@ -182,7 +189,7 @@ static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
         if (!mt_fsdp_native(x->param, (mt_dir)d)) continue;
         if (!mt_wire_is_own(f, mt_wire_of(x->param->unit, (mt_dir)d))) continue;
         char *to = own_wire(f, x->param->unit, (mt_dir)d) + sides[d]->codes;
-        MT_TRY(write_values(f, x, master, to));
+        if (!is_written(x, to)) MT_TRY(write_values(f, x, master, to));
     }
     return MT_OK;
 }
@@ -265,15 +272,23 @@ static mt_status write_masters(mt_fsdp *f)
     return MT_OK;
 }
 
-mt_status mt_fsdp_refresh(mt_fsdp *f, mt_stream *stream)
+mt_status mt_fsdp_begin_update(mt_fsdp *f, mt_stream *stream)
 {
     f->stream = *stream;
     MT_TRY(mt_event_wait(&f->gathered, stream)); /* gathers read the own wires, and fill staging */
     for (int64_t i = 0; i < f->slot_count; i++) mt_fsdp_evict(f, &f->slots[i]);
     if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = -1;
     f->previous = f->current = -1;
+    return MT_OK;
+}
+
+mt_status mt_fsdp_refresh(mt_fsdp *f, mt_stream *stream)
+{
+    MT_TRY(mt_fsdp_begin_update(f, stream));
     MT_TRY(reduce_amaxes(f));
     MT_TRY(for_each_own(f, write_codes));
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
+        mt_param_store_get(f->store, i)->cast_written = false;
     return write_masters(f);
 }
 

@@ -150,6 +150,33 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
     return MT_OK;
 }
 
+/* The first native direction of a param whose bytes are one run of its own wire; NULL: none. */
+static uint16_t *cast_at(const mt_fsdp *f, const mt_param *p, mt_dir dir)
+{
+    const mt_wire *w = &f->wire[mt_wire_of(p->unit, dir)];
+    char *first = NULL, *end = NULL;
+    if (!mt_fsdp_native(p, dir)) return NULL;
+    for (int64_t i = w->own; i < w->own + w->own_count; i++) {
+        const mt_fragment *x = &w->list[i];
+        char *at = (char *)f->own + w->at + x->codes;
+        if (x->param != p || x->real) continue;
+        if (first && at != end) return NULL;
+        first = first ? first : at, end = at + x->code_bytes;
+    }
+    return (uint16_t *)(void *)first;
+}
+
+void mt_fsdp_place_casts(mt_fsdp *f)
+{
+    for (int64_t i = 0; i < mt_param_store_count(f->store); i++) {
+        mt_param *p = mt_param_store_get(f->store, i);
+        bool casts = p->packed && p->dtype == MT_F32 && p->compute == MT_BF16 && !p->high;
+        p->cast = casts ? cast_at(f, p, MT_ROW) : NULL;
+        if (casts && !p->cast) p->cast = cast_at(f, p, MT_COL);
+        p->cast_written = false;
+    }
+}
+
 /* ---- compute copies ----------------------------------------------------------------------------
  */
 

@@ -169,6 +169,7 @@ static mt_status work_gradients(mt_trainer *t)
 
 static mt_status work_update(mt_trainer *t)
 {
+    if (mt_trainer_shards(t)) MT_TRY(mt_fsdp_begin_update(mt_trainer_shards(t), &t->stream));
     MT_TRY(mt_optimizer_step(t->optimizer, &t->stream, t->metrics));
     return mt_precision_end_step(mt_model_precision(t->model), &t->stream);
 }

@@ -1,202 +1,12 @@
-/* Sharded weights against one rank: gathered copies bit for bit, training, and what moves. */
-#include "tests/dist/copies.h"
+/* Sharded weights against one rank: training, and what moves. */
 #include "tests/dist/training.h"
 
 #include <math.h>
-
-#include "layers/functional.h"
-
-enum { RANDOM_RECIPES = 10 };
 
 /* For runs of many steps. */
 static mt_trainer_config few(mt_dtype dtype, const char *recipe)
 {
     return small_config(dtype, recipe, 3, 2);
-}
-
-/* Members and rows that shards cut through, at every atom. */
-static mt_trainer_config config_of(mt_dtype dtype, const char *recipe)
-{
-    mt_trainer_config c = few(dtype, recipe);
-    c.model.vocab_size = 301, c.model.hidden_size = 64, c.model.moe_intermediate_size = 136;
-    c.model.num_attention_heads = c.model.num_key_value_heads = 5;
-    c.optim.lr = 3e-3;
-    return c;
-}
-
-/* ---- copies ------------------------------------------------------------------------------------
- */
-
-static mt_status same(const mt_param *p, const char *what, const void *a, const void *b,
-                      size_t bytes)
-{
-    rank_check(!bytes || (a && b), "%s: %s is not here", p->name, what);
-    unsigned char *ours = malloc(2 * bytes + 1), *theirs = ours + bytes;
-    rank_check(ours, "no memory for %zu bytes", bytes);
-    mt_status status = mt_device_copy(rank_device, ours, a, bytes);
-    if (status == MT_OK) status = mt_device_copy(rank_device, theirs, b, bytes);
-    size_t i = 0;
-    while (status == MT_OK && i < bytes && ours[i] == theirs[i]) i++;
-    if (status == MT_OK && i < bytes)
-        status = MT_FAIL(MT_EINTERNAL, "%s: %s differ at byte %zu of %zu: %02x, one rank has %02x",
-                         p->name, what, i, bytes, ours[i], theirs[i]);
-    free(ours);
-    return status;
-}
-
-static mt_status same_direction(const mt_param *p, const mt_direction *b, mt_dir dir)
-{
-    const mt_device *device = rank_device;
-    const mt_direction *a = &p->weight.dir[dir];
-    const mt_group *g = &p->group;
-    rank_check(a->format == b->format && a->layout == b->layout, "%s: another format", p->name);
-    if (a->layout == MT_LAYOUT_PACKED)
-        return same(
-            p, "packed weights", a->codes, b->codes,
-            device->kernels[p->compute]->packed_bytes(p->compute, dir, g->members, g->m, g->k));
-    MT_TRY(same(p, dir ? "column codes" : "row codes", a->codes, b->codes,
-                mt_direction_code_bytes(a, dir, g)));
-    MT_TRY(same(p, dir ? "column scales" : "row scales", a->scales, b->scales,
-                mt_direction_scale_bytes(a, dir, g)));
-    if (!a->format->second_level) return MT_OK;
-    return same(p, "amaxes", a->amax, b->amax, (size_t)g->members * sizeof *a->amax);
-}
-
-/* Whatever a pass reads of every param, in the order of a pass. */
-static mt_status same_copies(mt_trainer *sharded, mt_trainer *one)
-{
-    mt_param_store *stores[2] = { mt_model_params(mt_trainer_model(sharded)),
-                                  mt_model_params(mt_trainer_model(one)) };
-    int64_t n = mt_param_store_count(stores[0]);
-    for (int64_t k = 0; k < 2 * n; k++) {
-        mt_dir dir = k < n ? MT_ROW : MT_COL;
-        int64_t i = k < n ? k : 2 * n - 1 - k;
-        mt_param *p = mt_param_store_get(stores[0], i), *q = mt_param_store_get(stores[1], i);
-        MT_TRY(mt_param_need(p, dir));
-        if (p->packed) MT_TRY(same_as_one_rank(p, q, dir, same_direction));
-        if (!p->packed || (p->direct && dir == MT_ROW))
-            MT_TRY(same(p, "masters", p->master, q->master,
-                        (size_t)mt_param_count(p) * mt_dtype_size(p->dtype)));
-    }
-    return MT_OK;
-}
-
-/* Every element is owned once; pieces of GEMM weights are whole rows. */
-static mt_status check_pieces(const mt_param_store *store)
-{
-    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
-        const mt_param *p = mt_param_store_get(store, i);
-        int64_t at = 0;
-        for (int r = 0; r < mt_param_store_world(store); r++) {
-            mt_piece piece = mt_param_piece(store, p, r);
-            if (!piece.count) continue;
-            rank_check(piece.first == at && piece.first % 128 == 0, "%s: rank %d begins at %lld",
-                       p->name, r, (long long)piece.first);
-            rank_check(!p->packed || piece.first / p->group.k % p->group.m % p->atom == 0,
-                       "%s: rank %d begins within a block", p->name, r);
-            at += piece.count;
-        }
-        rank_check(at == mt_param_count(p), "%s: %lld elements are owned", p->name, (long long)at);
-    }
-    return MT_OK;
-}
-
-static mt_status compare_copies(mt_comm *comm, const mt_trainer_config *config)
-{
-    mt_trainer *one = NULL, *sharded = NULL;
-    mt_trainer_config c = *config;
-    mt_status status = mt_trainer_create(&one, rank_device, &c);
-    c.comm = comm;
-    if (status == MT_OK) status = mt_trainer_create(&sharded, rank_device, &c);
-    if (status == MT_OK) status = check_pieces(mt_model_params(mt_trainer_model(sharded)));
-    if (status == MT_OK) status = same_copies(sharded, one);
-    if (status == MT_OK) status = same_copies(sharded, one); /* from what was fetched ahead */
-    if (status == MT_OK && c.dtype != MT_F64) {
-        status = put_ties(one);
-        if (status == MT_OK) status = put_ties(sharded);
-        if (status == MT_OK) status = same_copies(sharded, one);
-    }
-    if (status != MT_OK) {
-        char reason[500];
-        snprintf(reason, sizeof reason, "%s", mt_error_message());
-        status = MT_FAIL(status, "recipe %.200s: %s", c.recipe, reason);
-    }
-    status = mt_comm_agree(comm, status, "copies");
-    mt_trainer_destroy(&sharded);
-    mt_trainer_destroy(&one);
-    return status;
-}
-
-/* A recipe that parses, from the seed. */
-static void random_recipe(char text[MT_RECIPE_RULES_TEXT], uint64_t seed)
-{
-    static const char *const weights[] = { "f32",
-                                           "bf16",
-                                           "f16",
-                                           "fp8_tensor",
-                                           "fp8_delayed",
-                                           "fp8_tensor:pow2+e5m2",
-                                           "fp8_block",
-                                           "fp8_block:1d",
-                                           "mxfp8",
-                                           "mxfp8:2d+sr",
-                                           "mxfp6_e3m2",
-                                           "mxfp6_e2m3:scale=floor",
-                                           "mxfp4",
-                                           "mxfp4:sr",
-                                           "nvfp4",
-                                           "nvfp4:1d",
-                                           "nvfp4:1d+sr",
-                                           "nvfp4:4over6",
-                                           "nvfp4:1d+4over6=448+err=sq",
-                                           "mxfp8:source=dequantized" };
-    enum { WEIGHTS = sizeof weights / sizeof weights[0] };
-    const char *fprop = weights[mt_rng_below(seed, 1, 0, WEIGHTS - 1)];
-    const char *dgrad = weights[mt_rng_below(seed, 2, 0, WEIGHTS)];
-    snprintf(text, MT_RECIPE_RULES_TEXT, "fprop=%s/bf16 dgrad=%s/bf16 wgrad=bf16", fprop, dgrad);
-}
-
-static mt_status copies(mt_comm *comm)
-{
-    for (int i = 0; mt_recipe_preset(i); i++) {
-        mt_trainer_config c = config_of(i % 2 ? MT_BF16 : MT_F32, mt_recipe_preset(i));
-        MT_TRY(compare_copies(comm, &c));
-    }
-    for (int i = 0; i < RANDOM_RECIPES; i++) {
-        char recipe[MT_RECIPE_RULES_TEXT];
-        random_recipe(recipe, 77 + (uint64_t)i);
-        mt_trainer_config c = config_of(i % 2 ? MT_F32 : MT_BF16, recipe);
-        MT_TRY(compare_copies(comm, &c));
-    }
-    const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
-    for (int i = 0; i < 3; i++) { /* masters that are split, a tied embedding, all units kept */
-        mt_trainer_config c = config_of(dtypes[i], i ? "mxfp8; layers=*qkv* nvfp4" : "none");
-        c.optim.master = dtypes[i] == MT_F64 ? MT_MASTER_REAL : MT_MASTER_SPLIT;
-        c.model.tie_word_embeddings = i != 1;
-        c.quantized_init = i == 2;
-        c.keep_gathered = i == 1;
-        MT_TRY(compare_copies(comm, &c));
-    }
-    static const char *const halves[] = {
-        "none", "fprop=bf16/bf16 dgrad=mxfp8/bf16 wgrad=bf16",
-        "fprop=bf16/bf16 dgrad=bf16/bf16 wgrad=bf16; layers=*qkv* nvfp4"
-    };
-    for (int i = 0; i < 3; i++) { /* ranks exchange what split masters hold in bf16 */
-        mt_trainer_config c = config_of(MT_BF16, halves[i]);
-        c.optim.master = MT_MASTER_SPLIT, c.optim.offload = i == 2;
-        MT_TRY(compare_copies(comm, &c));
-    }
-    static const char *const chained[] = {
-        "fprop=nvfp4:1d/bf16 dgrad=nvfp4:1d+source=dequantized/bf16 wgrad=bf16",
-        "fprop=nvfp4:1d+sr/bf16 dgrad=mxfp8:source=dequantized/bf16 wgrad=bf16",
-        "fprop=mxfp4/bf16 dgrad=nvfp4:1d+sr+source=dequantized/bf16 wgrad=bf16",
-        "fprop=f32/bf16 dgrad=nvfp4:1d+source=dequantized/bf16 wgrad=bf16"
-    };
-    for (int i = 0; i < 4; i++) { /* columns from what rows hold, which may need an amax itself */
-        mt_trainer_config c = config_of(MT_F32, chained[i]);
-        MT_TRY(compare_copies(comm, &c));
-    }
-    return MT_OK;
 }
 
 /* ---- training ----------------------------------------------------------------------------------
@@ -345,7 +155,7 @@ static mt_status repeated(mt_comm *comm)
 {
     enum { LONG = 50 };
     static mt_step_result runs[2][LONG];
-    mt_trainer_config c = config_of(MT_BF16, "mxfp8; layers=*experts* fp8_current");
+    mt_trainer_config c = wide_config(MT_BF16, "mxfp8; layers=*experts* fp8_current");
     int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
     c.comm = comm, c.reduce_bf16 = true, c.steps = LONG;
     memset(runs, 0, sizeof runs);
@@ -475,7 +285,6 @@ static mt_status nonfinite(mt_comm *comm)
 
 static const rank_case cases[] = {
     { "nonfinite", nonfinite },
-    { "copies", copies },
     { "training", training },
     { "quantized_training", quantized_training },
     { "traffic", traffic },
@@ -486,12 +295,6 @@ static const rank_case cases[] = {
     { "offload", offload },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
-
-static void test_copies(void **state)
-{
-    (void)state;
-    assert_two_and_four("copies");
-}
 
 static void test_training(void **state)
 {
@@ -555,15 +358,10 @@ int main(int argc, char **argv)
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_training),
-        cmocka_unit_test(test_quantized_training),
-        cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_traffic),
-        cmocka_unit_test(test_narrow_reduction),
-        cmocka_unit_test(test_bf16_gradients),
-        cmocka_unit_test(test_in_place),
-        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_training),         cmocka_unit_test(test_quantized_training),
+        cmocka_unit_test(test_nonfinite),        cmocka_unit_test(test_traffic),
+        cmocka_unit_test(test_narrow_reduction), cmocka_unit_test(test_bf16_gradients),
+        cmocka_unit_test(test_in_place),         cmocka_unit_test(test_offload),
         cmocka_unit_test(test_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

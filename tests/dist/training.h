@@ -33,6 +33,16 @@ static inline mt_trainer_config small_config(mt_dtype dtype, const char *recipe,
     return c;
 }
 
+/* Members and rows that shards cut through, at every atom. */
+static inline mt_trainer_config wide_config(mt_dtype dtype, const char *recipe)
+{
+    mt_trainer_config c = small_config(dtype, recipe, 3, 2);
+    c.model.vocab_size = 301, c.model.hidden_size = 64, c.model.moe_intermediate_size = 136;
+    c.model.num_attention_heads = c.model.num_key_value_heads = 5;
+    c.optim.lr = 3e-3;
+    return c;
+}
+
 /* In every fourth batch the second half has no targets: ranks with nothing to learn from. */
 static inline void draw_batch(const mt_trainer_config *c, int64_t step, int32_t *tokens,
                               int32_t *targets)
