@@ -65,12 +65,29 @@ static mt_status gather(mt_fsdp *f, int64_t wire)
 /* Learns the order in which wires are needed, and fetches the one that came next the last time. */
 static mt_status go_on(mt_fsdp *f, int64_t wire)
 {
-    if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = (int32_t)wire;
+    if (f->current >= 0)
+        f->next[(f->previous + 1) * f->wires + f->current] = (int32_t)wire;
+    else
+        f->start = wire;
     f->previous = f->current, f->current = wire;
     int32_t next = f->next[(f->previous + 1) * f->wires + wire];
     if (next < 0 || f->wire[next].slot >= 0 || !f->wire[next].bytes) return MT_OK;
     f->counts.ahead++;
     return gather(f, next);
+}
+
+mt_status mt_fsdp_start(mt_fsdp *f)
+{
+    int64_t previous = -1, wire = f->start;
+    for (int i = 0; i < AHEAD && wire >= 0 && f->written[wire / MT_DIR_COUNT]; i++) {
+        if (f->wire[wire].slot < 0 && f->wire[wire].bytes) {
+            f->counts.ahead++;
+            MT_TRY(gather(f, wire));
+        }
+        int64_t next = f->next[(previous + 1) * f->wires + wire];
+        previous = wire, wire = next;
+    }
+    return MT_OK;
 }
 
 static mt_status need(void *context, mt_param *param, mt_dir dir)
@@ -363,7 +380,8 @@ mt_status mt_fsdp_layout(mt_fsdp *f)
     MT_TRY(resize_shared(f));
     MT_TRY(make_slots(f));
     for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
-    f->previous = f->current = -1;
+    f->previous = f->current = f->start = -1;
+    for (int64_t i = 0; i < f->units; i++) f->written[i] = false;
     mt_fsdp_place_casts(f);
     return mt_device_zero(f->device, f->own, f->own_bytes);
 }
@@ -406,10 +424,12 @@ static mt_status build(mt_fsdp *f)
     f->slot_count = f->options.keep_gathered ? f->wires : AHEAD;
     f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
     f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
+    f->written = calloc((size_t)f->units, sizeof *f->written);
     f->reduction = calloc((size_t)f->units, sizeof *f->reduction);
     f->parts = calloc((size_t)(f->units * mt_comm_size(f->comm)), sizeof *f->parts);
-    MT_REQUIRE(f->wire && f->single && f->slots && f->next && f->reduction && f->parts, MT_ENOMEM,
-               "fsdp: out of memory");
+    MT_REQUIRE(f->wire && f->single && f->slots && f->next && f->written && f->reduction &&
+                   f->parts,
+               MT_ENOMEM, "fsdp: out of memory");
     find_parts(f);
     MT_TRY(make_streams(f));
     MT_TRY(make_amaxes(f));
@@ -475,6 +495,7 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     free(f->single);
     free(f->slots);
     free(f->next);
+    free(f->written);
     free(f->reduction);
     free(f->parts);
     free(f->amax_at);

@@ -41,7 +41,11 @@ mt_status mt_fsdp_layout(mt_fsdp *fsdp);
 /* Before an update of masters in that stream, which writes their casts, too (mt_param.cast): what
  * was gathered before no longer counts. A refresh without an update begins with it. */
 mt_status mt_fsdp_begin_update(mt_fsdp *fsdp, mt_stream *stream);
-/* Writes the own wires from the masters, but what an update has written. Collective. */
+/* A param has been updated, params in the order of the store: a unit without quantized directions
+ * is written with its last one, and if passes begin with it, fetched while others are updated.
+ * Collective. */
+mt_status mt_fsdp_updated(void *fsdp, mt_param *param);
+/* Writes the own wires from the masters, but those that an update has. Collective. */
 mt_status mt_fsdp_refresh(mt_fsdp *fsdp, mt_stream *stream);
 /* Masters of quantized weights become what their codes hold; after a refresh. */
 mt_status mt_fsdp_quantized_masters(mt_fsdp *fsdp, mt_stream *stream);

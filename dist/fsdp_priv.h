@@ -73,7 +73,9 @@ struct mt_fsdp {
     int64_t *amax_at;    /* of param i: first of its 2 N; -1 none */
     /* What is needed after what: [previous + 1, current] -> next, -1 unknown; and where we are. */
     int32_t *next;
-    int64_t previous, current;
+    int64_t previous, current, start; /* start: what the passes after an update begin with */
+    bool updating;
+    bool *written;           /* of each unit: its own wires, since the update began */
     bool last_pass;          /* of a step: gradients that are final are reduced */
     mt_reduction *reduction; /* of each unit */
     int64_t *parts; /* [units, ranks of the world] what each rank owns of a unit's gradients as they
@@ -107,6 +109,9 @@ static inline mt_group mt_fragment_group(const mt_fragment *x)
 {
     return mt_group_uniform(x->members, x->rows, x->param->group.k);
 }
+
+/* Fetches what the passes will begin with, as far as it is written. */
+mt_status mt_fsdp_start(mt_fsdp *f);
 
 /* Fragments of every wire, and the sizes that follow. */
 mt_status mt_fsdp_cut_wires(mt_fsdp *f);

@@ -196,21 +196,26 @@ static mt_status narrow(mt_fsdp *f, const mt_fragment *x, void *master)
 
 typedef mt_status visit_fragment(mt_fsdp *f, const mt_fragment *x, void *master);
 
-/* Visits the own fragments of GEMM weights, each once, with the own piece of their master. */
+/* Visits the own fragments of a unit's GEMM weights, each once, with the own piece of their master.
+ */
+static mt_status for_own(mt_fsdp *f, int64_t unit, visit_fragment *visit)
+{
+    const mt_wire *w = &f->wire[mt_wire_of(unit, MT_ROW)];
+    const mt_param *last = NULL;
+    void *master = NULL;
+    for (int64_t i = w->own; i < w->own + w->own_count; i++) {
+        const mt_fragment *x = &w->list[i];
+        if (x->real) continue;
+        if (x->param != last) MT_TRY(own_master(x->param, &f->stream, &master));
+        last = x->param;
+        MT_TRY(visit(f, x, master));
+    }
+    return MT_OK;
+}
+
 static mt_status for_each_own(mt_fsdp *f, visit_fragment *visit)
 {
-    for (int64_t u = 0; u < f->units; u++) {
-        const mt_wire *w = &f->wire[mt_wire_of(u, MT_ROW)];
-        const mt_param *last = NULL;
-        void *master = NULL;
-        for (int64_t i = w->own; i < w->own + w->own_count; i++) {
-            const mt_fragment *x = &w->list[i];
-            if (x->real) continue;
-            if (x->param != last) MT_TRY(own_master(x->param, &f->stream, &master));
-            last = x->param;
-            MT_TRY(visit(f, x, master));
-        }
-    }
+    for (int64_t u = 0; u < f->units; u++) MT_TRY(for_own(f, u, visit));
     return MT_OK;
 }
 
@@ -258,10 +263,10 @@ static mt_status reduce_amaxes(mt_fsdp *f)
 }
 
 /* Masters that travel as they are. */
-static mt_status write_masters(mt_fsdp *f)
+static mt_status write_masters(mt_fsdp *f, int64_t unit)
 {
-    for (int64_t i = 0; i < f->wires; i++) {
-        const mt_wire *w = &f->wire[i];
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        const mt_wire *w = &f->wire[mt_wire_of(unit, (mt_dir)d)];
         for (int64_t j = w->own; j < w->own + w->own_count; j++) {
             const mt_fragment *x = &w->list[j];
             if (!x->real) continue;
@@ -272,24 +277,62 @@ static mt_status write_masters(mt_fsdp *f)
     return MT_OK;
 }
 
+static mt_status write_unit(mt_fsdp *f, int64_t unit)
+{
+    mt_unit u = mt_param_store_unit(f->store, unit);
+    MT_TRY(for_own(f, unit, write_codes));
+    for (int64_t i = u.first; i < u.first + u.count; i++)
+        mt_param_store_get(f->store, i)->cast_written = false;
+    f->written[unit] = true;
+    return write_masters(f, unit);
+}
+
+/* Whether what a unit sends depends on its own masters alone, not on amaxes, draws or the step. */
+static bool is_native(const mt_fsdp *f, const mt_unit *u)
+{
+    for (int64_t i = u->first; i < u->first + u->count; i++) {
+        const mt_param *p = mt_param_store_get(f->store, i);
+        if (p->packed && !(mt_fsdp_native(p, MT_ROW) && mt_fsdp_native(p, MT_COL))) return false;
+    }
+    return true;
+}
+
 mt_status mt_fsdp_begin_update(mt_fsdp *f, mt_stream *stream)
 {
     f->stream = *stream;
-    MT_TRY(mt_event_wait(&f->gathered, stream)); /* gathers read the own wires, and fill staging */
+    MT_TRY(mt_event_wait(&f->gathered, stream)); /* gathers read the own wires */
     for (int64_t i = 0; i < f->slot_count; i++) mt_fsdp_evict(f, &f->slots[i]);
     if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = -1;
     f->previous = f->current = -1;
+    for (int64_t i = 0; i < f->units; i++)
+        f->written[i] = mt_param_store_unit(f->store, i).count == 0;
+    f->updating = true;
     return MT_OK;
+}
+
+mt_status mt_fsdp_updated(void *fsdp, mt_param *param)
+{
+    mt_fsdp *f = fsdp;
+    mt_unit u = mt_param_store_unit(f->store, param->unit);
+    int64_t last = u.first + u.count - 1;
+    while (mt_param_store_get(f->store, last)->frozen) last--;
+    if (mt_param_store_get(f->store, last) != param || !is_native(f, &u)) return MT_OK;
+    MT_TRY(write_unit(f, param->unit));
+    return mt_fsdp_start(f);
 }
 
 mt_status mt_fsdp_refresh(mt_fsdp *f, mt_stream *stream)
 {
-    MT_TRY(mt_fsdp_begin_update(f, stream));
+    bool all = true;
+    if (!f->updating) MT_TRY(mt_fsdp_begin_update(f, stream));
+    f->stream = *stream, f->updating = false;
+    for (int64_t u = 0; u < f->units; u++) all &= f->written[u];
+    if (all) return MT_OK;
+    MT_TRY(mt_event_wait(&f->gathered, stream)); /* gathers fill staging */
     MT_TRY(reduce_amaxes(f));
-    MT_TRY(for_each_own(f, write_codes));
-    for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
-        mt_param_store_get(f->store, i)->cast_written = false;
-    return write_masters(f);
+    for (int64_t u = 0; u < f->units; u++)
+        if (!f->written[u]) MT_TRY(write_unit(f, u));
+    return MT_OK;
 }
 
 static mt_status read_back(mt_fsdp *f, const mt_fragment *x, void *master)

@@ -17,6 +17,8 @@ struct mt_optimizer {
     size_t code_bytes, scale_bytes; /* of one moment */
     struct mt_step_state *state;
     mt_comm *comm; /* NULL: this rank has everything */
+    mt_optimizer_updated updated;
+    void *context; /* of `updated` */
     void *sum;     /* device f64: of squares, over ranks */
 };
 
@@ -138,6 +140,11 @@ void mt_optimizer_set_comm(mt_optimizer *optimizer, mt_comm *comm)
     optimizer->comm = comm;
 }
 
+void mt_optimizer_set_updated(mt_optimizer *optimizer, mt_optimizer_updated updated, void *context)
+{
+    optimizer->updated = updated, optimizer->context = context;
+}
+
 /* The scales from a param's first block on. */
 static float *scales_at(const mt_optimizer *o, const moment *x, int64_t offset)
 {
@@ -209,7 +216,9 @@ mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, const void *loss
     MT_TRY(norm(o, stream, loss));
     for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
         mt_param *p = mt_param_store_get(o->store, i);
-        if (!p->frozen) MT_TRY(update(o, stream, p, (uint32_t)i));
+        if (p->frozen) continue;
+        MT_TRY(update(o, stream, p, (uint32_t)i));
+        if (o->updated) MT_TRY(o->updated(o->context, p));
     }
     return MT_OK;
 }

@@ -52,6 +52,10 @@ mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
                               const mt_optim_config *config);
 /* The ranks that hold the other shards: the norm is of all of them. Borrowed. */
 void mt_optimizer_set_comm(mt_optimizer *optimizer, mt_comm *comm);
+/* Told of every param that a step updates, in the order of the store, once the stream has been
+ * given its update. */
+typedef mt_status (*mt_optimizer_updated)(void *context, mt_param *param);
+void mt_optimizer_set_updated(mt_optimizer *optimizer, mt_optimizer_updated updated, void *context);
 void mt_optimizer_destroy(mt_optimizer **optimizer);
 
 /* The learning rate of the updates to come. */

@@ -63,6 +63,13 @@ static mt_status grad_ready(void *trainer, mt_param *param)
     return fsdp ? mt_fsdp_grad_ready(fsdp, param) : MT_OK;
 }
 
+/* The optimizer's. */
+static mt_status updated(void *trainer, mt_param *param)
+{
+    mt_fsdp *fsdp = mt_trainer_shards(trainer);
+    return fsdp ? mt_fsdp_updated(fsdp, param) : MT_OK;
+}
+
 static mt_status build(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
@@ -78,6 +85,7 @@ static mt_status build(mt_trainer *t)
     t->config.model = *mt_model_get_config(t->model);
     MT_TRY(mt_optimizer_create(&t->optimizer, mt_model_params(t->model), &c->optim));
     mt_optimizer_set_comm(t->optimizer, c->comm);
+    mt_optimizer_set_updated(t->optimizer, updated, t);
     MT_TRY(mt_tape_create(&t->tape, &t->stream, &options));
     size_t load = (size_t)(mt_model_moe_layers(t->model) * c->model.num_experts);
     t->load = calloc(load + 1, sizeof *t->load);

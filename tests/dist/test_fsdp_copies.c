@@ -233,6 +233,8 @@ static mt_status follow_updates(mt_comm *comm, const char *recipe, bool keep)
         draw_batch(&c, s, tokens, targets);
         MT_TRY(mt_trainer_step(t, tokens, targets, &result));
         rank_check(result.skipped == (s == 3), "step %d: skipped %d", s, (int)result.skipped);
+        rank_check(strchr(recipe, ';') || mt_param_store_get(store, 0)->master,
+                   "step %d: what passes begin with was not fetched", s);
         MT_TRY(visit_native(t, kept, ROOM, false));
         MT_TRY(mt_model_refresh(mt_trainer_model(t), &stream));
         MT_TRY(visit_native(t, kept, ROOM, true));
