@@ -12,7 +12,10 @@ static const struct pair {
               { "fp8_block", "fp8_block" },   { "mxfp8", "mxfp8" },
               { "mxfp4", "mxfp4" },           { "nvfp4", "nvfp4:rht" },
               { "nvfp4:sr", "nvfp4:rht+sr" }, { "nvfp4:4over6", "nvfp4:4over6" },
-              { "fp8_block", NULL },          { NULL, "nvfp4" } };
+              { "fp8_block", NULL },          { NULL, "nvfp4" },
+              { NULL, "fp8_tensor" },         { NULL, "fp8_block:pow2=off" },
+              { NULL, "mxfp8:e5m2" },         { "mxfp4:scale=floor", NULL },
+              { "nvfp4", "nvfp4" },           { "nvfp4:sr", "nvfp4:sr" } };
 
 static void quantize_on(mt_device *device, const struct quantize_case *c, void *x,
                         const struct pair *p, struct quantize_result *r, int64_t nan[N])
