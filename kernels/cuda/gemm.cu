@@ -195,13 +195,10 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
 {
     static const char *const names[MT_CUDA_GEMM_NAMES] = {
-        "wgmma 256x192, pairs",
-        "wgmma 256x192",
-        "wgmma 128x192, ping-pong",
-        "wgmma fp8 128x192, f32 sums of 128",
-        "cuBLASLt",
-        "cuBLASLt, grouped",
-        "cuBLASLt, a call per member",
+        "wgmma 256x192, pairs",        "wgmma 256x192",
+        "wgmma 128x192, ping-pong",    "wgmma fp8 128x192, f32 sums of 128",
+        "wgmma 256x192 turned, pairs", "cuBLASLt",
+        "cuBLASLt, grouped",           "cuBLASLt, a call per member",
     };
     return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
 }

@@ -18,6 +18,8 @@ enum {
                                 NT, PINGPONG, whichever is named */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
+    MT_CUDA_GEMM_TURNED, /* wgmma, NT of bf16: 256 x 192 of the result turned, pairs share X;
+                            without C or a factor */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,

@@ -9,6 +9,7 @@ enum {
     FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
     TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
     NARROWEST = 64,
+    TILE = 256, /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
     MOST = 1 << 30 /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
@@ -44,6 +45,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
         mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
+    if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned;
     return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1]
                   : &tables[g->layout][is_plain(g) ? variant : (int)MT_CUDA_GEMM_VARIANTS];
 }
@@ -99,8 +101,16 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     if (g->fp8) path->variant = MT_CUDA_GEMM_FP8;
 }
 
+/* Whether tiles of the result turned are all but full. */
+static bool turned_suits(const gemm_problem *g)
+{
+    int64_t tiles = mt_ceil_div(g->height, SM90_WIDTH);
+    return is_plain(g) && g->cols == TILE && 10 * g->height > 9 * tiles * SM90_WIDTH;
+}
+
 /* NT: the depth is short, a tile's result large: ping-pong, but where its tiles would be narrow;
- * then pairs of them share what is wider, if there are enough. */
+ * then pairs of them share what is wider, if there are enough, or, where the result is as narrow
+ * as tiles are high, it is turned. */
 static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
     int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
@@ -110,8 +120,10 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
     if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
     path->variant = g->fp8                      ? MT_CUDA_GEMM_FP8
                     : path->width == SM90_WIDTH ? MT_CUDA_GEMM_PINGPONG
+                    : turned_suits(g) && !few   ? MT_CUDA_GEMM_TURNED
                     : few || tiles % 2          ? MT_CUDA_GEMM_ALONE
                                                 : MT_CUDA_GEMM_WIDE;
+    if (path->variant == MT_CUDA_GEMM_TURNED) path->width = SM90_WIDTH;
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
@@ -149,8 +161,10 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
     bool wgrad = g->layout == MT_GEMM_NT;
     int grain = wgrad ? 64 : 8;
     if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8
-               : path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS)
+               : path->variant != MT_CUDA_GEMM_TURNED &&
+                     (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS))
         return false;
+    if (path->variant == MT_CUDA_GEMM_TURNED && (!wgrad || !is_plain(g))) return false;
     if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||
         !suits_operands(g))
         return false;
@@ -222,6 +236,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
                            g->b.width, along ? g->cols : g->depth,
                            members,    along ? variant->tile / variant->cluster_n : 64,
                            size };
+    bool turned = variant == &mt_cuda_gemm_sm90_turned;
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
     gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result_size(g) };
     if (wgrad && g->fp8) { /* all members in lines along the rows */
@@ -232,6 +247,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;
         q.box_rows = 64;
     }
+    if (turned) d.columns = g->height, d.rows = g->cols, d.box_rows = g->d_real ? 32 : 64;
     gemm_sm90_matrix c = d;
     c.name = "c", c.data = g->c ? g->c : g->d;
     MT_TRY(mt_cuda_gemm_sm90_map(&maps->p, &p));
@@ -282,11 +298,19 @@ gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_
     return args;
 }
 
+void mt_cuda_gemm_sm90_turn(gemm_problem *g)
+{
+    gemm_problem was = *g;
+    g->a = was.b, g->b = was.a, g->cols = was.height, g->height = was.cols;
+}
+
 mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     const gemm_sm90_variant *variant = variant_of(g, path->variant);
+    gemm_problem of = *g;
     gemm_sm90_maps maps;
-    MT_TRY(make_maps(&maps, g, variant));
-    gemm_sm90_args args = mt_cuda_gemm_sm90_args(g, path);
+    if (path->variant == MT_CUDA_GEMM_TURNED) mt_cuda_gemm_sm90_turn(&of);
+    MT_TRY(make_maps(&maps, &of, variant));
+    gemm_sm90_args args = mt_cuda_gemm_sm90_args(&of, path);
     return mt_cuda_gemm_sm90_launch(stream, variant, &maps, &args);
 }

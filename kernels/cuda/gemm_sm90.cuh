@@ -55,6 +55,8 @@ struct gemm_sm90_variant {
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS + 1],
     mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS + 1],
     mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
+/* NT of such a sum with P X, Q dY: D(i, j) is stored at (j, i). */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_turned;
 
 /* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks that
  * are powers of two, any scales of blocks. */
@@ -81,6 +83,9 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
 /* Its operands where the kernels read them, and their factor, in operand memory. */
 extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
                                               const struct mt_gemm_args *args);
+/* NT in the roles that the turned kernels have: X and dY, and the extents of the result, exchanged.
+ */
+extern "C" void mt_cuda_gemm_sm90_turn(gemm_problem *g);
 /* Whether these kernels can run the product so: dtypes, alignment, extents. */
 extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path);
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */

@@ -10,8 +10,11 @@
 
 /* Shared memory: stages, pieces of the result on their way, descriptions of the last tiles,
  * barriers, the first rows of members and the numbers of tiles before each. PINGPONG: each
- * multiplying warpgroup has tiles of its own, else each has half of the rows of every tile. */
-template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAIN_> struct sm90 {
+ * multiplying warpgroup has tiles of its own, else each has half of the rows of every tile. TURNED:
+ * NT whose P is X and Q dY, so that D(i, j) is the element (j, i) of the result. */
+template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAIN_,
+          bool TURNED_ = false>
+struct sm90 {
     enum {
         LAYOUT = LAYOUT_,
         CLUSTER_M = CLUSTER_M_,
@@ -29,6 +32,7 @@ template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAI
         SCALED = false,
         PACKED = false,
         FACTOR = false,
+        TURNED = TURNED_,
         ELEMENTS = 0,
         SCALES = 0,
         SCALES_P = 0,
@@ -81,6 +85,7 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct
         FP8 = true,
         PLAIN = false,
         SKEWED = false,
+        TURNED = false,
         SCALED = SCALED_,
         PACKED = PACKED_,
         FACTOR = !SCALED, /* of a member's sums */
@@ -392,6 +397,8 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
     }
 }
 
+#include "kernels/cuda/gemm_sm90_result.cuh"
+
 #include "kernels/cuda/gemm_sm90_consumer.cuh"
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -456,8 +463,8 @@ template <class C> static gemm_sm90_variant sm90_variant_of()
     };
 }
 
-template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG, bool PLAIN>
+template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG, bool PLAIN, bool TURNED = false>
 static gemm_sm90_variant sm90_variant()
 {
-    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG, PLAIN>>();
+    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG, PLAIN, TURNED>>();
 }

@@ -7,3 +7,5 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1] = {
     sm90_variant<MT_GEMM_NT, 2, 1, true, true>(),
     sm90_variant<MT_GEMM_NT, 2, 1, true, false>(),
 };
+const gemm_sm90_variant mt_cuda_gemm_sm90_turned =
+    sm90_variant<MT_GEMM_NT, 1, 2, false, true, true>();

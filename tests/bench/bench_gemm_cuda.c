@@ -227,15 +227,19 @@ static bool path_at(mt_cuda_gemm_path *path, int i)
         *path = (mt_cuda_gemm_path){ .variant = MT_CUDA_GEMM_TILED };
         return true;
     }
-    *path = (mt_cuda_gemm_path){ .variant = (i - 1) / per,
+    int variant = (i - 1) / per;
+    *path = (mt_cuda_gemm_path){ .variant = variant < MT_CUDA_GEMM_VARIANTS ? variant
+                                                                            : MT_CUDA_GEMM_TURNED,
                                  .width = widths[(i - 1) % per / TOGETHER],
                                  .super = together[(i - 1) % TOGETHER] };
-    return path->variant < MT_CUDA_GEMM_VARIANTS;
+    return variant <= MT_CUDA_GEMM_VARIANTS;
 }
 
-static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k)
+static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k,
+                 bool add)
 {
     if (path->variant == MT_CUDA_GEMM_TILED) return true;
+    if (path->variant == MT_CUDA_GEMM_TURNED && (add || layout != MT_GEMM_NT)) return false;
     return !strcmp(device->kernel_set, "sm_90a") && n % 8 == 0 && k % 8 == 0 &&
            (layout != MT_GEMM_NT || path->width % 64 == 0);
 }
@@ -274,7 +278,7 @@ static void check(void)
             mt_gemm_layout layout = (mt_gemm_layout)l;
             mt_cuda_gemm_path path;
             for (int i = 0; path_at(&path, i); i++)
-                for (int c = 0; runs(&path, layout, n, k) && c < C_FORMS; c++) {
+                for (int c = 0; c < C_FORMS && runs(&path, layout, n, k, c); c++) {
                     check_path(&p, layout, &path, c, false, false), done++;
                     if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true, false), done++;
                     if (layout == MT_GEMM_NT) check_path(&p, layout, &path, c, false, true), done++;
@@ -384,7 +388,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
     print_rate(t, what, ours, &chosen, "");
     best = chosen;
     for (int i = 1; sweep && path_at(&path, i); i++) {
-        if (!is_swept(&path) || !runs(&path, layout, s->n, s->k)) continue;
+        if (!is_swept(&path) || !runs(&path, layout, s->n, s->k, add)) continue;
         double x = rate(t, layout, add, half, &path);
         if (x > most) most = x, best = path;
     }
