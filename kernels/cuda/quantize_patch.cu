@@ -141,66 +141,44 @@ static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, con
     }
 }
 
-/* Lines that begin anywhere, in sectors of 32 bytes, which are written once and whole: what begins
- * a line's last one is left to the tile below, which follows in the next turn (`on`), unless there
- * is none; this one begins with what was left of `last`, where it is not NULL. Else words that are
- * others' too are written byte by byte. */
+/* Lines that begin anywhere: whole words, each with the last bytes of the word before it; bytes
+ * before and after them, whose words are also those of others. */
 template <int KIND>
-static __device__ __forceinline__ void put_uneven_lines(const uint32_t *codes, const uint32_t *last,
-                                                        const target &to, int cols, int bytes,
-                                                        bool on)
+static __device__ __forceinline__ void put_uneven_lines(const uint32_t *codes, const target &to,
+                                                        int cols, int bytes)
 {
-    enum { LINE = patches<KIND>::LINE, STEP = TILE_THREADS / LINE, SECTOR = 32 };
-    const int at = (int)threadIdx.x % LINE, first = (int)threadIdx.x / LINE;
-    const uint8_t *p = to.codes + first * to.pitch;
-#pragma unroll 2
-    for (int c = first; c < cols; c += STEP, p += STEP * to.pitch) {
-        /* counted from the sector's begin */
-        const int begin = (int)((uintptr_t)p & (SECTOR - 1)), end = on ? LINE * 4 : begin + bytes;
-        uint8_t *sector = (uint8_t *)p - begin;
-        const auto word = [&](int i) {
-            return i >= 0 ? codes[word_place<KIND>(c, i)] : last[word_place<KIND>(c, i + LINE)];
-        };
-        const auto put = [&](int i) { /* a whole word */
-                                      const int w = i - begin / 4, before = w - 1;
-                                      if (i * 4 + 4 > end || (!last && i * 4 < begin)) return;
-                                      const uint32_t low = begin % 4 ? word(before) : 0;
-                                      store_4(sector + i * 4,
-                                              __funnelshift_l(low, word(w), begin % 4 * 8));
-        };
-        put(at);
-        if (!on && at < SECTOR / 4) put(LINE + at);
-        if (on && last) continue;
-        const int whole = last ? 0 : (begin + 3) & ~3, rest = end & ~3; /* words from, to */
-        const int tail = rest > whole ? rest : whole;
-        const int b = at < 4 ? begin + at : tail + at - 4; /* single bytes before and behind */
-        if (at < 4 ? b < whole && b < end : at < 8 && b < end)
-            sector[b] = (uint8_t)(word((b - begin) >> 2) >> ((b - begin) & 3) * 8);
+    enum { LANES = patches<KIND>::LINE, STEP = TILE_THREADS / LANES };
+    const int at = (int)threadIdx.x % LANES, first = (int)threadIdx.x / LANES;
+    uint8_t *p = to.codes + first * to.pitch;
+#pragma unroll 4
+    for (int c = first; c < TILE; c += STEP, p += STEP * to.pitch) {
+        const int skew = (int)((uintptr_t)p & 3), begin = at * 4 - skew;
+        const uint32_t w = codes[word_place<KIND>(c, at)];
+        const uint32_t before = __shfl_up_sync(~0u, w, 1);
+        if (c >= cols) continue; /* threads of a line, which is of one warp; the others come here */
+        if (begin >= 0 && begin + 4 <= bytes)
+            store_4(p + begin, __funnelshift_l(before, w, 8 * skew));
+        const int head = (4 - skew) & 3, tail = ((bytes + skew) & ~3) - skew;
+        const int b = at < 4 ? at : (tail > head ? tail : head) + at - 4;
+        if (at < 4 ? b < head && b < bytes : at < 8 && b < bytes)
+            p[b] = ((const uint8_t *)(codes + word_place<KIND>(c, b / 4)))[b % 4];
     }
 }
 
-/* Turned codes, and scales of nibbles, to where they go; on: see above. */
+/* Turned codes, and scales of nibbles, to where they go. */
 template <int KIND>
-static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f,
-                                                  const uint32_t *codes, const uint32_t *last,
-                                                  bool on)
+static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f)
 {
     enum { HALF = patches<KIND>::HALF };
     const target &to = f.to[MT_COL];
     const int bytes = ((to.padded ? (int)TILE : f.t.rows) + HALF) >> HALF;
     if (to.even)
-        put_even_lines<KIND>(codes, to, f.t.cols, bytes);
+        put_even_lines<KIND>(sp->codes, to, f.t.cols, bytes);
     else
-        put_uneven_lines<KIND>(codes, last, to, f.t.cols, bytes, on);
+        put_uneven_lines<KIND>(sp->codes, to, f.t.cols, bytes);
     for (int i = threadIdx.x; KIND == NIBBLES && i < f.t.cols * SEGMENTS; i += TILE_THREADS)
         if (i % SEGMENTS * SEGMENT < f.t.rows)
             to.scales.at[scale_offset(to.scales, i / SEGMENTS, i % SEGMENTS)] = sp->scales[i];
-}
-
-/* Whether the tile of `next` is below that of f, in the same member. */
-static __device__ __forceinline__ bool is_below(const frame &next, const frame &f)
-{
-    return next.t.index == f.t.index && next.t.c0 == f.t.c0 && next.t.r0 == f.t.r0 + TILE;
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
@@ -209,8 +187,7 @@ static __device__ __forceinline__ bool is_below(const frame &next, const frame &
 /* Codes and scales of a patch; those of turned columns are left in shared memory. */
 template <int KIND, int DIRS, int CODES, bool SR>
 static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, const frame &f,
-                                                 uint32_t *codes, const uint32_t x[ROWS][4],
-                                                 found *it)
+                                                 const uint32_t x[ROWS][4], found *it)
 {
     enum { PLANAR = patches<KIND>::PLANAR };
     extent e = {};
@@ -234,28 +211,7 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     if (KIND == NIBBLES) make_nibble_scales(column, j, sp, f, e);
 #pragma unroll
     for (int i = 0; KIND == WHOLE && i < RUN; i++) column[i] = f.to[MT_COL].l.enc;
-    turn_patch<KIND, CODES, SR>(codes, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
-}
-
-/* The units of a block's turns: where codes are turned, four follow each other down a column as
- * long as all blocks have four; otherwise each block has every gridDim-th. */
-struct order {
-    enum { RUN_TILES = 4 };
-    int64_t units;
-    int runs; /* turns in fours */
-};
-
-static __device__ __forceinline__ order order_of(int64_t units, bool turned)
-{
-    const unsigned fours = gridDim.x * order::RUN_TILES;
-    return order{ units, turned ? (int)((uint64_t)units / fours) * order::RUN_TILES : 0 };
-}
-static __device__ __forceinline__ int64_t unit_at(const order &o, int n)
-{
-    const int fours = n / order::RUN_TILES;
-    if (n < o.runs)
-        return (fours * (int64_t)gridDim.x + blockIdx.x) * order::RUN_TILES + n % order::RUN_TILES;
-    return n * (int64_t)gridDim.x + blockIdx.x;
+    turn_patch<KIND, CODES, SR>(sp->codes, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
 }
 
 /* As short_kernel's turns; the patches of the next tile are on their way while turned codes of one
@@ -268,45 +224,34 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
     patch_space *sp = &space;
     const bool turned = !patches<KIND>::PLANAR && (DIRS & COLUMN_CODES);
     wait_for_results();
-    const order o = order_of(j.p.units[j.p.group.members], turned);
+    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
     const int warp = (int)threadIdx.x / 32;
-    const auto find = [&](int n) {
-        const int64_t unit = unit_at(o, n);
-        if (unit < o.units) find_tile(&sp->frames[n & 3], j, unit, turned ? order::RUN_TILES : 1);
-    };
-    const auto set = [&](int n, int dir) {
-        frame *f = &sp->frames[n & 3];
-        if (unit_at(o, n) < o.units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
-    };
     uint32_t x[ROWS][4];
     found it = {};
     int64_t given = -1; /* the member that the block has found something of */
-    bool on = false;    /* the tile before this one left it the ends of its lines */
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
-    if (warp < 3) find(warp);
+    if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
     __syncthreads();
-    if (unit_at(o, 0) < o.units) load_patch(x, sp->frames[0]);
-    if (warp < 4) set(warp / 2, warp % 2);
+    if (blockIdx.x < units) load_patch(x, sp->frames[0]);
+    if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
     int n = 0;
-    for (; unit_at(o, n) < o.units; n++) {
+    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
         const frame &f = sp->frames[n & 3], &next = sp->frames[(n + 1) & 3];
-        const bool more = unit_at(o, n + 1) < o.units;
+        const bool more = u + step < units;
         const int place = (warp - n) & (WARPS - 1);
         __syncthreads(); /* the frame is there; the codes of the last tile have been read */
         if (place == 0)
-            find(n + 3);
+            find_turn(&sp->frames[(n + 3) & 3], j, units, u + 3 * step);
         else if (place <= MT_DIR_COUNT)
-            set(n + 2, place - 1);
+            set_turn(&sp->frames[(n + 2) & 3], j, units, u + 2 * step, place - 1);
         else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
-        run_patch<KIND, DIRS, CODES, SR>(j, sp, f, sp->codes[n & 1], x, &it);
+        run_patch<KIND, DIRS, CODES, SR>(j, sp, f, x, &it);
         if (more) load_patch(x, next);
         if (turned) {
-            const uint32_t *last = on ? sp->codes[~n & 1] : NULL;
-            on = more && !f.to[MT_COL].even && is_below(next, f);
             __syncthreads(); /* all codes are there */
-            put_turned<KIND>(sp, f, sp->codes[n & 1], last, on);
+            put_turned<KIND>(sp, f);
         }
         if (more && next.t.index == f.t.index) continue;
         give_found(&sp->found[n & 1], j, &it);

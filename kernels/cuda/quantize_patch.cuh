@@ -34,7 +34,7 @@ static __device__ __forceinline__ int patch_column(void)
 struct patch_space {
     frame frames[4];
     block_found found[2];
-    alignas(16) uint32_t codes[2][AREA / 4]; /* of columns, turned; of the last tile and this one */
+    alignas(16) uint32_t codes[AREA / 4];       /* of columns, turned */
     alignas(16) uint32_t partial[WARPS][PAIRS]; /* magnitudes of a warp's rows */
     alignas(16) float enc[PLANAR_BLOCKS][TILE]; /* of columns */
     uint8_t scales[TILE * SEGMENTS];

@@ -112,12 +112,11 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
 }
 
 /* Looks a tile up, by a warp; its targets are set afterwards, each by another. */
-static __device__ __forceinline__ void find_tile(frame *f, const job &j, int64_t unit,
-                                                 unsigned run = 1)
+static __device__ __forceinline__ void find_tile(frame *f, const job &j, int64_t unit)
 {
     int64_t member = member_at_by_warp(j.p.units, j.p.group.members, unit);
     if (lane_of_warp()) return;
-    tile t = tile_of(j.p, member, unit, run);
+    tile t = tile_of(j.p, member, unit);
     f->t = t;
     const int64_t first = t.m.offset + t.r0 * t.m.cols;
     if (j.row_token) f->row0 = first / t.m.cols;
