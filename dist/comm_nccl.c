@@ -36,6 +36,7 @@ static bool poll_world(void *context, mt_watch_pending *oldest, char failure[MT_
     if (status != MT_OK) snprintf(failure, MT_WATCH_TEXT, "%.500s", mt_error_message());
     return status == MT_OK && any;
 }
+
 /* ---- the contract ------------------------------------------------------------------------------
  */
 

@@ -13,6 +13,7 @@ mt_status mt_nccl_check(const mt_nccl_shared *s, const char *doing, ncclResult_t
     return MT_FAIL(MT_EDEVICE, "NCCL: %s: %s%s%.300s", doing, s->nccl.GetErrorString(code),
                    why && *why ? ": " : "", why ? why : "");
 }
+
 /* ---- begin and end of a transfer ---------------------------------------------------------------
  */
 

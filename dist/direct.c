@@ -46,12 +46,12 @@ static void unmap(mt_direct *d, window *w)
     *w = (window){ 0 };
 }
 
-static window *window_of(const mt_direct *d, const void *p)
+static const window *window_of(const mt_direct *d, const void *p)
 {
     const char *at = p;
     for (int i = 0; i < WINDOWS; i++) {
         const window *w = &d->windows[i];
-        if (w->memory && at >= w->memory && at < w->memory + w->bytes) return (window *)w;
+        if (w->memory && at >= w->memory && at < w->memory + w->bytes) return w;
     }
     return NULL;
 }

@@ -112,13 +112,22 @@ static inline void assert_ranks(int ranks, const char *name)
         fail_msg("%s on %d ranks: exit code %d:\n%s", name, ranks, code, ranks_output);
 }
 
-/* The same on 2 ranks, and on 4 where there are so many. */
-static inline void assert_two_and_four(const char *name)
+/* Tests that are a case of the program, on two ranks, or also on four where there are so many:
+ * RANKS_TEST(on_two, "training"). */
+static inline void on_two(void **state)
 {
     need_ranks(2);
-    assert_ranks(2, name);
-    if (most_ranks() >= 4) assert_ranks(4, name);
+    assert_ranks(2, *state);
 }
+static inline void on_two_and_four(void **state)
+{
+    on_two(state);
+    if (most_ranks() >= 4) assert_ranks(4, *state);
+}
+#define RANKS_TEST(ranks, name)                                                                    \
+    {                                                                                              \
+        name, ranks, NULL, NULL, name                                                              \
+    }
 
 /* `program --ranks N COMMAND...`: the ranks of this host as children. */
 static inline int ranks_main(char **argv)

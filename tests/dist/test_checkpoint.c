@@ -423,27 +423,14 @@ static void test_going_on(void **state)
     assert_ranks(4, "going_on");
 }
 
-static void test_damage(void **state)
-{
-    (void)state;
-    need_ranks(2);
-    assert_ranks(2, "damage");
-}
-
-static void test_full(void **state)
-{
-    (void)state;
-    assert_two_and_four("full");
-}
-
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_counts),   cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_going_on), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_counts),       cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_going_on),     RANKS_TEST(on_two, "damage"),
+        RANKS_TEST(on_two_and_four, "full"),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -288,51 +288,14 @@ static const rank_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-static void test_one_layer(void **state)
-{
-    (void)state;
-    assert_two_and_four("one_layer");
-}
-
-static void test_training(void **state)
-{
-    (void)state;
-    assert_two_and_four("training");
-}
-
-static void test_overflow(void **state)
-{
-    (void)state;
-    assert_two_and_four("overflow");
-}
-
-static void test_copies(void **state)
-{
-    (void)state;
-    assert_two_and_four("copies");
-}
-
-static void test_recipes(void **state)
-{
-    (void)state;
-    assert_two_and_four("recipes");
-}
-
-static void test_refusals(void **state)
-{
-    (void)state;
-    need_ranks(2);
-    assert_ranks(2, "refusals");
-}
-
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_layer), cmocka_unit_test(test_training),
-        cmocka_unit_test(test_overflow),  cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_recipes),   cmocka_unit_test(test_refusals),
+        RANKS_TEST(on_two_and_four, "one_layer"), RANKS_TEST(on_two_and_four, "training"),
+        RANKS_TEST(on_two_and_four, "overflow"),  RANKS_TEST(on_two_and_four, "copies"),
+        RANKS_TEST(on_two_and_four, "recipes"),   RANKS_TEST(on_two, "refusals"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,26 +232,14 @@ static void test_readers(void **state)
 static const rank_case cases[] = { { "one_layer", one_layer }, { "training", training } };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-static void test_one_layer(void **state)
-{
-    (void)state;
-    assert_two_and_four("one_layer");
-}
-
-static void test_training(void **state)
-{
-    (void)state;
-    assert_two_and_four("training");
-}
-
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_readers),
-        cmocka_unit_test(test_one_layer),
-        cmocka_unit_test(test_training),
+        RANKS_TEST(on_two_and_four, "one_layer"),
+        RANKS_TEST(on_two_and_four, "training"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

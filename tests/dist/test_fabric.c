@@ -73,18 +73,6 @@ static mt_status wrong(mt_comm *comm)
 
 static const rank_case cases[] = { { "right", right }, { "wrong", wrong } };
 
-static void test_right(void **state)
-{
-    (void)state;
-    assert_two_and_four("right");
-}
-
-static void test_wrong(void **state)
-{
-    (void)state;
-    assert_two_and_four("wrong");
-}
-
 static void test_verb(void **state)
 {
     (void)state;
@@ -103,8 +91,8 @@ int main(int argc, char **argv)
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, 2, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_right),
-        cmocka_unit_test(test_wrong),
+        RANKS_TEST(on_two_and_four, "right"),
+        RANKS_TEST(on_two_and_four, "wrong"),
         cmocka_unit_test(test_verb),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

@@ -296,73 +296,20 @@ static const rank_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-static void test_training(void **state)
-{
-    (void)state;
-    assert_two_and_four("training");
-}
-
-static void test_quantized_training(void **state)
-{
-    (void)state;
-    need_ranks(2);
-    assert_ranks(2, "quantized_training");
-}
-
-static void test_nonfinite(void **state)
-{
-    (void)state;
-    need_ranks(2);
-    assert_ranks(2, "nonfinite");
-}
-
-static void test_traffic(void **state)
-{
-    (void)state;
-    need_ranks(2);
-    assert_ranks(2, "traffic");
-}
-
-static void test_repeated(void **state)
-{
-    (void)state;
-    assert_two_and_four("repeated");
-}
-
-static void test_in_place(void **state)
-{
-    (void)state;
-    assert_two_and_four("in_place");
-}
-
-static void test_bf16_gradients(void **state)
-{
-    (void)state;
-    assert_two_and_four("bf16_gradients");
-}
-
-static void test_narrow_reduction(void **state)
-{
-    (void)state;
-    assert_two_and_four("narrow_reduction");
-}
-
-static void test_offload(void **state)
-{
-    (void)state;
-    assert_two_and_four("offload");
-}
-
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training),         cmocka_unit_test(test_quantized_training),
-        cmocka_unit_test(test_nonfinite),        cmocka_unit_test(test_traffic),
-        cmocka_unit_test(test_narrow_reduction), cmocka_unit_test(test_bf16_gradients),
-        cmocka_unit_test(test_in_place),         cmocka_unit_test(test_offload),
-        cmocka_unit_test(test_repeated),
+        RANKS_TEST(on_two_and_four, "training"),
+        RANKS_TEST(on_two, "quantized_training"),
+        RANKS_TEST(on_two, "nonfinite"),
+        RANKS_TEST(on_two, "traffic"),
+        RANKS_TEST(on_two_and_four, "narrow_reduction"),
+        RANKS_TEST(on_two_and_four, "bf16_gradients"),
+        RANKS_TEST(on_two_and_four, "in_place"),
+        RANKS_TEST(on_two_and_four, "offload"),
+        RANKS_TEST(on_two_and_four, "repeated"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -260,25 +260,13 @@ static const rank_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-static void test_copies(void **state)
-{
-    (void)state;
-    assert_two_and_four("copies");
-}
-
-static void test_updates(void **state)
-{
-    (void)state;
-    assert_two_and_four("updates");
-}
-
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_updates),
+        RANKS_TEST(on_two_and_four, "copies"),
+        RANKS_TEST(on_two_and_four, "updates"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

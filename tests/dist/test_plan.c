@@ -112,12 +112,6 @@ static void test_alone(void **state)
     mt_comm_close(&comm);
 }
 
-static void test_ranks(void **state)
-{
-    (void)state;
-    assert_two_and_four("planned");
-}
-
 /* Of a GPU that is not here, and of more ranks than there are: the shards shrink, the whole does
  * not; what has to be here for a pass does not shrink. */
 static void test_elsewhere(void **state)
@@ -153,7 +147,7 @@ int main(int argc, char **argv)
     if (argc > 1) return rank_main(cases, 1, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_ranks),
+        RANKS_TEST(on_two_and_four, "planned"),
         cmocka_unit_test(test_elsewhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
