@@ -106,13 +106,15 @@ static mt_status tell(void *context, void *room, void *to, const void *from, siz
     return mt_stream_synchronize(stream);
 }
 
-/* What is left to NCCL wants multiprocessors of its own. */
-static mt_status find_direct(mt_comm *c)
+/* What the ranks of a comm have beside NCCL's. What is left to NCCL wants multiprocessors of its
+ * own. */
+static mt_status equip(mt_comm *c)
 {
     mt_nccl *n = mt_nccl_of(c);
     const mt_direct_options options = {
         .device = n->shared->device, .rank = c->rank, .size = c->size, .tell = tell, .context = c
     };
+    for (int i = 0; i < 2; i++) MT_TRY(mt_event_create(&n->folded[i], n->shared->device));
     MT_TRY(mt_direct_create(&n->direct, &options));
     if (!n->direct) mt_cuda_spare(n->shared->device, CTAS + FOLDERS);
     return MT_OK;
@@ -121,7 +123,6 @@ static mt_status find_direct(mt_comm *c)
 static void release_shared(mt_nccl_shared *s)
 {
     mt_cuda_spare(s->device, 0);
-    for (int i = 0; i < MT_NCCL_HALVES; i++) mt_event_destroy(&s->folded[i]);
     mt_event_destroy(&s->came);
     mt_stream_destroy(&s->folds);
     mt_inflight_destroy(&s->inflight);
@@ -129,14 +130,21 @@ static void release_shared(mt_nccl_shared *s)
     free(s);
 }
 
+static void strip(mt_nccl *n)
+{
+    mt_device *device = n->shared->device;
+    (void)mt_device_synchronize(device);
+    mt_direct_destroy(&n->direct);
+    mt_device_free(device, &n->scratch, n->scratch_bytes, MT_MEMORY_STATE);
+    for (int i = 0; i < 2; i++) mt_event_destroy(&n->folded[i]);
+}
+
 static void nccl_close(mt_comm *c)
 {
     mt_nccl *impl = c->impl;
     mt_nccl_shared *s = impl->shared;
     bool world = impl->comm == s->comm;
-    (void)mt_device_synchronize(s->device);
-    mt_direct_destroy(&impl->direct);
-    mt_device_free(s->device, &impl->scratch, impl->scratch_bytes, MT_MEMORY_STATE);
+    strip(impl);
     (void)s->nccl.CommDestroy(impl->comm);
     if (world) release_shared(s);
     free(impl);
@@ -174,15 +182,16 @@ static mt_status nccl_split(mt_comm *part, const mt_comm *whole, int color)
         status = mt_nccl_check(
             s, "ncclCommSplit",
             s->nccl.CommSplit(mt_nccl_of(whole)->comm, color, whole->rank, &impl->comm, NULL));
-    if (status == MT_OK && part->size == 1) { /* alone: nothing of NCCL is needed */
-        (void)s->nccl.CommDestroy(impl->comm);
-        part->ops = &mt_comm_self;
-    }
-    if (status != MT_OK || part->size == 1)
-        free(impl);
-    else
-        part->impl = impl;
-    return status == MT_OK && part->size > 1 ? find_direct(part) : status;
+    part->impl = impl;
+    bool alone = status == MT_OK && part->size == 1; /* nothing of NCCL is needed */
+    if (status == MT_OK && !alone) status = equip(part);
+    if (status == MT_OK && !alone) return MT_OK;
+    strip(impl);
+    if (impl->comm) (void)s->nccl.CommDestroy(impl->comm);
+    free(impl);
+    part->impl = NULL;
+    if (alone) part->ops = &mt_comm_self;
+    return status;
 }
 
 const struct mt_comm_ops mt_comm_nccl = {
@@ -230,7 +239,6 @@ static mt_status make_shared(mt_nccl_shared **made, mt_device *device)
     MT_TRY(mt_staging_create(&s->staging, device));
     MT_TRY(mt_stream_create(&s->folds, device));
     MT_TRY(mt_event_create(&s->came, device));
-    for (int i = 0; i < MT_NCCL_HALVES; i++) MT_TRY(mt_event_create(&s->folded[i], device));
     return MT_OK;
 }
 
@@ -290,8 +298,9 @@ mt_status mt_comm_nccl_open(mt_comm *c, const mt_launch *launch, const mt_comm_o
         *impl = (mt_nccl){ .comm = s->comm, .shared = s };
         c->impl = impl, c->ops = &mt_comm_nccl;
         c->rank = launch->rank, c->size = launch->world;
-        status = find_direct(c);
+        status = equip(c);
         if (status == MT_OK) return MT_OK;
+        strip(impl);
     }
     c->impl = NULL;
     if (c->watch) mt_watch_fault(c->watch, mt_error_message());

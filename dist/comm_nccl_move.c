@@ -210,7 +210,7 @@ static mt_status reserve(mt_comm *c, size_t bytes)
 }
 
 /* A piece of every rank into one half of the scratch, then added up. */
-static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const piece *p, int half)
+static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const piece *p, mt_event *folded)
 {
     mt_nccl_shared *s = mt_nccl_of(c)->shared;
     const reduction *r = p->r;
@@ -224,7 +224,7 @@ static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const piece *p, int
                                  .stride = r->parts ? p->step : n,
                                  .to = r->to + (size_t)p->at * size,
                                  .from = p->into };
-    MT_TRY(mt_event_wait(&s->folded[half], stream));
+    MT_TRY(mt_event_wait(folded, stream));
     if (r->parts) {
         fold.apart = part_of(p, c->rank);
         MT_TRY(swap(c, stream, false, piece_of, p));
@@ -236,9 +236,11 @@ static mt_status reduce_piece(mt_comm *c, mt_stream *stream, const piece *p, int
     MT_TRY(mt_event_record(&s->came, stream));
     MT_TRY(mt_event_wait(&s->came, &s->folds));
     MT_TRY(mt_cuda_fold(&s->folds, &fold));
-    return mt_event_record(&s->folded[half], &s->folds);
+    return mt_event_record(folded, &s->folds);
 }
 
+/* What comes in for the next reduction, in another stream, need not wait until this one is added
+ * up. */
 static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
 {
     static const bool sums[MT_DTYPE_COUNT] = {
@@ -246,21 +248,18 @@ static mt_status reduce(mt_comm *c, mt_stream *stream, const reduction *r)
     };
     MT_REQUIRE((unsigned)r->dtype < MT_DTYPE_COUNT && sums[r->dtype], MT_EUNSUPPORTED,
                "comm: %s cannot be reduced", mt_dtype_name(r->dtype));
-    mt_nccl_shared *s = mt_nccl_of(c)->shared;
+    mt_nccl *n = mt_nccl_of(c);
     int64_t step;
-    int halves;
-    size_t half_bytes = mt_comm_fold_bytes(&step, &halves, c->size, r->dtype, r->end - r->first);
+    size_t half_bytes = mt_comm_half_bytes(&step, c->size, r->dtype, r->end - r->first);
     MT_REQUIRE(step > 0, MT_EUNSUPPORTED, "comm: a reduction over %d ranks", c->size);
-    MT_TRY(reserve(c, (size_t)halves * half_bytes));
+    MT_TRY(reserve(c, 2 * half_bytes));
     MT_TRY(begin(c, stream));
-    for (int i = 0; i < MT_NCCL_HALVES; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
-    int half = 0;
-    for (int64_t at = r->first; at < r->end; at += step, half = (half + 1) % MT_NCCL_HALVES) {
-        const piece p = { r, at, step, (char *)mt_nccl_of(c)->scratch + (size_t)half * half_bytes };
-        MT_TRY(reduce_piece(c, stream, &p, half));
+    for (int64_t at = r->first; at < r->end; at += step, n->half = !n->half) {
+        char *into = (char *)n->scratch + (n->half ? n->scratch_bytes / 2 : 0);
+        MT_TRY(reduce_piece(c, stream, &(const piece){ r, at, step, into }, &n->folded[n->half]));
     }
     MT_TRY(end(c, stream));
-    for (int i = 0; i < halves; i++) MT_TRY(mt_event_wait(&s->folded[i], stream));
+    for (int i = 0; i < 2; i++) MT_TRY(mt_event_wait(&n->folded[i], stream));
     return MT_OK;
 }
 

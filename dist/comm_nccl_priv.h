@@ -8,8 +8,6 @@
 #include "dist/inflight.h"
 #include "dist/staging.h"
 
-enum { MT_NCCL_HALVES = 2 };
-
 #define MT_NCCL_FUNCTIONS(X)                                                                       \
     X(GetErrorString)                                                                              \
     X(GetLastError)                                                                                \
@@ -42,15 +40,17 @@ typedef struct mt_nccl_shared {
     mt_inflight *inflight;
     mt_staging staging; /* of collectives of host memory */
     mt_stream folds;    /* where reductions are added up */
-    mt_event came, folded[MT_NCCL_HALVES];
+    mt_event came;
 } mt_nccl_shared;
 
 typedef struct mt_nccl {
     ncclComm_t comm;
     mt_nccl_shared *shared;
     mt_direct *direct; /* NULL: the ranks do not reach each other's memory */
-    void *scratch;     /* of reductions */
+    void *scratch;     /* of reductions: two halves, used in turns */
     size_t scratch_bytes;
+    int half;           /* whose turn it is */
+    mt_event folded[2]; /* what a half held has been added up */
 } mt_nccl;
 
 static inline mt_nccl *mt_nccl_of(const mt_comm *c)

@@ -28,10 +28,9 @@ static mt_status fold(mt_comm *c, const mt_stream *stream, mt_dtype dtype, int64
 {
     plan *p = c->impl;
     int64_t step;
-    int halves;
     if (!p->gpus || !stream || mt_dtype_size(dtype) == 0) return MT_OK;
-    size_t bytes = mt_comm_fold_bytes(&step, &halves, c->size, dtype, most);
-    return grow(p, &p->scratch, &p->scratch_bytes, (size_t)halves * bytes);
+    return grow(p, &p->scratch, &p->scratch_bytes,
+                2 * mt_comm_half_bytes(&step, c->size, dtype, most));
 }
 
 static mt_status plan_split(mt_comm *part, const mt_comm *whole, int color)

@@ -76,16 +76,14 @@ mt_status mt_comm_nccl_open(mt_comm *comm, const mt_launch *launch, const mt_com
 #define mt_comm_nccl_open NULL
 #endif
 
-/* How sums over GPUs go through scratch: `most` elements of each rank in pieces of *step, in one or
- * two *halves of the bytes returned. */
-static inline size_t mt_comm_fold_bytes(int64_t *step, int *halves, int ranks, mt_dtype dtype,
-                                        int64_t most)
+/* How sums over GPUs go through scratch: `most` elements of each rank in pieces of *step, through
+ * one half of it and the other in turns. Returns the bytes of a half. */
+static inline size_t mt_comm_half_bytes(int64_t *step, int ranks, mt_dtype dtype, int64_t most)
 {
     enum { HALF_BYTES = 256 << 20, GRAIN = 64 };
     int64_t across = ranks * (int64_t)mt_dtype_size(dtype); /* an element of every rank */
     int64_t room = HALF_BYTES / across / GRAIN * GRAIN, all = (most + GRAIN - 1) / GRAIN * GRAIN;
     *step = all < room ? all : room;
-    *halves = all > *step ? 2 : 1;
     return (size_t)(*step * across);
 }
 

@@ -79,7 +79,8 @@ static mt_status go_on(mt_fsdp *f, int64_t wire)
 mt_status mt_fsdp_start(mt_fsdp *f)
 {
     int64_t previous = -1, wire = f->start;
-    for (int i = 0; i < AHEAD && wire >= 0 && f->written[wire / MT_DIR_COUNT]; i++) {
+    int64_t most = f->options.keep_gathered ? f->wires : AHEAD;
+    for (int64_t i = 0; i < most && wire >= 0 && f->written[wire / MT_DIR_COUNT]; i++) {
         if (f->wire[wire].slot < 0 && f->wire[wire].bytes) {
             f->counts.ahead++;
             MT_TRY(gather(f, wire));
@@ -117,9 +118,9 @@ static mt_status send_gradients(mt_fsdp *f, const mt_param *p, mt_piece piece, c
     size_t size = mt_dtype_size(p->grad_dtype);
     const char *from = (const char *)p->grad + (size_t)piece.first * size;
     if (wire == p->grad_dtype)
-        return mt_device_copy_async(&f->reducing, to, from, (size_t)piece.count * size);
+        return mt_device_copy_async(&f->reducing[0], to, from, (size_t)piece.count * size);
     return mt_cast(
-        &f->reducing,
+        &f->reducing[0],
         &(struct mt_cast_args){
             .dtype = wire, .count = piece.count, .y = to, .x = from, .x_dtype = p->grad_dtype });
 }
@@ -136,12 +137,12 @@ static mt_status sort_gradients(mt_fsdp *f, const mt_unit *u, size_t size)
             mt_piece piece = mt_param_piece(f->store, p, r);
             int64_t at = piece.offset - u->offset;
             if (!piece.count) continue;
-            MT_TRY(mt_device_zero_async(&f->reducing, to + (size_t)done * size,
+            MT_TRY(mt_device_zero_async(&f->reducing[0], to + (size_t)done * size,
                                         (size_t)(at - done) * size));
             MT_TRY(send_gradients(f, p, piece, to + (size_t)at * size));
             done = at + piece.count;
         }
-        MT_TRY(mt_device_zero_async(&f->reducing, to + (size_t)done * size,
+        MT_TRY(mt_device_zero_async(&f->reducing[0], to + (size_t)done * size,
                                     (size_t)(u->elements - done) * size));
     }
     return MT_OK;
@@ -218,7 +219,7 @@ static mt_status reduce_in_place(mt_fsdp *f, const mt_unit *u, const mt_param *f
         f->counts.reduced_bytes +=
             (last - begin) * (int64_t)mt_dtype_size(first->dtype) * (u->ranks - 1);
     r->end = begin;
-    return mt_comm_reduce_scatter_parts(mt_fsdp_comm(f, first->unit), &f->reducing, own,
+    return mt_comm_reduce_scatter_parts(mt_fsdp_comm(f, first->unit), &f->reducing[f->lane], own,
                                         first->grad, &parts, first->dtype, MT_REDUCE_SUM, label);
 }
 
@@ -230,11 +231,11 @@ static mt_status reduce_sorted(mt_fsdp *f, const mt_unit *u, const mt_param *fir
     void *to = wire == first->dtype ? (void *)own : f->sum;
     f->counts.reduced_bytes += u->elements * (int64_t)size * (u->ranks - 1);
     MT_TRY(sort_gradients(f, u, size));
-    MT_TRY(mt_comm_reduce_scatter(mt_fsdp_comm(f, first->unit), &f->reducing, to, f->outbox,
+    MT_TRY(mt_comm_reduce_scatter(mt_fsdp_comm(f, first->unit), &f->reducing[0], to, f->outbox,
                                   u->elements, wire, MT_REDUCE_SUM, label));
     if (to == own) return MT_OK;
     return mt_cast(
-        &f->reducing,
+        &f->reducing[0],
         &(struct mt_cast_args){
             .dtype = first->dtype, .count = u->elements, .y = own, .x = to, .x_dtype = wire });
 }
@@ -249,13 +250,15 @@ static mt_status reduce(mt_fsdp *f, int64_t unit, int64_t begin)
              (char *)mt_param_store_grad(f->store) + (size_t)u.offset * mt_dtype_size(first->dtype),
          label[64];
     snprintf(label, sizeof label, "%.40s, %sgradients", first->name, begin ? "large " : "");
+    bool in_place = *mt_fsdp_parts(f, unit) >= 0;
+    f->lane = in_place ? (f->lane + 1) % MT_LANES : 0;
     MT_TRY(mt_event_record(&f->final, &f->stream));
-    MT_TRY(mt_event_wait(&f->final, &f->reducing));
-    MT_TRY(*mt_fsdp_parts(f, unit) >= 0 ? reduce_in_place(f, &u, first, begin, own, label)
-                                        : reduce_sorted(f, &u, first, own, label));
+    MT_TRY(mt_event_wait(&f->final, &f->reducing[f->lane]));
+    MT_TRY(in_place ? reduce_in_place(f, &u, first, begin, own, label)
+                    : reduce_sorted(f, &u, first, own, label));
     f->counts.reduces += begin == 0;
     if (begin == 0) f->reduction[unit].pending = -1;
-    return mt_event_record(&f->reduced, &f->reducing);
+    return mt_event_record(&f->reduced[f->lane], &f->reducing[f->lane]);
 }
 
 void mt_fsdp_begin_reduce(mt_fsdp *f)
@@ -299,7 +302,8 @@ mt_status mt_fsdp_end_reduce(mt_fsdp *f, mt_stream *stream)
         if (f->reduction[u].pending >= 0 && mt_param_store_unit(f->store, u).count)
             MT_TRY(reduce(f, u, 0));
     f->last_pass = false;
-    return mt_event_wait(&f->reduced, stream);
+    for (int i = 0; i < MT_LANES; i++) MT_TRY(mt_event_wait(&f->reduced[i], stream));
+    return MT_OK;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------
@@ -408,10 +412,13 @@ static mt_status make_amaxes(mt_fsdp *f)
 
 static mt_status make_streams(mt_fsdp *f)
 {
+    mt_event *const events[] = { &f->asked, &f->gathered, &f->final };
     MT_TRY(mt_stream_create(&f->gathering, f->device));
-    MT_TRY(mt_stream_create(&f->reducing, f->device));
-    mt_event *const events[] = { &f->asked, &f->gathered, &f->final, &f->reduced };
-    for (int i = 0; i < 4; i++) MT_TRY(mt_event_create(events[i], f->device));
+    for (int i = 0; i < 3; i++) MT_TRY(mt_event_create(events[i], f->device));
+    for (int i = 0; i < MT_LANES; i++) {
+        MT_TRY(mt_stream_create(&f->reducing[i], f->device));
+        MT_TRY(mt_event_create(&f->reduced[i], f->device));
+    }
     for (int64_t i = 0; i < f->slot_count; i++)
         MT_TRY(mt_event_create(&f->slots[i].ready, f->device));
     return MT_OK;
@@ -473,10 +480,13 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     mt_fsdp *f = *fsdp;
     if (!f) return;
     void *amax = f->amax;
+    mt_event *const events[] = { &f->asked, &f->gathered, &f->final };
     mt_stream_destroy(&f->gathering);
-    mt_stream_destroy(&f->reducing);
-    mt_event *const events[] = { &f->asked, &f->gathered, &f->final, &f->reduced };
-    for (int i = 0; i < 4; i++) mt_event_destroy(events[i]);
+    for (int i = 0; i < 3; i++) mt_event_destroy(events[i]);
+    for (int i = 0; i < MT_LANES; i++) {
+        mt_stream_destroy(&f->reducing[i]);
+        mt_event_destroy(&f->reduced[i]);
+    }
     for (int64_t i = 0; f->slots && i < f->slot_count; i++) mt_event_destroy(&f->slots[i].ready);
     for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
         mt_param_store_get(f->store, i)->source = NULL;

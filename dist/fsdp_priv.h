@@ -45,14 +45,20 @@ typedef struct mt_reduction {
     int64_t end;                    /* elements of the parts that are left: [0, end) */
 } mt_reduction;
 
+enum { MT_LANES = 2 };
+
 struct mt_fsdp {
     mt_param_store *store;
     mt_device *device;
     mt_comm *comm;
-    mt_stream stream;              /* of the passes: the device's own */
-    mt_stream gathering, reducing; /* beside it */
-    mt_event asked, gathered;      /* what the passes were given; the end of the last gather, */
-    mt_event final, reduced;       /* the same of gradients */
+    mt_stream stream;             /* of the passes: the device's own */
+    mt_stream gathering;          /* beside it */
+    mt_stream reducing[MT_LANES]; /* in turns: the next comes in while one is added up; what has
+                                     to be sorted always in the first */
+    mt_event asked, gathered;     /* what the passes were given; the end of the last gather, */
+    mt_event final;               /* the same of gradients */
+    mt_event reduced[MT_LANES];
+    int lane;
     mt_fsdp_options options;
     mt_param_source source;
     int64_t units, wires; /* wires: unit u, direction d is 2 u + d */

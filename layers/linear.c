@@ -351,7 +351,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     };
     if (dy.data) MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
     MT_TRY(prepare_dy(tape, node, &qdy));
-    if (dgrad) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
+    /* The weight's gradient comes first: ranks reduce it while the rest is computed. */
     struct mt_wgrad job = { .run = run_wgrad, .param = w };
     struct linear_attrs attrs = *a;
     attrs.dy_coded = qdy.memory[MT_COL] != NULL;
@@ -360,6 +360,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     MT_TRY(
         mt_tape_wgrad(tape, node, &job, a->x, qdy.memory[MT_COL],
                       (int[MT_WGRAD_EXTRAS]){ a->counts, a->elements, a->row_token, a->offsets }));
+    if (dgrad) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
     mt_linear_operand_release(tape, &qdy);
     return MT_OK;
 }
