@@ -270,6 +270,21 @@ void mt_comm_unshare(mt_comm *c, const void *memory)
     if (c->ops->unshare) c->ops->unshare(c, memory);
 }
 
+bool mt_comm_reaches(const mt_comm *c, const void *memory, size_t bytes)
+{
+    return c->ops->reaches && c->ops->reaches(c, memory, bytes);
+}
+
+mt_status mt_comm_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count,
+                         const char *what)
+{
+    size_t bytes = 0;
+    MT_REQUIRE(c->ops->spread, MT_EUNSUPPORTED, "spread (%s): over %s", what, c->ops->name);
+    for (int i = 0; i < count; i++) bytes += runs[i].bytes;
+    enter(c, "spread", what, bytes);
+    return leave(c, c->ops->spread(c, stream, runs, count));
+}
+
 mt_status mt_comm_agree(mt_comm *c, mt_status status, const char *what)
 {
     if (c->size == 1) return status;

@@ -106,6 +106,19 @@ mt_status mt_comm_barrier(mt_comm *comm, const char *what);
  * what comes into it may then be written there by the others' copy engines. Results are the same.
  * Collective, of the same size on every rank. */
 mt_status mt_comm_share(mt_comm *comm, void *memory, size_t bytes, const char *what);
+/* Whether that has come true of this memory of so many bytes: it is the same on every rank. */
+bool mt_comm_reaches(const mt_comm *comm, const void *memory, size_t bytes);
+/* Bytes that one rank has, for the same place in every rank's memory. */
+typedef struct mt_comm_run {
+    void *to;
+    const void *from; /* not `to`, and outside of what is shared by it */
+    size_t bytes;
+} mt_comm_run;
+/* Every rank's runs, of any number and size, come to lie in their places in the memory of all, this
+ * rank's own among them: memory that the comm reaches, and that is the others' from this call on
+ * until it is done. */
+mt_status mt_comm_spread(mt_comm *comm, mt_stream *stream, const mt_comm_run *runs, int count,
+                         const char *what);
 /* Before it is freed. Others may have it mapped until they have said so as well: a barrier after
  * that makes sure. */
 void mt_comm_unshare(mt_comm *comm, const void *memory);

@@ -205,6 +205,8 @@ const struct mt_comm_ops mt_comm_nccl = {
     .barrier = nccl_barrier,
     .share = nccl_share,
     .unshare = nccl_unshare,
+    .reaches = mt_nccl_reaches,
+    .spread = mt_nccl_spread,
     .give_up = nccl_give_up,
     .close = nccl_close,
 };

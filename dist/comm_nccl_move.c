@@ -57,16 +57,18 @@ typedef place (*place_of)(const mt_comm *c, const void *context, int rank);
 
 /* By copy engines: what comes from this rank lies in the others' memory where its own place is
  * here. */
-static mt_status swap_directly(mt_comm *c, mt_stream *stream, place_of where, const void *context)
+static mt_status swap_directly(mt_comm *c, mt_stream *stream, bool own, place_of where,
+                               const void *context)
 {
+    place mine = where(c, context, c->rank);
     mt_direct_part *part = calloc((size_t)c->size, sizeof *part);
     MT_REQUIRE(part, MT_ENOMEM, "comm: out of memory");
     for (int r = 0; r < c->size; r++) {
         place x = where(c, context, r);
-        part[r] = (mt_direct_part){ x.from, x.go };
+        bool goes = r != c->rank || (own && mine.to != mine.from);
+        part[r] = (mt_direct_part){ r, mine.to, x.from, goes ? x.go : 0 };
     }
-    mt_status status =
-        mt_direct_exchange(mt_nccl_of(c)->direct, stream, where(c, context, c->rank).to, part);
+    mt_status status = mt_direct_exchange(mt_nccl_of(c)->direct, stream, part, c->size);
     free(part);
     return status;
 }
@@ -76,16 +78,33 @@ static bool is_shared(const mt_comm *c, const void *to)
     return mt_nccl_of(c)->direct && mt_direct_has(mt_nccl_of(c)->direct, to);
 }
 
+bool mt_nccl_reaches(const mt_comm *c, const void *memory, size_t bytes)
+{
+    return is_shared(c, memory) && (!bytes || is_shared(c, (const char *)memory + bytes - 1));
+}
+
+mt_status mt_nccl_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count)
+{
+    mt_direct_part *part = calloc((size_t)count + 1, sizeof *part);
+    MT_REQUIRE(part, MT_ENOMEM, "comm: out of memory");
+    mt_status status = begin(c, stream);
+    for (int i = 0; status == MT_OK && i < count; i++) {
+        part[i] = (mt_direct_part){ MT_DIRECT_ALL, runs[i].to, runs[i].from, runs[i].bytes };
+        if (!mt_nccl_reaches(c, runs[i].to, runs[i].bytes))
+            status = MT_FAIL(MT_EINVAL, "spread (%s): run %d goes to memory that is not shared",
+                             c->call.what, i);
+    }
+    if (status == MT_OK) status = mt_direct_exchange(mt_nccl_of(c)->direct, stream, part, count);
+    free(part);
+    return status == MT_OK ? end(c, stream) : status;
+}
+
 /* Every rank sends to every other what the two have agreed on: `where` says it for one. */
 static mt_status swap(mt_comm *c, mt_stream *stream, bool own, place_of where, const void *context)
 {
     const mt_nccl_shared *s = mt_nccl_of(c)->shared;
-    place mine = where(c, context, c->rank);
-    if (is_shared(c, mine.to)) {
-        if (own && mine.to != mine.from)
-            MT_TRY(mt_device_copy_async(stream, mine.to, mine.from, mine.go));
-        return swap_directly(c, stream, where, context);
-    }
+    if (is_shared(c, where(c, context, c->rank).to))
+        return swap_directly(c, stream, own, where, context);
     cudaStream_t cuda = mt_cuda_stream(stream);
     MT_NCCL(s, "ncclGroupStart", s->nccl.GroupStart());
     ncclResult_t code = ncclSuccess;

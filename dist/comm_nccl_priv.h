@@ -64,6 +64,8 @@ mt_status mt_nccl_check(const mt_nccl_shared *s, const char *doing, ncclResult_t
 /* Collectives of device memory, as of comm_priv.h. */
 mt_status mt_nccl_all_gather(mt_comm *c, mt_stream *stream, void *to, const void *from,
                              size_t bytes);
+bool mt_nccl_reaches(const mt_comm *c, const void *memory, size_t bytes);
+mt_status mt_nccl_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count);
 mt_status mt_nccl_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root);
 mt_status mt_nccl_all_to_all(mt_comm *c, mt_stream *stream, void *to, const void *from,
                              size_t block_bytes);

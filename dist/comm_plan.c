@@ -68,6 +68,20 @@ static mt_status plan_all_to_all(mt_comm *c, mt_stream *stream, void *to, const 
     return MT_OK;
 }
 
+/* The ranks are taken to be on one host. */
+static bool plan_reaches(const mt_comm *c, const void *memory, size_t bytes)
+{
+    const plan *p = c->impl;
+    (void)memory;
+    return p->gpus && c->size > 1 && bytes >= MT_DIRECT_BYTES;
+}
+
+static mt_status plan_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count)
+{
+    (void)c, (void)stream, (void)runs, (void)count;
+    return MT_OK;
+}
+
 static mt_status plan_broadcast(mt_comm *c, mt_stream *stream, void *data, size_t bytes, int root)
 {
     (void)c, (void)stream, (void)data, (void)bytes, (void)root;
@@ -98,6 +112,8 @@ const struct mt_comm_ops mt_comm_plan = {
     .all_to_all = plan_all_to_all,
     .broadcast = plan_broadcast,
     .barrier = plan_barrier,
+    .reaches = plan_reaches,
+    .spread = plan_spread,
     .close = plan_close,
 };
 

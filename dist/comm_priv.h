@@ -22,6 +22,8 @@ struct mt_comm_ops {
     /* NULL: nothing is to be gained. */
     mt_status (*share)(mt_comm *comm, void *memory, size_t bytes);
     void (*unshare)(mt_comm *comm, const void *memory);
+    bool (*reaches)(const mt_comm *comm, const void *memory, size_t bytes);
+    mt_status (*spread)(mt_comm *comm, mt_stream *stream, const mt_comm_run *runs, int count);
     void (*give_up)(mt_comm *comm); /* ends what is under way; NULL: nothing is */
     void (*close)(mt_comm *comm);
 };

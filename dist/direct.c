@@ -155,23 +155,34 @@ bool mt_direct_has(const mt_direct *d, const void *p)
 /* ---- transfers ---------------------------------------------------------------------------------
  */
 
-mt_status mt_direct_exchange(mt_direct *d, mt_stream *stream, const void *to,
-                             const mt_direct_part *part)
+static mt_status send_to(const mt_direct *d, mt_stream *stream, int rank,
+                         const mt_direct_part *part, int count)
 {
-    const window *words = &d->windows[0], *w = window_of(d, to);
+    for (int i = 0; i < count; i++) {
+        const mt_direct_part *x = &part[i];
+        if ((x->rank != rank && x->rank != MT_DIRECT_ALL) || !x->bytes) continue;
+        const window *w = window_of(d, x->to);
+        char *memory = rank == d->options.rank ? w->memory : w->mapped[rank];
+        MT_TRY(
+            mt_device_copy_async(stream, memory + ((char *)x->to - w->memory), x->from, x->bytes));
+    }
+    return MT_OK;
+}
+
+mt_status mt_direct_exchange(mt_direct *d, mt_stream *stream, const mt_direct_part *part, int count)
+{
+    const window *words = &d->windows[0];
     int rank = d->options.rank, size = d->options.size;
-    size_t at = (size_t)((const char *)to - w->memory);
     uint32_t number = ++d->number;
     for (int turn = 1; turn < size; turn++)
         MT_TRY(mt_cuda_post(stream, free_word(words->mapped[(rank + turn) % size], rank), number));
     for (int turn = 1; turn < size; turn++) {
         int r = (rank + turn) % size;
         MT_TRY(mt_cuda_await(stream, free_word(words->memory, r), number));
-        if (part[r].bytes)
-            MT_TRY(mt_device_copy_async(stream, (char *)w->mapped[r] + at, part[r].from,
-                                        part[r].bytes));
+        MT_TRY(send_to(d, stream, r, part, count));
         MT_TRY(mt_cuda_post(stream, arrived_word(words->mapped[r], rank, size), number));
     }
+    MT_TRY(send_to(d, stream, rank, part, count));
     for (int turn = 1; turn < size; turn++)
         MT_TRY(
             mt_cuda_await(stream, arrived_word(words->memory, (rank + turn) % size, size), number));

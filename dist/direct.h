@@ -43,12 +43,16 @@ mt_status mt_direct_barrier(mt_direct *direct);
 /* Whether the others write to what is at `p`. */
 bool mt_direct_has(const mt_direct *direct, const void *p);
 
-/* What this rank sends to another: `bytes` that come to lie where `to` is in this rank's memory. */
+/* What this rank sends to another, or, of itself, keeps: `bytes` that come to lie where `to` is in
+ * this rank's memory, which is shared. */
 typedef struct mt_direct_part {
+    int rank; /* MT_DIRECT_ALL: everyone */
+    void *to;
     const void *from;
     size_t bytes;
 } mt_direct_part;
+enum { MT_DIRECT_ALL = -1 };
 
-/* part[r] for rank r; this rank's own is not looked at. `to` is shared. Collective. */
-mt_status mt_direct_exchange(mt_direct *direct, mt_stream *stream, const void *to,
-                             const mt_direct_part *part);
+/* Collective; each rank with parts of its own. */
+mt_status mt_direct_exchange(mt_direct *direct, mt_stream *stream, const mt_direct_part *part,
+                             int count);

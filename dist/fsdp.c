@@ -45,10 +45,8 @@ static mt_status gather(mt_fsdp *f, int64_t wire)
     wire_label(label, f, wire);
     MT_TRY(mt_event_record(&f->asked, &f->stream));
     MT_TRY(mt_event_wait(&f->asked, &f->gathering));
-    MT_TRY(mt_comm_all_gather(mt_fsdp_comm(f, wire / MT_DIR_COUNT), &f->gathering, f->staging,
-                              (char *)f->own + w->at, w->bytes, label));
     mt_fsdp_place(f, wire, slot->memory);
-    MT_TRY(mt_fsdp_unpack(f, wire, f->staging));
+    MT_TRY(mt_fsdp_fetch(f, wire, label));
     /* A pass may be reading the masters that came with the other direction: these are not here yet.
      */
     const mt_wire *other = &f->wire[wire ^ 1];
@@ -320,50 +318,72 @@ static mt_status resize(mt_fsdp *f, void **p, size_t *bytes, size_t need, mt_mem
     return MT_OK;
 }
 
+/* As resize, of memory that the other ranks may write to. */
+static mt_status resize_shared(mt_fsdp *f, void **p, size_t *bytes, size_t need, const char *what)
+{
+    mt_comm *const comms[] = { f->comm, f->options.replicas };
+    if (*bytes >= need) return MT_OK;
+    for (int i = 0; *p && i < 2; i++) {
+        if (!comms[i]) continue;
+        mt_comm_unshare(comms[i], *p);
+        MT_TRY(mt_comm_barrier(comms[i], what));
+    }
+    MT_TRY(resize(f, p, bytes, need, MT_MEMORY_COMPUTE));
+    for (int i = 0; i < 2; i++)
+        if (comms[i]) MT_TRY(mt_comm_share(comms[i], *p, *bytes, what));
+    return MT_OK;
+}
+
+static void free_shared(mt_fsdp *f, void **p, size_t bytes)
+{
+    if (*p) mt_comm_unshare(f->comm, *p);
+    if (*p && f->options.replicas) mt_comm_unshare(f->options.replicas, *p);
+    mt_device_free(f->device, p, bytes, MT_MEMORY_COMPUTE);
+}
+
 static mt_status make_slots(mt_fsdp *f)
 {
-    size_t most = 0;
-    for (int64_t i = 0; i < f->wires; i++)
+    size_t most = 0, all = 0;
+    for (int64_t i = 0; i < f->wires; i++) {
         if (f->wire[i].copy_bytes > most) most = f->wire[i].copy_bytes;
+        all += f->wire[i].copy_bytes;
+    }
+    if (!f->options.keep_gathered) all = most * (size_t)f->slot_count;
+    MT_TRY(resize_shared(f, &f->copies, &f->copies_bytes, all, "copies"));
+    char *at = f->copies;
     for (int64_t i = 0; i < f->slot_count; i++) {
         mt_copy_slot *s = &f->slots[i];
-        s->wire = -1, s->used = 0;
-        MT_TRY(resize(f, &s->memory, &s->bytes,
-                      f->options.keep_gathered ? f->wire[i].copy_bytes : most, MT_MEMORY_COMPUTE));
+        s->wire = -1, s->used = 0, s->memory = at;
+        at += f->options.keep_gathered ? f->wire[i].copy_bytes : most;
     }
     return MT_OK;
 }
 
-/* What gathers receive, which the other ranks may write to. */
-static mt_status resize_staging(mt_fsdp *f, size_t need)
+/* What a wire takes of staging: what the ranks send, or, where that goes to its place at once, the
+ * rows that columns are made from (dist/fsdp_quantize.c). */
+static size_t staging_of(const mt_fsdp *f, int64_t wire)
 {
-    mt_comm *const comms[] = { f->comm, f->options.replicas };
-    if (f->staging_bytes >= need) return MT_OK;
-    for (int i = 0; f->staging && i < 2; i++) {
-        if (!comms[i]) continue;
-        mt_comm_unshare(comms[i], f->staging);
-        MT_TRY(mt_comm_barrier(comms[i], "wires"));
-    }
-    MT_TRY(resize(f, &f->staging, &f->staging_bytes, need, MT_MEMORY_COMPUTE));
-    for (int i = 0; i < 2; i++)
-        if (comms[i]) MT_TRY(mt_comm_share(comms[i], f->staging, f->staging_bytes, "wires"));
-    return MT_OK;
+    const mt_wire *w = &f->wire[wire];
+    int64_t unit = wire / MT_DIR_COUNT;
+    mt_unit u = mt_param_store_unit(f->store, unit);
+    if (!w->plain || !mt_fsdp_reaches(f, unit)) return w->bytes * (size_t)u.ranks;
+    return mt_fsdp_is_native(f, &u) ? 0 : 2 * w->bytes;
 }
 
 /* Memory that all units share, as large as the largest needs it. */
-static mt_status resize_shared(mt_fsdp *f)
+static mt_status make_staging(mt_fsdp *f)
 {
     size_t staging = 0, elements = 0;
     for (int64_t i = 0; i < f->wires; i++) {
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
-        size_t ranks = (size_t)u.ranks, bytes = f->wire[i].bytes * ranks;
+        size_t ranks = (size_t)u.ranks, bytes = staging_of(f, i);
         if (bytes > staging) staging = bytes;
         bool sorted = *mt_fsdp_parts(f, i / MT_DIR_COUNT) < 0;
         if (sorted && (size_t)u.elements * ranks > elements) elements = (size_t)u.elements * ranks;
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
-    MT_TRY(resize_staging(f, staging + SLACK));
+    MT_TRY(resize_shared(f, &f->staging, &f->staging_bytes, staging + SLACK, "wires"));
     MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size, MT_MEMORY_GRAD));
     return f->options.reduce_bf16
                ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_GRAD)
@@ -381,8 +401,8 @@ mt_status mt_fsdp_layout(mt_fsdp *f)
     for (int64_t i = 0; i < f->wires; i++) mt_fsdp_place(f, i, NULL);
     MT_TRY(resize(f, &f->own, &f->own_bytes, need_own, MT_MEMORY_COMPUTE));
     MT_TRY(resize(f, &f->real, &f->real_bytes, need_real, MT_MEMORY_COMPUTE));
-    MT_TRY(resize_shared(f));
     MT_TRY(make_slots(f));
+    MT_TRY(make_staging(f));
     for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
     f->previous = f->current = f->start = -1;
     for (int64_t i = 0; i < f->units; i++) f->written[i] = false;
@@ -491,13 +511,10 @@ void mt_fsdp_destroy(mt_fsdp **fsdp)
     for (int64_t i = 0; i < mt_param_store_count(f->store); i++)
         mt_param_store_get(f->store, i)->source = NULL;
     for (int64_t i = 0; f->wire && i < f->wires; i++) free(f->wire[i].list);
-    for (int64_t i = 0; f->slots && i < f->slot_count; i++)
-        mt_device_free(f->device, &f->slots[i].memory, f->slots[i].bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->own, f->own_bytes, MT_MEMORY_COMPUTE);
     mt_device_free(f->device, &f->real, f->real_bytes, MT_MEMORY_COMPUTE);
-    if (f->staging) mt_comm_unshare(f->comm, f->staging);
-    if (f->staging && f->options.replicas) mt_comm_unshare(f->options.replicas, f->staging);
-    mt_device_free(f->device, &f->staging, f->staging_bytes, MT_MEMORY_COMPUTE);
+    free_shared(f, &f->copies, f->copies_bytes);
+    free_shared(f, &f->staging, f->staging_bytes);
     mt_device_free(f->device, &f->outbox, f->outbox_bytes, MT_MEMORY_GRAD);
     mt_device_free(f->device, &f->sum, f->sum_bytes, MT_MEMORY_GRAD);
     mt_device_free(f->device, &amax, f->amax_bytes, MT_MEMORY_STATE);

@@ -23,13 +23,13 @@ typedef struct mt_wire {
     size_t bytes;           /* of a rank's contribution: the most that one needs */
     size_t at;              /* of this rank's in the wire memory */
     size_t copy_bytes;      /* compute copies of the whole */
+    bool plain;             /* all of it lies in the copies as it was sent */
     int slot;               /* where it is now; -1: nowhere */
 } mt_wire;
 
 /* Memory for the compute copies of one wire. */
 typedef struct mt_copy_slot {
-    void *memory;
-    size_t bytes;
+    void *memory;   /* of `copies` */
     int64_t wire;   /* which is there; -1: none */
     uint64_t used;  /* when last */
     mt_event ready; /* it has been filled, */
@@ -68,10 +68,11 @@ struct mt_fsdp {
     mt_copy_slot *slots;
     int64_t slot_count;
     uint64_t clock;
-    void *own, *staging, *real; /* own wires; what a gather receives; a native weight in masters'
-                                   dtype, on its way to be packed */
-    void *outbox, *sum;         /* gradients as they are sent; their sum in bf16 */
-    size_t own_bytes, staging_bytes, real_bytes, outbox_bytes, sum_bytes;
+    void *own, *copies;   /* own wires; all slots */
+    void *staging, *real; /* what a gather receives that has to be unpacked; a native weight in
+                             masters' dtype, on its way to be packed */
+    void *outbox, *sum;   /* gradients as they are sent; their sum in bf16 */
+    size_t own_bytes, copies_bytes, staging_bytes, real_bytes, outbox_bytes, sum_bytes;
     /* Device: of every packed param, row, column, members; those with some members come last. */
     float *amax;
     size_t amax_bytes;
@@ -128,8 +129,14 @@ void mt_fsdp_place_casts(mt_fsdp *f);
 void mt_fsdp_place(mt_fsdp *f, int64_t wire, char *memory);
 /* Gives up what is in a slot. */
 void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot);
-/* Fills the copies of a wire from what the ranks sent, in the gathers' stream. */
-mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received);
+/* Gathers a wire into its copies, which have been placed, in the gathers' stream: what lies there
+ * as it is sent goes there at once where the ranks reach each other's copies, the rest by way of
+ * staging. */
+mt_status mt_fsdp_fetch(mt_fsdp *f, int64_t wire, const char *label);
+/* Whether what a unit sends depends on its own masters alone, not on amaxes, draws or the step. */
+bool mt_fsdp_is_native(const mt_fsdp *f, const mt_unit *u);
+/* Whether the ranks of a unit reach each other's copies. */
+bool mt_fsdp_reaches(const mt_fsdp *f, int64_t unit);
 
 static inline int64_t mt_wire_of(int64_t unit, mt_dir dir)
 {

@@ -287,8 +287,7 @@ static mt_status write_unit(mt_fsdp *f, int64_t unit)
     return write_masters(f, unit);
 }
 
-/* Whether what a unit sends depends on its own masters alone, not on amaxes, draws or the step. */
-static bool is_native(const mt_fsdp *f, const mt_unit *u)
+bool mt_fsdp_is_native(const mt_fsdp *f, const mt_unit *u)
 {
     for (int64_t i = u->first; i < u->first + u->count; i++) {
         const mt_param *p = mt_param_store_get(f->store, i);
@@ -316,7 +315,7 @@ mt_status mt_fsdp_updated(void *fsdp, mt_param *param)
     mt_unit u = mt_param_store_unit(f->store, param->unit);
     int64_t last = u.first + u.count - 1;
     while (mt_param_store_get(f->store, last)->frozen) last--;
-    if (mt_param_store_get(f->store, last) != param || !is_native(f, &u)) return MT_OK;
+    if (mt_param_store_get(f->store, last) != param || !mt_fsdp_is_native(f, &u)) return MT_OK;
     MT_TRY(write_unit(f, param->unit));
     return mt_fsdp_start(f);
 }

@@ -58,6 +58,15 @@ static bool is_single(const mt_fsdp *f, const mt_unit *u)
     return any;
 }
 
+/* Whether a fragment's bytes lie in the copies as they are sent: values in their order, or whole
+ * members of codes. */
+static bool is_plain(const mt_fsdp *f, const mt_fragment *x, mt_dir dir)
+{
+    if (x->real) return true;
+    if (mt_fsdp_native(x->param, dir)) return packs_plainly(f, x->param);
+    return x->members > 1 || x->rows == x->param->group.m;
+}
+
 /* ---- cutting -----------------------------------------------------------------------------------
  */
 
@@ -122,6 +131,8 @@ static mt_status cut_rank(mt_fsdp *f, mt_wire *w, const mt_unit *u, mt_dir dir, 
         if (piece.count && sends_master(p, dir)) MT_TRY(add(w, &x, dir, &at));
         if (piece.count && p->packed) MT_TRY(add_rows(w, p, rank, piece, dir, &at));
     }
+    for (int64_t i = before; i < w->count; i++)
+        w->plain = w->plain && is_plain(f, &w->list[i], dir);
     if (rank == u->rank) w->own = before, w->own_count = w->count - before;
     if (at > w->bytes) w->bytes = at;
     return MT_OK;
@@ -134,7 +145,7 @@ mt_status mt_fsdp_cut_wires(mt_fsdp *f)
         mt_wire *w = &f->wire[i];
         mt_dir dir = (mt_dir)(i % MT_DIR_COUNT);
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
-        w->count = w->own_count = 0, w->bytes = 0, w->at = own;
+        w->count = w->own_count = 0, w->bytes = 0, w->at = own, w->plain = true;
         if (dir == MT_ROW) f->single[i / MT_DIR_COUNT] = is_single(f, &u);
         if (!mt_wire_is_own(f, i)) continue;
         for (int r = 0; r < u.ranks; r++) MT_TRY(cut_rank(f, w, &u, dir, r));
@@ -237,6 +248,33 @@ void mt_fsdp_evict(mt_fsdp *f, mt_copy_slot *slot)
 /* ---- unpacking ---------------------------------------------------------------------------------
  */
 
+/* A run of bytes of a wire, and where it comes to lie. */
+typedef struct run {
+    void *to;
+    size_t at, bytes; /* in the wire */
+} run;
+
+/* The runs of a plain fragment: how many. */
+static int runs_of(const mt_fragment *x, mt_dir dir, run runs[2])
+{
+    const mt_param *p = x->param;
+    const mt_direction *d = &p->weight.dir[dir];
+    mt_group g = p->group;
+    bool values = x->real || d->layout == MT_LAYOUT_PACKED;
+    if (values) {
+        char *to = x->real ? p->master : d->codes;
+        size_t size = mt_dtype_size(x->real ? p->dtype : p->compute);
+        runs[0] = (run){ to + (size_t)x->first * size, x->codes, x->code_bytes };
+        return 1;
+    }
+    mt_direction_shape all = mt_direction_shape_of(d, dir, g.m, g.k);
+    runs[0] = (run){ (char *)d->codes + x->member * all.code_bytes, x->codes, x->code_bytes };
+    if (!x->scale_bytes) return 1;
+    size_t scales = (size_t)(x->member * all.scale_count) * (size_t)all.scale_size;
+    runs[1] = (run){ (char *)d->scales + scales, x->scales, x->scale_bytes };
+    return 2;
+}
+
 static mt_status copy_bytes(mt_fsdp *f, void *to, const void *from, size_t bytes)
 {
     return mt_device_copy_async(&f->gathering, to, from, bytes);
@@ -273,19 +311,14 @@ static mt_status unpack_scales(mt_fsdp *f, const mt_fragment *x, mt_dir dir, con
                       part.scale_blocks * size, part.scale_lines);
 }
 
-static mt_status unpack_codes(mt_fsdp *f, const mt_fragment *x, mt_dir dir, const char *rank_wire)
+/* Rows of a member. */
+static mt_status unpack_lines(mt_fsdp *f, const mt_fragment *x, mt_dir dir, const char *rank_wire)
 {
     const mt_direction *d = &x->param->weight.dir[dir];
     mt_group g = x->param->group;
     mt_direction_shape all = mt_direction_shape_of(d, dir, g.m, g.k);
     char *codes = (char *)d->codes + x->member * all.code_bytes;
     const char *from = rank_wire + x->codes, *scales = rank_wire + x->scales;
-    if (x->members > 1 || x->rows == g.m) {
-        MT_TRY(copy_bytes(f, codes, from, x->code_bytes));
-        if (!x->scale_bytes) return MT_OK;
-        char *to = (char *)d->scales + x->member * all.scale_count * (int64_t)all.scale_size;
-        return copy_bytes(f, to, scales, x->scale_bytes);
-    }
     mt_direction_shape part = mt_direction_shape_of(d, dir, x->rows, g.k);
     int64_t skip = all.transposed ? x->row / d->format->codes_per_byte : x->row * all.code_pitch;
     MT_TRY(copy_lines(f, codes + skip, all.code_pitch, from, part.code_pitch, part.code_pitch,
@@ -312,27 +345,70 @@ static mt_status pack(mt_fsdp *f, const mt_param *p, mt_dir dir)
         &(struct mt_pack_weight_args){ .dtype = p->compute, .master = f->real, .out = &packed });
 }
 
-mt_status mt_fsdp_unpack(mt_fsdp *f, int64_t wire, const char *received)
+/* From what the ranks sent. */
+static mt_status unpack(mt_fsdp *f, int64_t wire, bool reached)
 {
     const mt_wire *w = &f->wire[wire];
     mt_dir dir = (mt_dir)(wire % MT_DIR_COUNT);
+    run runs[2];
     for (int64_t i = 0; i < w->count; i++) {
         const mt_fragment *x = &w->list[i];
         const mt_param *p = x->param;
-        const char *sent = received + (size_t)x->rank * w->bytes;
-        if (x->real) {
-            char *to = (char *)p->master + (size_t)x->first * mt_dtype_size(p->dtype);
-            MT_TRY(copy_bytes(f, to, sent + x->codes, x->code_bytes));
-        } else if (mt_fsdp_native(p, dir) && packs_plainly(f, p)) {
-            char *to = (char *)p->weight.dir[dir].codes;
-            MT_TRY(copy_bytes(f, to + (size_t)x->first * mt_dtype_size(p->compute), sent + x->codes,
-                              x->code_bytes));
+        const char *sent = (const char *)f->staging + (size_t)x->rank * w->bytes;
+        if (is_plain(f, x, dir)) {
+            int count = reached ? 0 : runs_of(x, dir, runs);
+            for (int j = 0; j < count; j++)
+                MT_TRY(copy_bytes(f, runs[j].to, sent + runs[j].at, runs[j].bytes));
         } else if (mt_fsdp_native(p, dir)) {
             MT_TRY(widen(f, x, sent + x->codes));
             if (x->first + x->count == mt_param_count(p)) MT_TRY(pack(f, p, dir));
         } else {
-            MT_TRY(unpack_codes(f, x, dir, sent));
+            MT_TRY(unpack_lines(f, x, dir, sent));
         }
     }
     return MT_OK;
+}
+
+/* ---- fetching ----------------------------------------------------------------------------------
+ */
+
+bool mt_fsdp_reaches(const mt_fsdp *f, int64_t unit)
+{
+    return mt_comm_reaches(mt_fsdp_comm(f, unit), f->copies, f->copies_bytes);
+}
+
+/* Own fragments to their places in the copies, or, as they are, in staging. */
+static mt_status spread(mt_fsdp *f, int64_t wire, const char *label)
+{
+    const mt_wire *w = &f->wire[wire];
+    mt_dir dir = (mt_dir)(wire % MT_DIR_COUNT);
+    mt_comm_run *list = calloc((size_t)(2 * w->own_count) + 1, sizeof *list);
+    int count = 0;
+    MT_REQUIRE(list, MT_ENOMEM, "fsdp: out of memory");
+    for (int64_t i = w->own; i < w->own + w->own_count; i++) {
+        const mt_fragment *x = &w->list[i];
+        const char *own = (const char *)f->own + w->at;
+        char *staged = (char *)f->staging + (size_t)x->rank * w->bytes;
+        size_t end = x->scale_bytes ? x->scales + x->scale_bytes : x->codes + x->code_bytes;
+        run runs[2] = { { staged + x->codes, x->codes, end - x->codes } };
+        int n = is_plain(f, x, dir) ? runs_of(x, dir, runs) : 1;
+        for (int j = 0; j < n; j++)
+            list[count++] = (mt_comm_run){ runs[j].to, own + runs[j].at, runs[j].bytes };
+    }
+    mt_status status =
+        mt_comm_spread(mt_fsdp_comm(f, wire / MT_DIR_COUNT), &f->gathering, list, count, label);
+    free(list);
+    return status;
+}
+
+mt_status mt_fsdp_fetch(mt_fsdp *f, int64_t wire, const char *label)
+{
+    const mt_wire *w = &f->wire[wire];
+    mt_comm *comm = mt_fsdp_comm(f, wire / MT_DIR_COUNT);
+    bool reached = mt_fsdp_reaches(f, wire / MT_DIR_COUNT) &&
+                   (w->plain || mt_comm_reaches(comm, f->staging, f->staging_bytes));
+    MT_TRY(reached ? spread(f, wire, label)
+                   : mt_comm_all_gather(comm, &f->gathering, f->staging, (char *)f->own + w->at,
+                                        w->bytes, label));
+    return unpack(f, wire, reached);
 }
