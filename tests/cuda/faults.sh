@@ -1,7 +1,8 @@
 #!/bin/sh
 # On a GPU: what goes wrong with it ends a run with the code of its class, says what and what stands, and leaves the last
 # checkpoint as it was: no such GPU, a model that is too large, memory that runs out in between, a kernel that faults,
-# eager or within a graph, named under MT_SYNC=1. The plan is held against what such a run takes.
+# eager or within a graph, named under MT_SYNC=1. The plan is held against what such a run takes. Where there are two
+# GPUs: a rank whose memory runs out ends both, named, within a minute.
 #
 # Usage: tests/cuda/faults.sh (from the root, after `make CUDA=1 build/release/tests/cuda/mixtape`). DEVICE: cuda or cuda:N
 program=${MIXTAPE:-$PWD/build/release/tests/cuda/mixtape} device=${DEVICE:-cuda}
@@ -64,5 +65,18 @@ for run in memory kernel; do
     train $run 0 --resume
     same_files $run straight step_00000012
 done
+
+if [ -e /dev/nvidia1 ] && [ -z "${CUDA_VISIBLE_DEVICES:-}" ]; then
+    train two 0 --gpus 2
+    train ranks 0 --gpus 2 --set train.steps=4
+    before=$(saved ranks)
+    GPU_LEAVE=2:1 train ranks 1 --gpus 2 --resume
+    says "rank 1: .*no [0-9]* bytes for"
+    is "the checkpoints are as before (a rank)" test "$before" = "$(saved ranks)"
+    GPU_LEAVE=2000:1 train none 1 --gpus 2 --set model.num_experts=64 --set model.hidden_size=1024 --set model.moe_intermediate_size=4096
+    says "rank 1: .*no [0-9]* bytes for"
+    train ranks 0 --gpus 2 --resume
+    same_files ranks two step_00000012
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

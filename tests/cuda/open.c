@@ -1,7 +1,7 @@
 /* Linked into a copy of the program: a GPU on which things go wrong. In the environment,
  * GPU_FAULT=OP:N: behind the N-th call of an op a kernel writes where nothing is, in the same
- * stream, recorded with the rest when a graph is; GPU_LEAVE=MIB: all memory but so much is taken.
- */
+ * stream, recorded with the rest when a graph is; GPU_LEAVE=MIB or, of one rank, MIB:RANK: all
+ * memory but so much is taken. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,9 +36,10 @@ MT_OPS(FAULTY)
 /* In pieces as large as there are, until the process ends. */
 static mt_status take_memory(void)
 {
-    const char *leave = getenv("GPU_LEAVE");
+    const char *leave = getenv("GPU_LEAVE"), *whose = leave ? strchr(leave, ':') : NULL;
+    const char *rank = getenv("MIXTAPE_RANK");
     size_t available = 0, total = 0, kept = leave ? (size_t)atol(leave) << 20 : 0, piece = SIZE_MAX;
-    if (!leave) return MT_OK;
+    if (!leave || (whose && (!rank || strcmp(rank, whose + 1) != 0))) return MT_OK;
     for (;;) {
         void *taken;
         MT_CUDA(cudaMemGetInfo(&available, &total));
