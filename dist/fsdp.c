@@ -7,7 +7,7 @@
 #include "dist/fsdp_priv.h"
 
 enum {
-    AHEAD = 2,   /* units here at a time: the one in use, and the next */
+    HERE = 3,    /* units here at a time: the one in use, and the next two */
     SLACK = 4096 /* bytes of staging beyond a gather, where rows are quantized for the moment */
 };
 
@@ -60,33 +60,50 @@ static mt_status gather(mt_fsdp *f, int64_t wire)
     return MT_OK;
 }
 
-/* Learns the order in which wires are needed, and fetches the one that came next the last time. */
+static int32_t *after(const mt_fsdp *f, int64_t previous, int64_t wire)
+{
+    return &f->next[(previous + 1) * f->wires + wire];
+}
+
+/* The wire that came after those two the last time; -1: unknown, or after the last pass of a step,
+ * when weights change. */
+static int64_t next_of(const mt_fsdp *f, int64_t previous, int64_t wire)
+{
+    bool last = f->last_pass && previous == f->end[0] && wire == f->end[1];
+    return last ? -1 : *after(f, previous, wire);
+}
+
+/* Fetches so many wires from this one on, in the order in which they are needed, as far as they are
+ * written. Those that are here shall not be the ones to go. */
+static mt_status fetch_ahead(mt_fsdp *f, int64_t previous, int64_t wire, int64_t count)
+{
+    for (; count > 0 && wire >= 0 && f->written[wire / MT_DIR_COUNT]; count--) {
+        const mt_wire *w = &f->wire[wire];
+        if (w->slot >= 0) f->slots[w->slot].used = ++f->clock;
+        if (w->slot < 0 && w->bytes) {
+            f->counts.ahead++;
+            MT_TRY(gather(f, wire));
+        }
+        int64_t next = next_of(f, previous, wire);
+        previous = wire, wire = next;
+    }
+    return MT_OK;
+}
+
+/* Learns the order in which wires are needed, and fetches those that came next the last time. */
 static mt_status go_on(mt_fsdp *f, int64_t wire)
 {
     if (f->current >= 0)
-        f->next[(f->previous + 1) * f->wires + f->current] = (int32_t)wire;
+        *after(f, f->previous, f->current) = (int32_t)wire;
     else
         f->start = wire;
     f->previous = f->current, f->current = wire;
-    int32_t next = f->next[(f->previous + 1) * f->wires + wire];
-    if (next < 0 || f->wire[next].slot >= 0 || !f->wire[next].bytes) return MT_OK;
-    f->counts.ahead++;
-    return gather(f, next);
+    return fetch_ahead(f, wire, next_of(f, f->previous, wire), f->slot_count - 1);
 }
 
 mt_status mt_fsdp_start(mt_fsdp *f)
 {
-    int64_t previous = -1, wire = f->start;
-    int64_t most = f->options.keep_gathered ? f->wires : AHEAD;
-    for (int64_t i = 0; i < most && wire >= 0 && f->written[wire / MT_DIR_COUNT]; i++) {
-        if (f->wire[wire].slot < 0 && f->wire[wire].bytes) {
-            f->counts.ahead++;
-            MT_TRY(gather(f, wire));
-        }
-        int64_t next = f->next[(previous + 1) * f->wires + wire];
-        previous = wire, wire = next;
-    }
-    return MT_OK;
+    return fetch_ahead(f, -1, f->start, f->slot_count);
 }
 
 static mt_status need(void *context, mt_param *param, mt_dir dir)
@@ -404,7 +421,7 @@ mt_status mt_fsdp_layout(mt_fsdp *f)
     MT_TRY(make_slots(f));
     MT_TRY(make_staging(f));
     for (int64_t i = 0; i < (f->wires + 1) * f->wires; i++) f->next[i] = -1;
-    f->previous = f->current = f->start = -1;
+    f->previous = f->current = f->start = f->end[0] = f->end[1] = -1;
     for (int64_t i = 0; i < f->units; i++) f->written[i] = false;
     mt_fsdp_place_casts(f);
     return mt_device_zero(f->device, f->own, f->own_bytes);
@@ -448,7 +465,7 @@ static mt_status build(mt_fsdp *f)
 {
     f->wire = calloc((size_t)f->wires, sizeof *f->wire);
     f->single = calloc((size_t)f->units, sizeof *f->single);
-    f->slot_count = f->options.keep_gathered ? f->wires : AHEAD;
+    f->slot_count = f->options.keep_gathered ? f->wires : HERE;
     f->slots = calloc((size_t)f->slot_count, sizeof *f->slots);
     f->next = calloc((size_t)((f->wires + 1) * f->wires), sizeof *f->next);
     f->written = calloc((size_t)f->units, sizeof *f->written);

@@ -2,11 +2,11 @@
  *
  * The store's params are cut into shards (core/param.h). A rank quantizes its own shard from its
  * own masters, each direction into a *wire*: the bytes that it contributes to a gather. When a pass
- * needs a unit, the ranks all-gather the wires of one direction and unpack them to compute copies
- * as one rank would have them, bit for bit. Two units are here at a time, the one in use and the
- * next, which is fetched ahead: which comes next is learned from the passes before. Gradients of a
- * unit are reduced and scattered as soon as its last one is final, most of them before: when those
- * of its large weights are, with which backward begins.
+ * needs a unit, the ranks all-gather the wires of one direction to compute copies as one rank would
+ * have them, bit for bit. Three units are here at a time, the one in use and the next two, which
+ * are fetched ahead: which come next is learned from the passes before. Gradients of a unit are
+ * reduced and scattered as soon as its last one is final, most of them before: when those of its
+ * large weights are, with which backward begins.
  *
  * On a device with streams, units are gathered and unpacked in one stream of their own and
  * gradients are reduced in another, beside what the device's own stream computes; events say who

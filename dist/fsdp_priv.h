@@ -81,6 +81,7 @@ struct mt_fsdp {
     /* What is needed after what: [previous + 1, current] -> next, -1 unknown; and where we are. */
     int32_t *next;
     int64_t previous, current, start; /* start: what the passes after an update begin with */
+    int64_t end[2];                   /* previous and current when they ended */
     bool updating;
     bool *written;           /* of each unit: its own wires, since the update began */
     bool last_pass;          /* of a step: gradients that are final are reduced */

@@ -301,7 +301,7 @@ mt_status mt_fsdp_begin_update(mt_fsdp *f, mt_stream *stream)
     f->stream = *stream;
     MT_TRY(mt_event_wait(&f->gathered, stream)); /* gathers read the own wires */
     for (int64_t i = 0; i < f->slot_count; i++) mt_fsdp_evict(f, &f->slots[i]);
-    if (f->current >= 0) f->next[(f->previous + 1) * f->wires + f->current] = -1;
+    if (f->current >= 0) f->end[0] = f->previous, f->end[1] = f->current;
     f->previous = f->current = -1;
     for (int64_t i = 0; i < f->units; i++)
         f->written[i] = mt_param_store_unit(f->store, i).count == 0;
@@ -331,7 +331,7 @@ mt_status mt_fsdp_refresh(mt_fsdp *f, mt_stream *stream)
     MT_TRY(reduce_amaxes(f));
     for (int64_t u = 0; u < f->units; u++)
         if (!f->written[u]) MT_TRY(write_unit(f, u));
-    return MT_OK;
+    return mt_fsdp_start(f);
 }
 
 static mt_status read_back(mt_fsdp *f, const mt_fragment *x, void *master)
