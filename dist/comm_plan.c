@@ -68,12 +68,13 @@ static mt_status plan_all_to_all(mt_comm *c, mt_stream *stream, void *to, const 
     return MT_OK;
 }
 
-/* The ranks are taken to be on one host. */
+/* As many ranks as a host has GPUs are taken to be on one. */
 static bool plan_reaches(const mt_comm *c, const void *memory, size_t bytes)
 {
+    enum { GPUS_OF_A_HOST = 8 };
     const plan *p = c->impl;
     (void)memory;
-    return p->gpus && c->size > 1 && bytes >= MT_DIRECT_BYTES;
+    return p->gpus && c->size > 1 && c->size <= GPUS_OF_A_HOST && bytes >= MT_DIRECT_BYTES;
 }
 
 static mt_status plan_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count)
