@@ -276,11 +276,9 @@ bool mt_comm_reaches(const mt_comm *c, const void *memory, size_t bytes)
 }
 
 mt_status mt_comm_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count,
-                         const char *what)
+                         size_t bytes, const char *what)
 {
-    size_t bytes = 0;
     MT_REQUIRE(c->ops->spread, MT_EUNSUPPORTED, "spread (%s): over %s", what, c->ops->name);
-    for (int i = 0; i < count; i++) bytes += runs[i].bytes;
     enter(c, "spread", what, bytes);
     return leave(c, c->ops->spread(c, stream, runs, count));
 }

@@ -116,9 +116,9 @@ typedef struct mt_comm_run {
 } mt_comm_run;
 /* Every rank's runs, of any number and size, come to lie in their places in the memory of all, this
  * rank's own among them: memory that the comm reaches, and that is the others' from this call on
- * until it is done. */
+ * until it is done. `bytes`: the most that a rank has, the same on all. */
 mt_status mt_comm_spread(mt_comm *comm, mt_stream *stream, const mt_comm_run *runs, int count,
-                         const char *what);
+                         size_t bytes, const char *what);
 /* Before it is freed. Others may have it mapped until they have said so as well: a barrier after
  * that makes sure. */
 void mt_comm_unshare(mt_comm *comm, const void *memory);

@@ -395,8 +395,8 @@ static mt_status spread(mt_fsdp *f, int64_t wire, const char *label)
         for (int j = 0; j < n; j++)
             list[count++] = (mt_comm_run){ runs[j].to, own + runs[j].at, runs[j].bytes };
     }
-    mt_status status =
-        mt_comm_spread(mt_fsdp_comm(f, wire / MT_DIR_COUNT), &f->gathering, list, count, label);
+    mt_status status = mt_comm_spread(mt_fsdp_comm(f, wire / MT_DIR_COUNT), &f->gathering, list,
+                                      count, w->bytes, label);
     free(list);
     return status;
 }
