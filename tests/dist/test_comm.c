@@ -273,6 +273,64 @@ static mt_status shared(mt_comm *c)
     return MT_OK;
 }
 
+/* Run k of a rank, and where it lies; the whole is that of one past the last. */
+static int64_t run_length(int rank, int k)
+{
+    return 1 + rank * 5000 + k * 131;
+}
+static int64_t run_place(int rank, int k)
+{
+    int64_t at = 3;
+    for (int r = 0; r <= rank; r++)
+        for (int i = 0; i < (r < rank ? r + 2 : k); i++) at += run_length(r, i) + 1;
+    return at;
+}
+
+/* Runs of every size, of some ranks more than of others, time and again to the same places. */
+static mt_status spread(mt_comm *c)
+{
+    enum { TURNS = 5, MOST = 16 };
+    mt_stream stream = { .device = rank_device };
+    int rank = mt_comm_rank(c), size = mt_comm_size(c);
+    int64_t n = run_place(size, 0) + (1 << 18);
+    size_t all = (size_t)n * sizeof(double);
+    mt_comm_run runs[MOST];
+    if (!rank_device || size + 2 > MOST) return MT_OK;
+    double *y = calloc(1, all), *x = malloc(all);
+    double *to = hold(&stream, y, all), *from = hold(&stream, y, all);
+    MT_TRY(mt_comm_share(c, to, all, "test"));
+    bool reaches = mt_comm_reaches(c, to, all);
+    rank_check(!reaches || size > 1, "alone, and others are reached");
+    for (int turn = 0; turn < TURNS && reaches; turn++) {
+        for (int64_t i = 0; i < n; i++) x[i] = element(rank + turn, i);
+        MT_TRY(mt_device_copy(rank_device, from, x, all));
+        for (int k = 0; k < rank + 2; k++) {
+            int64_t at = run_place(rank, k);
+            runs[k] =
+                (mt_comm_run){ to + at, from + at, (size_t)run_length(rank, k) * sizeof(double) };
+        }
+        MT_TRY(mt_comm_spread(c, &stream, runs, rank + 2, all, "test"));
+        MT_TRY(look(&stream, y, to, all));
+        for (int r = 0; r < size; r++)
+            for (int k = 0; k < r + 2; k++) {
+                int64_t at = run_place(r, k), end = at + run_length(r, k);
+                for (int64_t i = at; i < end; i++)
+                    rank_check(y[i] == element(r + turn, i), "turn %d, run %d of %d: element %lld",
+                               turn, k, r, (long long)i);
+                rank_check(y[end] == 0, "turn %d, run %d of %d: too long", turn, k, r);
+            }
+        if (turn == 0)
+            rank_check(mt_comm_reaches(c, from, all) == false, "reaches what is not shared");
+    }
+    mt_comm_unshare(c, to);
+    MT_TRY(mt_comm_barrier(c, "test"));
+    drop(&stream, from, all);
+    drop(&stream, to, all);
+    free(x);
+    free(y);
+    return MT_OK;
+}
+
 /* The sum over ranks that all hold the same. */
 static double reduced_same(int size, double x)
 {
@@ -412,12 +470,13 @@ static mt_status fails_alone(mt_comm *c)
 }
 
 static const rank_case cases[] = {
-    { "all_gather", all_gather }, { "reductions", reductions }, { "exchange", exchange },
-    { "broadcasts", broadcasts }, { "shared", shared },         { "parts", parts },
-    { "agreement", agreement },   { "streams", streams },       { "never_comes", never_comes },
-    { "is_killed", is_killed },   { "disagrees", disagrees },   { "fails_alone", fails_alone },
+    { "all_gather", all_gather },   { "reductions", reductions }, { "exchange", exchange },
+    { "broadcasts", broadcasts },   { "shared", shared },         { "parts", parts },
+    { "agreement", agreement },     { "streams", streams },       { "spread", spread },
+    { "never_comes", never_comes }, { "is_killed", is_killed },   { "disagrees", disagrees },
+    { "fails_alone", fails_alone },
 };
-enum { CASES = sizeof cases / sizeof cases[0], PLAIN = 8 };
+enum { CASES = sizeof cases / sizeof cases[0], PLAIN = 9 };
 
 static mt_status every_case(mt_comm *c)
 {
