@@ -72,8 +72,8 @@ static inline int mt_gemm_scale_roundings(const mt_format *a, const mt_format *b
  * never chosen but by its name), for each 128 of K: of 32 products and the sum so far, 33 numbers,
  * these cut what is below 2^-13 of the largest one's binade, four times before the 128 are added in
  * f32. largest: of the products' sizes, by their scales, and of the sums of the 128 on the way.
- * There, scales of blocks that are no powers of two stay out of the sum as well: three roundings.
- */
+ * There, scales of blocks that are no powers of two stay out of the sum as well: three roundings;
+ * of those that are, products under 2^-133, far under f32's normal numbers, count as 0. */
 static inline double mt_gemm_fp8_loss(double largest)
 {
     return 4 * 33 * 0x1p-13 * largest;

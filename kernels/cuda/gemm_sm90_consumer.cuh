@@ -3,60 +3,7 @@
  */
 #pragma once
 
-/* The scales of a step, as a thread multiplies its sums by them: of its two rows of P (TN: of all),
- * and of as many of its columns as registers hold, asked for while the tensor cores multiply. */
-template <class C> struct sm90_scales {
-    enum { FIRST = 2 }; /* 16 bytes each */
-    uint32_t line;
-    float above, below;
-    float4 first[FIRST];
-
-    __device__ __forceinline__ float4 four(int i) const { return shared_four(line + i * 64); }
-    __device__ __forceinline__ void begin(uint32_t scales)
-    {
-        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
-        const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
-        const uint32_t rows = scales + C::SCALES_P + row * 4;
-        line = scales + thread % 4 * 16;
-        above = __int_as_float(shared_now(rows));
-        below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : above;
-#pragma unroll
-        for (int i = 0; i < FIRST; i++) first[i] = four(i);
-    }
-};
-
-/* What the tensor cores summed over 128 of the depth, to the sums: as it is, or by the scales of
- * the columns and of the rows. */
-template <class C, int N>
-static __device__ __forceinline__ void
-sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scales<C> &scales)
-{
-    if constexpr (!C::SCALED) {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) d[i] += part[i];
-    } else {
-        constexpr int GROUPS = C::PACKED ? 4 : 2; /* of eight columns, in 16 bytes */
-#pragma unroll
-        for (int i = 0; i < N / 8; i += GROUPS) {
-            const int at = i / GROUPS;
-            const float4 four = at < (int)scales.FIRST ? scales.first[at] : scales.four(at);
-            const float word[4] = { four.x, four.y, four.z, four.w };
-#pragma unroll
-            for (int j = i; j < i + GROUPS && j < N / 8; j++) {
-                const uint32_t pair = __float_as_uint(word[j - i]);
-                const float s[2] = {
-                    C::PACKED ? __uint_as_float(pair << 16) : word[(j - i) * 2 % 4],
-                    C::PACKED ? __uint_as_float(pair & 0xffff0000u) : word[(j - i) * 2 % 4 + 1]
-                };
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float x = s[e % 2] * (e < 2 ? scales.above : scales.below);
-                    d[j * 4 + e] = fma(part[j * 4 + e], x, d[j * 4 + e]);
-                }
-            }
-        }
-    }
-}
+#include "kernels/cuda/gemm_sm90_codes.cuh"
 
 /* What is made of the sums on their way: whatever the arguments say, or nothing but bf16 or f32 of
  * them (C::FACTOR: of their product with the factor), known beforehand. */
@@ -159,8 +106,6 @@ static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_s
     return first + tile * step < shared_now(last);
 }
 
-enum { SM90_TURN = 3 }; /* barriers of the fp8 kernel's warpgroups; 1 and 2: of their results */
-
 template <class C>
 static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm90_maps &maps,
                                                     const gemm_sm90_args &a, int cm, int cn)
@@ -200,7 +145,6 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     {
         release(stage == 0 ? C::STAGES - 1 : stage - 1);
     };
-    if (C::FP8 && result.group() == 1) barrier_threads_arrive(SM90_TURN, 256); /* 0 begins */
     auto advance = [&]() __attribute__((always_inline))
     {
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
@@ -310,36 +254,51 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             release_last();
         }
     };
-    /* Each sum of 128 in turn: one warpgroup multiplies while the other adds. Left alone both would
-     * do the same at the same time; so a warpgroup begins when the other has one wgmma to go. */
+    /* A step of codes: the tensor cores' sums of 128 of the depth, or of as many 32s of it as there
+     * are (NT), are added to the sums. Each warpgroup goes at its own pace: taking turns, one
+     * adding while the other multiplies, was slower. */
+    auto multiply_codes = [&](auto width, auto deep, float(&part)[WGMMA_SUMS], auto &scales)
+        __attribute__((always_inline))
+    {
+        constexpr int N = decltype(width)::value;
+        const uint32_t p = p0 + stage * (C::STAGE >> 4), q = q0 + stage * (C::STAGE >> 4);
+        wait_step();
+        if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < decltype(deep)::value; k++)
+            wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p + k * 2),
+                                      (uint64_t)HIGH << 32 | (q + k * 2), k > 0);
+        wgmma_commit();
+    };
     auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
+        typedef sm90_scales<C, N> scales_of_step;
         float part[WGMMA_SUMS]; /* given a value here, or the compiler serialises the wgmmas */
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             d[0][i] = 0;
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
         }
-        for (int step = 0; step < whole; step++) {
-            const uint32_t at = stage * (C::STAGE >> 4);
-            barrier_wait(base + C::FULL + stage * 8, parity);
-            barrier_threads(SM90_TURN + result.group(), 256);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p0 + at + k * 2),
-                                          (uint64_t)HIGH << 32 | (q0 + at + k * 2), k > 0);
-                if (k >= 2) wgmma_commit();
-            }
-            sm90_scales<C> scales;
-            if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
-            wgmma_wait<1>();
-            barrier_threads_arrive(SM90_TURN + 1 - result.group(), 256);
+        for (int left = whole * 4 + rest; left > 0; left -= 4) {
+            scales_of_step scales;
+            if (!C::WGRAD || left >= 4)
+                multiply_codes(width, std::integral_constant<int, 4>(), part, scales);
+            else if (left == 3)
+                multiply_codes(width, std::integral_constant<int, 3>(), part, scales);
+            else if (left == 2)
+                multiply_codes(width, std::integral_constant<int, 2>(), part, scales);
+            else
+                multiply_codes(width, std::integral_constant<int, 1>(), part, scales);
             wgmma_finish<N>(part);
-            if (!C::SCALED) release(stage);
+            if (C::SCALED) scales.settle();
+            if (!scales_of_step::LATE) {
+                __syncwarp();
+                release(stage);
+            }
             sm90_promote<C, N>(d[0], part, scales);
-            if (C::SCALED) {
+            if (scales_of_step::LATE) {
                 __syncwarp();
                 release(stage);
             }

@@ -106,7 +106,7 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
         SCALES_P = WIDTH * (PACKED ? 2 : 4), /* in the line of a stage, after those of Q */
-        SCALE_LINE = SCALES_P + (WGRAD ? TILE * 4 : 16),
+        SCALE_LINE = SCALES_P + (WGRAD ? TILE * 4 : 0),
         FULL = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
@@ -114,8 +114,8 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct
         OLD = HAND + 16,
         TABLE = OLD + 2 * BUFFERS * 8,
         PIECE = WGRAD ? 32 : 64,
-        PRODUCER_REGISTERS = 56,
-        CONSUMER_REGISTERS = 224
+        PRODUCER_REGISTERS = WGRAD ? 56 : 40,
+        CONSUMER_REGISTERS = WGRAD ? 224 : 232
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
@@ -140,7 +140,7 @@ struct sm90_tile {
     int member;
     int n0;     /* first column of D: NT */
     int whole;  /* steps of 128 bytes */
-    int rest;   /* 16-deep steps of one more */
+    int rest;   /* wgmmas of one more: NT */
     int column; /* NT along the depth: the first row in the operands' lines; past their end for no
                    rows */
 };
@@ -189,13 +189,9 @@ template <class C> struct sm90_order {
             depth = a.k;
         }
         t->n = (t->len + C::GRAIN - 1) / C::GRAIN * C::GRAIN;
-        if constexpr (C::FP8) {
-            t->whole = max(1, (depth + C::DEPTH - 1) / C::DEPTH);
-            t->rest = 0;
-        } else if (C::WGRAD) { /* a member without rows has one step of zeros, which writes its
-                                  zeros */
-            t->whole = depth / 64;
-            t->rest = depth ? (depth % 64 + 15) / 16 : 1;
+        if (C::WGRAD) { /* a member without rows has one step of zeros, which writes its zeros */
+            t->whole = depth / C::DEPTH;
+            t->rest = depth ? (depth % C::DEPTH + C::DEPTH / 4 - 1) / (C::DEPTH / 4) : 1;
         } else { /* past the depth both operands are zero */
             t->whole = (depth + C::DEPTH - 1) / C::DEPTH;
             t->rest = 0;
@@ -318,9 +314,9 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     }
 }
 
-/* The scales of a step into its stage, by a warp: those of Q's columns, and after them those of P's
- * rows (TN: the one of its 128 x 128). Of the columns a thread multiplies, 16 bytes hold the four
- * of two groups of eight, or, PACKED, the eight of four groups, two in a word. */
+/* The scales of a step into its stage, by a warp: those of Q's columns (TN: by that of the 128 x
+ * 128 of P), and after them, NT, those of P's rows. Of the columns a thread multiplies, 16 bytes
+ * hold the four of two groups of eight, or, PACKED, the eight of four groups, two in a word. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage, uint32_t parity,
                                                        const float *q, int len, const float *p,
@@ -345,6 +341,7 @@ static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage,
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint32_t group = i * 8 + lane / 4; /* of eight columns */
+        if (!C::WGRAD) pair[i][0] *= row[0], pair[i][1] *= row[0];
         if constexpr (C::PACKED) {
             uint32_t both = __byte_perm(__float_as_uint(pair[i][0]), __float_as_uint(pair[i][1]),
                                         0x7632); /* their upper halves */
@@ -359,7 +356,7 @@ static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage,
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
-        if (C::WGRAD || lane == 0) put_shared(line + C::SCALES_P + (i * 32 + lane) * 4, row[i]);
+        if (C::WGRAD) put_shared(line + C::SCALES_P + (i * 32 + lane) * 4, row[i]);
     barrier_arrive(base + C::FULL + stage * 8);
 }
 
@@ -387,7 +384,8 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
             q += (int64_t)first * blocks + (t.row - first);
             if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
         }
-        for (int step = 0; step < t.whole; step++, q += next_q, p += next_p) {
+        const int steps = t.whole + (t.rest > 0);
+        for (int step = 0; step < steps; step++, q += next_q, p += next_p) {
             if (--turn == 0) {
                 sm90_bring_step<C>(base, stage, parity, q, len, p, height);
                 turn = WARPS;
