@@ -39,21 +39,21 @@ template <class C, int N> struct sm90_scales {
     }
 };
 
-/* What the tensor cores summed over 128 of the depth, to the sums: as it is, or by the scales of
- * the columns and of the rows. */
-template <class C, int N>
+/* What the tensor cores summed over 128 of the depth, to the sums, or, FIRST, in their place: as it
+ * is, or by the scales of the columns and of the rows. */
+template <class C, int N, bool FIRST>
 static __device__ __forceinline__ void
 sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scales<C, N> &scales)
 {
     if constexpr (!C::SCALED) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) d[i] += part[i];
+        for (int i = 0; i < N / 2; i++) d[i] = (FIRST ? 0 : d[i]) + part[i];
     } else {
-        constexpr int GROUPS = sm90_scales<C, N>::GROUPS, FIRST = sm90_scales<C, N>::FIRST;
+        constexpr int GROUPS = sm90_scales<C, N>::GROUPS, READY = sm90_scales<C, N>::FIRST;
 #pragma unroll
         for (int i = 0; i < N / 8; i += GROUPS) {
             const int at = i / GROUPS;
-            const float4 four = at < FIRST ? scales.first[at < FIRST ? at : 0] : scales.four(at);
+            const float4 four = at < READY ? scales.first[at < READY ? at : 0] : scales.four(at);
             const float word[4] = { four.x, four.y, four.z, four.w };
 #pragma unroll
             for (int j = i; j < i + GROUPS && j < N / 8; j++) {
@@ -66,7 +66,7 @@ sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scale
                 for (int e = 0; e < 4; e++) {
                     float x = s[e % 2];
                     if (C::WGRAD) x *= e < 2 ? scales.above : scales.below;
-                    d[j * 4 + e] = fma(part[j * 4 + e], x, d[j * 4 + e]);
+                    d[j * 4 + e] = fma(part[j * 4 + e], x, FIRST ? 0 : d[j * 4 + e]);
                 }
             }
         }

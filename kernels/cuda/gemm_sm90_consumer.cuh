@@ -254,16 +254,47 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             release_last();
         }
     };
+    /* What is read of the sums is read after this. */
+    auto settle = [&](int mi) __attribute__((always_inline))
+    {
+#pragma unroll
+        for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
+    };
+    int tile = C::PINGPONG ? result.group() : 0;
+    /* What the tile's result needs, as soon as there is room for it. */
+    auto begin_result = [&]() __attribute__((always_inline))
+    {
+        result.tile = tile;
+        if (!C::PLAIN && a.add) {
+            if (threadIdx.x % 128 == 0) {
+                copies_read<0>();
+                result.load(0, 0);
+                result.load(1, 1);
+            }
+            __syncwarp();
+        }
+    };
+    auto begin_factor = [&]() __attribute__((always_inline))
+    {
+        if (C::FACTOR && a.alpha) result.factor = a.alpha[result.member()];
+    };
+    /* The tile before this one, whose first products are under way. */
+    auto store_last = [&]() __attribute__((always_inline))
+    {
+        if (tile > 0) {
+            settle(0);
+            sm90_store(result, d[0], 0);
+        }
+        begin_result();
+    };
     /* A step of codes: the tensor cores' sums of 128 of the depth, or of as many 32s of it as there
      * are (NT), are added to the sums. Each warpgroup goes at its own pace: taking turns, one
      * adding while the other multiplies, was slower. */
-    auto multiply_codes = [&](auto width, auto deep, float(&part)[WGMMA_SUMS], auto &scales)
+    auto multiply_codes = [&](auto width, auto deep, float(&part)[WGMMA_SUMS])
         __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
         const uint32_t p = p0 + stage * (C::STAGE >> 4), q = q0 + stage * (C::STAGE >> 4);
-        wait_step();
-        if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < decltype(deep)::value; k++)
@@ -271,38 +302,56 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                                       (uint64_t)HIGH << 32 | (q + k * 2), k > 0);
         wgmma_commit();
     };
+    auto add_codes = [&](auto width, auto first, float(&part)[WGMMA_SUMS], auto &scales)
+        __attribute__((always_inline))
+    {
+        constexpr int N = decltype(width)::value;
+        wgmma_finish<N>(part);
+        if (C::SCALED) scales.settle();
+        if (!scales.LATE) {
+            __syncwarp();
+            release(stage);
+        }
+        sm90_promote<C, N, decltype(first)::value>(d[0], part, scales);
+        if (scales.LATE) {
+            __syncwarp();
+            release(stage);
+        }
+        advance();
+    };
     auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
-        typedef sm90_scales<C, N> scales_of_step;
         float part[WGMMA_SUMS]; /* given a value here, or the compiler serialises the wgmmas */
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            d[0][i] = 0;
-            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
+        for (int i = 0; i < N / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
+        sm90_scales<C, N> scales;
+        auto begin_scales = [&]() __attribute__((always_inline))
+        {
+            if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
+        };
+        if (C::AHEAD) { /* past the depth there are zeros */
+            multiply_codes(width, std::integral_constant<int, 4>(), part);
+            store_last();
+            begin_scales();
+            add_codes(width, std::true_type(), part, scales);
+            begin_factor();
+        } else {
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) d[0][i] = 0;
         }
-        for (int left = whole * 4 + rest; left > 0; left -= 4) {
-            scales_of_step scales;
+        for (int left = whole * 4 + rest - C::AHEAD * 4; left > 0; left -= 4) {
+            wait_step();
+            begin_scales();
             if (!C::WGRAD || left >= 4)
-                multiply_codes(width, std::integral_constant<int, 4>(), part, scales);
+                multiply_codes(width, std::integral_constant<int, 4>(), part);
             else if (left == 3)
-                multiply_codes(width, std::integral_constant<int, 3>(), part, scales);
+                multiply_codes(width, std::integral_constant<int, 3>(), part);
             else if (left == 2)
-                multiply_codes(width, std::integral_constant<int, 2>(), part, scales);
+                multiply_codes(width, std::integral_constant<int, 2>(), part);
             else
-                multiply_codes(width, std::integral_constant<int, 1>(), part, scales);
-            wgmma_finish<N>(part);
-            if (C::SCALED) scales.settle();
-            if (!scales_of_step::LATE) {
-                __syncwarp();
-                release(stage);
-            }
-            sm90_promote<C, N>(d[0], part, scales);
-            if (scales_of_step::LATE) {
-                __syncwarp();
-                release(stage);
-            }
-            advance();
+                multiply_codes(width, std::integral_constant<int, 1>(), part);
+            add_codes(width, std::false_type(), part, scales);
         }
     };
     auto pick = [&](auto self, auto width, auto work) __attribute__((always_inline))->void
@@ -316,20 +365,13 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             self(self, std::integral_constant<int, N - C::GRAIN>(), work);
     };
     constexpr std::integral_constant<int, C::WIDTH> widest;
-    /* What is read of the sums is read after this. */
-    auto settle = [&](int mi) __attribute__((always_inline))
-    {
-#pragma unroll
-        for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
-    };
     if constexpr (C::SKEWED) { /* of no tile: the compiler wants the same wgmmas under way always */
         place();
         begin(std::integral_constant<int, C::GRAIN>());
     }
 #pragma unroll 1
-    for (int tile = C::PINGPONG ? result.group() : 0; sm90_has_tile<C>(base, a, tile);
-         tile += C::PINGPONG ? 2 : 1) {
-        result.tile = tile;
+    for (; sm90_has_tile<C>(base, a, tile); tile += C::PINGPONG ? 2 : 1) {
+        if (!C::AHEAD) result.tile = tile;
         if (C::PINGPONG) {
             const int mine = result.group();
             if (tile > 0) barrier_wait(base + C::ORDER + mine * 8, (tile / 2 - (mine == 0)) & 1);
@@ -342,27 +384,22 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             else
                 place();
             wait_step();
-            describe(0);
-            if (n == 0)
+            describe(C::AHEAD && tile > 0);
+            if (!C::AHEAD && n == 0)
                 for (int step = 0; step < whole + (rest > 0); step++) {
                     wait_step();
                     release(stage);
                     advance();
                 }
             if constexpr (C::SKEWED) pick(pick, widest, begin);
-            if (n == 0) {
+            if (!C::AHEAD && n == 0) {
                 hand_over();
                 continue;
             }
         }
-        if (C::FACTOR && a.alpha) result.factor = a.alpha[result.member()];
-        if (!C::PLAIN && a.add) {
-            if (threadIdx.x % 128 == 0) {
-                copies_read<0>();
-                result.load(0, 0);
-                result.load(1, 1);
-            }
-            __syncwarp();
+        if (!C::AHEAD) {
+            begin_result();
+            begin_factor();
         }
         if constexpr (C::FP8)
             pick(pick, widest, multiply_fp8);
@@ -381,11 +418,15 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             release_last();
             settle(1);
             sm90_store(result, d[1], 1);
-        } else {
+        } else if (!C::AHEAD) {
 #pragma unroll
             for (int mi = 0; mi < C::BLOCKS_M; mi++) settle(mi);
             sm90_store_tile(result, d);
         }
+    }
+    if (C::AHEAD && tile > 0) {
+        settle(0);
+        sm90_store(result, d[0], 0);
     }
     if (C::SKEWED) wgmma_wait<0>();
     if (threadIdx.x % 128 == 0) copies_done<0>();

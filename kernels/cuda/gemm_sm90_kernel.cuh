@@ -24,6 +24,7 @@ struct sm90 {
         /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
          * the first begin the next tile; NT has few steps in a tile */
         SKEWED = PLAIN_ && WGRAD && !PINGPONG,
+        AHEAD = false, /* see sm90_fp8 */
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
         CLUSTER = CLUSTER_M * CLUSTER_N,
@@ -85,6 +86,8 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct
         FP8 = true,
         PLAIN = false,
         SKEWED = false,
+        /* a tile is stored while the first products of the next are under way; all have columns */
+        AHEAD = WGRAD,
         TURNED = false,
         SCALED = SCALED_,
         PACKED = PACKED_,
@@ -299,7 +302,7 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     for (int tile = 0; order.next(&t, a, cm, cn); tile++) {
         /* read by the consumers after the tile's first full stage */
         int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
-        to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
+        to[0] = make_int4(C::AHEAD || t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
         to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
         int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q, steps = t.whole + (t.rest > 0);
         uint32_t bytes = C::P_BYTES + boxes * (C::BOX_Q * 128);
