@@ -155,7 +155,7 @@ static mt_status multiply_codes(mt_stream *stream, const struct mt_gemm_args *ar
     if (!mt_cuda_reads_fp8(stream) || !mt_cuda_gemm_codes(&g, args)) return MT_OK;
     if (!g.cols || !g.rows.members) return MT_OK;
     choose(stream, &g, &path);
-    if (path.variant != MT_CUDA_GEMM_FP8) return MT_OK;
+    if (!mt_cuda_gemm_of_codes(path.variant)) return MT_OK;
     *done = true;
     MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args));
     return mt_cuda_gemm_sm90(stream, &g, &path);
@@ -184,7 +184,7 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
     path.variant = MT_CUDA_GEMM_TILED;
     if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args) && g.cols && g.rows.members)
         choose(stream, &g, &path);
-    bool codes = path.variant == MT_CUDA_GEMM_FP8;
+    bool codes = mt_cuda_gemm_of_codes(path.variant);
     *scratch = codes ? 0 : mt_cuda_gemm_plain_scratch(stream, args);
     *operands = codes ? mt_cuda_gemm_codes_bytes(&g) : mt_cuda_gemm_plain_bytes(args);
 }
@@ -195,10 +195,15 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
 {
     static const char *const names[MT_CUDA_GEMM_NAMES] = {
-        "wgmma 256x192, pairs",        "wgmma 256x192",
-        "wgmma 128x192, ping-pong",    "wgmma fp8 128x192, f32 sums of 128",
-        "wgmma 256x192 turned, pairs", "cuBLASLt",
-        "cuBLASLt, grouped",           "cuBLASLt, a call per member",
+        "wgmma 256x192, pairs",
+        "wgmma 256x192",
+        "wgmma 128x192, ping-pong",
+        "wgmma fp8 128x192, f32 sums of 128",
+        "wgmma fp8 128x192 by rows, f32 sums of 128",
+        "wgmma 256x192 turned, pairs",
+        "cuBLASLt",
+        "cuBLASLt, grouped",
+        "cuBLASLt, a call per member",
     };
     return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
 }
@@ -243,7 +248,7 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
     mt_cuda_gemm_path path = {};
     MT_TRY(mt_gemm_check(args));
     if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args)) choose(stream, &g, &path);
-    if (path.variant != MT_CUDA_GEMM_FP8) {
+    if (!mt_cuda_gemm_of_codes(path.variant)) {
         g = {};
         MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));

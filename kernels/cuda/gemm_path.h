@@ -18,6 +18,9 @@ enum {
                                 NT, PINGPONG, whichever is named */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
+    /* the same with rows on the side of 128, pairs share them: no C, no bias; members of many
+     * rows */
+    MT_CUDA_GEMM_FP8_ROWS,
     MT_CUDA_GEMM_TURNED, /* wgmma, NT of bf16: 256 x 192 of the result turned, pairs share X;
                             without C or a factor */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
@@ -34,6 +37,11 @@ typedef struct mt_cuda_gemm_path {
     int super;       /* wgmma: tiles of one direction that are taken together */
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;
+
+static inline bool mt_cuda_gemm_of_codes(int variant)
+{
+    return variant == MT_CUDA_GEMM_FP8 || variant == MT_CUDA_GEMM_FP8_ROWS;
+}
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path);

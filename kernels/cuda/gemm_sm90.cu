@@ -9,9 +9,14 @@ enum {
     FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
     TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
     NARROWEST = 64,
-    TILE = 256, /* rows of P, but where tiles are of half as many */
+    FEW_ROWS = 256, /* of a member; see goes_by_rows */
+    SOME_ROWS = 512,
+    MANY_ROWS = 2048,
+    SHORT_CODES = 512, /* depth */
+    TILE = 256,        /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
-    MOST = 1 << 30 /* extents: rows of ragged maps, and numbers that are int in the kernel */
+    CODES_TOGETHER = 32, /* NT of fp8 */
+    MOST = 1 << 30       /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
 
 /* ---- the choice --------------------------------------------------------------------------------
@@ -46,6 +51,10 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
     if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned;
+    if (variant == MT_CUDA_GEMM_FP8_ROWS)
+        return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
+                                               ? g->fp8 - 1
+                                               : (int)MT_CUDA_FP8_BLOCKS];
     return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1]
                   : &tables[g->layout][is_plain(g) ? variant : (int)MT_CUDA_GEMM_VARIANTS];
 }
@@ -77,6 +86,22 @@ static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int 
     return best;
 }
 
+static bool suits_by_rows(const gemm_problem *g)
+{
+    return g->layout == MT_GEMM_TN && !g->c && !g->bias;
+}
+
+/* fp8, of members of so many rows. Measured on an H200: scales of blocks are cheaper by rows, which
+ * pays for the padding of members that are not small; without scales it pays where there is next to
+ * none, or where the depth is so short that the ends of tiles, hidden there, are what counts. */
+static bool goes_by_rows(const gemm_problem *g, int64_t rows)
+{
+    if (!suits_by_rows(g)) return false;
+    if (g->fp8 > MT_CUDA_FP8_BLOCKS)
+        return rows >= SOME_ROWS || (rows >= FEW_ROWS && g->cols > g->depth);
+    return rows >= MANY_ROWS || (rows >= SOME_ROWS && g->depth <= SHORT_CODES);
+}
+
 /* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once, but
  * an odd number of pieces loses by being made even; a depth that is not long hides a tile's end but
  * beside another tile, unless members are so small that ping-pong moves too much; products of few
@@ -98,7 +123,8 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
         path->variant = MT_CUDA_GEMM_ALONE;
         path->width = filling_width(members, rows, tiles_m, 8, processors);
     }
-    if (g->fp8) path->variant = MT_CUDA_GEMM_FP8;
+    if (!g->fp8) return;
+    path->variant = !few && goes_by_rows(g, rows) ? MT_CUDA_GEMM_FP8_ROWS : MT_CUDA_GEMM_FP8;
 }
 
 /* Whether tiles of the result turned are all but full. */
@@ -116,7 +142,8 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
     int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
     int64_t tiles_m = mt_ceil_div(g->height, 128);
     bool few = members * tiles * tiles_m < FEW_WAVES * processors;
-    path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64), path->super = TOGETHER;
+    path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64);
+    path->super = g->fp8 ? CODES_TOGETHER : TOGETHER;
     if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
     path->variant = g->fp8                      ? MT_CUDA_GEMM_FP8
                     : path->width == SM90_WIDTH ? MT_CUDA_GEMM_PINGPONG
@@ -159,8 +186,9 @@ static bool suits_operands(const gemm_problem *g)
 bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    int grain = wgrad ? 64 : 8;
-    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8
+    bool by_rows = path->variant == MT_CUDA_GEMM_FP8_ROWS;
+    int grain = wgrad || by_rows ? 64 : 8;
+    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g))
                : path->variant != MT_CUDA_GEMM_TURNED &&
                      (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS))
         return false;
@@ -239,7 +267,11 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
     bool turned = variant == &mt_cuda_gemm_sm90_turned;
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
     gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result_size(g) };
-    if (wgrad && g->fp8) { /* all members in lines along the rows */
+    if (variant >= mt_cuda_gemm_sm90_fp8_rows &&
+        variant <= &mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS]) { /* P is X or dY */
+        p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
+        q = { "a", g->b.data, g->b.width, g->cols, members, variant->box_q, size };
+    } else if (wgrad && g->fp8) { /* all members in lines along the rows */
         p = { "b", g->a.data, g->a.width, g->height, 1, variant->tile, size };
         q = { "a", g->b.data, g->b.width, g->cols, 1, variant->box_q, size };
     } else if (wgrad) { /* P is dY, Q is X */
@@ -284,17 +316,17 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
 
 gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    bool wgrad = g->layout == MT_GEMM_NT;
+    bool wgrad = g->layout == MT_GEMM_NT, by_rows = path->variant == MT_CUDA_GEMM_FP8_ROWS;
     gemm_sm90_args args = {};
     args.rows = g->rows;
     args.m = (int)(wgrad ? g->height : g->cols);
-    args.n = wgrad ? (int)g->cols : 0;
+    args.n = wgrad || by_rows ? (int)g->cols : 0;
     args.k = (int)(wgrad ? g->a.width : g->depth);
     args.width = path->width, args.super = path->super;
     args.add = g->c != NULL, args.half = !g->d_real;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
-    args.scales_p = wgrad ? g->scales_a : g->scales_b;
-    args.scales_q = wgrad ? g->scales_b : g->scales_a;
+    args.scales_p = wgrad || by_rows ? g->scales_a : g->scales_b;
+    args.scales_q = wgrad || by_rows ? g->scales_b : g->scales_a;
     return args;
 }
 

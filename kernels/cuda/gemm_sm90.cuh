@@ -11,6 +11,9 @@
  * and almost nothing is padded. Operands come and results go through tensor maps made on the host;
  * those of ragged matrices end where a member does, so there is no padding in memory either.
  *
+ * Codes with scales of blocks are faster the other way round (MT_CUDA_GEMM_FP8_ROWS): with rows of
+ * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded.
+ *
  * A cluster of two blocks shares a tile of P (shares_p: two pieces of Q beside each other) or of Q.
  * The number of pieces is rounded up to an even one (they get smaller), so that no cluster has two
  * members. Blocks are persistent: each takes tiles in turn, in an order that follows from the
@@ -69,6 +72,8 @@ enum {
     MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
 };
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
+/* TN of such a sum with P rows and Q weights. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 1];
 
 enum {
     SM90_WIDTH = 192, /* most columns of a tile */

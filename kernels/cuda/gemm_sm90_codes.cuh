@@ -3,21 +3,21 @@
 #pragma once
 
 /* The scales of a step, as a thread multiplies its sums by them: NT, of its two rows of P, and of
- * its columns. They come before the tensor cores begin: shared memory is then busy with what these
- * read, and answers late. Scales that registers do not hold all are read in between. */
+ * its columns. They come before the tensor cores are done: shared memory is busy with what these
+ * read, and answers late. Where registers do not hold all, those of some columns give way to those
+ * of the ones that come MOST later. */
 template <class C, int N> struct sm90_scales {
     enum {
         GROUPS = C::PACKED ? 4 : 2, /* of eight columns, in 16 bytes */
         COUNT = (N / 8 + GROUPS - 1) / GROUPS,
         MOST = C::WGRAD ? 3 : 6,
-        FIRST = COUNT < (int)MOST ? (int)COUNT : (int)MOST,
-        LATE = C::SCALED && COUNT > FIRST
+        FIRST = COUNT < (int)MOST ? (int)COUNT : (int)MOST
     };
     uint32_t line;
     float above, below;
-    float4 first[FIRST];
+    float4 next[FIRST];
 
-    __device__ __forceinline__ float4 four(int i) const { return shared_four(line + i * 64); }
+    __device__ __forceinline__ void bring(int i) { next[i % FIRST] = shared_four(line + i * 64); }
     __device__ __forceinline__ void begin(uint32_t scales)
     {
         const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
@@ -27,36 +27,72 @@ template <class C, int N> struct sm90_scales {
         above = C::WGRAD ? __int_as_float(shared_now(rows)) : 1;
         below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : 1;
 #pragma unroll
-        for (int i = 0; i < FIRST; i++) first[i] = four(i);
+        for (int i = 0; i < FIRST; i++) bring(i);
     }
-    /* Nothing is made of them before. */
+    /* Whether all have been asked for before those of this column are used. */
+    static constexpr bool all_before(int column)
+    {
+        return COUNT - FIRST <= column / 8 / GROUPS;
+    }
+    /* They are here; nothing is made of them before. */
     __device__ __forceinline__ void settle()
     {
 #pragma unroll
         for (int i = 0; i < FIRST; i++)
-            asm volatile(""
-                         : "+f"(first[i].x), "+f"(first[i].y), "+f"(first[i].z), "+f"(first[i].w));
+            asm volatile("" : "+f"(next[i].x), "+f"(next[i].y), "+f"(next[i].z), "+f"(next[i].w));
     }
 };
 
-/* What the tensor cores summed over 128 of the depth, to the sums, or, FIRST, in their place: as it
- * is, or by the scales of the columns and of the rows. */
-template <class C, int N, bool FIRST>
-static __device__ __forceinline__ void
-sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scales<C, N> &scales)
+/* BY_ROWS: of two rows of P, by those of each 64 columns. */
+template <class C> struct sm90_row_scales {
+    enum { BLOCKS = C::WIDTH / 64 };
+    float above[BLOCKS], below[BLOCKS];
+
+    static constexpr bool all_before(int) { return true; }
+    __device__ __forceinline__ void begin(uint32_t scales)
+    {
+        const uint32_t thread = thread_now();
+        const uint32_t rows = scales + ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            above[b] = __int_as_float(shared_now(rows + b * C::TILE * 4));
+            below[b] = __int_as_float(shared_now(rows + b * C::TILE * 4 + 32));
+        }
+    }
+    __device__ __forceinline__ void settle()
+    {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) asm volatile("" : "+f"(above[b]), "+f"(below[b]));
+    }
+};
+
+/* What the tensor cores summed over 128 of the depth for columns FROM to TO, to the sums, or,
+ * FIRST, in their place: as it is, or by the scales of the columns and of the rows. */
+template <class C, int FROM, int TO, bool FIRST, class S>
+static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS], const float *part,
+                                                    S &scales)
 {
     if constexpr (!C::SCALED) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) d[i] = (FIRST ? 0 : d[i]) + part[i];
+        for (int i = 0; i < (TO - FROM) / 2; i++)
+            d[FROM / 2 + i] = (FIRST ? 0 : d[FROM / 2 + i]) + part[i];
+    } else if constexpr (C::BY_ROWS) {
+#pragma unroll
+        for (int i = 0; i < (TO - FROM) / 2; i++) {
+            const int at = FROM / 2 + i;
+            d[at] = fma(part[i], i % 4 < 2 ? scales.above[at / 32] : scales.below[at / 32],
+                        FIRST ? 0 : d[at]);
+        }
     } else {
-        constexpr int GROUPS = sm90_scales<C, N>::GROUPS, READY = sm90_scales<C, N>::FIRST;
+        constexpr int GROUPS = S::GROUPS;
 #pragma unroll
-        for (int i = 0; i < N / 8; i += GROUPS) {
+        for (int i = FROM / 8; i < TO / 8; i += GROUPS) {
             const int at = i / GROUPS;
-            const float4 four = at < READY ? scales.first[at < READY ? at : 0] : scales.four(at);
+            const float4 four = scales.next[at % S::FIRST];
             const float word[4] = { four.x, four.y, four.z, four.w };
+            if (at + S::FIRST < S::COUNT) scales.bring(at + S::FIRST);
 #pragma unroll
-            for (int j = i; j < i + GROUPS && j < N / 8; j++) {
+            for (int j = i; j < i + GROUPS && j < TO / 8; j++) {
                 const uint32_t pair = __float_as_uint(word[j - i]);
                 const float s[2] = {
                     C::PACKED ? __uint_as_float(pair << 16) : word[(j - i) * 2 % 4],
@@ -64,9 +100,9 @@ sm90_promote(float (&d)[WGMMA_SUMS], float (&part)[WGMMA_SUMS], const sm90_scale
                 };
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    float x = s[e % 2];
+                    float x = s[e % 2], &sum = d[j * 4 + e];
                     if (C::WGRAD) x *= e < 2 ? scales.above : scales.below;
-                    d[j * 4 + e] = fma(part[j * 4 + e], x, FIRST ? 0 : d[j * 4 + e]);
+                    sum = fma(part[j * 4 + e - FROM / 2], x, FIRST ? 0 : sum);
                 }
             }
         }

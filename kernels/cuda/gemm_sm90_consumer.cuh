@@ -17,7 +17,8 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
                                                      int mi)
 {
     constexpr bool ANY = STORED == SM90_ANY;
-    const bool add = ANY && r.args->add, pairs = ANY ? r.pairs() : C::WGRAD && STORED == SM90_HALF;
+    const bool add = ANY && r.args->add;
+    const bool pairs = ANY ? r.pairs() : (C::WGRAD || C::BY_ROWS) && STORED == SM90_HALF;
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
     const float2 *alpha = ANY ? r.args->alpha : nullptr;
@@ -40,7 +41,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
         const uint32_t to = r.address(r.buffer);
         if (C::TURNED) {
             sm90_put_turned(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2, add, by);
-        } else if (C::WGRAD) {
+        } else if (C::WGRAD || C::BY_ROWS) {
             sm90_put_wgrad(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2 * 4, add, by);
         } else {
 #pragma unroll
@@ -70,10 +71,12 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
 template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
-    if (r.m(mi) >= r.args->m) return;
+    if (r.m(mi) >= r.rows()) return;
     const bool plain = C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
                        (C::FP8 && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
-    if (!plain)
+    if constexpr (C::BY_ROWS)
+        sm90_store_as<C, SM90_HALF>(r, d, mi);
+    else if (!plain)
         sm90_store_as<C, SM90_ANY>(r, d, mi);
     else if (C::WGRAD && !r.args->half)
         sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
@@ -265,7 +268,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     auto begin_result = [&]() __attribute__((always_inline))
     {
         result.tile = tile;
-        if (!C::PLAIN && a.add) {
+        if (!C::PLAIN && !C::BY_ROWS && a.add) {
             if (threadIdx.x % 128 == 0) {
                 copies_read<0>();
                 result.load(0, 0);
@@ -276,7 +279,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     };
     auto begin_factor = [&]() __attribute__((always_inline))
     {
-        if (C::FACTOR && a.alpha) result.factor = a.alpha[result.member()];
+        if (C::FACTOR) result.factor = a.alpha ? a.alpha[result.member()] : make_float2(1, 0);
     };
     /* The tile before this one, whose first products are under way. */
     auto store_last = [&]() __attribute__((always_inline))
@@ -290,42 +293,53 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     /* A step of codes: the tensor cores' sums of 128 of the depth, or of as many 32s of it as there
      * are (NT), are added to the sums. Each warpgroup goes at its own pace: taking turns, one
      * adding while the other multiplies, was slower. */
-    auto multiply_codes = [&](auto width, auto deep, float(&part)[WGMMA_SUMS])
-        __attribute__((always_inline))
+    auto multiply_codes = [&](auto width, auto deep, auto &part) __attribute__((always_inline))
     {
-        constexpr int N = decltype(width)::value;
+        constexpr int N = decltype(width)::value / C::PARTS;
         const uint32_t p = p0 + stage * (C::STAGE >> 4), q = q0 + stage * (C::STAGE >> 4);
-        wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < decltype(deep)::value; k++)
-            wgmma_fp8<N, C::ELEMENTS>(part, (uint64_t)HIGH << 32 | (p + k * 2),
-                                      (uint64_t)HIGH << 32 | (q + k * 2), k > 0);
-        wgmma_commit();
+        for (int i = 0; i < C::PARTS; i++) {
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < decltype(deep)::value; k++)
+                wgmma_fp8<N, C::ELEMENTS>(part[i], (uint64_t)HIGH << 32 | (p + k * 2),
+                                          (uint64_t)HIGH << 32 | (q + i * N * 8 + k * 2), k > 0);
+            wgmma_commit();
+        }
     };
-    auto add_codes = [&](auto width, auto first, float(&part)[WGMMA_SUMS], auto &scales)
+    auto add_codes = [&](auto width, auto first, auto &part, auto &scales)
         __attribute__((always_inline))
     {
-        constexpr int N = decltype(width)::value;
-        wgmma_finish<N>(part);
-        if (C::SCALED) scales.settle();
-        if (!scales.LATE) {
+        constexpr int N = decltype(width)::value, HALF = C::GRAIN % 64 == 0 ? N / 2 : 0;
+        constexpr bool FIRST = decltype(first)::value;
+        typedef typename std::remove_reference<decltype(scales)>::type scales_of_step;
+        constexpr bool AT_ONCE = C::PARTS == 1 && scales_of_step::all_before(0);
+        constexpr bool BETWEEN = !AT_ONCE && scales_of_step::all_before(HALF);
+        auto release_step = [&](bool now) __attribute__((always_inline))
+        {
+            if (!now) return;
+            if (C::SCALED) scales.settle();
             __syncwarp();
             release(stage);
-        }
-        sm90_promote<C, N, decltype(first)::value>(d[0], part, scales);
-        if (scales.LATE) {
-            __syncwarp();
-            release(stage);
-        }
+        };
+        wgmma_finish<N / C::PARTS, C::PARTS - 1>(part[0]);
+        release_step(AT_ONCE);
+        if (HALF) sm90_promote<C, 0, HALF, FIRST>(d[0], part[0], scales);
+        if constexpr (C::PARTS == 2) wgmma_finish<N / C::PARTS, 0>(part[C::PARTS - 1]);
+        release_step(BETWEEN);
+        sm90_promote<C, HALF, N, FIRST>(
+            d[0], C::PARTS == 2 ? part[C::PARTS - 1] : &part[0][HALF / 2], scales);
+        release_step(!AT_ONCE && !BETWEEN);
         advance();
     };
     auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
-        float part[WGMMA_SUMS]; /* given a value here, or the compiler serialises the wgmmas */
+        float part[C::PARTS][WGMMA_SUMS / C::PARTS];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i]));
-        sm90_scales<C, N> scales;
+        for (int i = 0; i < N / 2; i++) /* or the compiler serialises the wgmmas */
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i % C::PARTS][i / C::PARTS]));
+        typename std::conditional<C::BY_ROWS, sm90_row_scales<C>, sm90_scales<C, N>>::type scales;
         auto begin_scales = [&]() __attribute__((always_inline))
         {
             if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);

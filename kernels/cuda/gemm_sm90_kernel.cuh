@@ -25,11 +25,13 @@ struct sm90 {
          * the first begin the next tile; NT has few steps in a tile */
         SKEWED = PLAIN_ && WGRAD && !PINGPONG,
         AHEAD = false, /* see sm90_fp8 */
+        BY_ROWS = false,
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
         CLUSTER = CLUSTER_M * CLUSTER_N,
         PLAIN = PLAIN_, /* the sums are the result: nothing is added, they have no factor */
         FP8 = false,    /* see sm90_fp8 */
+        PARTS = 1,
         SCALED = false,
         PACKED = false,
         FACTOR = false,
@@ -70,24 +72,29 @@ struct sm90 {
  * the scales of each 1 x 128 of Q and of 128 x 128 (NT: 1 x 128) of P; PACKED: which are powers of
  * two, so that those of Q's columns take half of what wgmma leaves little of, the way from shared
  * memory. NT: both operands lie along the rows, members at multiples of 128 with zeros between
- * them.
+ * them. BY_ROWS, TN: P are rows and Q weights; scales of both are then two for a thread's 64
+ * columns.
  */
-template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct sm90_fp8 {
+template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
+          int PARTS_ = 1>
+struct sm90_fp8 {
     enum {
         LAYOUT = LAYOUT_,
         ELEMENTS = ELEMENTS_,
-        CLUSTER_M = 2,
-        CLUSTER_N = 1,
+        BY_ROWS = BY_ROWS_,
+        CLUSTER_M = BY_ROWS ? 1 : 2,
+        CLUSTER_N = BY_ROWS ? 2 : 1,
         PINGPONG = false,
         WGRAD = LAYOUT == MT_GEMM_NT,
         ACROSS_P = false,
         ACROSS_Q = false,
         CLUSTER = CLUSTER_M * CLUSTER_N,
         FP8 = true,
+        PARTS = PARTS_, /* of the columns, that are multiplied one after the other */
         PLAIN = false,
         SKEWED = false,
         /* a tile is stored while the first products of the next are under way; all have columns */
-        AHEAD = WGRAD,
+        AHEAD = WGRAD || BY_ROWS,
         TURNED = false,
         SCALED = SCALED_,
         PACKED = PACKED_,
@@ -96,9 +103,9 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct
         TILE = 128,
         DEPTH = 128,
         WIDTH = SM90_WIDTH,
-        GRAIN = WGRAD ? 64 : 8,
+        GRAIN = WGRAD || BY_ROWS ? 64 : 8,
         STAGES = 4,
-        BOX_Q = WIDTH / 2,
+        BOX_Q = BY_ROWS ? 64 : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
         BUFFERS = 3,
@@ -109,16 +116,16 @@ template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false> struct
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
         SCALES_P = WIDTH * (PACKED ? 2 : 4), /* in the line of a stage, after those of Q */
-        SCALE_LINE = SCALES_P + (WGRAD ? TILE * 4 : 0),
+        SCALE_LINE = BY_ROWS ? WIDTH / 64 * TILE * 4 : SCALES_P + (WGRAD ? TILE * 4 : 0),
         FULL = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
         OLD = HAND + 16,
         TABLE = OLD + 2 * BUFFERS * 8,
-        PIECE = WGRAD ? 32 : 64,
-        PRODUCER_REGISTERS = WGRAD ? 56 : 40,
-        CONSUMER_REGISTERS = WGRAD ? 224 : 232
+        PIECE = WGRAD || BY_ROWS ? 32 : 64,
+        PRODUCER_REGISTERS = WGRAD || BY_ROWS ? 56 : 40,
+        CONSUMER_REGISTERS = WGRAD || BY_ROWS ? 224 : 232
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
@@ -167,8 +174,8 @@ template <class C> struct sm90_order {
         int local = unit - before[member], units = before[member + 1] - before[member];
         int first = start[member], rows = start[member + 1] - first;
         unit += gridDim.x / C::CLUSTER;
-        int fast_tiles = C::WGRAD ? tiles_m : units / tiles_m;
-        int slow_tiles = C::WGRAD ? tiles_n : tiles_m;
+        int fast_tiles = C::WGRAD ? tiles_m : units / (C::BY_ROWS ? tiles_n : tiles_m);
+        int slow_tiles = C::WGRAD || C::BY_ROWS ? tiles_n : tiles_m;
         int together = a.super * slow_tiles, block = local / together;
         int in_block = local - block * together, fast0 = block * a.super;
         int height = min(a.super, fast_tiles - fast0), slow = in_block / height;
@@ -181,6 +188,16 @@ template <class C> struct sm90_order {
             t->row = first;
             t->column = !C::FP8 ? first : rows ? column : a.k;
             depth = rows;
+        } else if (C::BY_ROWS) {
+            t->m0 = fast * C::TILE;
+            const int from = slow * C::CLUSTER_N * a.width,
+                      left = a.n - from; /* the last: in two */
+            const int each = min(a.width, (left + C::CLUSTER_N * C::GRAIN - 1) /
+                                              (C::CLUSTER_N * C::GRAIN) * C::GRAIN);
+            t->n0 = from + cn * each;
+            t->len = max(0, min(each, a.n - t->n0));
+            t->row = first;
+            depth = a.k;
         } else {
             int pieces = fast_tiles * C::CLUSTER_N;
             int each = ((rows + pieces - 1) / pieces + C::GRAIN - 1) / C::GRAIN * C::GRAIN;
@@ -223,8 +240,9 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
     for (int base = 0; base < members; base += 32) {
         int e = base + lane, units = 0;
         if (e < members)
-            units = C::WGRAD ? tiles_m * tiles_n
-                             : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
+            units = C::WGRAD     ? tiles_m * tiles_n
+                    : C::BY_ROWS ? (start[e + 1] - start[e] + C::TILE - 1) / C::TILE * tiles_n
+                                 : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
 #pragma unroll
         for (int step = 1; step < 32; step <<= 1) {
             int other = __shfl_up_sync(~0u, units, step);
@@ -247,7 +265,11 @@ static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90
 {
     constexpr bool SHARED = C::CLUSTER_N > 1;
     constexpr int PART = C::TILE / C::CLUSTER_N; /* rows */
-    if constexpr (!C::ACROSS_P) {
+    if constexpr (C::BY_ROWS) {
+        const int end = start[t.member + 1];
+        copy_in_ragged<SHARED>(to + cn * PART * 128, &maps.p, bar, step * C::DEPTH, end,
+                               end - t.row, t.m0 + cn * PART, blocks);
+    } else if constexpr (!C::ACROSS_P) {
         copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar,
                         (C::WGRAD ? t.column : 0) + step * C::DEPTH, t.m0 + cn * PART,
                         C::WGRAD ? 0 : t.member, blocks);
@@ -274,7 +296,10 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
     constexpr bool SHARED = C::CLUSTER_M > 1;
     int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q;
     for (int b = cm; b < boxes; b += C::CLUSTER_M) {
-        if constexpr (C::WGRAD && !C::ACROSS_Q) {
+        if constexpr (C::BY_ROWS) {
+            copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, step * C::DEPTH,
+                            t.n0 + b * C::BOX_Q, t.member, blocks);
+        } else if constexpr (C::WGRAD && !C::ACROSS_Q) {
             copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, t.column + step * C::DEPTH,
                             t.n0 + b * C::BOX_Q, 0, blocks);
         } else if (C::WGRAD) {
@@ -363,6 +388,34 @@ static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage,
     barrier_arrive(base + C::FULL + stage * 8);
 }
 
+/* BY_ROWS: those of P's rows by those of the weights, for each 64 of Q's columns, which are of one
+ * 128 x 128. weights: of the first; that of the next 128 columns is `blocks` after it. */
+template <class C>
+static __device__ __forceinline__ void
+sm90_bring_rows(uint32_t base, int stage, uint32_t parity, const float *rows, int height,
+                const float *weights, int n0, int n, int blocks)
+{
+    enum { ROWS = C::TILE / 32, BLOCKS = C::WIDTH / 64 };
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t line = base + C::SCALES + stage * C::SCALE_LINE + lane * 4;
+    float row[ROWS], column[BLOCKS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int at = i * 32 + (int)lane;
+        row[i] = at < height ? __ldg(rows + at) : 0;
+    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+        column[b] = n0 + b * 64 < n ? __ldg(weights + (n0 % 128 + b * 64) / 128 * blocks) : 0;
+    barrier_wait(base + C::EMPTY + stage * 8, parity);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            put_shared(line + (b * C::TILE + i * 32) * 4, row[i] * column[b]);
+    barrier_arrive(base + C::FULL + stage * 8);
+}
+
 /* Three warps take steps in turn, so that the loads of one are long under way as its stage becomes
  * empty. */
 template <class C>
@@ -377,9 +430,13 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
     while (order.next(&t, a, cm, cn)) {
         const int first = order.start[t.member], rows = order.start[t.member + 1] - first;
         const float *q = a.scales_q, *p = a.scales_p;
-        const int next_q = C::WGRAD ? a.n : rows, next_p = C::WGRAD ? a.m : 1;
-        int len = t.len, height = max(0, min((int)C::TILE, a.m - t.m0));
-        if (C::WGRAD) {
+        const int next_q = C::WGRAD ? a.n : C::BY_ROWS ? 1 : rows;
+        const int next_p = C::WGRAD ? a.m : C::BY_ROWS ? rows : 1;
+        int len = t.len, height = max(0, min((int)C::TILE, (C::BY_ROWS ? rows : a.m) - t.m0));
+        if (C::BY_ROWS) {
+            q += ((int64_t)t.member * ((a.n + 127) / 128) + t.n0 / 128) * blocks;
+            p += (int64_t)first * blocks + t.m0;
+        } else if (C::WGRAD) {
             if (rows == 0) len = height = 0;
             q += (int64_t)(t.column / 128) * a.n + t.n0;
             p += (int64_t)(t.column / 128) * a.m + t.m0;
@@ -390,7 +447,10 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
         const int steps = t.whole + (t.rest > 0);
         for (int step = 0; step < steps; step++, q += next_q, p += next_p) {
             if (--turn == 0) {
-                sm90_bring_step<C>(base, stage, parity, q, len, p, height);
+                if constexpr (C::BY_ROWS)
+                    sm90_bring_rows<C>(base, stage, parity, p, height, q, t.n0, a.n, blocks);
+                else
+                    sm90_bring_step<C>(base, stage, parity, q, len, p, height);
                 turn = WARPS;
             }
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
@@ -417,7 +477,7 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
     const int cn = C::CLUSTER_N > 1 ? rank % C::CLUSTER_N : 0;
     const int tiles_m = (a.m + C::TILE * C::CLUSTER_M - 1) / (C::TILE * C::CLUSTER_M);
     const int tiles_n =
-        C::WGRAD ? (a.n + a.width * C::CLUSTER_N - 1) / (a.width * C::CLUSTER_N) : 1;
+        C::WGRAD || C::BY_ROWS ? (a.n + a.width * C::CLUSTER_N - 1) / (a.width * C::CLUSTER_N) : 1;
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::STAGES; i++) {
             barrier_init(base + C::FULL + i * 8,

@@ -35,6 +35,11 @@ template <class C> struct sm90_result {
     }
     __device__ __forceinline__ int member() const { return word(4); }
     __device__ __forceinline__ int n0() const { return word(5); }
+    /* Of P; BY_ROWS: of the member. */
+    __device__ __forceinline__ int rows() const
+    {
+        return C::BY_ROWS ? shared_now(base + C::TABLE + (member() + 1) * 4) - row() : args->m;
+    }
     __device__ __forceinline__ void next()
     {
         if (++buffer == C::BUFFERS) buffer = 0, parity ^= 1;
@@ -55,6 +60,9 @@ template <class C> struct sm90_result {
             if (!args->half)
                 copy_out(&maps->d, address(buffer) + C::BUFFER / 2, m(mi) + 32, n0() + column,
                          member());
+        } else if (C::BY_ROWS) {
+            copy_out_ragged(&maps->d, address(buffer), n0() + column, row() + rows(), rows(),
+                            m(mi));
         } else if (C::WGRAD)
             copy_out(&maps->d, address(buffer), n0() + column, m(mi), member());
         else

@@ -105,11 +105,11 @@ static __device__ __forceinline__ void wgmma(float (&d)[SUMS], uint64_t a_desc, 
 /* The same of fp8 codes, 32 deep; lines run along the depth. A, B: their elements, E4M3 or not. */
 enum { WGMMA_E4M3_E4M3, WGMMA_E4M3_E5M2, WGMMA_E5M2_E4M3, WGMMA_ELEMENTS };
 
-template <int N, int ELEMENTS>
-static __device__ __forceinline__ void wgmma_fp8(float (&d)[WGMMA_SUMS], uint64_t a_desc,
-                                                 uint64_t b_desc, int add)
+template <int N, int ELEMENTS, int SUMS>
+static __device__ __forceinline__ void wgmma_fp8(float (&d)[SUMS], uint64_t a_desc, uint64_t b_desc,
+                                                 int add)
 {
-    static_assert(N % 8 == 0 && N > 0 && N <= WGMMA_MOST, "not a width of wgmma");
+    static_assert(N % 8 == 0 && N > 0 && N <= WGMMA_MOST && SUMS >= N / 2, "not a width of wgmma");
 #define WGMMA_OF(n, a, b, scale, types)                                                            \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                                \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " {" TEXT_##n             \
@@ -144,17 +144,13 @@ static __device__ __forceinline__ void wgmma_kept(float (&d)[SUMS], const uint32
     WGMMA(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef WGMMA
 }
-/* Until all have been done; what they wrote is read after it. */
-template <int N> static __device__ __forceinline__ void wgmma_finish(float (&d)[WGMMA_SUMS])
+/* Until all but the last PENDING groups have been done; what the others wrote into the sums of N
+ * columns is read after it. */
+template <int N, int PENDING, int SUMS>
+static __device__ __forceinline__ void wgmma_finish(float (&d)[SUMS])
 {
-#define WGMMA(n, a, b, scale, ta, tb)                                                              \
-    if constexpr (N == n)                                                                          \
-        asm volatile("wgmma.wait_group.sync.aligned 0;"                                            \
-                     : SUMS_##n                                                                    \
-                     :                                                                             \
-                     : "memor"                                                                     \
-                       "y");
-    WGMMA_WIDTHS(WGMMA)
-#undef WGMMA
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 #undef D4

@@ -276,7 +276,7 @@ static bool native(mt_cuda_gemm_path *path, const struct product *p)
 {
     const mt_format *f = mt_gemm_a(&p->args)->format;
     return f->scale == MT_SCALE_F32 && mt_cuda_gemm_choose(&stream, &p->args, path) == MT_OK &&
-           path->variant == MT_CUDA_GEMM_FP8;
+           mt_cuda_gemm_of_codes(path->variant);
 }
 
 /* By exact decoding and, where there is one, by the path of codes. */
@@ -289,10 +289,12 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     if (!native(&path, p)) return;
     static const int widths[] = { 192, 128, 64 };
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
-    for (int i = 0; i < 3; i++) {
-        path.width = widths[i], path.super = i ? 1 : 8;
-        run_and_verify(c, p, &path);
-    }
+    for (int i = 0; i < 3; i++)
+        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_ROWS; v++) {
+            if (v == MT_CUDA_GEMM_FP8_ROWS && p->layout == MT_GEMM_NT) continue;
+            path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
+            run_and_verify(c, p, &path);
+        }
     if (c->lossy)
         printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n",
                p->coding->name, layout_names[p->layout], (long long)p->n, (long long)p->k,
