@@ -165,15 +165,22 @@ static __device__ __forceinline__ int64_t member_at(const int64_t *first, int64_
     return low;
 }
 
-/* Tile `unit`, which is one of member `index`. */
-static __device__ __forceinline__ tile tile_of(const plan &p, int64_t index, int64_t unit)
+/* Tile `unit`, which is one of member `index`. They follow each other along the rows, or where a
+ * run is longer than 1, down the columns for at least as many tiles before the next column's. */
+static __device__ __forceinline__ tile tile_of(const plan &p, int64_t index, int64_t unit,
+                                               unsigned run = 1)
 {
     tile t;
     t.index = index;
     t.m = p.members[t.index];
     unsigned across = (unsigned)shift_up(t.m.cols, 7), at = (unsigned)(unit - t.m.at[AT_UNIT]);
-    t.r0 = (int64_t)(at / across) * TILE;
-    t.c0 = (int64_t)(at % across) * TILE;
+    unsigned down = (unsigned)shift_up(t.m.rows, 7), parts = down / run;
+    unsigned most = parts > 1 ? (down + parts - 1) / parts : down; /* of a run */
+    if (run == 1) most = 1;
+    unsigned first = at / (most * across) * most, place = at - first * across;
+    if (run > 1 && down - first < most) most = down - first;
+    t.r0 = (int64_t)(first + place % most) * TILE;
+    t.c0 = (int64_t)(place / most) * TILE;
     t.rows = (int)(t.m.rows - t.r0 < TILE ? t.m.rows - t.r0 : TILE);
     t.cols = (int)(t.m.cols - t.c0 < TILE ? t.m.cols - t.c0 : TILE);
     return t;

@@ -84,6 +84,15 @@ static __device__ __forceinline__ int64_t line_step(const lattice &l)
 {
     return l.swizzled ? 16 : l.line;
 }
+/* From line i to i + 32, and from block b to b + 1 of four whose first is a multiple of 4. */
+static __device__ __forceinline__ int64_t lines_step(const lattice &l)
+{
+    return l.swizzled ? 4 : l.line * 32;
+}
+static __device__ __forceinline__ int64_t block_step(const lattice &l)
+{
+    return l.swizzled ? 1 : l.block;
+}
 
 /* ---- elements ---------------------------------------------------------------------------------
  */
@@ -121,6 +130,15 @@ static __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
 #endif
 }
 
+/* Four words of four bytes, the first of each in y[0], .. */
+static __device__ __forceinline__ void turn_bytes(uint32_t y[4], const uint32_t x[4])
+{
+    const uint32_t a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[2], x[3], 0x5140);
+    const uint32_t c = __byte_perm(x[0], x[1], 0x7362), d = __byte_perm(x[2], x[3], 0x7362);
+    y[0] = __byte_perm(a, b, 0x5410), y[1] = __byte_perm(a, b, 0x7632);
+    y[2] = __byte_perm(c, d, 0x5410), y[3] = __byte_perm(c, d, 0x7632);
+}
+
 /* ---- 16 bytes at a time ------------------------------------------------------------------
  */
 
@@ -137,8 +155,8 @@ static __device__ __forceinline__ void store_16(void *to, uint32_t x, uint32_t y
 #endif
 }
 
-/* The same of 8 and 4 bytes, which nobody reads in the kernel: C's go by way of a pointer that may
- * be anywhere. */
+/* The same of 8, 4, 2 and 1 bytes, which nobody reads in the kernel: C's go by way of a pointer
+ * that may be anywhere. */
 static __device__ __forceinline__ void store_8(void *to, uint32_t x, uint32_t y)
 {
 #if defined(__CUDA_ARCH__)
@@ -153,6 +171,23 @@ static __device__ __forceinline__ void store_4(void *to, uint32_t x)
     asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(x));
 #else
     *(uint32_t *)to = x;
+#endif
+}
+
+static __device__ __forceinline__ void store_2(void *to, uint32_t x)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.b16 [%0], %1;" ::"l"(to), "h"((uint16_t)x));
+#else
+    *(uint16_t *)to = (uint16_t)x;
+#endif
+}
+static __device__ __forceinline__ void store_1(void *to, uint32_t x)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "r"(x));
+#else
+    *(uint8_t *)to = (uint8_t)x;
 #endif
 }
 
@@ -335,21 +370,35 @@ static __device__ __forceinline__ void encode_bytes(uint32_t q[4], const side &s
 #endif
 }
 
+/* The least of three positive floats and a number, as bits: NaN is above all. */
+static __device__ __forceinline__ uint32_t least_of(float a, float b, float c, float most)
+{
+    const int x = (int)mt_f32_bits(a), y = (int)mt_f32_bits(b), z = (int)mt_f32_bits(c);
+    const int top = (int)mt_f32_bits(most);
+#if defined(__CUDA_ARCH__)
+    return (uint32_t)min(__vimin3_s32(x, y, z), top);
+#else
+    int least = x < y ? x : y;
+    least = z < least ? z : least;
+    return (uint32_t)(top < least ? top : least);
+#endif
+}
+
 /* The code of E2M1 of a magnitude is that of its value in units of 1/2 below 2, of 1 less 2 below
  * 4, of 2 less 4 above: the least of three lines, each rounded once, to an integer above 2^23,
  * ties to even. NaN becomes the largest code. */
 static __device__ __forceinline__ uint32_t e2m1_above(float a)
 {
     const float base = 0x1.8p23f;
-    float low = fminf(fmaf(a, 2.0f, base), fmaf(a, 1.0f, base + 2.0f));
-    return mt_f32_bits(fminf(low, fminf(fmaf(a, 0.5f, base + 4.0f), base + 7.0f)));
+    return least_of(fmaf(a, 2.0f, base), fmaf(a, 1.0f, base + 2.0f), fmaf(a, 0.5f, base + 4.0f),
+                    base + 7.0f);
 }
 /* The same in 65536ths, not rounded but cut. */
 static __device__ __forceinline__ uint32_t e2m1_units_above(float a)
 {
     const float base = 0x1p23f;
-    float low = fminf(__fmaf_rz(a, 0x1p17f, base), __fmaf_rz(a, 0x1p16f, base + 0x2p16f));
-    return mt_f32_bits(fminf(low, fminf(__fmaf_rz(a, 0x1p15f, base + 0x4p16f), base + 0x7p16f)));
+    return least_of(__fmaf_rz(a, 0x1p17f, base), __fmaf_rz(a, 0x1p16f, base + 0x2p16f),
+                    __fmaf_rz(a, 0x1p15f, base + 0x4p16f), base + 0x7p16f);
 }
 
 /* Sign bits of eight elements where E2M1 codes have them; a NaN has none. */
@@ -371,17 +420,22 @@ static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4]
                                                              const float enc[8],
                                                              const uint32_t *random)
 {
-    const uint32_t base = random ? 0x4b00u : 0x4b400000u;
-    uint32_t q = 0u - base * 0x11111111u;
+    const uint32_t base = 0x4b400000u;
+    uint32_t q = 0u - base * 0x11111111u, x[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float a = fabsf(element_of(w, i)) * enc[i];
         if (random)
-            q += ((e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff)) >> 16) << 4 * i;
+            x[i] = e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff);
         else
             q += e2m1_above(a) << 4 * i;
     }
-    return q;
+    if (!random) return q;
+#pragma unroll
+    for (int i = 0; i < 2; i++) /* codes are in the bytes above 65536ths */
+        x[i] = __byte_perm(__byte_perm(x[i], x[i + 2], 0x0062),
+                           __byte_perm(x[i + 4], x[i + 6], 0x0062), 0x5410);
+    return x[0] + (x[1] << 4);
 }
 
 /* The same of products with powers of two: bf16 holds them, so that the lines are taken two
@@ -394,17 +448,15 @@ static __device__ __forceinline__ uint32_t shifted_nibbles(const uint32_t w[4], 
     for (int i = 0; i < 4; i++) {
         const uint32_t by =
             __byte_perm(mt_f32_bits(enc[i * 2]), mt_f32_bits(enc[i * 2 + 1]), 0x7632);
-        asm("{ .reg .b32 a, b;\n\t"
-            "mul.rn.bf16x2 %0, %1, %2;\n\t"
-            "fma.rn.bf16x2 a, %0, %3, %4;\n\t" /* 2 a + 128 */
-            "fma.rn.bf16x2 b, %0, %5, %6;\n\t" /* a + 130 */
-            "min.bf16x2 a, a, b;\n\t"
-            "fma.rn.bf16x2 b, %0, %7, %8;\n\t" /* a / 2 + 132 */
-            "min.bf16x2 b, b, %9;\n\t"         /* 135 */
-            "min.bf16x2 %0, a, b; }"
-            : "=&r"(x[i])
+        uint32_t a, b, c;
+        asm("mul.rn.bf16x2 %0, %4, %5;\n\t"
+            "fma.rn.bf16x2 %1, %0, %6, %7;\n\t" /* 2 a + 128 */
+            "fma.rn.bf16x2 %2, %0, %8, %9;\n\t" /* a + 130 */
+            "fma.rn.bf16x2 %3, %0, %10, %11;"   /* a / 2 + 132 */
+            : "=&r"(x[i]), "=&r"(a), "=&r"(b), "=&r"(c)
             : "r"(w[i] & 0x7fff7fffu), "r"(by), "r"(0x40004000), "r"(0x43004300), "r"(0x3f803f80),
-              "r"(0x43024302), "r"(0x3f003f00), "r"(0x43044304), "r"(0x43074307));
+              "r"(0x43024302), "r"(0x3f003f00), "r"(0x43044304));
+        x[i] = __vmins2(__vimin3_s16x2(a, b, c), 0x43074307); /* 135; NaN is above all */
     }
     const uint32_t a = __byte_perm(x[0], x[1], 0x6240), b = __byte_perm(x[2], x[3], 0x6240);
     return __byte_perm(a, b, 0x5410) + (__byte_perm(a, b, 0x7632) << 4);

@@ -28,18 +28,22 @@ static __device__ __forceinline__ void make_shared_scales(float enc[RUN], const 
                                                           patch_space *sp, const frame &f)
 {
     enum { BLOCK_WARPS = KIND == LINES ? WARPS : 2, BLOCK_ROWS = BLOCK_WARPS * SEGMENT };
+    enum { STEP = TILE_THREADS / TILE }; /* blocks */
     const side &s = j.p.sides[MT_COL];
+    const lattice &l = f.to[MT_COL].scales;
+    const int c = (int)threadIdx.x % TILE, first = (int)threadIdx.x / TILE;
     __syncthreads(); /* the magnitudes are there */
+    const int64_t step = block_step(l) * STEP * patches<KIND>::SCALE;
+    uint8_t *p = scale_at<KIND>(l, c, first);
 #pragma unroll
-    for (int i = threadIdx.x; i < TILE * TILE / BLOCK_ROWS; i += TILE_THREADS) {
-        const int c = i % TILE, block = i / TILE;
+    for (int block = first; block < TILE / BLOCK_ROWS; block += STEP, p += step) {
         uint32_t most = 0;
 #pragma unroll
         for (int w = 0; w < BLOCK_WARPS; w++)
             most = larger_halves(most, sp->partial[block * BLOCK_WARPS + w][c / 2]);
         cell e = cell_at<KIND>(j, s, f.to[MT_COL].l, most >> c % 2 * 16 & 0xffff);
         sp->enc[block][c] = e.enc;
-        if (c < f.t.cols && block * BLOCK_ROWS < f.t.rows) put_stored(s, f.to[MT_COL], e, c, block);
+        if (c < f.t.cols && block * BLOCK_ROWS < f.t.rows) store_scale<KIND>(p, e);
     }
     __syncthreads();
 #pragma unroll
@@ -75,26 +79,36 @@ make_nibble_scales(float enc[RUN], const job &j, patch_space *sp, const frame &f
         enc[e] = __shfl_sync(~0u, own[e % 4], lane_of_warp() % 16 + e / 4 * 16);
 }
 
-/* Where the codes of eight rows of a column begin, and of a word of a line: eight columns beside
- * each other have theirs in the same place, the next eight in another, so that they meet in no
- * bank. */
-template <int KIND> static __device__ __forceinline__ int turned_place(int c, int group)
+/* Lines of turned codes are rings of two tiles' words, so that those of the tile above are at hand.
+ * How the words of a line change places: neither patches nor chunks of lines that lie `SPREAD`
+ * apart meet in a bank. */
+template <int KIND> static __device__ __forceinline__ int line_mask(int c)
 {
-    return c * patches<KIND>::LINE + (group ^ (c >> 3)) * patches<KIND>::WORDS;
-}
-template <int KIND> static __device__ __forceinline__ int word_place(int c, int word)
-{
-    enum { WORDS = patches<KIND>::WORDS };
-    return turned_place<KIND>(c, word / WORDS) + word % WORDS;
+    const int patch = c >> 3;
+    return patches<KIND>::HALF ? patch | (c & 1) << 4
+                               : (patch ^ patch >> 3) << 1 | (patch >> 2 & 1);
 }
 
-/* Leaves the codes of a patch's columns. */
+/* Leaves the codes of one of a patch's columns, c; half: of the rings. */
+template <int KIND>
+static __device__ __forceinline__ void leave_codes(uint32_t *codes, int half, int c, uint32_t low,
+                                                   uint32_t high)
+{
+    typedef patches<KIND> at;
+    const int word = half * at::LINE + patch_row() / ROWS * at::WORDS, mask = line_mask<KIND>(c);
+    uint32_t *to = codes + c * at::LINE * 2 + (word ^ (mask & ~(at::WORDS - 1)));
+    if (at::HALF)
+        *to = low;
+    else
+        *(uint2 *)to = mask & 1 ? make_uint2(high, low) : make_uint2(low, high);
+}
+
+/* The same of all of them. */
 template <int KIND, int CODES, bool SR>
-static __device__ __forceinline__ void turn_patch(uint32_t *codes, const side &s,
+static __device__ __forceinline__ void turn_patch(uint32_t *codes, int half, const side &s,
                                                   const uint32_t x[ROWS][4], const float enc[RUN],
                                                   const uint32_t bits[ROWS][4], bool nans)
 {
-    const int group = patch_row() / ROWS, column = patch_column();
 #pragma unroll
     for (int c = 0; c < RUN; c++) {
         uint32_t w[4], r[4], q[2];
@@ -108,100 +122,216 @@ static __device__ __forceinline__ void turn_patch(uint32_t *codes, const side &s
 #pragma unroll
         for (int i = 0; i < RUN; i++) same[i] = enc[c];
         encode_run<KIND, CODES>(q, s, w, same, nans, SR ? r : NULL);
-        uint32_t *to = codes + turned_place<KIND>(column + c, group);
-        if (patches<KIND>::HALF)
-            *to = q[0];
-        else
-            *(uint2 *)to = make_uint2(q[0], q[1]);
+        leave_codes<KIND>(codes, half, patch_column() + c, q[0], q[1]);
+    }
+}
+
+/* The same where all of a patch has one scale: of codes of its rows. */
+static __device__ __forceinline__ void turn_codes(uint32_t *codes, int half,
+                                                  const uint32_t rows[ROWS][2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t x[2][4], y[2][4];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) x[i / 4][i % 4] = rows[i][h];
+        turn_bytes(y[0], x[0]), turn_bytes(y[1], x[1]);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            leave_codes<WHOLE>(codes, half, patch_column() + h * 4 + c, y[0][c], y[1][c]);
     }
 }
 
 /* Lines that begin at multiples of 16 bytes. */
 template <int KIND>
-static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, const target &to,
-                                                      int cols, int bytes)
+static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, int half,
+                                                      const target &to, int cols, int bytes)
 {
-    enum { LANES = patches<KIND>::LINE / 4, STEP = TILE_THREADS / LANES };
+    enum { LINE = patches<KIND>::LINE, LANES = LINE / 4, STEP = TILE_THREADS / LANES };
     const int at = (int)threadIdx.x % LANES, first = (int)threadIdx.x / LANES;
     uint8_t *p = to.codes + first * to.pitch + at * 16;
     if (at * 16 >= bytes) return;
 #pragma unroll
     for (int c = first; c < TILE; c += STEP, p += STEP * to.pitch) {
-        const int k = c >> 3; /* how its words have changed places */
-        uint4 q;
-        if (patches<KIND>::HALF) {
-            q = *(const uint4 *)(codes + c * patches<KIND>::LINE + (at ^ k >> 2) * 4);
-            if (k & 2) q = make_uint4(q.z, q.w, q.x, q.y);
-            if (k & 1) q = make_uint4(q.y, q.x, q.w, q.z);
-        } else {
-            q = *(const uint4 *)(codes + c * patches<KIND>::LINE + (at ^ k >> 1) * 4);
-            if (k & 1) q = make_uint4(q.z, q.w, q.x, q.y);
-        }
+        const int mask = line_mask<KIND>(c), word = (half * LINE + at * 4) ^ (mask & ~3);
+        uint4 q = *(const uint4 *)(codes + c * LINE * 2 + word);
+        if (mask & 2) q = make_uint4(q.z, q.w, q.x, q.y);
+        if (mask & 1) q = make_uint4(q.y, q.x, q.w, q.z);
         if (c < cols) store_16(p, q.x, q.y, q.z, q.w);
     }
 }
 
-/* Lines that begin anywhere: whole words, each with the last bytes of the word before it; bytes
- * before and after them, whose words are also those of others. */
+/* Lines that begin anywhere leave in sectors, which are written once and whole: what begins a
+ * line's last one is left to the tile below, if that is the block's next one. */
+struct uneven {
+    const uint32_t *codes;
+    int half;
+    bool after, on; /* a tile has left ends of its lines to this one; this one does so */
+};
+enum { SECTOR = 32 };
+
+/* Sixteen bytes of line c, from `place` on, less than none being those of the tile above. */
 template <int KIND>
-static __device__ __forceinline__ void put_uneven_lines(const uint32_t *codes, const target &to,
-                                                        int cols, int bytes)
+static __device__ __forceinline__ void get_chunk(uint32_t q[4], const uneven &u, int c, int place)
 {
-    enum { LANES = patches<KIND>::LINE, STEP = TILE_THREADS / LANES };
-    const int at = (int)threadIdx.x % LANES, first = (int)threadIdx.x / LANES;
-    uint8_t *p = to.codes + first * to.pitch;
-#pragma unroll 4
-    for (int c = first; c < TILE; c += STEP, p += STEP * to.pitch) {
-        const int skew = (int)((uintptr_t)p & 3), begin = at * 4 - skew;
-        const uint32_t w = codes[word_place<KIND>(c, at)];
-        const uint32_t before = __shfl_up_sync(~0u, w, 1);
-        if (c >= cols) continue; /* threads of a line, which is of one warp; the others come here */
-        if (begin >= 0 && begin + 4 <= bytes)
-            store_4(p + begin, __funnelshift_l(before, w, 8 * skew));
-        const int head = (4 - skew) & 3, tail = ((bytes + skew) & ~3) - skew;
-        const int b = at < 4 ? at : (tail > head ? tail : head) + at - 4;
-        if (at < 4 ? b < head && b < bytes : at < 8 && b < bytes)
-            p[b] = ((const uint8_t *)(codes + word_place<KIND>(c, b / 4)))[b % 4];
+    enum { LINE = patches<KIND>::LINE * 4 };
+    const int line = c * LINE * 2 ^ line_mask<KIND>(c) * 4, first = u.half * LINE + place;
+    uint32_t w[5];
+#pragma unroll
+    for (int i = 0; i < 5; i++)
+        w[i] = *(const uint32_t *)((const uint8_t *)u.codes +
+                                   (((first + i * 4) & (LINE * 2 - 4)) ^ line));
+#pragma unroll
+    for (int i = 0; i < 4; i++) q[i] = __funnelshift_r(w[i], w[i + 1], place * 8);
+}
+
+/* The last bytes of sixteen, from `from` on, which is not 0; the first ones, before `to`. */
+static __device__ __forceinline__ void put_last(uint8_t *p, const uint32_t q[4], int from)
+{
+    const uint32_t w = one_of(q, from >> 2);
+    const int words = (from + 3) & ~3;
+    if (from & 1) store_1(p + from, w >> (from & 3) * 8);
+    if ((from + 1) & 2) store_2(p + (from | 3) - 1, w >> 16);
+    if (words & 4) store_4(p + words, words & 8 ? q[3] : q[1]);
+    if (words <= 8) store_8(p + 8, q[2], q[3]);
+}
+static __device__ __forceinline__ void put_first(uint8_t *p, const uint32_t q[4], int to)
+{
+    const uint32_t w = one_of(q, to >> 2);
+    if (to & 8) store_8(p, q[0], q[1]);
+    if (to & 4) store_4(p + (to & 8), to & 8 ? q[2] : q[0]);
+    if (to & 2) store_2(p + (to & 12), w);
+    if (to & 1) store_1(p + (to & 14), w >> (to & 2) * 8);
+}
+
+/* Lines' chunks that are not whole: a thread has the begin of a line, or its end. */
+template <int KIND>
+static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes, int64_t pitch,
+                                                int cols, int bytes)
+{
+    enum { LINE = patches<KIND>::LINE * 4 };
+    static_assert(TILE_THREADS == 2 * TILE, "a line has two ends");
+    const int c = (int)threadIdx.x % TILE;
+    uint8_t *p = codes + c * pitch;
+    const int begin = (int)((uintptr_t)p & (SECTOR - 1)), end = begin + bytes;
+    const int first = begin & ~15, last = end & ~15;
+    uint32_t q[4];
+    if (c >= cols) return;
+    p -= begin;
+    if (threadIdx.x < TILE) {
+        if (u.after || first == begin || (!u.on && last == first)) return;
+        get_chunk<KIND>(q, u, c, first - begin);
+        put_last(p + first, q, begin - first);
+        return;
     }
+    if (u.on) return;
+    if (last > LINE) { /* a whole chunk behind those of a line */
+        get_chunk<KIND>(q, u, c, LINE - begin);
+        store_16(p + LINE, q[0], q[1], q[2], q[3]);
+    }
+    get_chunk<KIND>(q, u, c, last - begin);
+    if (u.after || last != first) {
+        put_first(p + last, q, end - last);
+    } else { /* begin and end */
+        for (int b = begin; b < end; b++) store_1(p + b, one_of(q, (b & 15) >> 2) >> (b & 3) * 8);
+    }
+}
+
+template <int KIND>
+static __device__ __forceinline__ void put_uneven_lines(const uneven &u, const target &to, int cols,
+                                                        int bytes)
+{
+    enum { LANES = patches<KIND>::LINE / 4, SPREAD = TILE * LANES / 32 /* of a warp's lines */ };
+    const int k = (int)threadIdx.x % LANES * 16;
+    int c = (int)threadIdx.x / 32 + lane_of_warp() / LANES * SPREAD;
+    const int64_t pitch = to.pitch;
+    uint8_t *const codes = to.codes;
+    uint8_t *p = codes + c * pitch;
+#pragma unroll 2
+    for (int i = 0; i < SPREAD / WARPS; i++, c += WARPS, p += WARPS * pitch) {
+        const int begin = (int)((uintptr_t)p & (SECTOR - 1)), place = k - begin;
+        uint32_t q[4];
+        get_chunk<KIND>(q, u, c, place);
+        if (c < cols && (u.after || place >= 0) && (u.on || place + 16 <= bytes))
+            store_16(p + place, q[0], q[1], q[2], q[3]);
+    }
+    if (!(u.after && u.on)) put_ends<KIND>(u, codes, pitch, cols, bytes);
 }
 
 /* Turned codes, and scales of nibbles, to where they go. */
 template <int KIND>
-static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f)
+static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f,
+                                                  const uneven &u)
 {
     enum { HALF = patches<KIND>::HALF };
     const target &to = f.to[MT_COL];
     const int bytes = ((to.padded ? (int)TILE : f.t.rows) + HALF) >> HALF;
     if (to.even)
-        put_even_lines<KIND>(sp->codes, to, f.t.cols, bytes);
+        put_even_lines<KIND>(u.codes, u.half, to, f.t.cols, bytes);
     else
-        put_uneven_lines<KIND>(sp->codes, to, f.t.cols, bytes);
-    for (int i = threadIdx.x; KIND == NIBBLES && i < f.t.cols * SEGMENTS; i += TILE_THREADS)
-        if (i % SEGMENTS * SEGMENT < f.t.rows)
-            to.scales.at[scale_offset(to.scales, i / SEGMENTS, i % SEGMENTS)] = sp->scales[i];
+        put_uneven_lines<KIND>(u, to, f.t.cols, bytes);
+    const int block = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
+    if (KIND != NIBBLES || block * SEGMENT >= rows) return;
+    static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
+    const int64_t step = lines_step(to.scales);
+    uint8_t *p = scale_at<KIND>(to.scales, (int)threadIdx.x / SEGMENTS, block);
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * SEGMENTS; i += TILE_THREADS, p += step)
+        if (i / SEGMENTS < f.t.cols) store_1(p, sp->scales[i]);
+}
+
+/* Whether the tile of `next` is below that of f, in the same member. */
+static __device__ __forceinline__ bool is_below(const frame &next, const frame &f)
+{
+    return next.t.index == f.t.index && next.t.c0 == f.t.c0 && next.t.r0 == f.t.r0 + TILE;
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
+/* Codes of a patch with one scale: those of the row direction go out, columns are left turned. */
+template <int DIRS, int CODES>
+static __device__ __forceinline__ void run_whole(const job &j, patch_space *sp, const frame &f,
+                                                 int half, const uint32_t x[ROWS][4])
+{
+    enum { LAST = DIRS & COLUMN_CODES ? MT_COL : MT_ROW };
+    const float enc = f.to[LAST].l.enc, row = f.to[MT_ROW].l.enc;
+    const bool alike = LAST == MT_ROW || mt_f32_bits(enc) == mt_f32_bits(row);
+    const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
+    const int64_t pitch = f.to[MT_ROW].pitch;
+    uint8_t *const to = f.to[MT_ROW].codes + patch_row() * pitch + patch_column();
+    uint32_t q[ROWS][2];
+    if ((DIRS & ROW_CODES) && !alike) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            encode_row<CODES>(q[0], j.p.sides[MT_ROW], x[i], row);
+            if (i < rows) store_8(to + i * pitch, q[0][0], q[0][1]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        encode_row<CODES>(q[i], j.p.sides[LAST], x[i], enc);
+        if ((DIRS & ROW_CODES) && alike && i < rows) store_8(to + i * pitch, q[i][0], q[i][1]);
+    }
+    if (DIRS & COLUMN_CODES) turn_codes(sp->codes, half, q);
+}
+
 /* Codes and scales of a patch; those of turned columns are left in shared memory. */
 template <int KIND, int DIRS, int CODES, bool SR>
 static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, const frame &f,
-                                                 const uint32_t x[ROWS][4], found *it)
+                                                 int half, const uint32_t x[ROWS][4], found *it)
 {
     enum { PLANAR = patches<KIND>::PLANAR };
     extent e = {};
     if (KIND != WHOLE || is_measured(j)) find_extent(&e, x);
     it->nans += e.nans, raise(&it->most[MT_ROW], e.all), raise(&it->most[MT_COL], e.all);
+    if (KIND == WHOLE) return run_whole<DIRS, CODES>(j, sp, f, half, x);
     if ((KIND == LINES || PLANAR) && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
     float row[ROWS] = {}, column[RUN] = {};
     uint32_t bits[ROWS][4];
-    if (SR) draw_patch(bits, j, f.t);
-    if (DIRS & ROW_CODES) {
-        if (KIND != WHOLE) make_row_scales<KIND>(row, j, f, e);
 #pragma unroll
-        for (int i = 0; KIND == WHOLE && i < ROWS; i++) row[i] = f.to[MT_ROW].l.enc;
-    }
+    for (int i = 0; SR && !(DIRS & ROW_CODES) && i < ROWS; i++) draw_row(bits[i], j, f.t, i);
+    if (DIRS & ROW_CODES) make_row_scales<KIND>(row, j, f, e);
     if (PLANAR && (DIRS & COLUMN_CODES)) make_shared_scales<KIND>(column, j, sp, f);
     if (PLANAR || (DIRS & ROW_CODES))
         store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, bits,
@@ -209,49 +339,62 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     if (PLANAR || !(DIRS & COLUMN_CODES)) return;
     if (KIND == LINES) make_shared_scales<KIND>(column, j, sp, f);
     if (KIND == NIBBLES) make_nibble_scales(column, j, sp, f, e);
-#pragma unroll
-    for (int i = 0; KIND == WHOLE && i < RUN; i++) column[i] = f.to[MT_COL].l.enc;
-    turn_patch<KIND, CODES, SR>(sp->codes, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
+    turn_patch<KIND, CODES, SR>(sp->codes, half, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
 }
 
-/* As short_kernel's turns; the patches of the next tile are on their way while turned codes of one
- * go out. */
+/* Of a multiprocessor: bits of whole patches take registers. */
+template <int DIRS, bool SR> static constexpr int BLOCKS = SR && (DIRS & COLUMN_CODES) ? 2 : 3;
+
+/* The patches of the next tile are on their way while turned codes of one go out. Warps look up a
+ * turn each, all at the same time, two turns before the first of them: none waits for another. */
 template <int KIND, int DIRS, int CODES, bool SR>
-static __global__ void __launch_bounds__(TILE_THREADS, SR ? 2 : 3)
+static __global__ void __launch_bounds__(TILE_THREADS, (BLOCKS<DIRS, SR>))
     patch_kernel(const __grid_constant__ job j)
 {
+    enum { FRAMES = 2 * WARPS };
     __shared__ patch_space space;
     patch_space *sp = &space;
     const bool turned = !patches<KIND>::PLANAR && (DIRS & COLUMN_CODES);
     wait_for_results();
-    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
     const int warp = (int)threadIdx.x / 32;
+    if (threadIdx.x == 0) sp->turns = order_of(j.p.units[j.p.group.members], turned ? j.run : 1);
+    __syncthreads();
+    const auto look_up = [&](int n) {
+        frame *f = &sp->frames[n % FRAMES];
+        const int64_t unit = unit_at(sp->turns, n);
+        if (unit < sp->turns.units)
+            find_tile(f, j, unit, turned ? j.run : 1);
+        else
+            f->t.index = -1;
+        __syncwarp();
+        const int dir = lane_of_warp();
+        if (f->t.index >= 0 && dir < MT_DIR_COUNT) set_target(&f->to[dir], j, f->t, dir);
+    };
     uint32_t x[ROWS][4];
     found it = {};
     int64_t given = -1; /* the member that the block has found something of */
+    bool after = false; /* the tile before has left ends of its lines to this one */
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
-    if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
+    look_up(warp);
     __syncthreads();
-    if (blockIdx.x < units) load_patch(x, sp->frames[0]);
-    if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
+    if (sp->frames[0].t.index >= 0) load_patch(x, sp->frames[0]);
     int n = 0;
-    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
-        const frame &f = sp->frames[n & 3], &next = sp->frames[(n + 1) & 3];
-        const bool more = u + step < units;
-        const int place = (warp - n) & (WARPS - 1);
-        __syncthreads(); /* the frame is there; the codes of the last tile have been read */
-        if (place == 0)
-            find_turn(&sp->frames[(n + 3) & 3], j, units, u + 3 * step);
-        else if (place <= MT_DIR_COUNT)
-            set_turn(&sp->frames[(n + 2) & 3], j, units, u + 2 * step, place - 1);
-        else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
+    for (; sp->frames[n % FRAMES].t.index >= 0; n++) {
+        const frame &f = sp->frames[n % FRAMES], &next = sp->frames[(n + 1) % FRAMES];
+        __syncthreads(); /* the frames are there; the codes of the last tile have been read */
+        const bool more = next.t.index >= 0;
+        if (n % WARPS == WARPS - 2) look_up(n + 2 + warp);
+        if (warp == n % WARPS && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
-        run_patch<KIND, DIRS, CODES, SR>(j, sp, f, x, &it);
+        run_patch<KIND, DIRS, CODES, SR>(j, sp, f, n & 1, x, &it);
         if (more) load_patch(x, next);
         if (turned) {
+            const bool on = more && !f.to[MT_COL].even && is_below(next, f);
+            const uneven u = { sp->codes, n & 1, after, on };
+            after = on;
             __syncthreads(); /* all codes are there */
-            put_turned<KIND>(sp, f);
+            put_turned<KIND>(sp, f, u);
         }
         if (more && next.t.index == f.t.index) continue;
         give_found(&sp->found[n & 1], j, &it);
@@ -286,7 +429,7 @@ template <int KIND, int DIRS, int CODES, bool SR>
 static mt_status launch(mt_stream *stream, const job *j)
 {
     int64_t units = mt_cuda_plan_units(&j->p.group);
-    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR ? 2 : 3);
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS<DIRS, SR>;
     MT_TRY(follow(stream, patch_kernel<KIND, DIRS, CODES, SR>,
                   (unsigned)(units < most ? units : most), TILE_THREADS, 0, *j));
     MT_LAUNCHED(stream, "quantize: patches");
@@ -303,6 +446,15 @@ template <int KIND, int CODES, bool SR> static launcher launcher_of(int dirs)
     return launches[dirs - 1];
 }
 
+/* Whether all lines of columns are known to begin and end at multiples of 16 bytes. */
+static bool has_even_lines(const job *j)
+{
+    const side *col = &j->p.sides[MT_COL];
+    const mt_group *g = &j->p.group;
+    const bool whole = mt_group_mode_of(g) == MT_GROUP_UNIFORM && g->m % 32 == 0;
+    return (whole || col->line) && (uintptr_t)col->codes % 16 == 0;
+}
+
 mt_status mt_cuda_quantize_patches(mt_stream *stream, const job *j)
 {
     /* each to nearest E4M3 or E2M1; to E5M2, or stochastically */
@@ -317,5 +469,7 @@ mt_status mt_cuda_quantize_patches(mt_stream *stream, const job *j)
     const side *any = row->present ? row : col;
     const int dirs = (row->present ? ROW_CODES : 0) + (col->present ? COLUMN_CODES : 0);
     const bool second = any->options.sr || mt_codes_kind(*any) == CODES_E5M2;
-    return kinds[mt_cuda_short_kind(j)][second](dirs)(stream, j);
+    job with_run = *j;
+    with_run.run = has_even_lines(j) ? 1 : RUN_TILES;
+    return kinds[mt_cuda_short_kind(j)][second](dirs)(stream, &with_run);
 }

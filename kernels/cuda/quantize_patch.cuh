@@ -19,7 +19,8 @@ template <int KIND> struct patches {
                 : PLANAR      ? 4
                               : 2,
         SHARERS = BLOCK < ROWS ? BLOCK : ROWS,
-        EACH = ROWS / SHARERS
+        EACH = ROWS / SHARERS,
+        SCALE = KIND == LINES ? 4 : 1 /* bytes of one */
     };
 };
 static __device__ __forceinline__ int patch_row(void)
@@ -31,10 +32,34 @@ static __device__ __forceinline__ int patch_column(void)
     return (int)threadIdx.x % 16 * RUN;
 }
 
+/* The units of a block's turns. Where codes are turned, several follow each other, down a column as
+ * far as it goes: all blocks have as many at a time, at the end what is left. */
+struct order {
+    int64_t units;
+    int run, last; /* units that follow each other; at the end */
+    int turns;     /* before the end */
+};
+enum { RUN_TILES = 8 };
+
+static __device__ __forceinline__ order order_of(int64_t units, int run)
+{
+    const int64_t rounds = units / (gridDim.x * run), rest = units - rounds * gridDim.x * run;
+    return order{ units, run, (int)mt_ceil_div(rest, gridDim.x), (int)(rounds * run) };
+}
+/* That of turn n; `units` where there is none. */
+static __device__ __forceinline__ int64_t unit_at(const order &o, int n)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x;
+    if (n < o.turns) return (n / o.run * blocks + block) * o.run + n % o.run;
+    const int64_t unit = o.turns * blocks + block * o.last + n - o.turns;
+    return n - o.turns < o.last && unit < o.units ? unit : o.units;
+}
+
 struct patch_space {
-    frame frames[4];
+    order turns;
+    frame frames[2 * WARPS]; /* of turns; member -1: there is none */
     block_found found[2];
-    alignas(16) uint32_t codes[AREA / 4];       /* of columns, turned */
+    alignas(16) uint32_t codes[AREA / 2];       /* of columns, turned; of two tiles */
     alignas(16) uint32_t partial[WARPS][PAIRS]; /* magnitudes of a warp's rows */
     alignas(16) float enc[PLANAR_BLOCKS][TILE]; /* of columns */
     uint8_t scales[TILE * SEGMENTS];
@@ -123,18 +148,24 @@ static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint
 #endif
 }
 
-/* The bits of a patch's elements, as they lie; a draw is eight elements. */
-static __device__ __forceinline__ void draw_patch(uint32_t bits[ROWS][4], const job &j,
-                                                  const tile &t)
+/* Of eight with one scale. */
+template <int CODES>
+static __device__ __forceinline__ void encode_row(uint32_t q[2], const side &s, const uint32_t w[4],
+                                                  float enc)
 {
-    const uint32_t now = draw_step(j), m = j.first_member + (uint32_t)t.index;
-    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)patch_row();
+    const float same[4] = { enc, enc, enc, enc };
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const uint32_t counter[4] = { (uint32_t)(t.c0 + patch_column()) / RUN, first + (uint32_t)i,
-                                      m, now };
-        mt_philox(bits[i], counter, j.key);
-    }
+    for (int h = 0; h < 2; h++) q[h] = encode_four<CODES>(s, w + h * 2, same);
+}
+
+/* The bits of row i of a patch's elements, as they lie: a draw is eight elements. */
+static __device__ __forceinline__ void draw_row(uint32_t bits[4], const job &j, const tile &t,
+                                                int i)
+{
+    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)patch_row();
+    const uint32_t counter[4] = { (uint32_t)(t.c0 + patch_column()) / RUN, first + (uint32_t)i,
+                                  j.first_member + (uint32_t)t.index, draw_step(j) };
+    mt_philox(bits, counter, j.key);
 }
 
 /* Of eight products; rounded stochastically where there are bits. */
@@ -161,6 +192,20 @@ static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2
         store_8(to, q[0], q[1]);
 }
 
+/* Where the scale of a line's block lies; stores it. */
+template <int KIND>
+static __device__ __forceinline__ uint8_t *scale_at(const lattice &l, int line, int block)
+{
+    return l.at + scale_offset(l, line, block) * patches<KIND>::SCALE;
+}
+template <int KIND> static __device__ __forceinline__ void store_scale(uint8_t *to, const cell &e)
+{
+    if (patches<KIND>::SCALE == 4)
+        store_4(to, mt_f32_bits(e.dec));
+    else
+        store_1(to, e.stored);
+}
+
 /* The scales of a patch's rows, which the threads of a block share out; all get what rows are
  * multiplied by. */
 template <int KIND>
@@ -171,7 +216,9 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
     const side &s = j.p.sides[MT_ROW];
     const target &to = f.to[MT_ROW];
     const int mine = lane_of_warp() % at::SHARERS, first = lane_of_warp() - mine;
-    const int column = patch_column() & ~(at::BLOCK * RUN - 1);
+    const int column = patch_column() & ~(at::BLOCK * RUN - 1),
+              row0 = patch_row() + mine * at::EACH;
+    const int count = column < f.t.cols && lane_of_warp() % at::BLOCK == mine ? f.t.rows - row0 : 0;
     uint32_t rows[4]; /* two rows to a word */
     float own[at::EACH];
 #pragma unroll
@@ -182,13 +229,14 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
         for (int lane = 1; lane < at::BLOCK; lane *= 2)
             rows[i] = larger_halves(rows[i], __shfl_xor_sync(~0u, rows[i], lane));
     }
+    const int64_t step = line_step(to.scales) * at::SCALE;
+    uint8_t *p = scale_at<KIND>(to.scales, row0, column / (at::BLOCK * RUN));
 #pragma unroll
-    for (int i = 0; i < at::EACH; i++) {
-        const int k = mine * at::EACH + i, r = patch_row() + k;
+    for (int i = 0; i < at::EACH; i++, p += step) {
+        const int k = mine * at::EACH + i;
         cell e = cell_at<KIND>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
         own[i] = e.enc;
-        if (r < f.t.rows && column < f.t.cols && lane_of_warp() % at::BLOCK == mine)
-            put_stored(s, to, e, r, column >> s.block_shift);
+        if (i < count) store_scale<KIND>(p, e);
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
@@ -196,11 +244,11 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
 }
 
 /* Codes in rows: of the row direction, elements times enc of their row, and of planar columns,
- * times that of their column. */
+ * times that of their column. Leaves the bits. */
 template <int KIND, int DIRS, int CODES, bool SR>
 static __device__ __forceinline__ void
 store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float row[ROWS],
-           const float column[RUN], const uint32_t bits[ROWS][4], bool nans)
+           const float column[RUN], uint32_t bits[ROWS][4], bool nans)
 {
     typedef patches<KIND> at;
     const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
@@ -215,6 +263,7 @@ store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float 
     for (int i = 0; i < ROWS; i++) {
         uint32_t q[MT_DIR_COUNT][2];
         float same[RUN];
+        if (SR) draw_row(bits[i], j, f.t, i);
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
         if (DIRS & ROW_CODES)

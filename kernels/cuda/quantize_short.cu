@@ -172,15 +172,6 @@ static __device__ __forceinline__ int line_rows(const target &to, const tile &t)
     return to.padded ? (int)TILE : t.rows;
 }
 
-/* Four words of four bytes, the first of each in y[0], .. */
-static __device__ __forceinline__ void turn_bytes(uint32_t y[4], const uint32_t x[4])
-{
-    const uint32_t a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[2], x[3], 0x5140);
-    const uint32_t c = __byte_perm(x[0], x[1], 0x7362), d = __byte_perm(x[2], x[3], 0x7362);
-    y[0] = __byte_perm(a, b, 0x5410), y[1] = __byte_perm(a, b, 0x7632);
-    y[2] = __byte_perm(c, d, 0x5410), y[3] = __byte_perm(c, d, 0x7632);
-}
-
 /* Columns whose codes are those of the rows, which lie in place of their elements. The whole thread
  * block comes here. */
 static __device__ __forceinline__ void turn_rows(const frame &f, uint32_t *words)
@@ -359,6 +350,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     found it = {};
     int64_t given = -1; /* the member that the block has found something of */
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
+    if (threadIdx.x < 4) sp->frames[threadIdx.x].token = sp->tokens[threadIdx.x];
     if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
     __syncthreads();
     if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);

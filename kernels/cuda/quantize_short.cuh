@@ -40,9 +40,9 @@ struct frame {
     tile t;
     const mt_bf16 *source; /* its first element; of gathered rows, that of token 0 */
     target to[MT_DIR_COUNT];
-    bool aligned; /* its rows */
-    int64_t row0; /* its first row among those of all members, and their tokens: where they */
-    int32_t token[TILE]; /* are gathered */
+    bool aligned;   /* its rows */
+    int64_t row0;   /* its first row among those of all members, and their tokens: where they */
+    int32_t *token; /* are gathered */
 };
 
 struct short_space {
@@ -51,6 +51,7 @@ struct short_space {
     uint32_t partial[TILE / 32][PAIRS]; /* magnitudes of 32 rows of two columns */
     uint8_t scales[TILE * SEGMENTS];
     frame frames[4]; /* of both, of the one after, of the one that is looked up */
+    int32_t tokens[4][TILE];
     block_found found[2];
 };
 /* Behind it where a direction rounds stochastically: the bits of every element, placed as it is. */
@@ -112,11 +113,12 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
 }
 
 /* Looks a tile up, by a warp; its targets are set afterwards, each by another. */
-static __device__ __forceinline__ void find_tile(frame *f, const job &j, int64_t unit)
+static __device__ __forceinline__ void find_tile(frame *f, const job &j, int64_t unit,
+                                                 unsigned run = 1)
 {
     int64_t member = member_at_by_warp(j.p.units, j.p.group.members, unit);
     if (lane_of_warp()) return;
-    tile t = tile_of(j.p, member, unit);
+    tile t = tile_of(j.p, member, unit, run);
     f->t = t;
     const int64_t first = t.m.offset + t.r0 * t.m.cols;
     if (j.row_token) f->row0 = first / t.m.cols;
