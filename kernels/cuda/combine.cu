@@ -38,9 +38,9 @@ static mt_status combine_fwd(mt_stream *stream, const struct mt_combine_fwd_args
 }
 MT_CUDA_OP(combine_fwd)
 
-/* A warp for each (token, slot): dx = w dy of its row, and, DOTS, <dy, x>. The warps of a token's
- * slots are neighbours, so that dy is read from memory once. */
-template <typename T, int N, bool DOTS>
+/* A warp for each (token, slot): dx = w dy of its row, and <dy, x>. The warps of a token's slots
+ * are neighbours, so that dy is read from memory once. */
+template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_combine_bwd_args a)
 {
     typedef mt_vec<T, N> vec;
@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_c
             for (int s = 0; s < AHEAD; s++) {
                 if (base + s * 32 >= n) continue;
                 g[s] = dy[base + s * 32];
-                if (DOTS) z[s] = x[base + s * 32];
+                z[s] = x[base + s * 32];
             }
 #pragma unroll
             for (int s = 0; s < AHEAD; s++) {
@@ -70,25 +70,59 @@ static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_c
                 for (int j = 0; j < N; j++) {
                     mt_real<T> e = mt_get(&g[s].at[j]);
                     mt_put(&out.at[j], w * e);
-                    if (DOTS) dot += e * mt_get(&z[s].at[j]);
+                    dot += e * mt_get(&z[s].at[j]);
                 }
                 dx[base + s * 32] = out;
             }
         }
-        if (DOTS) dot = mt_warp_sum(dot);
-        if (DOTS && threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = dot;
+        dot = mt_warp_sum(dot);
+        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = dot;
+    }
+}
+
+/* dx alone: a warp reads 32 vectors of a token's dy once for all of its rows. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_combine_bwd_args a)
+{
+    typedef mt_words<T, N> words;
+    enum { SLOTS = 4 };
+    const int64_t n = a.width / N, groups = mt_row_groups(n), warps = (int64_t)gridDim.x * WARPS;
+    int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (; warp < a.tokens * groups; warp += warps) {
+        const struct mt_row_place p = mt_row_place_of(warp, groups);
+        const int32_t *position = a.position + p.token * a.top_k;
+        const mt_real<T> *weights = (const mt_real<T> *)a.weights + p.token * a.top_k;
+        mt_real<T> dy[N], dx[N];
+        if (p.column >= n) continue;
+        mt_open<T, N>(dy, ((const words *)a.dy)[p.token * n + p.column]);
+        for (int64_t first = 0; first < a.top_k; first += SLOTS) {
+            mt_real<T> w[SLOTS];
+            int32_t row[SLOTS];
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                row[s] = first + s < a.top_k ? position[first + s] : -1;
+                w[s] = first + s < a.top_k ? weights[first + s] : 0;
+            }
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                if (row[s] < 0) continue;
+#pragma unroll
+                for (int j = 0; j < N; j++) dx[j] = w[s] * dy[j];
+                mt_store((words *)a.dx + row[s] * n + p.column, mt_close<T, N>(dx));
+            }
+        }
     }
 }
 
 template <typename T, int N>
-static void launch_combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
+static mt_status launch_combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
 {
-    unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
-    cudaStream_t on = mt_cuda_stream(stream);
-    if (a->dweights)
-        combine_bwd_kernel<T, N, true><<<blocks, THREADS, 0, on>>>(*a);
-    else
-        combine_bwd_kernel<T, N, false><<<blocks, THREADS, 0, on>>>(*a);
+    int64_t groups = a->dweights ? a->top_k : mt_row_groups(a->width / N);
+    unsigned blocks = mt_blocks(stream, a->tokens * groups * 32, THREADS);
+    auto kernel = a->dweights ? combine_bwd_kernel<T, N> : spread_kernel<T, N>;
+    if (blocks) kernel<<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(*a);
+    MT_LAUNCHED(stream, "combine_bwd");
+    return MT_OK;
 }
 
 template <typename T>
@@ -96,12 +130,9 @@ static mt_status combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args
 {
     if (!a->tokens) return MT_OK;
     const void *operands[] = { a->dx, a->dy, a->x };
-    if (mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T)))
-        launch_combine_bwd<T, 16 / sizeof(T)>(stream, a);
-    else
-        launch_combine_bwd<T, 1>(stream, a);
-    MT_LAUNCHED(stream, "combine_bwd");
-    return MT_OK;
+    return mt_rows_aligned(operands, 3, a->width * (int64_t)sizeof(T))
+               ? launch_combine_bwd<T, 16 / sizeof(T)>(stream, a)
+               : launch_combine_bwd<T, 1>(stream, a);
 }
 MT_CUDA_OP(combine_bwd)
 
