@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "dist/comm_priv.h"
 #include "layers/functional.h"
 
 enum { RANDOM_RECIPES = 10 };
@@ -254,9 +255,98 @@ static mt_status updates(mt_comm *comm)
     return MT_OK;
 }
 
+/* ---- copies that others write to ---------------------------------------------------------------
+ * What GPUs of one host do to memory of any size, with whatever moves bytes here. */
+
+enum { WINDOWS = 8, RUNS = 256 };
+
+static struct {
+    const struct mt_comm_ops *ops; /* of the comm itself */
+    struct {
+        char *memory;
+        size_t bytes;
+    } windows[WINDOWS];
+    int spreads;
+} placing;
+
+/* Which window memory is in; -1: none. */
+static int64_t window_of(const void *memory, size_t bytes)
+{
+    const char *p = memory;
+    for (int i = 0; p && i < WINDOWS; i++)
+        if (p >= placing.windows[i].memory &&
+            p + bytes <= placing.windows[i].memory + placing.windows[i].bytes)
+            return i;
+    return -1;
+}
+
+static mt_status share(mt_comm *c, void *memory, size_t bytes)
+{
+    int i = 0;
+    (void)c;
+    while (i < WINDOWS && placing.windows[i].memory) i++;
+    rank_check(i < WINDOWS, "more than %d memories are shared", WINDOWS);
+    placing.windows[i].memory = memory, placing.windows[i].bytes = bytes;
+    return MT_OK;
+}
+
+static void unshare(mt_comm *c, const void *memory)
+{
+    int64_t i = window_of(memory, 0);
+    (void)c;
+    if (i >= 0) placing.windows[i].memory = NULL, placing.windows[i].bytes = 0;
+}
+
+static bool reaches(const mt_comm *c, const void *memory, size_t bytes)
+{
+    return c->size > 1 && window_of(memory, bytes) >= 0;
+}
+
+/* Every rank says where its runs go, and then they are broadcast. */
+static mt_status place_runs(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count)
+{
+    typedef struct told {
+        int64_t count, window[RUNS], at[RUNS], bytes[RUNS];
+    } told;
+    told own = { .count = count }, *all = calloc((size_t)c->size, sizeof *all);
+    rank_check(all && count <= RUNS, "%d runs", count);
+    for (int i = 0; i < count; i++) {
+        own.window[i] = window_of(runs[i].to, runs[i].bytes);
+        rank_check(own.window[i] >= 0, "run %d goes to memory that is not shared", i);
+        own.at[i] = (char *)runs[i].to - placing.windows[own.window[i]].memory;
+        own.bytes[i] = (int64_t)runs[i].bytes;
+        MT_TRY(mt_device_copy_async(stream, runs[i].to, runs[i].from, runs[i].bytes));
+    }
+    MT_TRY(placing.ops->all_gather(c, NULL, all, &own, sizeof own));
+    for (int r = 0; r < c->size; r++)
+        for (int i = 0; i < all[r].count; i++)
+            MT_TRY(placing.ops->broadcast(c, stream,
+                                          placing.windows[all[r].window[i]].memory + all[r].at[i],
+                                          (size_t)all[r].bytes[i], r));
+    free(all);
+    placing.spreads++;
+    return MT_OK;
+}
+
+static mt_status placed(mt_comm *comm)
+{
+    struct mt_comm_ops ops = *comm->ops;
+    placing.ops = comm->ops;
+    ops.share = share, ops.unshare = unshare, ops.reaches = reaches, ops.spread = place_runs;
+    comm->ops = &ops;
+    mt_status status = copies(comm);
+    if (status == MT_OK) status = updates(comm);
+    comm->ops = placing.ops;
+    rank_check(status != MT_OK || placing.spreads > 1000, "%d gathers", placing.spreads);
+    for (int i = 0; status == MT_OK && i < WINDOWS; i++)
+        rank_check(!placing.windows[i].memory, "memory is shared that is freed");
+    return status;
+}
+
 static const rank_case cases[] = {
     { "copies", copies },
     { "updates", updates },
+    { "placed", placed },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -267,6 +357,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         RANKS_TEST(on_two_and_four, "copies"),
         RANKS_TEST(on_two_and_four, "updates"),
+        RANKS_TEST(on_two_and_four, "placed"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
