@@ -1,6 +1,8 @@
 /* Memory of collectives in tests: a device's or the host's. */
 #pragma once
 
+#include <math.h>
+
 #include "tests/dist/ranks.h"
 
 /* Memory of the collectives of a case: of the device of `stream`, or the host's where that is NULL.
@@ -38,4 +40,11 @@ static inline mt_status in_both(mt_comm *c, placed_case *run)
     mt_stream stream = { .device = rank_device };
     MT_TRY(run(c, NULL));
     return rank_device ? run(c, &stream) : MT_OK;
+}
+
+/* What rank r holds as element i. */
+static inline double element(int rank, int64_t i)
+{
+    uint64_t x = ((uint64_t)rank * 1000003u + (uint64_t)i) * 0x9e3779b97f4a7c15u;
+    return ((double)(x >> 40) / 16777216.0 - 0.5) * ldexp(1, (int)(x & 15));
 }

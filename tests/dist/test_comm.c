@@ -1,16 +1,7 @@
 /* Collectives against what they mean, on one process and on ranks; what the watchdog finds. */
 #include "tests/dist/placed.h"
 
-#include <math.h>
-
 #include "dist/mesh.h"
-
-/* What rank r holds as element i. */
-static double element(int rank, int64_t i)
-{
-    uint64_t x = ((uint64_t)rank * 1000003u + (uint64_t)i) * 0x9e3779b97f4a7c15u;
-    return ((double)(x >> 40) / 16777216.0 - 0.5) * ldexp(1, (int)(x & 15));
-}
 
 /* ---- cases of ranks ----------------------------------------------------------------------------
  */
@@ -240,97 +231,6 @@ static mt_status broadcasts(mt_comm *c)
     return in_both(c, broadcast_placed);
 }
 
-/* Memory that the others write to: gathers of every size into it, until it is taken back. */
-static mt_status shared(mt_comm *c)
-{
-    enum { TURNS = 6, MOST = 70000 };
-    mt_stream stream = { .device = rank_device };
-    int rank = mt_comm_rank(c), size = mt_comm_size(c);
-    size_t all = ((size_t)size * MOST + 8) * sizeof(double);
-    if (!rank_device) return MT_OK;
-    double *y = calloc(1, all), *x = malloc(MOST * sizeof *x);
-    char *to = hold(&stream, y, all), *from = hold(&stream, y, all);
-    MT_TRY(mt_comm_share(c, to, all, "test"));
-    for (int turn = 0; turn < TURNS; turn++) {
-        int64_t n = turn ? MOST >> (turn - 1) : 1;
-        for (int64_t i = 0; i < n; i++) x[i] = element(rank + turn, i);
-        MT_TRY(mt_device_copy(rank_device, from, x, (size_t)n * sizeof *x));
-        MT_TRY(mt_comm_all_gather_of(c, &stream, to + 64, from, n, MT_F64, "test"));
-        if (turn == TURNS - 2) {
-            mt_comm_unshare(c, to);
-            MT_TRY(mt_comm_barrier(c, "test"));
-        }
-        MT_TRY(look(&stream, y, to, all));
-        for (int64_t i = 0; i < n * size; i++)
-            rank_check(y[8 + i] == element((int)(i / n) + turn, i % n),
-                       "shared, turn %d: element %lld", turn, (long long)i);
-        rank_check(y[0] == 0 && y[7] == 0, "a gather wrote before its beginning");
-    }
-    drop(&stream, from, all);
-    drop(&stream, to, all);
-    free(x);
-    free(y);
-    return MT_OK;
-}
-
-/* Run k of a rank, and where it lies; the whole is that of one past the last. */
-static int64_t run_length(int rank, int k)
-{
-    return 1 + rank * 5000 + k * 131;
-}
-static int64_t run_place(int rank, int k)
-{
-    int64_t at = 3;
-    for (int r = 0; r <= rank; r++)
-        for (int i = 0; i < (r < rank ? r + 2 : k); i++) at += run_length(r, i) + 1;
-    return at;
-}
-
-/* Runs of every size, of some ranks more than of others, time and again to the same places. */
-static mt_status spread(mt_comm *c)
-{
-    enum { TURNS = 5, MOST = 16 };
-    mt_stream stream = { .device = rank_device };
-    int rank = mt_comm_rank(c), size = mt_comm_size(c);
-    int64_t n = run_place(size, 0) + (1 << 18);
-    size_t all = (size_t)n * sizeof(double);
-    mt_comm_run runs[MOST];
-    if (!rank_device || size + 2 > MOST) return MT_OK;
-    double *y = calloc(1, all), *x = malloc(all);
-    double *to = hold(&stream, y, all), *from = hold(&stream, y, all);
-    MT_TRY(mt_comm_share(c, to, all, "test"));
-    bool reaches = mt_comm_reaches(c, to, all);
-    rank_check(!reaches || size > 1, "alone, and others are reached");
-    for (int turn = 0; turn < TURNS && reaches; turn++) {
-        for (int64_t i = 0; i < n; i++) x[i] = element(rank + turn, i);
-        MT_TRY(mt_device_copy(rank_device, from, x, all));
-        for (int k = 0; k < rank + 2; k++) {
-            int64_t at = run_place(rank, k);
-            runs[k] =
-                (mt_comm_run){ to + at, from + at, (size_t)run_length(rank, k) * sizeof(double) };
-        }
-        MT_TRY(mt_comm_spread(c, &stream, runs, rank + 2, all, "test"));
-        MT_TRY(look(&stream, y, to, all));
-        for (int r = 0; r < size; r++)
-            for (int k = 0; k < r + 2; k++) {
-                int64_t at = run_place(r, k), end = at + run_length(r, k);
-                for (int64_t i = at; i < end; i++)
-                    rank_check(y[i] == element(r + turn, i), "turn %d, run %d of %d: element %lld",
-                               turn, k, r, (long long)i);
-                rank_check(y[end] == 0, "turn %d, run %d of %d: too long", turn, k, r);
-            }
-        if (turn == 0)
-            rank_check(mt_comm_reaches(c, from, all) == false, "reaches what is not shared");
-    }
-    mt_comm_unshare(c, to);
-    MT_TRY(mt_comm_barrier(c, "test"));
-    drop(&stream, from, all);
-    drop(&stream, to, all);
-    free(x);
-    free(y);
-    return MT_OK;
-}
-
 /* The sum over ranks that all hold the same. */
 static double reduced_same(int size, double x)
 {
@@ -470,13 +370,19 @@ static mt_status fails_alone(mt_comm *c)
 }
 
 static const rank_case cases[] = {
-    { "all_gather", all_gather },   { "reductions", reductions }, { "exchange", exchange },
-    { "broadcasts", broadcasts },   { "shared", shared },         { "parts", parts },
-    { "agreement", agreement },     { "streams", streams },       { "spread", spread },
-    { "never_comes", never_comes }, { "is_killed", is_killed },   { "disagrees", disagrees },
+    { "all_gather", all_gather },
+    { "reductions", reductions },
+    { "exchange", exchange },
+    { "broadcasts", broadcasts },
+    { "parts", parts },
+    { "agreement", agreement },
+    { "streams", streams },
+    { "never_comes", never_comes },
+    { "is_killed", is_killed },
+    { "disagrees", disagrees },
     { "fails_alone", fails_alone },
 };
-enum { CASES = sizeof cases / sizeof cases[0], PLAIN = 9 };
+enum { CASES = sizeof cases / sizeof cases[0], PLAIN = 7 };
 
 static mt_status every_case(mt_comm *c)
 {
