@@ -8,9 +8,10 @@
  * reduced and scattered as soon as its last one is final, most of them before: when those of its
  * large weights are, with which backward begins.
  *
- * On a device with streams, units are gathered and unpacked in one stream of their own and
- * gradients are reduced in another, beside what the device's own stream computes; events say who
- * waits for whom, and the host for nobody. */
+ * On a device with streams, units are gathered in one stream of their own and gradients are reduced
+ * in two others, beside what the device's own stream computes; events say who waits for whom, and
+ * the host for nobody. Where ranks reach each other's memory (mt_comm_spread), what is gathered
+ * goes straight to its place in the copies. */
 #pragma once
 
 #include "core/param.h"
@@ -42,8 +43,8 @@ mt_status mt_fsdp_layout(mt_fsdp *fsdp);
  * was gathered before no longer counts. A refresh without an update begins with it. */
 mt_status mt_fsdp_begin_update(mt_fsdp *fsdp, mt_stream *stream);
 /* A param has been updated, params in the order of the store: a unit without quantized directions
- * is written with its last one, and if passes begin with it, fetched while others are updated.
- * Collective. */
+ * is written with its last one, and fetched while others are updated, as far as there is room for
+ * what passes begin with. Collective. */
 mt_status mt_fsdp_updated(void *fsdp, mt_param *param);
 /* Writes the own wires from the masters, but those that an update has. Collective. */
 mt_status mt_fsdp_refresh(mt_fsdp *fsdp, mt_stream *stream);
