@@ -233,7 +233,8 @@ mt_status mt_bench_measure(mt_bench *b, double *median, mt_bench_launch launch, 
     for (int64_t i = 0; i < ROTATED && graph; i++)
         MT_TRY_CLEANUP(record(b, &graphs[i], launch, context, i));
     for (int64_t i = 0; i < launches; i++) {
-        MT_TRY_CLEANUP(mt_device_zero(b->device, b->flush, scale_of(b->device)->flush));
+        for (int64_t f = 0; f < b->options.flushes; f++)
+            MT_TRY_CLEANUP(mt_device_zero(b->device, b->flush, scale_of(b->device)->flush));
         MT_TRY_CLEANUP(mt_timer_start(&b->timers[i], &b->stream));
         MT_TRY_CLEANUP(graph ? mt_graph_launch(&graphs[i % ROTATED])
                              : launch(b, context, warm + i));
@@ -430,12 +431,13 @@ static mt_status print_machine(mt_bench *b, int64_t n)
     fflush(stdout);
     return write_line(
         b,
-        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b}", "family",
+        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:b}", "family",
                   "machine", "device", d->name, "kernel_set", d->kernel_set, "threads", d->threads,
                   "revision", mt_build_revision(), "gemm_path", path, "dtype",
                   mt_dtype_name(b->options.dtype), "grad_dtype", mt_dtype_name(grads), "copy_gbs",
                   b->bandwidth * 1e-9, "dense_tflops", b->peak * 1e-12, "dense_n", (json_int_t)n,
-                  "launches", (json_int_t)b->options.launches, "graph", (int)b->options.graph));
+                  "launches", (json_int_t)b->options.launches, "flushes",
+                  (json_int_t)b->options.flushes, "graph", (int)b->options.graph));
 }
 
 /* ---- the run -----------------------------------------------------------------------------------
@@ -446,6 +448,9 @@ static mt_status check_options(const mt_bench_options *o, const mt_bench_family 
     MT_REQUIRE(o->launches >= 1 && o->launches <= MT_BENCH_LAUNCHES_MAX, MT_ECONFIG,
                "bench: launches is %lld, must be in 1..%d", (long long)o->launches,
                MT_BENCH_LAUNCHES_MAX);
+    MT_REQUIRE(o->flushes >= 1 && o->flushes <= MT_BENCH_FLUSHES_MAX, MT_ECONFIG,
+               "bench: flushes is %lld, must be in 1..%d", (long long)o->flushes,
+               MT_BENCH_FLUSHES_MAX);
     MT_REQUIRE(!o->bf16_grads || o->dtype == MT_BF16, MT_ECONFIG,
                "bench: --grad-dtype bf16 needs --dtype bf16, which is %s", mt_dtype_name(o->dtype));
     if (o->shape) MT_TRY(check_shape(o->shape, family));

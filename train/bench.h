@@ -30,6 +30,8 @@ typedef struct mt_bench_options {
                                    how weights are packed. */
     int kernel_count;
     int64_t launches; /* timed ones of each case, 1..MT_BENCH_LAUNCHES_MAX */
+    int64_t flushes;  /* of caches before each, 1..MT_BENCH_FLUSHES_MAX; with many of them all of a
+                         launch is queued before it begins, however slow the host is */
     bool graph;       /* launches are replays of recorded graphs; steps are as they are */
     FILE *json;       /* an object a line, or NULL */
 } mt_bench_options;
@@ -37,6 +39,7 @@ typedef struct mt_bench_options {
 enum {
     MT_BENCH_LAUNCHES = 15,
     MT_BENCH_LAUNCHES_MAX = 1000,
+    MT_BENCH_FLUSHES_MAX = 1000,
     MT_BENCH_NOTES = 4,
     MT_BENCH_SETS = 8
 };

@@ -30,7 +30,7 @@ mt_status mt_verb_bench(int argc, char **argv)
     const char *recipes[RECIPES];
     mt_option_list list = { 0 }, sets = { 0 };
     int64_t threads = 0;
-    mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES };
+    mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES, .flushes = 1 };
     const mt_option options[] = {
         { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda, cuda:N or auto (default: auto)" },
         { "shape", MT_OPTION_TEXT, &shape, "NAME", "a shape, a model's shapes, or all" },
@@ -40,6 +40,8 @@ mt_status mt_verb_bench(int argc, char **argv)
         { "recipe", MT_OPTION_LIST, &list, "RECIPE", "of linear layers; any number; all: presets" },
         { "kernels", MT_OPTION_LIST, &sets, "SET", "kernel sets; any number, gemm times each" },
         { "launches", MT_OPTION_INT, &bench.launches, "N", "timed ones of a case (default: 15)" },
+        { "flushes", MT_OPTION_INT, &bench.flushes, "N",
+          "of caches before each; with many the host is not timed (default: 1)" },
         { "graph", MT_OPTION_FLAG, &bench.graph, NULL, "launch recorded graphs (cuda)" },
         { "threads", MT_OPTION_INT, &threads, "N", "of the cpu (default: every core)" },
         { "json", MT_OPTION_TEXT, &json, "FILE", "also write an object a line for each case" },

@@ -214,6 +214,7 @@ static void test_bad_arguments(void **state)
         { "bench --grad-dtype bf16 --dtype f32", "needs --dtype bf16" },
         { "bench --launches 0", "launches is 0" },
         { "bench --launches 1001", "launches is 1001" },
+        { "bench --flushes 0", "flushes is 0" },
         { "bench --threads -1", "--threads is -1" },
         { "bench --device plan", "computes nothing" },
         { "bench --device cpu --graph", "device cpu records no graphs" },
@@ -242,6 +243,7 @@ static void test_failed_allocations(void **state)
         .recipes = recipes,
         .recipe_count = 1,
         .launches = 1,
+        .flushes = 1,
     };
     const char *families[] = { "gemm", "moe", "step" };
     fflush(stdout);

@@ -44,8 +44,8 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"  # the cpu only tries a script out
 LAUNCHES, WARM_UPS = (15, 4) if GPU else (3, 1)
 FLUSH = (256 if GPU else 64) << 20
-# How long the GPU waits before each timed launch, while the host queues all of it: then a slow host is not what is timed.
-AHEAD_MS = float(os.environ.get("PEER_AHEAD_MS", 0))
+# Before each launch, as mixtape's --flushes: with many the host queues all of a launch before it begins.
+FLUSHES = int(os.environ.get("PEER_FLUSHES", 1))
 
 
 def selected(shapes, asked):
@@ -89,9 +89,8 @@ def measure(launch):
     marks = []
     for turn in range(LAUNCHES):
         begin, end = clock(), clock()
-        flush.zero_()
-        if GPU and AHEAD_MS:
-            torch.cuda._sleep(int(AHEAD_MS * 1.8e6))  # cycles
+        for _ in range(FLUSHES):
+            flush.zero_()
         begin.record()
         launch(WARM_UPS + turn)
         end.record()
