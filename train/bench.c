@@ -430,14 +430,13 @@ static mt_status print_machine(mt_bench *b, int64_t n)
            "recipe", "median", "rate", "", "floor", "rate", "share");
     fflush(stdout);
     return write_line(
-        b,
-        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:b}", "family",
-                  "machine", "device", d->name, "kernel_set", d->kernel_set, "threads", d->threads,
-                  "revision", mt_build_revision(), "gemm_path", path, "dtype",
-                  mt_dtype_name(b->options.dtype), "grad_dtype", mt_dtype_name(grads), "copy_gbs",
-                  b->bandwidth * 1e-9, "dense_tflops", b->peak * 1e-12, "dense_n", (json_int_t)n,
-                  "launches", (json_int_t)b->options.launches, "flushes",
-                  (json_int_t)b->options.flushes, "graph", (int)b->options.graph));
+        b, json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:b}",
+                     "family", "machine", "device", d->name, "kernel_set", d->kernel_set, "threads",
+                     d->threads, "revision", mt_build_revision(), "gemm_path", path, "dtype",
+                     mt_dtype_name(b->options.dtype), "grad_dtype", mt_dtype_name(grads),
+                     "copy_gbs", b->bandwidth * 1e-9, "dense_tflops", b->peak * 1e-12, "dense_n",
+                     (json_int_t)n, "launches", (json_int_t)b->options.launches, "flushes",
+                     (json_int_t)b->options.flushes, "graph", (int)b->options.graph));
 }
 
 /* ---- the run -----------------------------------------------------------------------------------
