@@ -22,7 +22,8 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
     const float2 *alpha = ANY ? r.args->alpha : nullptr;
-    sm90_factor by = { ANY ? alpha != nullptr : (bool)C::FACTOR, r.factor.x, r.factor.y };
+    sm90_factor by = { ANY ? alpha != nullptr : (bool)C::FACTOR, r.factor.x, r.factor.y,
+                       C::FP8 && !ANY };
     if (ANY && alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
     float bias0 = 0, bias1 = 0;
     if (ANY && C::LAYOUT == MT_GEMM_TN && r.args->bias) {
@@ -183,6 +184,9 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         const uint32_t at_p = (C::SKEWED ? base : anew(base)) +
                               (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
         p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
+        /* the same for all of the warpgroup, shown to the compiler: descriptors in uniform
+         * registers take a step's wgmmas half of the instructions */
+        if (C::FP8) p0 = __shfl_sync(~0u, p0, 0);
         q0 = ((((C::SKEWED ? base : anew(base)) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
         if (!C::SKEWED) lane = (int)(thread_now() % 32);
     };

@@ -95,6 +95,7 @@ template <class C> struct sm90_result {
 struct sm90_factor {
     bool given;
     float first, second;
+    bool alone; /* nothing is added, not even a 0, which is an instruction */
 
     __device__ __forceinline__ float operator()(float sum) const
     {
@@ -112,9 +113,8 @@ static __device__ __forceinline__ void sm90_put_real(uint32_t address, const flo
                      : "=f"(x), "=f"(y)
                      : "r"(address)
                      : "memory");
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(by(sum[0]) + x),
-                 "f"(by(sum[1]) + y)
-                 : "memory");
+    put_shared_pair(address, by.alone ? by(sum[0]) : by(sum[0]) + x,
+                    by.alone ? by(sum[1]) : by(sum[1]) + y);
 }
 
 /* A warp's 16 x 16 sums in bf16; ACROSS: transposed. bias: of the thread's two rows. */
@@ -137,9 +137,12 @@ static __device__ __forceinline__ void sm90_put_bf16(uint32_t address, const flo
 #pragma unroll
     for (int x = 0; x < 4; x++) {
         float bias = x % 2 ? bias1 : bias0;
-        __nv_bfloat162 pair = __floats2bfloat162_rn(
-            by(sum[2 * x]) + (__uint_as_float(old[x] << 16) + bias),
-            by(sum[2 * x + 1]) + (__uint_as_float(old[x] & 0xffff0000u) + bias));
+        float first = by(sum[2 * x]), second = by(sum[2 * x + 1]);
+        if (!by.alone) {
+            first += __uint_as_float(old[x] << 16) + bias;
+            second += __uint_as_float(old[x] & 0xffff0000u) + bias;
+        }
+        __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
         out[x] = *(uint32_t *)&pair;
     }
     if (ACROSS)
