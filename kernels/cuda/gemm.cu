@@ -199,6 +199,7 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma 256x192",
         "wgmma 128x192, ping-pong",
         "wgmma fp8 128x192, f32 sums of 128",
+        "wgmma fp8 128x192, weights shared, f32 sums of 128",
         "wgmma fp8 128x192 by rows, f32 sums of 128",
         "wgmma 256x192 turned, pairs",
         "cuBLASLt",

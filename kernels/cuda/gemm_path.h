@@ -18,6 +18,7 @@ enum {
                                 NT, PINGPONG, whichever is named */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
+    MT_CUDA_GEMM_FP8_PAIRS, /* TN: they share the weights */
     /* the same with rows on the side of 128, pairs share them: no C, no bias; members of many
      * rows */
     MT_CUDA_GEMM_FP8_ROWS,
@@ -40,7 +41,7 @@ typedef struct mt_cuda_gemm_path {
 
 static inline bool mt_cuda_gemm_of_codes(int variant)
 {
-    return variant == MT_CUDA_GEMM_FP8 || variant == MT_CUDA_GEMM_FP8_ROWS;
+    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_ROWS;
 }
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */

@@ -51,6 +51,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
     if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned;
+    if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
     if (variant == MT_CUDA_GEMM_FP8_ROWS)
         return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                ? g->fp8 - 1
@@ -91,6 +92,12 @@ static bool suits_by_rows(const gemm_problem *g)
     return g->layout == MT_GEMM_TN && !g->c && !g->bias;
 }
 
+/* Two pieces of a member that share the weights read them from HBM once. */
+static bool pairs_suit(const gemm_problem *g)
+{
+    return g->fp8 == MT_CUDA_FP8_BLOCKS + 1;
+}
+
 /* fp8, of members of so many rows. Measured on an H200: scales of blocks are cheaper by rows, which
  * pays for the padding of members that are not small; without scales it pays where there is next to
  * none, or where the depth is so short that the ends of tiles, hidden there, are what counts. */
@@ -124,7 +131,9 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
         path->width = filling_width(members, rows, tiles_m, 8, processors);
     }
     if (!g->fp8) return;
-    path->variant = !few && goes_by_rows(g, rows) ? MT_CUDA_GEMM_FP8_ROWS : MT_CUDA_GEMM_FP8;
+    path->variant = !few && goes_by_rows(g, rows)          ? MT_CUDA_GEMM_FP8_ROWS
+                    : !few && pairs_suit(g) && pieces == 2 ? MT_CUDA_GEMM_FP8_PAIRS
+                                                           : MT_CUDA_GEMM_FP8;
 }
 
 /* Whether tiles of the result turned are all but full. */
@@ -188,7 +197,9 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
     bool wgrad = g->layout == MT_GEMM_NT;
     bool by_rows = path->variant == MT_CUDA_GEMM_FP8_ROWS;
     int grain = wgrad || by_rows ? 64 : 8;
-    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g))
+    bool pairs = path->variant == MT_CUDA_GEMM_FP8_PAIRS;
+    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g)) &&
+                     !(pairs && pairs_suit(g))
                : path->variant != MT_CUDA_GEMM_TURNED &&
                      (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS))
         return false;

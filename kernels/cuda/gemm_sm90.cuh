@@ -74,6 +74,8 @@ enum {
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
 /* TN of such a sum with P rows and Q weights. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 1];
+/* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs;
 
 enum {
     SM90_WIDTH = 192, /* most columns of a tile */

@@ -76,14 +76,14 @@ struct sm90 {
  * columns.
  */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
-          int PARTS_ = 1>
+          int PARTS_ = 1, bool PAIRS_ = false>
 struct sm90_fp8 {
     enum {
         LAYOUT = LAYOUT_,
         ELEMENTS = ELEMENTS_,
         BY_ROWS = BY_ROWS_,
-        CLUSTER_M = BY_ROWS ? 1 : 2,
-        CLUSTER_N = BY_ROWS ? 2 : 1,
+        CLUSTER_M = BY_ROWS || PAIRS_ ? 1 : 2, /* PAIRS: two pieces share the weights */
+        CLUSTER_N = BY_ROWS || PAIRS_ ? 2 : 1,
         PINGPONG = false,
         WGRAD = LAYOUT == MT_GEMM_NT,
         ACROSS_P = false,
@@ -105,7 +105,7 @@ struct sm90_fp8 {
         WIDTH = SM90_WIDTH,
         GRAIN = WGRAD || BY_ROWS ? 64 : 8,
         STAGES = 4,
-        BOX_Q = BY_ROWS ? 64 : WIDTH / 2,
+        BOX_Q = CLUSTER_M == 1 ? 64 : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
         BUFFERS = 3,

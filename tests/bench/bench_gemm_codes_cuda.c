@@ -291,7 +291,9 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
     for (int i = 0; i < 3; i++)
         for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_ROWS; v++) {
-            if (v == MT_CUDA_GEMM_FP8_ROWS && p->layout == MT_GEMM_NT) continue;
+            bool blocks = p->coding->two_d_w && p->coding->pow2;
+            if (v != MT_CUDA_GEMM_FP8 && p->layout == MT_GEMM_NT) continue;
+            if (v == MT_CUDA_GEMM_FP8_PAIRS && !blocks) continue;
             path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
         }
