@@ -18,7 +18,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
 {
     constexpr bool ANY = STORED == SM90_ANY;
     const bool add = ANY && r.args->add;
-    const bool pairs = ANY ? r.pairs() : (C::WGRAD || C::BY_ROWS) && STORED == SM90_HALF;
+    const bool pairs = ANY ? r.pairs() : C::WGRAD && STORED == SM90_HALF;
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
     const float2 *alpha = ANY ? r.args->alpha : nullptr;
@@ -42,7 +42,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
         const uint32_t to = r.address(r.buffer);
         if (C::TURNED) {
             sm90_put_turned(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2, add, by);
-        } else if (C::WGRAD || C::BY_ROWS) {
+        } else if (C::WGRAD) {
             sm90_put_wgrad(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2 * 4, add, by);
         } else {
 #pragma unroll
@@ -69,6 +69,38 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     }
 }
 
+/* AHEAD, the same in bf16 where nothing is added: the buffers hold all of the 64 rows, which wait
+ * for one another twice instead of at each piece. */
+template <class C>
+static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float (&d)[WGMMA_SUMS])
+{
+    enum { PAIRS = C::WIDTH / 64 };
+    static_assert((int)PAIRS <= (int)C::BUFFERS, "64 rows of a tile have room");
+    const bool first = thread_now() % 128 == 0;
+    const int len = r.len();
+    const sm90_factor by = { (bool)C::FACTOR, r.factor.x, r.factor.y, true };
+    if (first) copies_read<0>();
+    barrier_threads(1 + r.group(), 128);
+#pragma unroll
+    for (int j = 0; j < 2 * PAIRS; j++)
+        if (j * C::PIECE < len)
+            sm90_put_wgrad(r.address(j / 2), &d[j * 16], true, j % 2 * 4, false, by);
+    shared_to_copies();
+    barrier_threads(1 + r.group(), 128);
+    if (!first) return;
+    const int n0 = r.n0(), m = r.m(0), member = C::BY_ROWS ? 0 : r.member();
+    const int rows = C::BY_ROWS ? r.rows() : 0, end = C::BY_ROWS ? r.row() + rows : 0;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        if (j * 64 >= len) continue;
+        if (C::BY_ROWS)
+            copy_out_ragged(&r.maps->d, r.address(j), n0 + j * 64, end, rows, m);
+        else
+            copy_out(&r.maps->d, r.address(j), n0 + j * 64, m, member);
+    }
+    copies_commit();
+}
+
 template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
@@ -76,11 +108,13 @@ static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[
     const bool plain = C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
                        (C::FP8 && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
     if constexpr (C::BY_ROWS)
-        sm90_store_as<C, SM90_HALF>(r, d, mi);
+        sm90_store_whole(r, d);
     else if (!plain)
         sm90_store_as<C, SM90_ANY>(r, d, mi);
     else if (C::WGRAD && !r.args->half)
         sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
+    else if constexpr (C::AHEAD)
+        sm90_store_whole(r, d);
     else
         sm90_store_as<C, SM90_HALF>(r, d, mi);
 }

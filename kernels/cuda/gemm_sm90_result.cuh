@@ -60,9 +60,6 @@ template <class C> struct sm90_result {
             if (!args->half)
                 copy_out(&maps->d, address(buffer) + C::BUFFER / 2, m(mi) + 32, n0() + column,
                          member());
-        } else if (C::BY_ROWS) {
-            copy_out_ragged(&maps->d, address(buffer), n0() + column, row() + rows(), rows(),
-                            m(mi));
         } else if (C::WGRAD)
             copy_out(&maps->d, address(buffer), n0() + column, m(mi), member());
         else
