@@ -13,19 +13,22 @@ template <class C, int N> struct sm90_scales {
         MOST = C::WGRAD ? 3 : 6,
         FIRST = COUNT < (int)MOST ? (int)COUNT : (int)MOST
     };
-    uint32_t line;
+    uint32_t line_at, rows_at, line; /* in the scales of a step */
     float above, below;
     float4 next[FIRST];
 
+    __device__ __forceinline__ sm90_scales()
+    {
+        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
+        line_at = thread % 4 * 16;
+        rows_at = C::SCALES_P + ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
+    }
     __device__ __forceinline__ void bring(int i) { next[i % FIRST] = shared_four(line + i * 64); }
     __device__ __forceinline__ void begin(uint32_t scales)
     {
-        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
-        const uint32_t row = C::WGRAD ? (thread / 32 - 4) * 16 + thread % 32 / 4 : 0;
-        const uint32_t rows = scales + C::SCALES_P + row * 4;
-        line = scales + thread % 4 * 16;
-        above = C::WGRAD ? __int_as_float(shared_now(rows)) : 1;
-        below = C::WGRAD ? __int_as_float(shared_now(rows + 32)) : 1;
+        line = scales + line_at;
+        above = C::WGRAD ? __int_as_float(shared_now(scales + rows_at)) : 1;
+        below = C::WGRAD ? __int_as_float(shared_now(scales + rows_at + 32)) : 1;
 #pragma unroll
         for (int i = 0; i < FIRST; i++) bring(i);
     }
@@ -46,13 +49,18 @@ template <class C, int N> struct sm90_scales {
 /* BY_ROWS: of two rows of P, by those of each 64 columns. */
 template <class C> struct sm90_row_scales {
     enum { BLOCKS = C::WIDTH / 64 };
+    uint32_t rows_at;
     float above[BLOCKS], below[BLOCKS];
 
+    __device__ __forceinline__ sm90_row_scales()
+    {
+        const uint32_t thread = thread_now();
+        rows_at = ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
+    }
     static constexpr bool all_before(int) { return true; }
     __device__ __forceinline__ void begin(uint32_t scales)
     {
-        const uint32_t thread = thread_now();
-        const uint32_t rows = scales + ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
+        const uint32_t rows = scales + rows_at;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             above[b] = __int_as_float(shared_now(rows + b * C::TILE * 4));

@@ -165,18 +165,22 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     int stage = 0, lane = 0;
     uint32_t parity = 0, p0 = 0, q0 = 0;
     int n = 0, whole = 0, rest = 0; /* of the tile */
+    uint32_t told = 0;              /* fp8: whom this lane tells, found once */
 
     /* Tells who brings into this stage that this warp has read it: the blocks of the own row of the
      * cluster, then the rest of the column. */
+    auto block_told = [&]() __attribute__((always_inline))
+    {
+        int up = lane - C::CLUSTER_N;
+        return (uint32_t)(lane < C::CLUSTER_N ? cm * C::CLUSTER_N + lane
+                                              : (up + (up >= cm)) * C::CLUSTER_N + cn);
+    };
     auto release = [&](int s) __attribute__((always_inline))
     {
         if (C::CLUSTER == 1) {
             if (lane == 0) barrier_arrive(base + C::EMPTY + s * 8);
         } else if (lane < C::CLUSTER_M + C::CLUSTER_N - 1) {
-            int up = lane - C::CLUSTER_N;
-            int block = lane < C::CLUSTER_N ? cm * C::CLUSTER_N + lane
-                                            : (up + (up >= cm)) * C::CLUSTER_N + cn;
-            barrier_arrive_at(base + C::EMPTY + s * 8, block);
+            barrier_arrive_at(base + C::EMPTY + s * 8, C::FP8 ? told : block_told());
         }
     };
     auto release_last = [&]() __attribute__((always_inline))
@@ -223,6 +227,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         if (C::FP8) p0 = __shfl_sync(~0u, p0, 0);
         q0 = ((((C::SKEWED ? base : anew(base)) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
         if (!C::SKEWED) lane = (int)(thread_now() % 32);
+        if (C::FP8) told = anew(block_told());
     };
     auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
     {
