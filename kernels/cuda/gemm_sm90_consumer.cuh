@@ -105,8 +105,9 @@ template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
 {
     if (r.m(mi) >= r.rows()) return;
-    const bool plain = C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
-                       (C::FP8 && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
+    const bool plain =
+        C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
+        ((C::FP8 || C::FACTOR) && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
     if constexpr (C::BY_ROWS)
         sm90_store_whole(r, d);
     else if (!plain)

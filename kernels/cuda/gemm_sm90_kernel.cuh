@@ -34,7 +34,7 @@ struct sm90 {
         PARTS = 1,
         SCALED = false,
         PACKED = false,
-        FACTOR = false,
+        FACTOR = WGRAD && PINGPONG && !PLAIN, /* of sums that nothing is added to */
         TURNED = TURNED_,
         ELEMENTS = 0,
         SCALES = 0,
