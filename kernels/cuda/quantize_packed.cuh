@@ -370,35 +370,37 @@ static __device__ __forceinline__ void encode_bytes(uint32_t q[4], const side &s
 #endif
 }
 
-/* The least of three positive floats and a number, as bits: NaN is above all. */
-static __device__ __forceinline__ uint32_t least_of(float a, float b, float c, float most)
+/* The least of two positive floats and a number, as bits: NaN is above all. */
+static __device__ __forceinline__ uint32_t least_of(float a, float b, float most)
 {
-    const int x = (int)mt_f32_bits(a), y = (int)mt_f32_bits(b), z = (int)mt_f32_bits(c);
-    const int top = (int)mt_f32_bits(most);
+    const int x = (int)mt_f32_bits(a), y = (int)mt_f32_bits(b), top = (int)mt_f32_bits(most);
 #if defined(__CUDA_ARCH__)
-    return (uint32_t)min(__vimin3_s32(x, y, z), top);
+    return (uint32_t)__vimin3_s32(x, y, top);
 #else
-    int least = x < y ? x : y;
-    least = z < least ? z : least;
+    const int least = x < y ? x : y;
     return (uint32_t)(top < least ? top : least);
 #endif
 }
 
 /* The code of E2M1 of a magnitude is that of its value in units of 1/2 below 2, of 1 less 2 below
- * 4, of 2 less 4 above: the least of three lines, each rounded once, to an integer above 2^23,
- * ties to even. NaN becomes the largest code. */
+ * 4, of 2 less 4 above: the least of two lines, each rounded once, ties to even. The second bends
+ * at 4, where its sum is 2^24: from there on a float's last bit is twice as much. As bits the sums
+ * are E2M1_BASE more than the code; NaN becomes the largest code. */
+static constexpr uint32_t E2M1_BASE = 0x4b800000u - 6;
+
 static __device__ __forceinline__ uint32_t e2m1_above(float a)
 {
-    const float base = 0x1.8p23f;
-    return least_of(fmaf(a, 2.0f, base), fmaf(a, 1.0f, base + 2.0f), fmaf(a, 0.5f, base + 4.0f),
-                    base + 7.0f);
+    const float bend = 0x1p24f;
+    return least_of(fmaf(a, 2.0f, bend - 6.0f), a + (bend - 4.0f), bend + 2.0f);
 }
 /* The same in 65536ths, not rounded but cut. */
+static constexpr uint32_t E2M1_UNITS_BASE = 0x4b800000u - (6 << 16);
+
 static __device__ __forceinline__ uint32_t e2m1_units_above(float a)
 {
-    const float base = 0x1p23f;
-    return least_of(__fmaf_rz(a, 0x1p17f, base), __fmaf_rz(a, 0x1p16f, base + 0x2p16f),
-                    __fmaf_rz(a, 0x1p15f, base + 0x4p16f), base + 0x7p16f);
+    const float bend = 0x1p24f;
+    return least_of(__fmaf_rz(a, 0x1p17f, bend - 0x6p16f), __fmaf_rz(a, 0x1p16f, bend - 0x4p16f),
+                    bend + 0x2p16f);
 }
 
 /* Sign bits of eight elements where E2M1 codes have them; a NaN has none. */
@@ -420,46 +422,46 @@ static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4]
                                                              const float enc[8],
                                                              const uint32_t *random)
 {
-    const uint32_t base = 0x4b400000u;
-    uint32_t q = 0u - base * 0x11111111u, x[8];
+    uint32_t q = 0u - E2M1_BASE * 0x11111111u, x[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float a = fabsf(element_of(w, i)) * enc[i];
-        if (random)
-            x[i] = e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff);
+        if (random) /* bits above 65536ths are codes */
+            x[i] = e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff) - E2M1_UNITS_BASE;
         else
             q += e2m1_above(a) << 4 * i;
     }
     if (!random) return q;
 #pragma unroll
-    for (int i = 0; i < 2; i++) /* codes are in the bytes above 65536ths */
+    for (int i = 0; i < 2; i++)
         x[i] = __byte_perm(__byte_perm(x[i], x[i + 2], 0x0062),
                            __byte_perm(x[i + 4], x[i + 6], 0x0062), 0x5410);
     return x[0] + (x[1] << 4);
 }
 
 /* The same of products with powers of two: bf16 holds them, so that the lines are taken two
- * elements at a time; above 128 its last bit is 1. */
+ * elements at a time; the second bends at 256. */
 static __device__ __forceinline__ uint32_t shifted_nibbles(const uint32_t w[4], const float enc[8])
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const uint32_t base = 0x4380 - 6;
     uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t by =
             __byte_perm(mt_f32_bits(enc[i * 2]), mt_f32_bits(enc[i * 2 + 1]), 0x7632);
-        uint32_t a, b, c;
-        asm("mul.rn.bf16x2 %0, %4, %5;\n\t"
-            "fma.rn.bf16x2 %1, %0, %6, %7;\n\t" /* 2 a + 128 */
-            "fma.rn.bf16x2 %2, %0, %8, %9;\n\t" /* a + 130 */
-            "fma.rn.bf16x2 %3, %0, %10, %11;"   /* a / 2 + 132 */
-            : "=&r"(x[i]), "=&r"(a), "=&r"(b), "=&r"(c)
-            : "r"(w[i] & 0x7fff7fffu), "r"(by), "r"(0x40004000), "r"(0x43004300), "r"(0x3f803f80),
-              "r"(0x43024302), "r"(0x3f003f00), "r"(0x43044304));
-        x[i] = __vmins2(__vimin3_s16x2(a, b, c), 0x43074307); /* 135; NaN is above all */
+        uint32_t a, b;
+        asm("mul.rn.bf16x2 %0, %3, %4;\n\t"
+            "fma.rn.bf16x2 %1, %0, %5, %6;\n\t" /* 2 a + 250 */
+            "fma.rn.bf16x2 %2, %0, %7, %8;"     /* a + 252 */
+            : "=&r"(x[i]), "=&r"(a), "=&r"(b)
+            : "r"(w[i] & 0x7fff7fffu), "r"(by), "r"(0x40004000), "r"(0x437a437a), "r"(0x3f803f80),
+              "r"(0x437c437c));
+        x[i] = __vimin3_s16x2(a, b, 0x43814381); /* 258; NaN is above all */
     }
     const uint32_t a = __byte_perm(x[0], x[1], 0x6240), b = __byte_perm(x[2], x[3], 0x6240);
-    return __byte_perm(a, b, 0x5410) + (__byte_perm(a, b, 0x7632) << 4);
+    return __byte_perm(a, b, 0x5410) + (__byte_perm(a, b, 0x7632) << 4) -
+           (base & 0xff) * (0x01010101u * 17);
 #else
     return magnitude_nibbles(w, enc, NULL);
 #endif
