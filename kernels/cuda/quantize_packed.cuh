@@ -130,6 +130,18 @@ static __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
 #endif
 }
 
+/* The smaller ones. */
+static __device__ __forceinline__ uint32_t smaller_halves(uint32_t a, uint32_t b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t w;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(w) : "r"(a), "r"(b));
+    return w;
+#else
+    return ~larger_halves(~a, ~b);
+#endif
+}
+
 /* Four words of four bytes, the first of each in y[0], .. */
 static __device__ __forceinline__ void turn_bytes(uint32_t y[4], const uint32_t x[4])
 {
@@ -302,20 +314,6 @@ static __device__ __forceinline__ uint32_t smaller_pair(uint32_t a, uint32_t b)
 #endif
 }
 
-/* Whether sums of these sixteen elements, quarters of them, have no more bits than f32 holds: of
- * eight bits each, within 12 binades, their sums within 16 times the largest. None is 0 or NaN. */
-static __device__ __forceinline__ bool sums_exactly(const uint32_t w[8])
-{
-    enum { BINADES = 12, SMALL = 20, LARGE = 240 }; /* exponents as they are stored */
-    uint32_t most = magnitudes<8>(w), least = w[0];
-#pragma unroll
-    for (int i = 1; i < 8; i++) least = smaller_pair(least, w[i]);
-    least &= 0x7fff7fffu;
-    const uint32_t low = (least & 0xffff) < least >> 16 ? least & 0xffff : least >> 16;
-    const uint32_t high = (most & 0xffff) > most >> 16 ? most & 0xffff : most >> 16;
-    return low >> 7 >= SMALL && high >> 7 <= LARGE && high >> 7 <= (low >> 7) + BINADES;
-}
-
 static __device__ __forceinline__ uint32_t larger_half(uint32_t w)
 {
     return (w & 0xffff) > w >> 16 ? w & 0xffff : w >> 16;
@@ -465,52 +463,4 @@ static __device__ __forceinline__ uint32_t shifted_nibbles(const uint32_t w[4], 
 #else
     return magnitude_nibbles(w, enc, NULL);
 #endif
-}
-
-/* ---- 4over6 -----------------------------------------------------------------------------------
- */
-
-/* t / range, range 6 * 256 or 6 * 448. FAST: by its inverse and one correction, the same bits where
- * nothing leaves the normal numbers. */
-template <bool FAST> static __device__ __forceinline__ float over_range(float t, bool wide)
-{
-    const float range = wide ? 2688.0f : 1536.0f, inverse = wide ? 1.0f / 2688.0f : 1.0f / 1536.0f;
-    if (!FAST) return t / range;
-    float q = t * inverse;
-    return fmaf(fmaf(-q, range, t), inverse, q);
-}
-/* Of whole members: codes times scales times their amax are then in range. */
-static __device__ __forceinline__ bool is_in_range(float amax)
-{
-    return amax >= 0x1p-60f && amax <= 0x1p100f;
-}
-
-/* The error of a candidate over a segment, in order, and its codes less their signs; a code's value
- * has the sign of its element. sf: the value of its scale. */
-template <bool FAST>
-static __device__ __forceinline__ float nibbles_error(uint32_t q[2], const side &s, float amax,
-                                                      float sf, const float enc[16],
-                                                      const uint32_t w[8])
-{
-    const bool wide = s.options.four_over_six == 448, squared = s.options.squared_error;
-    const float unit = sf * 0x1p14f; /* as f16 bits codes are 2^-14 of their value */
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float value[8];
-        q[i] = magnitude_nibbles(w + i * 4, enc, NULL);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float v[2];
-            wide_halves(v, q[i] >> 4 * k << 9 & 0x0e000e00u);
-            value[k] = v[0], value[k + 4] = v[1];
-        }
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float d = over_range<FAST>(value[k] * unit * amax, wide);
-            d = fabsf(d - fabsf(element_of(w, i * 8 + k)));
-            sum += squared ? d * d : d;
-        }
-    }
-    return sum;
 }

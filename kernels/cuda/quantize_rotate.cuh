@@ -3,27 +3,13 @@
 
 #include "kernels/cuda/quantize_tile.cuh"
 
-/* Sixteen tokens of a column rotated (rht), before they are rounded to bf16. exact: no sum of them
- * rounds, whatever its order, and none of them is 0. */
+/* Sixteen tokens of a column rotated (rht), before they are rounded to bf16. */
 static __device__ __forceinline__ void rotate(float y[SEGMENT], const float x[SEGMENT],
-                                              uint32_t mask, bool exact)
+                                              uint32_t mask)
 {
     float v[SEGMENT];
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) v[i] = x[i] * (mask >> i & 1 ? -0.25f : 0.25f);
-    if (exact) {
-#pragma unroll
-        for (int i = 0; i < SEGMENT; i++) y[i] = v[i];
-#pragma unroll
-        for (int step = 1; step < SEGMENT; step *= 2)
-#pragma unroll
-            for (int i = 0; i < SEGMENT; i++) {
-                if (i & step) continue;
-                const float low = y[i], high = y[i + step];
-                y[i] = low + high, y[i + step] = low - high;
-            }
-        return;
-    }
 #pragma unroll
     for (int k = 0; k < SEGMENT; k++) {
         y[k] = 0;
@@ -44,7 +30,7 @@ static __device__ void rotate_tile(float *x, const tile &t, uint32_t mask)
         float v[SEGMENT], y[SEGMENT];
         get_segment<MT_COL>(v, x, c, at);
         if (at * SEGMENT + SEGMENT <= t.rows) {
-            rotate(y, v, mask, false);
+            rotate(y, v, mask);
         } else {
 #pragma unroll
             for (int i = 0; i < SEGMENT; i++) y[i] = v[i];

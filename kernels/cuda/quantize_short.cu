@@ -1,8 +1,7 @@
 /* The common case of quantize by a shorter way: bf16 to bytes or nibbles, 1-D blocks or one scale a
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
-#include "kernels/cuda/quantize_rotate.cuh"
-#include "kernels/cuda/quantize_turns.cuh"
+#include "kernels/cuda/quantize_nibbles.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
  */
@@ -34,7 +33,7 @@ static __device__ __forceinline__ void measure_planar(const job &j, short_space 
     const side &s = j.p.sides[MT_COL];
     const target &to = f.to[MT_COL];
     const int pair = (int)threadIdx.x % PAIRS, block = (int)threadIdx.x / PAIRS;
-    const uint32_t m = pair_magnitudes(words, pair, block);
+    const uint32_t m = pair_magnitudes<KIND>(words, pair, block);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int c = pair * 2 + i;
@@ -46,19 +45,18 @@ static __device__ __forceinline__ void measure_planar(const job &j, short_space 
 
 /* Codes that lie in rows: of the row direction, and of planar columns. `keep`: they take the place
  * of their elements. */
-template <int KIND, bool SR, bool FOUR>
+template <int KIND>
 static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, const frame &f,
-                                                uint32_t *words, const uint32_t *random, bool keep,
-                                                uint32_t *most, int *nans)
+                                                uint32_t *words, bool keep, uint32_t *most,
+                                                int *nans)
 {
     const side &s = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
     const bool planar = kind<KIND>::IS_PLANAR && col.present;
     const int at = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
 #pragma unroll 2
     for (int r = (int)threadIdx.x / SEGMENTS; r - r % 4 < rows; r += TILE_THREADS / SEGMENTS) {
-        uint32_t w[8], bits[8] = {}, q[4];
-        get_chunks(w, words, r, at);
-        if (SR) get_chunks(bits, random, r, at);
+        uint32_t w[8], q[4];
+        get_chunks<KIND>(w, words, r, at);
         int before = *nans;
         uint32_t m = KIND == WHOLE && !is_measured(j) ? 0 : segment_magnitude(w, nans);
         raise(most, m);
@@ -74,14 +72,14 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
                     m = other > m ? other : m;
                 }
             }
-            cell e =
-                make_segment<KIND, SR, FOUR>(q, j, s, f.to[MT_ROW].l, m, w, bits, *nans > before);
+            cell e = make_segment<KIND>(q, j, s, f.to[MT_ROW].l, m, w, *nans > before);
             if (KIND != WHOLE && (at * SEGMENT & ((1 << s.block_shift) - 1)) == 0 && r < rows &&
                 at * SEGMENT < f.t.cols)
                 put_stored(s, f.to[MT_ROW], e, r, at * SEGMENT >> s.block_shift);
             put_row<KIND>(f.to[MT_ROW], f.t, r, at, q);
             if (KIND == WHOLE && keep)
-                *(uint4 *)(words + chunk_place(r, at * 2)) = make_uint4(q[0], q[1], q[2], q[3]);
+                *(uint4 *)(words + chunk_place<KIND>(r, at * 2)) =
+                    make_uint4(q[0], q[1], q[2], q[3]);
         }
         if (planar) {
             float enc[SEGMENT];
@@ -90,7 +88,7 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
                 float4 g = *(const float4 *)(sp->planar + planar_group(r / 32, at * 4 + i / 4));
                 enc[i] = g.x, enc[i + 1] = g.y, enc[i + 2] = g.z, enc[i + 3] = g.w;
             }
-            encode_segment<KIND, SR>(q, col, w, enc, bits, *nans > before);
+            encode_segment<KIND>(q, col, w, enc, *nans > before);
             put_row<KIND>(f.to[MT_COL], f.t, r, at, q);
         }
     }
@@ -98,17 +96,6 @@ static __device__ __forceinline__ void run_rows(const job &j, short_space *sp, c
 
 /* ---- columns ----------------------------------------------------------------------------------
  */
-
-/* Sixteen tokens of a column rotated, rounded to bf16 (rht). */
-static __device__ __forceinline__ void rotate_segment(uint32_t w[8], uint32_t mask)
-{
-    float v[SEGMENT], y[SEGMENT];
-#pragma unroll
-    for (int i = 0; i < SEGMENT; i++) v[i] = element_of(w, i);
-    rotate(y, v, mask, sums_exactly(w));
-#pragma unroll
-    for (int i = 0; i < SEGMENT; i += 2) w[i / 2] = bf16_pair(y[i], y[i + 1]);
-}
 
 /* Lines of codes to where they go: in chunks from the first multiple of 16 on, bytes around them.
  */
@@ -186,7 +173,7 @@ static __device__ __forceinline__ void turn_rows(const frame &f, uint32_t *words
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             int row = part * SEGMENT + i * 4 + r;
-            x[r] = row < f.t.rows ? words[chunk_place(row, group / 4 * 2) + group % 4] : 0;
+            x[r] = row < f.t.rows ? words[chunk_place<WHOLE>(row, group / 4 * 2) + group % 4] : 0;
         }
         turn_bytes(y, x);
 #pragma unroll
@@ -211,47 +198,35 @@ static __device__ __forceinline__ bool turns_rows(const job &j, const frame &f)
 
 /* Codes that lie in columns; again: the rows have been measured. The whole thread block comes here;
  * the tile's words are used up. */
-template <int KIND, bool SR, bool FOUR>
+template <int KIND>
 static __device__ __forceinline__ void run_columns(const job &j, short_space *sp, const frame &f,
-                                                   uint32_t *words, const uint32_t *random,
-                                                   bool again, found *it)
+                                                   uint32_t *words, bool again, found *it)
 {
-    enum { HALF = kind<KIND>::HALF, WORDS = kind<KIND>::WORDS, PITCH = kind<KIND>::PITCH };
+    enum { WORDS = kind<KIND>::WORDS, PITCH = kind<KIND>::PITCH };
     const side &s = j.p.sides[MT_COL];
     const target &to = f.to[MT_COL];
     const int pair = (int)threadIdx.x % PAIRS, part = (int)threadIdx.x / PAIRS;
-    const bool rotated = KIND == NIBBLES && s.options.rht;
     uint32_t q[2][2][4] = {};
     if (KIND == LINES) {
-        sp->partial[part][pair] = pair_magnitudes(words, pair, part);
+        sp->partial[part][pair] = pair_magnitudes<KIND>(words, pair, part);
         __syncthreads();
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int at = part + n * (TILE_THREADS / PAIRS);
         if (at * SEGMENT >= f.t.rows) continue; /* nothing of it is stored */
-        uint32_t v[SEGMENT], bits[SEGMENT] = {};
+        uint32_t v[SEGMENT];
 #pragma unroll
-        for (int i = 0; i < SEGMENT; i++) {
-            v[i] = words[pair_place(at * SEGMENT + i, pair)];
-            if (SR) bits[i] = random[pair_place(at * SEGMENT + i, pair)];
-        }
+        for (int i = 0; i < SEGMENT; i++) v[i] = words[pair_place<KIND>(at * SEGMENT + i, pair)];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t w[8], r[8];
+            uint32_t w[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < 8; i++)
                 w[i] = __byte_perm(v[i * 2], v[i * 2 + 1], h ? 0x7632 : 0x5410);
-                r[i] = SR ? __byte_perm(bits[i * 2], bits[i * 2 + 1], h ? 0x7632 : 0x5410) : 0;
-            }
             int nans = 0;
-            const bool looks = KIND == NIBBLES ? !(again && rotated) : !again && is_measured(j);
-            uint32_t m = looks ? segment_magnitude(w, &nans) : 0;
+            uint32_t m = !again && is_measured(j) ? segment_magnitude(w, &nans) : 0;
             if (!again) it->nans += nans, raise(&it->most[MT_ROW], m);
-            if (rotated) {
-                if (at * SEGMENT + SEGMENT <= f.t.rows) rotate_segment(w, s.options.rht_mask);
-                nans = 0, m = segment_magnitude(w, &nans);
-            }
             if (KIND == LINES) {
 #pragma unroll
                 for (int k = 0; k < TILE / 32; k++) {
@@ -260,8 +235,7 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                 }
             }
             raise(&it->most[MT_COL], m);
-            cell e = make_segment<KIND, SR, FOUR>(q[n][h], j, s, to.l, m, w, r, nans > 0);
-            if (KIND == NIBBLES) sp->scales[(pair * 2 + h) * SEGMENTS + at] = e.stored;
+            cell e = make_segment<KIND>(q[n][h], j, s, to.l, m, w, nans > 0);
             if (KIND == LINES && at == 0 && pair * 2 + h < f.t.cols)
                 put_stored(s, to, e, pair * 2 + h, 0);
         }
@@ -269,7 +243,7 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
     if (KIND == WHOLE && again) raise(&it->most[MT_COL], it->most[MT_ROW]); /* the same elements */
     __syncthreads(); /* the words have been read */
     if (!j.codes) return;
-    if (!HALF && to.even) {
+    if (to.even) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -290,36 +264,54 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
                     q[n][h][i];
     __syncthreads();
     put_lines<KIND>(words, to, f.t.cols, line_rows(to, f.t));
-    for (int i = threadIdx.x; KIND == NIBBLES && i < f.t.cols * SEGMENTS; i += TILE_THREADS)
-        if (i % SEGMENTS * SEGMENT < f.t.rows)
-            to.scales.at[scale_offset(to.scales, i / SEGMENTS, i % SEGMENTS)] = sp->scales[i];
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-template <int KIND, bool SR, bool FOUR>
+/* Of nibbles. `more`: random bits, or what 4over6 takes. */
+template <bool SR, bool FOUR>
+static __device__ __forceinline__ void run_nibbles(const job &j, short_space *sp, const frame &f,
+                                                   uint32_t *words, uint32_t *more, int table,
+                                                   const uint32_t rotation[4], found *it)
+{
+    const bool rows = j.codes && j.p.sides[MT_ROW].present, columns = j.p.sides[MT_COL].present;
+    const bool sums = j.codes && j.sums;
+    choices *of = FOUR ? (choices *)more : NULL;
+    const float(*enc)[NIBBLE_SCALES] = sp->enc[table];
+    if (SR && j.codes) draw_tile_bits<NIBBLES>(more, j, f.t);
+    if (sums) sum_pairs<NIBBLES>(j, words, f.t);
+    if (SR && j.codes) __syncthreads();
+    if (rows) run_nibble_rows<SR, FOUR>(j, f, words, more, enc[MT_ROW], of, table, it);
+    if (!columns) return;
+    if (!j.codes) return measure_strip(j, f, words, rotation, it);
+    if (rows || sums) __syncthreads(); /* the words have been read */
+    if (FOUR && j.p.sides[MT_COL].options.four_over_six)
+        run_chosen_columns(j, sp, f, words, enc[MT_COL], of, table, rotation, rows, it);
+    else
+        run_strip<SR>(j, sp, f, words, more, enc[MT_COL], rotation, rows, it);
+}
+
+template <int KIND>
 static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, const frame &f,
-                                                 uint32_t *words, uint32_t *random, found *it)
+                                                 uint32_t *words, found *it)
 {
     const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
     const bool planar = kind<KIND>::IS_PLANAR && col.present;
     const bool rows = j.codes && (row.present || planar);
-    if (SR && j.codes) draw_tile_bits(random, j, f.t);
-    if (j.codes && j.sums) sum_pairs(j, words, f.t);
+    if (j.codes && j.sums) sum_pairs<KIND>(j, words, f.t);
     if (planar) measure_planar<KIND>(j, sp, f, words);
-    if ((SR && j.codes) || planar) __syncthreads();
+    if (planar) __syncthreads();
     const bool turned = KIND == WHOLE && turns_rows(j, f);
     if (turned && j.sums) __syncthreads(); /* the sums are taken */
     if (rows) {
         uint32_t most = 0;
-        run_rows<KIND, SR, FOUR>(j, sp, f, words, random, turned, &most, &it->nans);
+        run_rows<KIND>(j, sp, f, words, turned, &most, &it->nans);
         raise(&it->most[MT_ROW], most);
         if (planar || turned) raise(&it->most[MT_COL], most);
     }
     if (turned) return turn_rows(f, words);
-    if (!kind<KIND>::IS_PLANAR && col.present)
-        run_columns<KIND, SR, FOUR>(j, sp, f, words, random, rows, it);
+    if (!kind<KIND>::IS_PLANAR && col.present) run_columns<KIND>(j, sp, f, words, rows, it);
 }
 
 /* The tokens of its rows, where they are gathered. */
@@ -336,48 +328,68 @@ static __device__ __forceinline__ void set_tokens(frame *f, const job &j, int64_
 
 /* The tile of a block's turn n lies in tiles[n & 1], its frame in frames[n & 3]. While a block is
  * at turn n the tile of n + 1 is on its way; warps in their turn look up n + 3, and where the parts
- * of n + 2 go: a chain of loads that nobody waits for. */
+ * of n + 2 go: a chain of loads that nobody waits for. A block's tiles of nibbles follow each
+ * other: what is made of a member lasts, as does what has been found of it. */
 template <int KIND, bool SR, bool FOUR>
 static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     short_kernel(const __grid_constant__ job j)
 {
+    enum { FOLLOW = KIND == NIBBLES };
     extern __shared__ uint4 mt_shared[];
     short_space *sp = (short_space *)mt_shared;
-    uint32_t *random = (uint32_t *)(sp + 1);
+    uint32_t *behind = (uint32_t *)(sp + 1);
     wait_for_results();
-    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
+    const int64_t units = j.p.units[j.p.group.members];
+    const int64_t step = FOLLOW ? 1 : gridDim.x;
+    const int64_t first = FOLLOW ? units * blockIdx.x / gridDim.x : blockIdx.x;
+    const int64_t end = FOLLOW ? units * (blockIdx.x + 1) / gridDim.x : units;
     const int warp = (int)threadIdx.x / 32;
     found it = {};
     int64_t given = -1; /* the member that the block has found something of */
+    int table = 0;      /* of the member's scales */
+    choices *of = FOUR ? (choices *)behind : NULL;
+    uint32_t rotation[4];
+    if (KIND == NIBBLES) make_rotation(rotation, j.p.sides[MT_COL].options.rht_mask);
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
     if (threadIdx.x < 4) sp->frames[threadIdx.x].token = sp->tokens[threadIdx.x];
-    if (warp < 3) find_turn(&sp->frames[warp], j, units, blockIdx.x + warp * step);
+    const auto at = [&](int64_t turn) { return turn < end ? turn : units; };
+    if (warp < 3) find_turn(&sp->frames[warp], j, units, at(first + warp * step));
     __syncthreads();
-    if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, blockIdx.x + warp / 2 * step, warp % 2);
+    if (warp < 4) set_turn(&sp->frames[warp / 2], j, units, at(first + warp / 2 * step), warp % 2);
     if (j.row_token) {
-        if (warp < 2) set_tokens(&sp->frames[warp], j, units, blockIdx.x + warp * step);
+        if (warp < 2) set_tokens(&sp->frames[warp], j, units, at(first + warp * step));
         __syncthreads();
     }
-    if (blockIdx.x < units) load_tile(sp->tiles[0], sp->frames[0], j);
+    if (first < end) load_tile<KIND>(sp->tiles[0], sp->frames[0], j);
     int n = 0;
-    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
+    for (int64_t u = first; u < end; u += step, n++) {
         const frame &f = sp->frames[n & 3], &next = sp->frames[(n + 1) & 3];
-        const bool more = u + step < units;
+        const bool more = u + step < end;
         const int place = (warp - n) & (WARPS - 1);
         copies_done();
         __syncthreads(); /* the tile is there, and its frame; the last tile is done with */
-        if (more) load_tile(sp->tiles[~n & 1], next, j);
+        if (more) load_tile<KIND>(sp->tiles[~n & 1], next, j);
         if (place == 0)
-            find_turn(&sp->frames[(n + 3) & 3], j, units, u + 3 * step);
+            find_turn(&sp->frames[(n + 3) & 3], j, units, at(u + 3 * step));
         else if (place <= MT_DIR_COUNT)
-            set_turn(&sp->frames[(n + 2) & 3], j, units, u + 2 * step, place - 1);
+            set_turn(&sp->frames[(n + 2) & 3], j, units, at(u + 2 * step), place - 1);
         else if (place == MT_DIR_COUNT + 1 && j.row_token)
-            set_tokens(&sp->frames[(n + 2) & 3], j, units, u + 2 * step);
+            set_tokens(&sp->frames[(n + 2) & 3], j, units, at(u + 2 * step));
         else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
-        run_frame<KIND, SR, FOUR>(j, sp, f, sp->tiles[n & 1], random, &it);
-        if (more && next.t.index == f.t.index) continue;
+        if (KIND == NIBBLES && n == 0) {
+            make_scales(sp->enc[0], of, 0, j, f);
+            __syncthreads();
+        }
+        const bool changes = more && next.t.index != f.t.index;
+        if (KIND == NIBBLES && changes) make_scales(sp->enc[table ^ 1], of, table ^ 1, j, next);
+        if constexpr (KIND == NIBBLES)
+            run_nibbles<SR, FOUR>(j, sp, f, sp->tiles[n & 1], behind, table, rotation, &it);
+        else
+            run_frame<KIND>(j, sp, f, sp->tiles[n & 1], &it);
+        if (more && !changes) continue;
+        table ^= 1;
         give_found(&sp->found[n & 1], j, &it);
         given = f.t.index;
     }
@@ -433,7 +445,9 @@ bool mt_cuda_short_suffices(const job *j)
 
 template <int KIND, bool SR, bool FOUR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    size_t bytes = sizeof(short_space) + (SR ? AREA * sizeof(uint16_t) : 0);
+    size_t bytes = sizeof(short_space) + (SR     ? AREA * sizeof(uint16_t)
+                                          : FOUR ? sizeof(choices)
+                                                 : 0);
     int64_t units = mt_cuda_plan_units(&j->p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR || FOUR ? 2 : 3);
     MT_CUDA(cudaFuncSetAttribute(short_kernel<KIND, SR, FOUR>,

@@ -14,6 +14,7 @@ enum {
     PLANAR_NIBBLES,
     KINDS
 };
+enum { NIBBLE_SCALES = 128 }; /* that a block may have */
 enum { CHUNKS = TILE * 2 / 16, PAIRS = TILE / 2, WARPS = TILE_THREADS / 32 };
 
 template <int KIND> struct kind {
@@ -50,6 +51,8 @@ struct short_space {
     alignas(16) float planar[PLANAR_BLOCKS * TILE];
     uint32_t partial[TILE / 32][PAIRS]; /* magnitudes of 32 rows of two columns */
     uint8_t scales[TILE * SEGMENTS];
+    float enc[2][MT_DIR_COUNT][NIBBLE_SCALES]; /* of this member and the next: what elements under
+                                                  each are multiplied by */
     frame frames[4]; /* of both, of the one after, of the one that is looked up */
     int32_t tokens[4][TILE];
     block_found found[2];
@@ -70,24 +73,33 @@ static __device__ __forceinline__ void raise(uint32_t *most, uint32_t m)
 /* ---- tiles ------------------------------------------------------------------------------------
  */
 
-/* The word of two elements: chunks of 16 bytes change places so that segments of a row do not meet
- * in a bank. */
-static __device__ __forceinline__ int chunk_place(int r, int chunk)
+/* The words of a chunk of 16 bytes of row r. Chunks change places so that segments of a row do not
+ * meet in a bank; for nibbles, whose columns warps read in squares, the sixteen columns of a warp
+ * lie together and rows do not meet either. */
+template <int KIND> static __device__ __forceinline__ int chunk_place(int r, int chunk)
 {
-    return (r * CHUNKS + (chunk ^ chunk >> 3)) * 4;
+    if (KIND != NIBBLES) return (r * CHUNKS + (chunk ^ chunk >> 3)) * 4;
+    const int strip = chunk >> 1, rows = (r & 4) | (r >> 3 & 1), strips = (strip * 2 | strip >> 2);
+    return (strip * TILE * 2 + ((r * 2 + (chunk & 1)) ^ rows ^ (strips & 7))) * 4;
 }
-static __device__ __forceinline__ int pair_place(int r, int pair)
+/* From a chunk of a row to that of the row 16 below. */
+template <int KIND>
+static constexpr int ROWS_WORDS = KIND == NIBBLES ? 2 * 16 * 4 : CHUNKS * 16 * 4;
+
+/* The word of two elements. */
+template <int KIND> static __device__ __forceinline__ int pair_place(int r, int pair)
 {
-    return chunk_place(r, pair >> 2) + (pair & 3);
+    return chunk_place<KIND>(r, pair >> 2) + (pair & 3);
 }
 
 /* Segment `at` of row r. */
+template <int KIND>
 static __device__ __forceinline__ void get_chunks(uint32_t w[8], const uint32_t *words, int r,
                                                   int at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint4 q = *(const uint4 *)(words + chunk_place(r, at * 2 + i));
+        uint4 q = *(const uint4 *)(words + chunk_place<KIND>(r, at * 2 + i));
         w[i * 4] = q.x, w[i * 4 + 1] = q.y, w[i * 4 + 2] = q.z, w[i * 4 + 3] = q.w;
     }
 }
@@ -143,6 +155,7 @@ static __device__ __forceinline__ uint4 swiglu_of(const uint4 &g, const uint4 &u
 }
 
 /* Makes a tile of SwiGLU's of rows twice as wide. */
+template <int KIND>
 static __device__ __forceinline__ void make_tile(uint32_t *words, const frame &f)
 {
     enum { STEP = TILE_THREADS / CHUNKS, MANY = 2 }; /* rows whose loads are under way */
@@ -162,59 +175,66 @@ static __device__ __forceinline__ void make_tile(uint32_t *words, const frame &f
         }
 #pragma unroll
         for (int i = 0; i < MANY; i++)
-            *(uint4 *)(words + chunk_place(r + i * STEP, chunk)) = swiglu_of(g[i], u[i]);
+            *(uint4 *)(words + chunk_place<KIND>(r + i * STEP, chunk)) = swiglu_of(g[i], u[i]);
     }
 }
 
 /* Sends for a tile of gathered rows. */
+template <int KIND>
 static __device__ __forceinline__ void gather_tile(uint32_t *words, const frame &f)
 {
     const int chunk = (int)threadIdx.x % CHUNKS, first = (int)threadIdx.x / CHUNKS;
     const bool inside = chunk * 8 < f.t.cols;
     const mt_bf16 *from = f.source + (inside ? chunk * 8 : 0);
+    const int64_t pitch = f.t.m.cols;
+    uint32_t *to = words + chunk_place<KIND>(first, chunk);
 #pragma unroll
     for (int i = 0; i < TILE * CHUNKS / TILE_THREADS; i++) {
         int r = first + i * (TILE_THREADS / CHUNKS);
-        copy_16(words + chunk_place(r, chunk), from + f.token[r] * f.t.m.cols,
+        copy_16(to + i * ROWS_WORDS<KIND>, from + f.token[r] * pitch,
                 inside && r < f.t.rows ? 16 : 0);
     }
 }
 
 /* Sends for a tile: 0 beyond its rows and columns. */
+template <int KIND>
 static __device__ __forceinline__ void load_tile(uint32_t *words, const frame &f, const job &j)
 {
-    if (j.swiglu) return make_tile(words, f);
-    if (j.row_token) return gather_tile(words, f);
+    if (j.swiglu) return make_tile<KIND>(words, f);
+    if (j.row_token) return gather_tile<KIND>(words, f);
     const int chunk = (int)threadIdx.x % CHUNKS, rows = f.t.rows, cols = f.t.cols - chunk * 8;
     const int64_t pitch = f.t.m.cols;
     const mt_bf16 *from = f.source + (cols > 0 ? chunk * 8 : 0);
+    const int first = (int)threadIdx.x / CHUNKS;
+    uint32_t *to = words + chunk_place<KIND>(first, chunk);
+    static_assert(TILE_THREADS / CHUNKS == 16, "of ROWS_WORDS");
     const int bytes = cols > 8 ? 16 : cols > 0 ? cols * 2 : 0;
     if (f.aligned && rows == TILE && f.t.cols == TILE) {
         const int64_t step = TILE_THREADS / CHUNKS * pitch;
-        const int first = (int)threadIdx.x / CHUNKS;
         from += first * pitch;
 #pragma unroll
         for (int i = 0; i < TILE * CHUNKS / TILE_THREADS; i++, from += step)
-            copy_16(words + chunk_place(first + i * (TILE_THREADS / CHUNKS), chunk), from);
+            copy_16(to + i * ROWS_WORDS<KIND>, from);
         return;
     }
     if (f.aligned) {
 #pragma unroll 1
         for (int i = 0; i < TILE * CHUNKS / TILE_THREADS; i++) {
-            int r = (int)threadIdx.x / CHUNKS + i * (TILE_THREADS / CHUNKS);
-            copy_16(words + chunk_place(r, chunk), from + (r < rows ? r * pitch : 0),
+            int r = first + i * (TILE_THREADS / CHUNKS);
+            copy_16(to + i * ROWS_WORDS<KIND>, from + (r < rows ? r * pitch : 0),
                     r < rows ? bytes : 0);
         }
         return;
     }
     for (int r = (int)threadIdx.x / CHUNKS; r < TILE; r += TILE_THREADS / CHUNKS) {
-        uint16_t *to = (uint16_t *)(words + chunk_place(r, chunk));
+        uint16_t *one = (uint16_t *)(words + chunk_place<KIND>(r, chunk));
         for (int e = 0; e < 8; e++)
-            to[e] = r < rows && e < cols ? __bfloat16_as_ushort(from[r * pitch + e]) : 0;
+            one[e] = r < rows && e < cols ? __bfloat16_as_ushort(from[r * pitch + e]) : 0;
     }
 }
 
 /* The bits of a tile's elements; a draw is a chunk. */
+template <int KIND>
 static __device__ __forceinline__ void draw_tile_bits(uint32_t *random, const job &j, const tile &t)
 {
     const uint32_t row = (uint32_t)t.r0 + (t.index ? 0 : j.first_row), step = draw_step(j);
@@ -224,11 +244,12 @@ static __device__ __forceinline__ void draw_tile_bits(uint32_t *random, const jo
                                 j.first_member + (uint32_t)t.index, step };
         uint32_t w[4];
         mt_philox(w, counter, j.key);
-        *(uint4 *)(random + chunk_place(r, chunk)) = make_uint4(w[0], w[1], w[2], w[3]);
+        *(uint4 *)(random + chunk_place<KIND>(r, chunk)) = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
 
 /* Column sums of a tile's rows, in order. */
+template <int KIND>
 static __device__ __forceinline__ void sum_pairs(const job &j, const uint32_t *words, const tile &t)
 {
     int pair = threadIdx.x;
@@ -236,7 +257,7 @@ static __device__ __forceinline__ void sum_pairs(const job &j, const uint32_t *w
     float low = 0, high = 0;
 #pragma unroll 8
     for (int r = 0; r < t.rows; r++) {
-        uint32_t w = words[pair_place(r, pair)];
+        uint32_t w = words[pair_place<KIND>(r, pair)];
         low += low_bf16(w), high += high_bf16(w);
     }
     float *sums = j.sums + t.m.at[AT_SUMS] + t.r0 / TILE * t.m.cols + t.c0 + pair * 2;
@@ -307,89 +328,51 @@ static __device__ __forceinline__ uint32_t segment_magnitude(const uint32_t w[8]
 }
 
 /* Magnitudes of 32 rows of two columns. */
+template <int KIND>
 static __device__ __forceinline__ uint32_t pair_magnitudes(const uint32_t *words, int pair,
                                                            int part)
 {
     uint32_t m = 0, low = 0, high = 0;
 #pragma unroll 16
-    for (int i = 0; i < 32; i++) m = larger_pair(m, words[pair_place(part * 32 + i, pair)]);
+    for (int i = 0; i < 32; i++) m = larger_pair(m, words[pair_place<KIND>(part * 32 + i, pair)]);
     m &= 0x7fff7fffu;
     if ((m & 0xffff) <= 0x7f80 && m >> 16 <= 0x7f80) return m;
 #pragma unroll 1
     for (int i = 0; i < 32; i++) {
-        uint32_t w = words[pair_place(part * 32 + i, pair)];
+        uint32_t w = words[pair_place<KIND>(part * 32 + i, pair)];
         low = found_among_nans(w & 0xffff, low), high = found_among_nans(w >> 16, high);
     }
     return (low & 0xffff) | high << 16;
 }
 
 /* Codes of a segment; enc of each element. */
-template <int KIND, bool SR>
+template <int KIND>
 static __device__ __forceinline__ void encode_segment(uint32_t q[4], const side &s,
                                                       const uint32_t w[8], const float enc[SEGMENT],
-                                                      const uint32_t random[8], bool nans)
+                                                      bool nans)
 {
     if (!kind<KIND>::HALF) {
         encode_bytes(q, s, w, enc);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint32_t *bits = random + i * 4;
-            q[i] = SR && s.options.sr ? magnitude_nibbles(w + i * 4, enc + i * 8, bits)
-                                      : magnitude_nibbles(w + i * 4, enc + i * 8, NULL);
-            q[i] |= nibble_signs(w + i * 4, nans);
+            q[i] = magnitude_nibbles(w + i * 4, enc + i * 8, NULL) | nibble_signs(w + i * 4, nans);
         }
         q[2] = q[3] = 0;
     }
 }
 
-/* Codes and scale of a segment under 4over6: its amax becomes 6, or 4 if the error is then smaller
- * (a NaN keeps 6). */
-template <bool FAST>
-static __device__ __forceinline__ cell choose(uint32_t q[4], const job &j, const side &s,
-                                              const level &l, uint32_t magnitude,
-                                              const uint32_t w[8])
-{
-    float base = mt_f32_from_bits(magnitude << 16) / 6.0f * l.s_enc, error[2];
-    uint32_t codes[2][2];
-    cell e[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float enc[SEGMENT], v[2];
-        e[i] = nibbles_cell(j, l, i ? base * 1.5f : base);
-#pragma unroll
-        for (int k = 0; k < SEGMENT; k++) enc[k] = e[i].enc;
-        byte_pair_values<CODES_E4M3>(v, j.e4m3, e[i].stored);
-        error[i] = nibbles_error<FAST>(codes[i], s, l.amax, v[0], enc, w);
-    }
-    bool four = error[1] < error[0];
-    q[0] = four ? codes[1][0] : codes[0][0], q[1] = four ? codes[1][1] : codes[0][1];
-    return four ? e[1] : e[0];
-}
-
-static __device__ __forceinline__ cell choose_codes(uint32_t q[4], const job &j, const side &s,
+/* Codes and scale of a segment of a block with this magnitude. */
+template <int KIND>
+static __device__ __forceinline__ cell make_segment(uint32_t q[4], const job &j, const side &s,
                                                     const level &l, uint32_t magnitude,
                                                     const uint32_t w[8], bool nans)
 {
-    cell e = is_in_range(l.amax) ? choose<true>(q, j, s, l, magnitude, w)
-                                 : choose<false>(q, j, s, l, magnitude, w);
-    q[0] |= nibble_signs(w, nans), q[1] |= nibble_signs(w + 4, nans);
-    return e;
-}
-
-/* Codes and scale of a segment of a block with this magnitude. FOUR: under 4over6. */
-template <int KIND, bool SR, bool FOUR>
-static __device__ __forceinline__ cell make_segment(uint32_t q[4], const job &j, const side &s,
-                                                    const level &l, uint32_t magnitude,
-                                                    const uint32_t w[8], const uint32_t random[8],
-                                                    bool nans)
-{
     float enc[SEGMENT];
-    if (FOUR && s.options.four_over_six) return choose_codes(q, j, s, l, magnitude, w, nans);
     cell e = cell_at<KIND>(j, s, l, magnitude);
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) enc[i] = e.enc;
-    encode_segment<KIND, SR>(q, s, w, enc, random, nans);
+    encode_segment<KIND>(q, s, w, enc, nans);
     return e;
 }
 
