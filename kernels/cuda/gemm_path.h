@@ -24,6 +24,8 @@ enum {
     MT_CUDA_GEMM_FP8_ROWS,
     MT_CUDA_GEMM_TURNED, /* wgmma, NT of bf16: 256 x 192 of the result turned, pairs share X;
                             without C or a factor */
+    MT_CUDA_GEMM_PANEL,  /* wgmma, NT of bf16: ping-pong whose rows of dY stay for a row of tiles;
+                            without C or a factor, where these are multiples of 256 */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,

@@ -12,8 +12,10 @@ enum {
     FEW_ROWS = 256, /* of a member; see goes_by_rows */
     SOME_ROWS = 512,
     MANY_ROWS = 2048,
-    SHORT_CODES = 512, /* depth */
-    TILE = 256,        /* rows of P, but where tiles are of half as many */
+    SHORT_CODES = 512,    /* depth */
+    PANEL_ROWS = 288,     /* of a member, on average, and ... */
+    PANEL_COLUMNS = 1024, /* fewest: see panel_suits */
+    TILE = 256,           /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
     CODES_TOGETHER = 32, /* NT of fp8 */
     MOST = 1 << 30       /* extents: rows of ragged maps, and numbers that are int in the kernel */
@@ -52,6 +54,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
     if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned;
     if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
+    if (variant == MT_CUDA_GEMM_PANEL) return &mt_cuda_gemm_sm90_panel;
     if (variant == MT_CUDA_GEMM_FP8_ROWS)
         return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                ? g->fp8 - 1
@@ -143,6 +146,21 @@ static bool turned_suits(const gemm_problem *g)
     return is_plain(g) && g->cols == TILE && 10 * g->height > 9 * tiles * SM90_WIDTH;
 }
 
+static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
+{
+    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
+}
+
+/* Whether most members have all of their rows, up to 320, in a block's shared memory. Measured on
+ * an H200: of the result's two sides, the shorter one is to be the row that a block goes along. */
+static bool panel_suits(const gemm_problem *g)
+{
+    return is_plain(g) && g->height % TILE == 0 && g->cols < g->height &&
+           g->cols >= PANEL_COLUMNS &&
+           mt_ceil_div(most_rows(&g->rows), g->rows.members) <= PANEL_ROWS &&
+           shared_bytes(&mt_cuda_gemm_sm90_panel, g->rows.members) <= SM90_SHARED;
+}
+
 /* NT: the depth is short, a tile's result large: ping-pong, but where its tiles would be narrow;
  * then pairs of them share what is wider, if there are enough, or, where the result is as narrow
  * as tiles are high, it is turned. */
@@ -155,11 +173,13 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
     path->super = g->fp8 ? CODES_TOGETHER : TOGETHER;
     if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
     path->variant = g->fp8                      ? MT_CUDA_GEMM_FP8
+                    : panel_suits(g) && !few    ? MT_CUDA_GEMM_PANEL
                     : path->width == SM90_WIDTH ? MT_CUDA_GEMM_PINGPONG
                     : turned_suits(g) && !few   ? MT_CUDA_GEMM_TURNED
                     : few || tiles % 2          ? MT_CUDA_GEMM_ALONE
                                                 : MT_CUDA_GEMM_WIDE;
-    if (path->variant == MT_CUDA_GEMM_TURNED) path->width = SM90_WIDTH;
+    if (path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_PANEL)
+        path->width = SM90_WIDTH;
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
@@ -169,11 +189,6 @@ void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int 
     else
         plan_rows(path, g, multiprocessors);
     if (!g->fp8 && !is_plain(g)) path->variant = general_variant(g), path->super = TOGETHER;
-}
-
-static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
-{
-    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
 }
 
 static size_t result_size(const gemm_problem *g)
@@ -200,10 +215,12 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
     bool pairs = path->variant == MT_CUDA_GEMM_FP8_PAIRS;
     if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g)) &&
                      !(pairs && pairs_suit(g))
-               : path->variant != MT_CUDA_GEMM_TURNED &&
+               : path->variant != MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_PANEL &&
                      (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS))
         return false;
     if (path->variant == MT_CUDA_GEMM_TURNED && (!wgrad || !is_plain(g))) return false;
+    if (path->variant == MT_CUDA_GEMM_PANEL && (!wgrad || !is_plain(g) || g->height % TILE))
+        return false;
     if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||
         !suits_operands(g))
         return false;

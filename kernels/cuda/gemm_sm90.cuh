@@ -60,6 +60,8 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS +
     mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
 /* NT of such a sum with P X, Q dY: D(i, j) is stored at (j, i). */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_turned;
+/* NT of such a sum whose P stays for a row of tiles; M is a multiple of 256. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_panel;
 
 /* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks that
  * are powers of two, any scales of blocks. */

@@ -141,6 +141,7 @@ static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_s
                                                      int tile)
 {
     const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
+    if (C::PANEL) tile /= (a.n + a.width - 1) / a.width; /* a unit is a row of tiles */
     const uint32_t last = base + C::TABLE + ((uint32_t)a.rows.members * 2 + 1) * sizeof(int);
     return first + tile * step < shared_now(last);
 }
@@ -167,6 +168,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     uint32_t parity = 0, p0 = 0, q0 = 0;
     int n = 0, whole = 0, rest = 0; /* of the tile */
     uint32_t told = 0;              /* fp8: whom this lane tells, found once */
+    int slot = 0, times = 0;        /* of P that stays, see sm90_produce_panel */
+    uint32_t slot_parity = 0;
 
     /* Tells who brings into this stage that this warp has read it: the blocks of the own row of the
      * cluster, then the rest of the column. */
@@ -187,10 +190,15 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     auto release_last = [&]() __attribute__((always_inline))
     {
         release(stage == 0 ? C::STAGES - 1 : stage - 1);
+        if constexpr (C::PANEL > 0)
+            if (times && lane == 0)
+                barrier_arrive_times(
+                    base + C::PANEL_EMPTY + (slot == 0 ? C::PANEL - 1 : slot - 1) * 8, times);
     };
     auto advance = [&]() __attribute__((always_inline))
     {
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
+        if (C::PANEL && ++slot == C::PANEL) slot = 0, slot_parity ^= 1;
     };
     /* The other warpgroup goes on at this stage. It has a word of its own to read it from: of the
      * four warps here, some may not have read theirs. */
@@ -211,6 +219,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         n = __shfl_sync(~0u, result.word(0, after), 0);
         whole = __shfl_sync(~0u, result.word(6, after), 0);
         rest = __shfl_sync(~0u, result.word(7, after), 0);
+        if (C::PANEL)
+            slot = rest >> 8 & 15, slot_parity = rest >> 12 & 1, times = rest >> 16, rest &= 255;
     };
     auto wait_step = [&]() __attribute__((always_inline))
     {
@@ -226,13 +236,16 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         /* the same for all of the warpgroup, shown to the compiler: descriptors in uniform
          * registers take a step's wgmmas half of the instructions */
         if (C::FP8) p0 = __shfl_sync(~0u, p0, 0);
-        q0 = ((((C::SKEWED ? base : anew(base)) + C::P_BYTES) & 0x3ffff) >> 4) | APART_Q;
+        const uint32_t at_q =
+            (C::SKEWED ? base : anew(base)) + (C::PANEL ? (int)C::PANEL : 1) * C::P_BYTES;
+        q0 = ((at_q & 0x3ffff) >> 4) | APART_Q;
         if (!C::SKEWED) lane = (int)(thread_now() % 32);
         if (C::FP8) told = anew(block_told());
     };
     auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
     {
-        const uint32_t p = p0 + stage * (C::STAGE >> 4) + k * STEP_P + mi * 512;
+        const uint32_t p = p0 + (C::PANEL ? slot * (C::P_BYTES >> 4) : stage * (C::STAGE >> 4)) +
+                           k * STEP_P + mi * 512;
         const uint32_t q = q0 + stage * (C::STAGE >> 4) + k * STEP_Q;
         wgmma<decltype(width)::value, C::ACROSS_P, C::ACROSS_Q>(d[mi], (uint64_t)HIGH << 32 | p,
                                                                 (uint64_t)HIGH << 32 | q, !first);
@@ -279,6 +292,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         const int steps = whole + (C::WGRAD && rest > 0);
         for (int step = C::SKEWED; step < steps - C::SKEWED; step++) {
             wait_step();
+            if constexpr (C::PANEL > 0) barrier_wait(base + C::PANEL_FULL + slot * 8, slot_parity);
             sm90_begin_wgmma<C>();
             multiply_rows(width, 0, step);
             multiply_rows(width, 1, step);

@@ -24,6 +24,7 @@ struct sm90 {
         /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
          * the first begin the next tile; NT has few steps in a tile */
         SKEWED = PLAIN_ && WGRAD && !PINGPONG,
+        PANEL = 0,     /* see gemm_sm90_panel.cuh */
         AHEAD = false, /* see sm90_fp8 */
         BY_ROWS = false,
         ACROSS_P = LAYOUT != MT_GEMM_TN,
@@ -85,6 +86,7 @@ struct sm90_fp8 {
         CLUSTER_M = BY_ROWS || PAIRS_ ? 1 : 2, /* PAIRS: two pieces share the weights */
         CLUSTER_N = BY_ROWS || PAIRS_ ? 2 : 1,
         PINGPONG = false,
+        PANEL = 0,
         WGRAD = LAYOUT == MT_GEMM_NT,
         ACROSS_P = false,
         ACROSS_Q = false,
@@ -163,6 +165,7 @@ struct sm90_tile {
 template <class C> struct sm90_order {
     const int *start; /* rows before a member; after these, units (tiles of a cluster) before it */
     int tiles_m, tiles_n, unit, member, column;
+    int next_slow; /* PANEL: a unit is a row of tiles; the next of them */
 
     __device__ __forceinline__ bool next(sm90_tile *t, const gemm_sm90_args &a, int cm, int cn)
     {
@@ -173,13 +176,17 @@ template <class C> struct sm90_order {
         if (member >= members) return false;
         int local = unit - before[member], units = before[member + 1] - before[member];
         int first = start[member], rows = start[member + 1] - first;
-        unit += gridDim.x / C::CLUSTER;
+        if (!C::PANEL) unit += gridDim.x / C::CLUSTER;
         int fast_tiles = C::WGRAD ? tiles_m : units / (C::BY_ROWS ? tiles_n : tiles_m);
         int slow_tiles = C::WGRAD || C::BY_ROWS ? tiles_n : tiles_m;
         int together = a.super * slow_tiles, block = local / together;
         int in_block = local - block * together, fast0 = block * a.super;
         int height = min(a.super, fast_tiles - fast0), slow = in_block / height;
         int fast = fast0 + in_block - slow * height, depth;
+        if (C::PANEL) {
+            fast = local, slow = next_slow;
+            if (++next_slow == tiles_n) next_slow = 0, unit += gridDim.x / C::CLUSTER;
+        }
         t->member = member;
         if (C::WGRAD) {
             t->m0 = (fast * C::CLUSTER_M + cm) * C::TILE;
@@ -240,7 +247,8 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
     for (int base = 0; base < members; base += 32) {
         int e = base + lane, units = 0;
         if (e < members)
-            units = C::WGRAD     ? tiles_m * tiles_n
+            units = C::PANEL     ? tiles_m
+                    : C::WGRAD   ? tiles_m * tiles_n
                     : C::BY_ROWS ? (start[e + 1] - start[e] + C::TILE - 1) / C::TILE * tiles_n
                                  : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
 #pragma unroll
@@ -458,6 +466,8 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
     }
 }
 
+#include "kernels/cuda/gemm_sm90_panel.cuh"
+
 #include "kernels/cuda/gemm_sm90_result.cuh"
 
 #include "kernels/cuda/gemm_sm90_consumer.cuh"
@@ -487,6 +497,11 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
                          (C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
         }
         for (int i = 0; i < 2; i++) barrier_init(base + C::ORDER + i * 8, 4);
+        if constexpr (C::PANEL > 0)
+            for (int i = 0; i < C::PANEL; i++) {
+                barrier_init(base + C::PANEL_FULL + i * 8, 1);
+                barrier_init(base + C::PANEL_EMPTY + i * 8, 8);
+            }
         for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
         *(int2 *)(shared + C::HAND) = make_int2(0, 0); /* the first stage and its parity */
         barrier_init_done();
@@ -500,10 +515,12 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
     if (threadIdx.x < 128) {
         registers_down<C::PRODUCER_REGISTERS>();
         const uint32_t at = shared_anew(shared);
-        sm90_order<C> order = { start, tiles_m, tiles_n, (int)blockIdx.x / C::CLUSTER, 0, 0 };
+        sm90_order<C> order = { start, tiles_m, tiles_n, (int)blockIdx.x / C::CLUSTER, 0, 0, 0 };
         if constexpr (sm90_beside<C>::PRODUCES)
             moe_produce<C>(shared, at, maps, a, order, cn);
-        else if (threadIdx.x == 0)
+        else if constexpr (C::PANEL > 0) {
+            if (threadIdx.x == 0) sm90_produce_panel<C>(shared, at, maps, a, order, cm);
+        } else if (threadIdx.x == 0)
             sm90_produce<C>(shared, at, maps, a, order, cm, cn);
         if constexpr (C::SCALED)
             if (threadIdx.x >= 32) sm90_bring_scales<C>(at, a, order, cm, cn);

@@ -9,3 +9,4 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1] = {
 };
 const gemm_sm90_variant mt_cuda_gemm_sm90_turned =
     sm90_variant<MT_GEMM_NT, 1, 2, false, true, true>();
+const gemm_sm90_variant mt_cuda_gemm_sm90_panel = sm90_variant_of<sm90_panel>();

@@ -228,18 +228,23 @@ static bool path_at(mt_cuda_gemm_path *path, int i)
         return true;
     }
     int variant = (i - 1) / per;
-    *path = (mt_cuda_gemm_path){ .variant = variant < MT_CUDA_GEMM_VARIANTS ? variant
-                                                                            : MT_CUDA_GEMM_TURNED,
+    static const int beside[] = { MT_CUDA_GEMM_TURNED, MT_CUDA_GEMM_PANEL };
+    enum { BESIDE = sizeof beside / sizeof *beside };
+    if (variant >= MT_CUDA_GEMM_VARIANTS + BESIDE) return false;
+    *path = (mt_cuda_gemm_path){ .variant = variant < MT_CUDA_GEMM_VARIANTS
+                                                ? variant
+                                                : beside[variant - MT_CUDA_GEMM_VARIANTS],
                                  .width = widths[(i - 1) % per / TOGETHER],
                                  .super = together[(i - 1) % TOGETHER] };
-    return variant <= MT_CUDA_GEMM_VARIANTS;
+    return true;
 }
 
 static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k,
                  bool add)
 {
     if (path->variant == MT_CUDA_GEMM_TILED) return true;
-    if (path->variant == MT_CUDA_GEMM_TURNED && (add || layout != MT_GEMM_NT)) return false;
+    if (path->variant >= MT_CUDA_GEMM_TURNED && (add || layout != MT_GEMM_NT)) return false;
+    if (path->variant == MT_CUDA_GEMM_PANEL && n % 256) return false;
     return !strcmp(device->kernel_set, "sm_90a") && n % 8 == 0 && k % 8 == 0 &&
            (layout != MT_GEMM_NT || path->width % 64 == 0);
 }
@@ -381,6 +386,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
         arguments(&call, &t->rows, layout, MT_BF16, s->n, s->k, t->x[0], t->dy[0], t->w);
     args->d = t->out = device_buffer(bytes);
     if (half) args->d_dtype = MT_BF16;
+    if (add) args->c = t->out;
     if (add) CUDA_OK(cudaMemset(t->out, 0, bytes));
     assert_ok(mt_cuda_gemm_choose(&stream, args, &chosen));
     (void)rate(t, layout, add, half, &chosen);
