@@ -27,6 +27,7 @@ struct job {
     results out;
     unsigned long long *blocks_done; /* begins at 0: kernels that give the results at their end */
     bool dequantized;                /* the column direction reads the row direction's values */
+    int many;                        /* tiles that a block takes at a time */
     int run;                         /* turns of a block that go down a column; 1: along the rows */
     const int32_t *row_token;        /* rows of the source are gathered; NULL: in place */
     const int64_t *rows_used;        /* with it: how many there are */

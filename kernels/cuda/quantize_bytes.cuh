@@ -1,0 +1,303 @@
+/* Inside the way of quantize to bytes: a thread's patch of a tile, its magnitudes, the scales of
+ * its rows and columns. */
+#pragma once
+
+#include "kernels/cuda/quantize_ring.cuh"
+#include "kernels/cuda/quantize_spots.cuh"
+
+enum { LYING, GATHERED, SWIGLU }; /* where elements come from */
+
+/* A warp's patches: ACROSS of them beside each other. */
+template <int KIND, int FROM> struct layout {
+    enum {
+        ACROSS = KIND == PLANAR ? 8 : 16,
+        DOWN = 32 / ACROSS,
+        TURNED = KIND != PLANAR,
+        SLOTS = FROM == SWIGLU ? 2 * ROWS : ROWS,
+        RESIDENT = FROM == SWIGLU ? 2 : 3
+    };
+    static __device__ __forceinline__ int row(void)
+    {
+        return ((int)threadIdx.x / 32 / (16 / ACROSS) * DOWN + lane_of_warp() / ACROSS) * ROWS;
+    }
+    static __device__ __forceinline__ int column(void)
+    {
+        return ((int)threadIdx.x / 32 % (16 / ACROSS) * ACROSS + lane_of_warp() % ACROSS) * RUN;
+    }
+};
+
+enum { COLLECTED = 4 /* tiles of a row whose scales go out together */ };
+
+template <int KIND, int FROM> struct bytes_space {
+    typedef layout<KIND, FROM> at;
+    uint4 slots[at::SLOTS][TILE_THREADS]; /* elements on their way, each thread's own */
+    alignas(16) uint32_t codes[at::TURNED ? AREA / 2 : 4]; /* of columns, turned; of two tiles */
+    alignas(16) uint32_t partial[2][KIND == LINES ? WARPS : 1][PAIRS];
+    alignas(16) uint8_t scales[2][KIND == PLANAR ? TILE : 1][COLLECTED * 4]; /* of rows */
+    spot spots[SPOTS];
+    block_found found[2];
+};
+
+/* ---- elements ---------------------------------------------------------------------------------
+ */
+
+/* Sends for a patch; zeros beyond the tile. token: of row `lane` of the warp's. */
+template <typename AT, int FROM>
+static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], const spot &p,
+                                                  int token)
+{
+    const int first = AT::row(), column = AT::column();
+    const int rows = column < p.width ? p.height - first : 0;
+    const uint32_t up = (uint32_t)p.cols, pitch = FROM == SWIGLU ? 2 * up : up;
+    uint4 *to = slots[0] + threadIdx.x;
+    const mt_bf16 *from = p.plain + (rows > 0 ? column : 0);
+    if (FROM == GATHERED) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int of = __shfl_sync(~0u, token, lane_of_warp() / AT::ACROSS * ROWS + i);
+            copy_16(to + i * TILE_THREADS, from + (uint64_t)(uint32_t)of * pitch,
+                    i < rows ? 16 : 0);
+        }
+        return;
+    }
+    from += rows > 0 ? (uint64_t)(uint32_t)first * pitch : 0;
+    if (rows >= ROWS) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++, from += pitch) {
+            copy_16(to + i * TILE_THREADS, from);
+            if (FROM == SWIGLU) copy_16(to + (ROWS + i) * TILE_THREADS, from + up);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < ROWS; i++) {
+        const mt_bf16 *at = from + (i < rows ? (uint64_t)i * pitch : 0);
+        copy_16(to + i * TILE_THREADS, at, i < rows ? 16 : 0);
+        if (FROM == SWIGLU)
+            copy_16(to + (ROWS + i) * TILE_THREADS, at + (i < rows ? up : 0), i < rows ? 16 : 0);
+    }
+}
+
+/* The tokens of a warp's rows, a lane each. */
+template <typename AT> static __device__ __forceinline__ int token_of(const job &j, const spot &p)
+{
+    const int lane = lane_of_warp(), r = AT::row() - lane / AT::ACROSS * ROWS + lane;
+    if (lane >= AT::DOWN * ROWS || r >= p.height) return 0;
+    return j.row_token[p.first_row + (int64_t)p.i * TILE + r];
+}
+
+template <int FROM>
+static __device__ __forceinline__ void take_patch(uint32_t x[ROWS][4],
+                                                  const uint4 (*slots)[TILE_THREADS])
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        uint4 q = slots[i][threadIdx.x];
+        if (FROM == SWIGLU) q = swiglu_of(q, slots[ROWS + i][threadIdx.x]);
+        x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
+    }
+}
+
+/* ---- magnitudes -------------------------------------------------------------------------------
+ */
+
+/* Those of two rows a word, of two columns a word. */
+struct reach {
+    uint32_t rows[ROWS / 2], pairs[4], all;
+    int nans;
+};
+
+static __device__ __forceinline__ uint32_t row_pair(const uint32_t x[2][4])
+{
+    const uint32_t a = magnitudes<4>(x[0]), b = magnitudes<4>(x[1]);
+    return larger_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+}
+
+template <bool BY_ROWS>
+static __device__ __forceinline__ void find_reach(reach *it, const uint32_t x[ROWS][4])
+{
+#pragma unroll
+    for (int i = 0; BY_ROWS && i < ROWS; i += 2) it->rows[i / 2] = row_pair(x + i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t m = x[0][k];
+#pragma unroll
+        for (int i = 1; i < ROWS; i++) m = larger_pair(m, x[i][k]);
+        it->pairs[k] = m & 0x7fff7fffu;
+    }
+    it->all = larger_half(BY_ROWS ? larger_halves(larger_halves(it->rows[0], it->rows[1]),
+                                                  larger_halves(it->rows[2], it->rows[3]))
+                                  : larger_halves(larger_halves(it->pairs[0], it->pairs[1]),
+                                                  larger_halves(it->pairs[2], it->pairs[3])));
+    it->nans = 0;
+    if (it->all <= 0x7f80) return;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += 2) {
+        uint32_t w[2][4];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const uint32_t v = x[i + k / 4][k % 4];
+            w[k / 4][k % 4] = without_nans(v);
+            it->nans += (w[k / 4][k % 4] ^ v) & 0x7fff ? 1 : 0;
+            it->nans += (w[k / 4][k % 4] ^ v) & 0x7fff0000u ? 1 : 0;
+        }
+        it->rows[i / 2] = row_pair(w);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint32_t m = larger_pair(w[0][k], w[1][k]) & 0x7fff7fffu;
+            it->pairs[k] = i ? larger_halves(it->pairs[k], m) : m;
+        }
+    }
+    it->all = larger_half(larger_halves(larger_halves(it->rows[0], it->rows[1]),
+                                        larger_halves(it->rows[2], it->rows[3])));
+}
+
+/* The larger of the words of threads that differ by `far` and by `near`: those with both bits of
+ * their lane get the last word, .. */
+static __device__ __forceinline__ uint32_t share_out(const uint32_t w[4], int far, int near)
+{
+    const bool up = lane_of_warp() & far, odd = lane_of_warp() & near;
+    uint32_t keep[2], mine;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        keep[i] = up ? w[2 + i] : w[i];
+        keep[i] = larger_halves(keep[i], __shfl_xor_sync(~0u, up ? w[i] : w[2 + i], far));
+    }
+    mine = odd ? keep[1] : keep[0];
+    return larger_halves(mine, __shfl_xor_sync(~0u, odd ? keep[0] : keep[1], near));
+}
+
+/* ---- scales -----------------------------------------------------------------------------------
+ */
+
+/* What elements are multiplied by, a power of two, has no more bits than bf16. */
+static __device__ __forceinline__ uint32_t power_pair(uint32_t exponents)
+{
+    const uint32_t low = (254 - (exponents & 0xffff)) << 7, high = (254 - (exponents >> 16)) << 7;
+    return (low ? low : 0x40) | (high ? high : 0x40) << 16;
+}
+/* The exponents of two blocks of 32, from their magnitudes. */
+static __device__ __forceinline__ uint32_t exponent_pair(const side &s, uint32_t most)
+{
+    const int32_t low = mt_e8m0_exponent(low_bf16(most), s.inverse, s.emax, s.options.scale_floor);
+    const int32_t high =
+        mt_e8m0_exponent(high_bf16(most), s.inverse, s.emax, s.options.scale_floor);
+    return (uint32_t)low | (uint32_t)high << 16;
+}
+
+/* Of rows' blocks of 32: scales are left in `scales` from byte 4 n on. */
+template <typename AT>
+static __device__ __forceinline__ void planar_rows(float enc[ROWS], const job &j,
+                                                   uint8_t scales[TILE][COLLECTED * 4], int n,
+                                                   const reach &it)
+{
+    const int word = lane_of_warp() & 3, row = AT::row() + word * 2;
+    const uint32_t e = exponent_pair(j.p.sides[MT_ROW], share_out(it.rows, 2, 1));
+    const uint32_t own = power_pair(e);
+    uint8_t *to = scales[row] + n * 4 + AT::column() / 32;
+    to[0] = (uint8_t)e, to[COLLECTED * 4] = (uint8_t)(e >> 16);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t w = __shfl_sync(~0u, own, (lane_of_warp() & ~3) + k);
+        enc[k * 2] = low_bf16(w), enc[k * 2 + 1] = high_bf16(w);
+    }
+}
+
+/* Of columns' blocks of 32: a warp's rows. */
+template <typename AT>
+static __device__ __forceinline__ void planar_columns(float enc[RUN], const job &j, const spot &p,
+                                                      const reach &it)
+{
+    const uint32_t e = exponent_pair(j.p.sides[MT_COL], share_out(it.pairs, 16, 8));
+    const uint32_t own = power_pair(e);
+    const int c = AT::column(), block = AT::row() / 32;
+    uint32_t stored[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const int from = (lane_of_warp() & 7) + k * 8;
+        const uint32_t w = __shfl_sync(~0u, own, from);
+        enc[k * 2] = low_bf16(w), enc[k * 2 + 1] = high_bf16(w);
+        stored[k] = 0x00fe00feu - (w >> 7 & 0x00ff00ffu);
+    }
+    if (lane_of_warp() >= 8 || c >= p.width || block * 32 >= p.height) return;
+    const lattice l = scales_of(p.parts[MT_COL]);
+    uint8_t *to = l.at + scale_offset(l, c, block);
+    if (!l.swizzled && l.line == 1 && (uintptr_t)to % 8 == 0) {
+        store_8(to, __byte_perm(stored[0], stored[1], 0x6420),
+                __byte_perm(stored[2], stored[3], 0x6420));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; i++, to += line_step(l)) store_1(to, stored[i / 2] >> i % 2 * 16);
+}
+
+/* Blocks of 128 whose scales are not powers of two. */
+static __device__ __forceinline__ float2 odd_cell(const side &s, uint32_t magnitude)
+{
+    const float enc = mt_encode_scale(mt_f32_from_bits(magnitude << 16), s.max, false, s.overflow);
+    return make_float2(enc, 1.0f / enc);
+}
+static __device__ __forceinline__ float2 line_cell(const side &s, uint32_t magnitude)
+{
+    if (!s.options.pow2) return odd_cell(s, magnitude);
+    const cell e = pow2_cell(s, magnitude << 16);
+    return make_float2(e.enc, e.dec);
+}
+
+/* Of rows' blocks of 128. */
+template <typename AT>
+static __device__ __forceinline__ void line_rows(float enc[ROWS], const job &j, const spot &p,
+                                                 const reach &it)
+{
+    const int lane = lane_of_warp(), row = AT::row() + (lane >> 2 & 3) * 2 + (lane & 1);
+    uint32_t most = share_out(it.rows, 8, 4);
+#pragma unroll
+    for (int near = 1; near < 4; near *= 2)
+        most = larger_halves(most, __shfl_xor_sync(~0u, most, near));
+    const float2 e = line_cell(j.p.sides[MT_ROW], lane & 1 ? most >> 16 : most & 0xffff);
+    const lattice l = scales_of(p.parts[MT_ROW]);
+    if (!(lane & 2) && row < p.height)
+        store_4(l.at + scale_offset(l, row, 0) * 4, mt_f32_bits(e.y));
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) enc[i] = __shfl_sync(~0u, e.x, (lane & 16) + i / 2 * 4 + i % 2);
+}
+
+/* Leaves the magnitudes of a warp's columns. */
+static __device__ __forceinline__ void leave_pairs(uint32_t partial[WARPS][PAIRS], const reach &it)
+{
+    uint32_t m[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        m[k] = larger_halves(it.pairs[k], __shfl_xor_sync(~0u, it.pairs[k], 16));
+    if (lane_of_warp() < 16)
+        *(uint4 *)(partial[threadIdx.x / 32] + lane_of_warp() * 4) =
+            make_uint4(m[0], m[1], m[2], m[3]);
+}
+
+/* Of columns' blocks of 128, from what all warps have left. Half warps share eight columns out;
+ * warp `storing` stores. */
+static __device__ __forceinline__ void line_columns(float enc[RUN], const job &j, const spot &p,
+                                                    const uint32_t partial[WARPS][PAIRS],
+                                                    int storing)
+{
+    const int patch = lane_of_warp() % 16, part = lane_of_warp() / 16;
+    const int c = patch * RUN + part * 4;
+    uint2 most = make_uint2(0, 0);
+    float2 e[4];
+#pragma unroll 4
+    for (int w = 0; w < WARPS; w++) {
+        const uint2 m = *(const uint2 *)(partial[w] + c / 2);
+        most.x = larger_halves(most.x, m.x), most.y = larger_halves(most.y, m.y);
+    }
+    e[0] = line_cell(j.p.sides[MT_COL], most.x & 0xffff);
+    e[1] = line_cell(j.p.sides[MT_COL], most.x >> 16);
+    e[2] = line_cell(j.p.sides[MT_COL], most.y & 0xffff);
+    e[3] = line_cell(j.p.sides[MT_COL], most.y >> 16);
+#pragma unroll
+    for (int i = 0; i < RUN; i++) enc[i] = __shfl_sync(~0u, e[i % 4].x, patch + i / 4 * 16);
+    if ((int)threadIdx.x / 32 != storing || c >= p.width) return;
+    const lattice l = scales_of(p.parts[MT_COL]);
+    uint8_t *to = l.at + scale_offset(l, c, 0) * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) store_4(to + i * l.line * 4, mt_f32_bits(e[i].y));
+}
