@@ -96,6 +96,9 @@ near() { # what, of two runs, at most this far apart of the loss: that of one ro
         fail "$1: first loss $a, on the CPU $b" /dev/null
     fi
 }
+# Sums in another order round a few codes the other way, and such a code may send a token to another expert: of one of the
+# batch's 1,024 tokens. (The CPU's own kernel sets differ by up to 2.4e-4 under recipes, at most 1e-6 without.)
+token=0.0009765625
 number=0
 for recipe in "$@"; do
     number=$((number + 1))
@@ -114,7 +117,7 @@ for recipe in "$@"; do
     # a start's first step runs as it is; a checkpoint may begin it anew
     if [ "${replayed:-0}" -ge $((steps - 4)) ]; then pass; else fail "$recipe: only ${replayed:-0} of $steps steps replayed" /dev/null; fi
     near "$recipe, bf16" "$first" "$work/$number.cpu.bf16" 0.00390625
-    near "$recipe, f32" "$work/$number.gpu.f32" "$work/$number.cpu.f32" $([ "$recipe" = none ] && echo 1e-6 || echo 1e-4)
+    near "$recipe, f32" "$work/$number.gpu.f32" "$work/$number.cpu.f32" "$([ "$recipe" = none ] && echo 1e-6 || echo "$token")"
 done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
