@@ -73,23 +73,6 @@ static __device__ __forceinline__ void leave_columns(uint32_t *codes, int half, 
     }
 }
 
-/* The same where rows and columns have one scale: of codes of rows. */
-template <typename AT>
-static __device__ __forceinline__ void leave_turned(uint32_t *codes, int half,
-                                                    const uint32_t rows[ROWS][2])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t x[2][4], y[2][4];
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) x[i / 4][i % 4] = rows[i][h];
-        turn_bytes(y[0], x[0]), turn_bytes(y[1], x[1]);
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-            leave_codes<WHOLE>(codes, half, AT::column() + h * 4 + c, y[0][c], y[1][c]);
-    }
-}
-
 template <typename AT, int CODES>
 static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, const spot &p,
                                                  int half, const uint32_t x[ROWS][4])
@@ -112,7 +95,7 @@ static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, 
         encode_row<CODES>(q[i], j.p.sides[MT_COL], x[i], enc);
         if (alike && i < rows) store_8(to, q[i][0], q[i][1]);
     }
-    leave_turned<AT>(codes, half, q);
+    leave_turned(codes, half, AT::column(), q);
 }
 
 /* Scales of the rows of `count` tiles beside each other, the last of which is p. */

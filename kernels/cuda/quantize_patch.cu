@@ -102,22 +102,6 @@ static __device__ __forceinline__ void turn_patch(uint32_t *codes, int half, con
     }
 }
 
-/* The same where all of a patch has one scale: of codes of its rows. */
-static __device__ __forceinline__ void turn_codes(uint32_t *codes, int half,
-                                                  const uint32_t rows[ROWS][2])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t x[2][4], y[2][4];
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) x[i / 4][i % 4] = rows[i][h];
-        turn_bytes(y[0], x[0]), turn_bytes(y[1], x[1]);
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-            leave_codes<WHOLE>(codes, half, patch_column() + h * 4 + c, y[0][c], y[1][c]);
-    }
-}
-
 /* Turned codes, and scales of nibbles, to where they go. */
 template <int KIND>
 static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f,
@@ -173,7 +157,7 @@ static __device__ __forceinline__ void run_whole(const job &j, patch_space *sp, 
         encode_row<CODES>(q[i], j.p.sides[LAST], x[i], enc);
         if ((DIRS & ROW_CODES) && alike && i < rows) store_8(to + i * pitch, q[i][0], q[i][1]);
     }
-    if (DIRS & COLUMN_CODES) turn_codes(sp->codes, half, q);
+    if (DIRS & COLUMN_CODES) leave_turned(sp->codes, half, patch_column(), q);
 }
 
 /* Codes and scales of a patch; those of turned columns are left in shared memory. */

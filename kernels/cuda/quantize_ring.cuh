@@ -27,6 +27,23 @@ static __device__ __forceinline__ void leave_codes(uint32_t *codes, int half, in
         *(uint2 *)to = mask & 1 ? make_uint2(high, low) : make_uint2(low, high);
 }
 
+/* Those of all of a patch's columns, from `column` on, where rows and columns have one scale: codes
+ * of its rows. */
+static __device__ __forceinline__ void leave_turned(uint32_t *codes, int half, int column,
+                                                    const uint32_t rows[ROWS][2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t x[2][4], y[2][4];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) x[i / 4][i % 4] = rows[i][h];
+        turn_bytes(y[0], x[0]), turn_bytes(y[1], x[1]);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            leave_codes<WHOLE>(codes, half, column + h * 4 + c, y[0][c], y[1][c]);
+    }
+}
+
 /* Lines that begin at multiples of 16 bytes. */
 template <int KIND>
 static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, int half, uint8_t *to,
