@@ -19,13 +19,13 @@ enum {
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
     MT_CUDA_GEMM_FP8_PAIRS, /* TN: they share the weights */
-    /* the same with rows on the side of 128, pairs share them: no C, no bias; members of many
+    /* TN of fp8 with rows on the side of 128, pairs share them: no C, no bias; members of many
      * rows */
     MT_CUDA_GEMM_FP8_ROWS,
     MT_CUDA_GEMM_TURNED, /* wgmma, NT of bf16: 256 x 192 of the result turned, pairs share X;
                             without C or a factor */
     MT_CUDA_GEMM_PANEL,  /* wgmma, NT of bf16: ping-pong whose rows of dY stay for a row of tiles;
-                            without C or a factor, where these are multiples of 256 */
+                            without C or a factor, the result's rows a multiple of 256 */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,

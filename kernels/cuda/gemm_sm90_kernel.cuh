@@ -95,7 +95,8 @@ struct sm90_fp8 {
         PARTS = PARTS_, /* of the columns, that are multiplied one after the other */
         PLAIN = false,
         SKEWED = false,
-        /* a tile is stored while the first products of the next are under way; all have columns */
+        /* a tile is stored while the first products of the next are under way; one without columns
+         * multiplies what lies there, and nothing of it is stored */
         AHEAD = WGRAD || BY_ROWS,
         TURNED = false,
         SCALED = SCALED_,

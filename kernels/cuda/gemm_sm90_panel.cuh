@@ -42,7 +42,7 @@ sm90_produce_panel(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps,
         const int times = !stays || (after == 0 && t.n0 == 0) ? 2 : after < 2;
         if (fresh) first = slot, first_parity = slot_parity ^ 1;
         int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
-        to[0] = make_int4(t.n, t.len, t.row, t.m0);
+        to[0] = make_int4(t.n, t.len, t.row, t.m0); /* P's rows are whole clusters of tiles */
         to[1] = make_int4(t.member, t.n0, t.whole,
                           t.rest | first << 8 | (int)first_parity << 12 | times << 16);
         for (int step = 0; step < steps; step++) {

@@ -1,8 +1,8 @@
 /* Both directions of quantize to bytes at a time: bf16 rows that begin at multiples of 16 bytes, as
  * they lie, gathered, or SwiGLU's; 1-D blocks or one scale a member. Threads have eight elements
  * each of eight rows; those of the next tile are on their way meanwhile, each to where only its
- * thread looks. Only magnitudes and codes of columns meet in shared memory. The arithmetic is that
- * of the tiles. */
+ * thread looks. Only magnitudes, codes of columns and PLANAR scales of rows meet in shared memory.
+ * The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_bytes.cuh"
 
 /* What is looked up of a tile's member. */
@@ -150,7 +150,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, FROM>::RESI
         if (n >= 0 && !p.exists) break;
         look_ahead(sp->spots, j.p, n, j.many, j.run, fill);
         copies_done();
-        /* the spots are there; the codes of two tiles ago and of the last one have been read */
+        /* the spots are there; the codes of two tiles ago and of the last one have been read
+         * (LINES: since all have met to have the magnitudes) */
         if (is_met(n) || (KIND == WHOLE && j.run > 1)) __syncthreads();
         take_patch<FROM>(x, sp->slots); /* before turn 0 nobody looks at it */
         if (n >= -1 && next.exists) send_patch<at, FROM>(sp->slots, next, token);

@@ -1,7 +1,7 @@
-/* The commonest case of quantize by the shortest way: codes of bf16 rows that begin at multiples of
- * 16 bytes, 1-D blocks or one scale a member. Threads have eight elements each of eight rows in
- * registers; only codes of columns go through shared memory, to be turned. The arithmetic is that
- * of the tiles. */
+/* Quantize by the shortest way, but for what quantize_bytes.cu takes: codes of bf16 rows that begin
+ * at multiples of 16 bytes, 1-D blocks or one scale a member. Threads have eight elements each of
+ * eight rows in registers; only codes of columns go through shared memory, to be turned. The
+ * arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_ring.cuh"
 
 /* ---- columns ----------------------------------------------------------------------------------

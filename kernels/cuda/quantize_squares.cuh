@@ -124,9 +124,9 @@ static __device__ __forceinline__ void multiply_square(float y[4], const uint32_
 enum { LEAST = 40 << 7, MOST = 240 << 7, BINADES = 12 << 7 };
 
 /* Whether a column's sums, wherever they round, become the same bf16 as y does. They and the tensor
- * cores' are within 2^-15.6 of the largest product of the exact ones: 15 roundings of sums below 16
- * such products, and what is cut of 16 products and 2 sums of 24 bits. most: the largest element.
- */
+ * cores' lie less than 2^-15.6 of the largest product apart: 15 roundings of sums below 16 such
+ * products, and what tensor cores that keep 24 bits cut of 16 products and 2 sums; `off` is 2^-15
+ * of it. most: the largest element. */
 static __device__ __forceinline__ bool rounds_alike(const float y[8], int column, uint32_t most)
 {
     const float off = mt_f32_from_bits(most << 16) * 0x1p-17f;

@@ -272,9 +272,8 @@ static void check(void)
 {
     static const int64_t counts[] = { 0,   1,   7,   63,  64,  65, 127, 128,  129, 191,
                                       192, 193, 255, 256, 257, 0,  385, 1000, 5,   0 };
-    static const int64_t checked[][2] = {
-        { 512, 320 }, { 328, 1096 }, { 768, 256 }, { 8, 8 }, { 37, 41 }
-    };
+    static const int64_t checked[][2] = { { 512, 320 },  { 328, 1096 }, { 768, 256 },
+                                          { 1024, 136 }, { 8, 8 },      { 37, 41 } };
     for (size_t s = 0; s < sizeof checked / sizeof *checked; s++) {
         struct problem p;
         int64_t n = checked[s][0], k = checked[s][1], done = 0;
