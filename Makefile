@@ -225,7 +225,8 @@ fuzzers: $(FUZZ_BIN)
 # What `make test` runs: everything as released; what is not slow under ASan and UBSan; each fuzzer for a few seconds.
 # A program that does not build counts as failed, so the builds go on past errors.
 TEST_PACKAGES := libopenmpi-dev openmpi-bin clang libclang-rt-dev libomp-dev clang-format valgrind
-TEST_SLOW := $(addprefix tests/,train/test_gradcheck.c train/test_trainer.c kernels/test_gemm.c train/test_run.c)
+TEST_SLOW := $(addprefix tests/,train/test_gradcheck.c train/test_trainer.c kernels/test_gemm.c train/test_run.c train/test_bench.c \
+             train/test_recipes.c kernels/test_attention.c kernels/test_router.c train/test_loss_chunk.c)
 TEST_FAST := $(filter-out $(TEST_SLOW),$(TEST_SRC))
 SUB          = $(MAKE) --no-print-directory
 KEEP_ON      = $(SUB) $(JOBS) -k
