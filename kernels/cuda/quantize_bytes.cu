@@ -217,15 +217,6 @@ template <int KIND, int CODES, int FROM> static mt_status launch(mt_stream *stre
 
 typedef mt_status (*launcher)(mt_stream *, const job *);
 
-/* Whether all lines of columns are known to begin and end at multiples of 16 bytes. */
-static bool has_even_lines(const job *j)
-{
-    const side *col = &j->p.sides[MT_COL];
-    const mt_group *g = &j->p.group;
-    const bool whole = mt_group_mode_of(g) == MT_GROUP_UNIFORM && g->m % 32 == 0;
-    return (whole || col->line) && (uintptr_t)col->codes % 16 == 0;
-}
-
 /* Members with one scale, as they lie, are faster by patches. */
 bool mt_cuda_bytes_suffice(const job *j)
 {
@@ -244,7 +235,6 @@ bool mt_cuda_bytes_suffice(const job *j)
 
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)
 {
-    enum { COLUMN_TILES = 8 };
     /* by kind; to E4M3, E5M2 */
     static const launcher lying[][2] = {
         { NULL, NULL },
@@ -266,7 +256,7 @@ mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)
     const int kind = mt_cuda_short_kind(j);
     const bool e5m2 = mt_codes_kind(*row) == CODES_E5M2;
     job ordered = *j;
-    ordered.run = col->transposed && !has_even_lines(j) ? COLUMN_TILES : 1;
+    ordered.run = col->transposed && !has_even_lines(j) ? (int)RUN_TILES : 1;
     ordered.many = kind == PLANAR ? (int)COLLECTED : ordered.run;
     if (j->swiglu) return of_swiglu[kind][e5m2](stream, &ordered);
     return (j->row_token ? gathered : lying)[kind][e5m2](stream, &ordered);

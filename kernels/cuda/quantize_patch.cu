@@ -294,15 +294,6 @@ template <int KIND, int CODES, bool SR> static launcher launcher_of(int dirs)
         return launch<KIND, ROW_CODES | COLUMN_CODES, CODES, SR>;
 }
 
-/* Whether all lines of columns are known to begin and end at multiples of 16 bytes. */
-static bool has_even_lines(const job *j)
-{
-    const side *col = &j->p.sides[MT_COL];
-    const mt_group *g = &j->p.group;
-    const bool whole = mt_group_mode_of(g) == MT_GROUP_UNIFORM && g->m % 32 == 0;
-    return (whole || col->line) && (uintptr_t)col->codes % 16 == 0;
-}
-
 mt_status mt_cuda_quantize_patches(mt_stream *stream, const job *j)
 {
     /* each to nearest E4M3 or E2M1; to E5M2, or stochastically */

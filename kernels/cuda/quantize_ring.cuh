@@ -44,6 +44,15 @@ static __device__ __forceinline__ void leave_turned(uint32_t *codes, int half, i
     }
 }
 
+/* Whether all lines of columns are known to begin and end at multiples of 16 bytes. */
+static inline bool has_even_lines(const job *j)
+{
+    const side *col = &j->p.sides[MT_COL];
+    const mt_group *g = &j->p.group;
+    const bool whole = mt_group_mode_of(g) == MT_GROUP_UNIFORM && g->m % 32 == 0;
+    return (whole || col->line) && (uintptr_t)col->codes % 16 == 0;
+}
+
 /* Lines that begin at multiples of 16 bytes. */
 template <int KIND>
 static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, int half, uint8_t *to,
