@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Training steps of an OLMoE-size model in transformers' OlmoeForCausalLM with PyTorch's fused AdamW.
 
-Usage: hf_train.py [--mode eager|compiled]... [SHAPE...]             bf16 parameters, gradients and moments
+Usage: hf_train.py [--mode eager|compiled]... [--clip NORM] [SHAPE...]  bf16 parameters, gradients and moments
        torchrun --nproc-per-node 1 hf_train.py [...]                 FSDP2: f32 parameters, moments and reduction
-The first stands beside mixtape's step with bf16+i16 masters and bf16 moments, the second beside f32/f32.
+The first stands beside mixtape's step with bf16+i16 masters and bf16 moments, the second beside f32/f32. mixtape's step
+measures the gradients' norm and clips to 1; here only --clip does (transformers' Trainer has --clip 1).
 """
 
 import argparse
@@ -58,6 +59,8 @@ def bench(name, mode):
         begin, end = clock(), clock()
         begin.record()
         model(input_ids=tokens, labels=tokens).loss.backward()
+        if args.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         end.record()
@@ -67,7 +70,7 @@ def bench(name, mode):
     if SHARDED and dist.get_rank():
         return
     case, world = ("f32/f32", dist.get_world_size()) if SHARDED else ("bf16+i16/bf16", 1)
-    notes = dict(world=world, parameters=sum(p.numel() for p in model.parameters()))
+    notes = dict(world=world, clip=args.clip, parameters=sum(p.numel() for p in model.parameters()))
     if GPU:
         notes["memory_gb"] = torch.cuda.max_memory_allocated() * 1e-9
     report("hf_" + mode, "step", name, case, statistics.median(times[WARM_UPS:]), b * s, "tok/s", **notes)
@@ -75,6 +78,7 @@ def bench(name, mode):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", action="append", choices=["eager", "compiled"])
+parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("shape", nargs="*")
 args = parser.parse_args()
 if SHARDED:
