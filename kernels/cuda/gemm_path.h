@@ -22,8 +22,8 @@ enum {
     /* TN of fp8 with rows on the side of 128, pairs share them: no C, no bias; members of many
      * rows */
     MT_CUDA_GEMM_FP8_ROWS,
-    MT_CUDA_GEMM_TURNED, /* wgmma, NT of bf16: 256 x 192 of the result turned, pairs share X;
-                            without C or a factor */
+    MT_CUDA_GEMM_TURNED,      /* wgmma, NT of bf16: ping-pong, the result turned, pairs share dY */
+    MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X; without C or a factor */
     MT_CUDA_GEMM_PANEL,  /* wgmma, NT of bf16: ping-pong whose rows of dY stay for a row of tiles;
                             without C or a factor, the result's rows a multiple of 256 */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for

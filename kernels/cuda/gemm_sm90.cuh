@@ -58,8 +58,8 @@ struct gemm_sm90_variant {
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS + 1],
     mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS + 1],
     mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
-/* NT of such a sum with P X, Q dY: D(i, j) is stored at (j, i). */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_turned;
+/* NT with P X, Q dY, D(i, j) stored at (j, i): of such a sum, then of one with C or a factor. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_turned[2], mt_cuda_gemm_sm90_turned_wide;
 /* NT of such a sum whose P stays for a row of tiles; M is a multiple of 256. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_panel;
 

@@ -7,6 +7,10 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1] = {
     sm90_variant<MT_GEMM_NT, 2, 1, true, true>(),
     sm90_variant<MT_GEMM_NT, 2, 1, true, false>(),
 };
-const gemm_sm90_variant mt_cuda_gemm_sm90_turned =
+const gemm_sm90_variant mt_cuda_gemm_sm90_turned[2] = {
+    sm90_variant<MT_GEMM_NT, 2, 1, true, true, true>(),
+    sm90_variant<MT_GEMM_NT, 2, 1, true, false, true>(),
+};
+const gemm_sm90_variant mt_cuda_gemm_sm90_turned_wide =
     sm90_variant<MT_GEMM_NT, 1, 2, false, true, true>();
 const gemm_sm90_variant mt_cuda_gemm_sm90_panel = sm90_variant_of<sm90_panel>();
