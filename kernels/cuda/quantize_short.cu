@@ -192,7 +192,7 @@ static __device__ __forceinline__ void turn_rows(const frame &f, uint32_t *words
 static __device__ __forceinline__ bool turns_rows(const job &j, const frame &f)
 {
     const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
-    return j.codes && row.present && col.present && f.to[MT_COL].even &&
+    return row.present && col.present && f.to[MT_COL].even &&
            row.options.element == col.options.element && f.to[MT_ROW].l.enc == f.to[MT_COL].l.enc;
 }
 
@@ -242,7 +242,6 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
     }
     if (KIND == WHOLE && again) raise(&it->most[MT_COL], it->most[MT_ROW]); /* the same elements */
     __syncthreads(); /* the words have been read */
-    if (!j.codes) return;
     if (to.even) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -298,8 +297,8 @@ static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, 
 {
     const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
     const bool planar = kind<KIND>::IS_PLANAR && col.present;
-    const bool rows = j.codes && (row.present || planar);
-    if (j.codes && j.sums) sum_pairs<KIND>(j, words, f.t);
+    const bool rows = row.present || planar;
+    if (j.sums) sum_pairs<KIND>(j, words, f.t);
     if (planar) measure_planar<KIND>(j, sp, f, words);
     if (planar) __syncthreads();
     const bool turned = KIND == WHOLE && turns_rows(j, f);
