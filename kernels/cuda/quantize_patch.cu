@@ -173,12 +173,13 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     if ((KIND == LINES || PLANAR) && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
     float row[ROWS] = {}, column[RUN] = {};
     uint32_t bits[ROWS][4];
+    const draws d = SR ? draws_of(j, f.t, patch_row(), patch_column()) : draws{};
 #pragma unroll
-    for (int i = 0; SR && !(DIRS & ROW_CODES) && i < ROWS; i++) draw_row(bits[i], j, f.t, i);
+    for (int i = 0; SR && !(DIRS & ROW_CODES) && i < ROWS; i++) draw_row(bits[i], j, d, i);
     if (DIRS & ROW_CODES) make_row_scales<KIND>(row, j, f, e);
     if (PLANAR && (DIRS & COLUMN_CODES)) make_shared_scales<KIND>(column, j, sp, f);
     if (PLANAR || (DIRS & ROW_CODES))
-        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, bits,
+        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, d, bits,
                                                                e.nans > 0);
     if (PLANAR || !(DIRS & COLUMN_CODES)) return;
     if (KIND == LINES) make_shared_scales<KIND>(column, j, sp, f);
