@@ -464,6 +464,7 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
         launch<NIBBLES, false, false>, launch<PLANAR_NIBBLES, false, false>
     };
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
+    if (mt_cuda_rotated_suffices(j)) return mt_cuda_quantize_rotated(stream, j);
     if (mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
     if (any_option(j, true)) return launch<NIBBLES, true, false>(stream, j);
     if (any_option(j, false)) return launch<NIBBLES, false, true>(stream, j);
