@@ -3,17 +3,25 @@
 
 #include "kernels/cuda/quantize_squares.cuh"
 
-/* What 4over6 takes: of a member what the codes of 1 and 1.5 read back as under each scale, and of
- * a thread what each of the eight does under its block's candidates. */
-struct choices {
-    float value[2][MT_DIR_COUNT][2][NIBBLE_SCALES]; /* of this member and the next */
-    float of_code[2][8][TILE_THREADS];
-};
+/* ---- 4over6: what codes read back as ---------------------------------------------------------
+ * Under the bound of 256 and an amax of bf16's bits the value of code q is RN(q one), `one` being
+ * that of 1: products of E2M1, E4M3 and bf16 are exact, 3/2 over 3 (2^9) is a power of two, and of
+ * a quotient by 3 the rounding error is a third of the last bit, 3/2 of which rounding takes back,
+ * at worst as a tie. All is divided by a power of two about amax, which changes no rounding that
+ * counts, and codes as bits of a float are their values times 2^-126. */
+
+/* 1 over that power; 0 where it does not hold. */
+static __device__ __forceinline__ float unit_of(const side &s, const level &l)
+{
+    const uint32_t bits = mt_f32_bits(l.amax);
+    const bool holds = s.options.four_over_six == 256 && !(bits & 0xffff) && l.amax >= 0x1p-60f &&
+                       l.amax <= 0x1p60f;
+    return holds ? mt_f32_from_bits(0x7f000000u - (bits & 0x7f800000u)) : 0;
+}
 
 /* What elements are multiplied by under each of the scales that a block of the member may have. */
 static __device__ __forceinline__ void make_scales(float enc[MT_DIR_COUNT][NIBBLE_SCALES],
-                                                   choices *of, int table, const job &j,
-                                                   const frame &f)
+                                                   float *ones, const job &j, const frame &f)
 {
     static_assert(TILE_THREADS == MT_DIR_COUNT * NIBBLE_SCALES,
                   "a thread has one of a direction's");
@@ -24,10 +32,7 @@ static __device__ __forceinline__ void make_scales(float enc[MT_DIR_COUNT][NIBBL
     if (!s.present || !j.codes) return;
     byte_pair_values<CODES_E4M3>(v, j.e4m3, (uint32_t)stored);
     enc[dir][stored] = mt_nvfp4_encode(v[0] * l.s_dec);
-    if (!of || !s.options.four_over_six) return;
-    const float range = 6.0f * (float)s.options.four_over_six;
-    of->value[table][dir][0][stored] = v[0] * l.amax / range;
-    of->value[table][dir][1][stored] = v[0] * 1.5f * l.amax / range;
+    if (ones) ones[threadIdx.x] = v[0] * l.amax / 1536.0f * unit_of(s, l) * 0x1p126f;
 }
 
 /* Two scales as they are stored. */
@@ -40,70 +45,62 @@ static __device__ __forceinline__ uint32_t stored_pair(const job &j, float low, 
 #endif
 }
 
-/* ---- 4over6 -----------------------------------------------------------------------------------
+/* ---- 4over6: the choice ------------------------------------------------------------------------
  */
 
-/* Where the value of code 0 under candidate 0 is, as shared memory's address; others follow. */
-enum { CODE_STEP = TILE_THREADS * 4, CANDIDATE_STEP = 8 * CODE_STEP };
-
-static __device__ __forceinline__ void put_value(uint32_t at, float x)
+/* The errors of both candidates of a segment where codes' values are whatever they are. */
+template <bool SQUARED>
+static __device__ __noinline__ float2 errors_otherwise(const job *j, const side *s, uint32_t stored,
+                                                       float amax, float2 enc, uint4 low,
+                                                       uint4 high)
 {
-#if defined(__CUDA_ARCH__)
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x));
-#endif
-}
-static __device__ __forceinline__ float get_value(uint32_t at)
-{
-    float x = 0;
-#if defined(__CUDA_ARCH__)
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
-#endif
-    return x;
-}
-
-/* What codes read back as under a candidate. Powers of two times 1 and 1.5 as long as no product
- * leaves the normal numbers; else one by one. */
-static __device__ __forceinline__ void put_values(uint32_t at, const choices *of, int table,
-                                                  const job &j, const side &s, const level &l,
-                                                  uint32_t stored)
-{
-    if (l.amax >= 0x1p-60f && l.amax <= 0x1p100f) {
-        const float one = of->value[table][s.dir][0][stored];
-        const float more = of->value[table][s.dir][1][stored];
-        put_value(at + CODE_STEP, one * 0.5f), put_value(at + 2 * CODE_STEP, one);
-        put_value(at + 3 * CODE_STEP, more), put_value(at + 4 * CODE_STEP, one * 2);
-        put_value(at + 5 * CODE_STEP, more * 2), put_value(at + 6 * CODE_STEP, one * 4);
-        put_value(at + 7 * CODE_STEP, more * 4);
-        return;
-    }
-    const float range = 6.0f * (float)s.options.four_over_six;
+    const uint32_t w[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
+    const float range = 6.0f * (float)s->options.four_over_six;
+    float2 error = make_float2(0, 0);
 #pragma unroll 1
-    for (uint32_t code = 1; code < 8; code++) {
-        const float sf = mt_decode_number(j.e4m3, (uint8_t)stored);
-        const float value = mt_decode_number(s.codec, (uint8_t)code) * sf;
-        put_value(at + code * CODE_STEP, value * l.amax / range);
+    for (int i = 0; i < SEGMENT; i++) {
+        const float x = fabsf(element_of(w, i));
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float sf = mt_decode_number(j->e4m3, (uint8_t)(stored >> 8 * c));
+            const uint32_t q = e2m1_above(x * (c ? enc.y : enc.x)) - E2M1_BASE;
+            const float value = mt_decode_number(s->codec, (uint8_t)q) * sf;
+            const float d = fabsf(value * amax / range - x);
+            (c ? error.y : error.x) += SQUARED ? d * d : d;
+        }
     }
+    return error;
+}
+
+/* x / 6, rounded once: of all bf16 magnitudes. */
+static __device__ __forceinline__ float sixth_of(float x)
+{
+    const float sixth = 1.0f / 6.0f, q = x * sixth;
+    return x > FLT_MAX ? x : fmaf(fmaf(q, -6.0f, x), sixth, q);
 }
 
 /* Codes, less their signs, and scale of a segment: its amax becomes 6, or 4 if the error is then
  * smaller (a NaN keeps 6). Errors are summed in order; a code's value has its element's sign. */
 template <bool SQUARED>
 static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, const float *scales,
-                                                  choices *of, int table, const side &s,
+                                                  const float *ones, float unit, const side &s,
                                                   const level &l, uint32_t magnitude,
                                                   const uint32_t w[8])
 {
-    const float base = mt_f32_from_bits(magnitude << 16) / 6.0f * l.s_enc;
+    const float base = sixth_of(mt_f32_from_bits(magnitude << 16)) * l.s_enc;
     const uint32_t stored = stored_pair(j, base, base * 1.5f);
-    const uint32_t at = shared_address(of->of_code[0][0] + threadIdx.x);
-    float error[2] = { 0, 0 }, enc[2];
+    float error[2] = { 0, 0 }, enc[2], one[2];
     uint32_t code[2][2];
-    put_value(at, 0), put_value(at + CANDIDATE_STEP, 0);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-        put_values(at + c * CANDIDATE_STEP, of, table, j, s, l, stored >> 8 * c & 0xff);
-        enc[c] = scales[stored >> 8 * c & 0xff];
+        enc[c] = scales[stored >> 8 * c & 0xff], one[c] = ones[stored >> 8 * c & 0xff];
         code[c][0] = code[c][1] = 0u - E2M1_BASE * 0x11111111u;
+    }
+    if (unit == 0) { /* what is added then is 0, or NaN where they are not finite */
+        const float2 e = errors_otherwise<SQUARED>(
+            &j, &s, stored, l.amax, make_float2(enc[0], enc[1]), make_uint4(w[0], w[1], w[2], w[3]),
+            make_uint4(w[4], w[5], w[6], w[7]));
+        error[0] = e.x, error[1] = e.y;
     }
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) {
@@ -111,8 +108,8 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const uint32_t n = e2m1_above(x * enc[c]);
-            const float d = fabsf(
-                get_value(n * CODE_STEP + (at - E2M1_BASE * CODE_STEP) + c * CANDIDATE_STEP) - x);
+            const float value = mt_f32_from_bits((n - E2M1_BASE) << 22) * one[c];
+            const float d = fabsf(fmaf(x, -unit, value));
             code[c][i / 8] += n << i % 8 * 4;
             error[c] += SQUARED ? d * d : d;
         }
@@ -122,16 +119,18 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
     return (four ? stored >> 8 : stored) & 0xff;
 }
 
-/* With signs. */
+/* With signs. FOUR: the error is of magnitudes, or of squares. */
+enum { NO_CHOICE, BY_MAGNITUDES, BY_SQUARES };
+
+template <int FOUR>
 static __device__ __forceinline__ uint32_t choose_codes(uint32_t q[2], const job &j,
-                                                        const float *scales, choices *of, int table,
-                                                        const side &s, const level &l,
+                                                        const float *scales, const float *ones,
+                                                        float unit, const side &s, const level &l,
                                                         uint32_t magnitude, const uint32_t w[8],
                                                         bool nans)
 {
-    const uint32_t stored = s.options.squared_error
-                                ? choose<true>(q, j, scales, of, table, s, l, magnitude, w)
-                                : choose<false>(q, j, scales, of, table, s, l, magnitude, w);
+    const uint32_t stored =
+        choose<FOUR == BY_SQUARES>(q, j, scales, ones, unit, s, l, magnitude, w);
     q[0] |= nibble_signs(w, nans), q[1] |= nibble_signs(w + 4, nans);
     return stored;
 }

@@ -17,10 +17,10 @@ static __device__ __forceinline__ void get_segment(uint32_t w[8], const uint32_t
     }
 }
 
-template <bool SR, bool FOUR>
+template <bool SR, int FOUR>
 static __device__ __forceinline__ void
 run_nibble_rows(const job &j, const frame &f, const uint32_t *words, const uint32_t *random,
-                const float *scale_enc, choices *of, int table, found *it)
+                const float *scale_enc, const float *ones, found *it)
 {
     enum { STEP = TILE_THREADS / SEGMENTS };
     static_assert(STEP == 32, "a turn is 32 lines");
@@ -29,7 +29,7 @@ run_nibble_rows(const job &j, const frame &f, const uint32_t *words, const uint3
     const int at = (int)threadIdx.x % SEGMENTS, first = (int)threadIdx.x / SEGMENTS;
     const int rows = f.t.rows, inside = at * SEGMENT < f.t.cols ? rows : 0;
     const bool draws = SR && s.options.sr, even = to.even;
-    const float g = to.l.g;
+    const float g = to.l.g, unit = FOUR ? unit_of(s, to.l) : 0;
     const int64_t pitch = to.pitch, step = lines_step(to.scales);
     uint8_t *scales = to.scales.at + scale_offset(to.scales, first, at);
     uint8_t *codes = to.codes + first * pitch + at * SEGMENT / 2;
@@ -46,7 +46,7 @@ run_nibble_rows(const job &j, const frame &f, const uint32_t *words, const uint3
         const uint32_t m = magnitude_of<8>(w, &nans);
         raise(&it->most[MT_ROW], m), it->nans += nans;
         if (FOUR && s.options.four_over_six) {
-            stored = choose_codes(q, j, scale_enc, of, table, s, to.l, m, w, nans > 0);
+            stored = choose_codes<FOUR>(q, j, scale_enc, ones, unit, s, to.l, m, w, nans > 0);
         } else {
             float enc[8];
             stored = stored_pair(j, mt_f32_from_bits(m << 16) * g, 0) & 0xff;
@@ -264,17 +264,17 @@ run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const 
     put_strip(lines, scales, to, f, strip);
 }
 
-/* A warp's columns rotated in place; it: what is found of their elements, if they are looked at. */
+/* A warp's columns rotated in place; looks: at their elements. */
 static __device__ __forceinline__ void rotate_strip(uint32_t *words, int strip, int rows,
                                                     const uint32_t rotation[4], uint32_t mask,
-                                                    found *it)
+                                                    bool looks, found *it)
 {
     const int g = lane_of_warp() / 4, first = lane_of_warp() % 4 * 4;
 #pragma unroll 1
     for (int at = 0; (at + 1) * SEGMENT <= rows; at++) {
         uint32_t x[4];
         get_square(x, shared_address(words + square_place(strip) + at * SQUARE_WORDS));
-        if (it) raise(&it->most[MT_ROW], magnitude_of<4>(x, &it->nans));
+        if (looks) raise(&it->most[MT_ROW], magnitude_of<4>(x, &it->nans));
         rotate_square(x, rotation, mask);
         __syncwarp(); /* it has been read */
 #pragma unroll
@@ -287,43 +287,51 @@ static __device__ __forceinline__ void rotate_strip(uint32_t *words, int strip, 
 }
 
 /* Codes of columns under 4over6: threads have segments of two, whose errors are sums in order. */
-static __device__ __forceinline__ void run_chosen_columns(const job &j, short_space *sp,
-                                                          const frame &f, uint32_t *words,
-                                                          const float *scale_enc, choices *of,
-                                                          int table, const uint32_t rotation[4],
-                                                          bool again, found *it)
+template <int FOUR>
+static __device__ __forceinline__ void
+run_chosen_columns(const job &j, short_space *sp, const frame &f, uint32_t *words,
+                   const float *scale_enc, const float *ones, const uint32_t rotation[4],
+                   bool again, found *it)
 {
     enum { PARTS = TILE_THREADS / PAIRS, TURNS = SEGMENTS / PARTS };
     const side &s = j.p.sides[MT_COL];
     const int pair = (int)threadIdx.x % PAIRS, part = (int)threadIdx.x / PAIRS;
     const int strip = (int)threadIdx.x / 32, rows = f.t.rows;
-    uint32_t q[2 * TURNS][2] = {};
+    const float unit = unit_of(s, f.to[MT_COL].l);
+    uint32_t q[2 * TURNS][2];
     if (s.options.rht) {
-        rotate_strip(words, strip, rows, rotation, s.options.rht_mask, again ? NULL : it);
+        rotate_strip(words, strip, rows, rotation, s.options.rht_mask, !again, it);
         __syncthreads();
     }
 #pragma unroll 1
-    for (int n = 0; n < 2 * TURNS; n++) { /* registers have no index, and code should be short */
-        const int at = part + n / 2 * PARTS, c = pair * 2 + n % 2;
-        uint32_t w[8], codes[2];
-        int nans = 0;
+    for (int n = 0; n < TURNS; n++) {
+        const int at = part + n * PARTS;
+        uint32_t v[SEGMENT];
         if (at * SEGMENT >= rows) break; /* nothing of it is stored */
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const uint32_t first = words[pair_place<NIBBLES>(at * SEGMENT + i * 2, pair)];
-            const uint32_t second = words[pair_place<NIBBLES>(at * SEGMENT + i * 2 + 1, pair)];
-            w[i] = __byte_perm(first, second, n % 2 ? 0x7632 : 0x5410);
-        }
-        const uint32_t m = magnitude_of<8>(w, &nans);
-        if (!again && !(s.options.rht && (at + 1) * SEGMENT <= rows))
-            it->nans += nans, raise(&it->most[MT_ROW], m);
-        raise(&it->most[MT_COL], m);
-        sp->scales[c * SEGMENTS + at] = (uint8_t)choose_codes(codes, j, scale_enc, of, table, s,
-                                                              f.to[MT_COL].l, m, w, nans > 0);
+        for (int i = 0; i < SEGMENT; i++) v[i] = words[pair_place<NIBBLES>(at * SEGMENT + i, pair)];
+#pragma unroll 1
+        for (int h = 0; h < 2; h++) { /* registers have no index, and code should be short */
+            uint32_t w[8], codes[2];
+            int nans = 0;
 #pragma unroll
-        for (int i = 0; i < 2 * TURNS; i++)
-            if (i == n) q[i][0] = codes[0], q[i][1] = codes[1];
+            for (int i = 0; i < 8; i++)
+                w[i] = __byte_perm(v[i * 2], v[i * 2 + 1], 0x5410 + h * 0x2222);
+            const uint32_t m = magnitude_of<8>(w, &nans);
+            if (!again && !(s.options.rht && (at + 1) * SEGMENT <= rows))
+                it->nans += nans, raise(&it->most[MT_ROW], m);
+            raise(&it->most[MT_COL], m);
+            sp->scales[(pair * 2 + h) * SEGMENTS + at] = (uint8_t)choose_codes<FOUR>(
+                codes, j, scale_enc, ones, unit, s, f.to[MT_COL].l, m, w, nans > 0);
+#pragma unroll
+            for (int i = 0; i < 2; i++) /* of words that nobody else reads */
+                words[pair_place<NIBBLES>(at * SEGMENT + h * 2 + i, pair)] = codes[i];
+        }
     }
+#pragma unroll
+    for (int i = 0; i < 4 * TURNS; i++)
+        q[i / 2][i % 2] =
+            words[pair_place<NIBBLES>((part + i / 4 * PARTS) * SEGMENT + i % 4, pair)];
     __syncthreads(); /* the words have been read */
 #pragma unroll
     for (int n = 0; n < TURNS; n++)

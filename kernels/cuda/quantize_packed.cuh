@@ -425,7 +425,7 @@ static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4]
     for (int i = 0; i < 8; i++) {
         float a = fabsf(element_of(w, i)) * enc[i];
         if (random) /* bits above 65536ths are codes */
-            x[i] = e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff) - E2M1_UNITS_BASE;
+            x[i] = e2m1_units_above(a) + (random[i / 2] >> i % 2 * 16 & 0xffff);
         else
             q += e2m1_above(a) << 4 * i;
     }
@@ -434,7 +434,7 @@ static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4]
     for (int i = 0; i < 2; i++)
         x[i] = __byte_perm(__byte_perm(x[i], x[i + 2], 0x0062),
                            __byte_perm(x[i + 4], x[i + 6], 0x0062), 0x5410);
-    return x[0] + (x[1] << 4);
+    return x[0] + (x[1] << 4) - (E2M1_UNITS_BASE >> 16 & 0xff) * (0x01010101u * 17);
 }
 
 /* The same of products with powers of two: bf16 holds them, so that the lines are taken two

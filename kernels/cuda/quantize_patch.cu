@@ -102,34 +102,6 @@ static __device__ __forceinline__ void turn_patch(uint32_t *codes, int half, con
     }
 }
 
-/* Turned codes, and scales of nibbles, to where they go. */
-template <int KIND>
-static __device__ __forceinline__ void put_turned(const patch_space *sp, const frame &f,
-                                                  const uneven &u)
-{
-    enum { HALF = patches<KIND>::HALF };
-    const target &to = f.to[MT_COL];
-    const int bytes = ((to.padded ? (int)TILE : f.t.rows) + HALF) >> HALF;
-    if (to.even)
-        put_even_lines<KIND>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
-    else
-        put_uneven_lines<KIND>(u, to.codes, to.pitch, f.t.cols, bytes);
-    const int block = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
-    if (KIND != NIBBLES || block * SEGMENT >= rows) return;
-    static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
-    const int64_t step = lines_step(to.scales);
-    uint8_t *p = scale_at<KIND>(to.scales, (int)threadIdx.x / SEGMENTS, block);
-#pragma unroll
-    for (int i = threadIdx.x; i < TILE * SEGMENTS; i += TILE_THREADS, p += step)
-        if (i / SEGMENTS < f.t.cols) store_1(p, sp->scales[i]);
-}
-
-/* Whether the tile of `next` is below that of f, in the same member. */
-static __device__ __forceinline__ bool is_below(const frame &next, const frame &f)
-{
-    return next.t.index == f.t.index && next.t.c0 == f.t.c0 && next.t.r0 == f.t.r0 + TILE;
-}
-
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
@@ -173,12 +145,13 @@ static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, 
     if ((KIND == LINES || PLANAR) && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
     float row[ROWS] = {}, column[RUN] = {};
     uint32_t bits[ROWS][4];
+    const draws d = SR ? draws_of(j, f.t, patch_row(), patch_column()) : draws{};
 #pragma unroll
-    for (int i = 0; SR && !(DIRS & ROW_CODES) && i < ROWS; i++) draw_row(bits[i], j, f.t, i);
+    for (int i = 0; SR && !(DIRS & ROW_CODES) && i < ROWS; i++) draw_row(bits[i], j, d, i);
     if (DIRS & ROW_CODES) make_row_scales<KIND>(row, j, f, e);
     if (PLANAR && (DIRS & COLUMN_CODES)) make_shared_scales<KIND>(column, j, sp, f);
     if (PLANAR || (DIRS & ROW_CODES))
-        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, bits,
+        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, d, bits,
                                                                e.nans > 0);
     if (PLANAR || !(DIRS & COLUMN_CODES)) return;
     if (KIND == LINES) make_shared_scales<KIND>(column, j, sp, f);
@@ -238,7 +211,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (BLOCKS<DIRS, SR>))
             const uneven u = { sp->codes, n & 1, after, on };
             after = on;
             __syncthreads(); /* all codes are there */
-            put_turned<KIND>(sp, f, u);
+            put_turned<KIND>(sp->scales, f, u);
         }
         if (more && next.t.index == f.t.index) continue;
         give_found(&sp->found[n & 1], j, &it);

@@ -158,14 +158,46 @@ static __device__ __forceinline__ void encode_row(uint32_t q[2], const side &s, 
     for (int h = 0; h < 2; h++) q[h] = encode_four<CODES>(s, w + h * 2, same);
 }
 
+/* What the draws of a patch's rows share: of Philox's first three rounds what the row has no part
+ * in. */
+struct draws {
+    uint32_t first, row, upper, word, lower, last;
+};
+
+static __device__ __forceinline__ draws draws_of(const job &j, const tile &t, int row, int column)
+{
+    const uint32_t m0 = 0xD2511F53u, m1 = 0xCD9E8D57u, w0 = 0x9E3779B9u, w1 = 0xBB67AE85u;
+    const uint32_t member = j.first_member + (uint32_t)t.index;
+    const uint32_t place = (uint32_t)(t.c0 + column) / RUN;
+    const uint32_t k0 = j.key[0], k1 = j.key[1];
+    const uint32_t second = __umulhi(m0, place) ^ draw_step(j) ^ k1;
+    const uint32_t third = __umulhi(m1, second) ^ m1 * member ^ (k0 + w0);
+    draws d;
+    d.first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)row;
+    d.row = __umulhi(m1, member) ^ k0;
+    d.upper = m0 * place ^ (k1 + w1);
+    d.word = m1 * second ^ (k0 + 2 * w0);
+    d.lower = __umulhi(m0, third) ^ (k1 + 2 * w1);
+    d.last = m0 * third;
+    return d;
+}
+
 /* The bits of row i of a patch's elements, as they lie: a draw is eight elements. */
-static __device__ __forceinline__ void draw_row(uint32_t bits[4], const job &j, const tile &t,
+static __device__ __forceinline__ void draw_row(uint32_t bits[4], const job &j, const draws &d,
                                                 int i)
 {
-    const uint32_t first = (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)patch_row();
-    const uint32_t counter[4] = { (uint32_t)(t.c0 + patch_column()) / RUN, first + (uint32_t)i,
-                                  j.first_member + (uint32_t)t.index, draw_step(j) };
-    mt_philox(bits, counter, j.key);
+    const uint32_t m0 = 0xD2511F53u, m1 = 0xCD9E8D57u, w0 = 0x9E3779B9u, w1 = 0xBB67AE85u;
+    const uint64_t p = (uint64_t)m0 * ((d.first + (uint32_t)i) ^ d.row);
+    const uint64_t q = (uint64_t)m1 * ((uint32_t)(p >> 32) ^ d.upper);
+    uint32_t c0 = (uint32_t)(q >> 32) ^ d.word, c1 = (uint32_t)q, c2 = (uint32_t)p ^ d.lower,
+             c3 = d.last;
+#pragma unroll
+    for (uint32_t round = 3; round < 10; round++) {
+        const uint64_t p0 = (uint64_t)m0 * c0, p1 = (uint64_t)m1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (j.key[0] + round * w0), c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (j.key[1] + round * w1), c3 = (uint32_t)p0;
+    }
+    bits[0] = c0, bits[1] = c1, bits[2] = c2, bits[3] = c3;
 }
 
 /* Of eight products; rounded stochastically where there are bits. */
@@ -248,7 +280,7 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
 template <int KIND, int DIRS, int CODES, bool SR>
 static __device__ __forceinline__ void
 store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float row[ROWS],
-           const float column[RUN], uint32_t bits[ROWS][4], bool nans)
+           const float column[RUN], const draws &d, uint32_t bits[ROWS][4], bool nans)
 {
     typedef patches<KIND> at;
     const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
@@ -263,7 +295,7 @@ store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float 
     for (int i = 0; i < ROWS; i++) {
         uint32_t q[MT_DIR_COUNT][2];
         float same[RUN];
-        if (SR) draw_row(bits[i], j, f.t, i);
+        if (SR) draw_row(bits[i], j, d, i);
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
         if (DIRS & ROW_CODES)

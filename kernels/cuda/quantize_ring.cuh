@@ -167,3 +167,31 @@ static __device__ __forceinline__ void put_uneven_lines(const uneven &u, uint8_t
     }
     if (!(u.after && u.on)) put_ends<KIND>(u, codes, pitch, cols, bytes);
 }
+
+/* Turned codes, and scales of nibbles, to where they go. */
+template <int KIND>
+static __device__ __forceinline__ void put_turned(const uint8_t *scales, const frame &f,
+                                                  const uneven &u)
+{
+    enum { HALF = patches<KIND>::HALF };
+    const target &to = f.to[MT_COL];
+    const int bytes = ((to.padded ? (int)TILE : f.t.rows) + HALF) >> HALF;
+    if (to.even)
+        put_even_lines<KIND>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
+    else
+        put_uneven_lines<KIND>(u, to.codes, to.pitch, f.t.cols, bytes);
+    const int block = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
+    if (KIND != NIBBLES || block * SEGMENT >= rows) return;
+    static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
+    const int64_t step = lines_step(to.scales);
+    uint8_t *p = scale_at<KIND>(to.scales, (int)threadIdx.x / SEGMENTS, block);
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * SEGMENTS; i += TILE_THREADS, p += step)
+        if (i / SEGMENTS < f.t.cols) store_1(p, scales[i]);
+}
+
+/* Whether the tile of `next` is below that of f, in the same member. */
+static __device__ __forceinline__ bool is_below(const frame &next, const frame &f)
+{
+    return next.t.index == f.t.index && next.t.c0 == f.t.c0 && next.t.r0 == f.t.r0 + TILE;
+}

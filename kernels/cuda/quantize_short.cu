@@ -192,7 +192,7 @@ static __device__ __forceinline__ void turn_rows(const frame &f, uint32_t *words
 static __device__ __forceinline__ bool turns_rows(const job &j, const frame &f)
 {
     const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
-    return j.codes && row.present && col.present && f.to[MT_COL].even &&
+    return row.present && col.present && f.to[MT_COL].even &&
            row.options.element == col.options.element && f.to[MT_ROW].l.enc == f.to[MT_COL].l.enc;
 }
 
@@ -242,7 +242,6 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
     }
     if (KIND == WHOLE && again) raise(&it->most[MT_COL], it->most[MT_ROW]); /* the same elements */
     __syncthreads(); /* the words have been read */
-    if (!j.codes) return;
     if (to.even) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -269,27 +268,28 @@ static __device__ __forceinline__ void run_columns(const job &j, short_space *sp
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-/* Of nibbles. `more`: random bits, or what 4over6 takes. */
-template <bool SR, bool FOUR>
+/* Of nibbles. */
+template <bool SR, int FOUR>
 static __device__ __forceinline__ void run_nibbles(const job &j, short_space *sp, const frame &f,
-                                                   uint32_t *words, uint32_t *more, int table,
+                                                   uint32_t *words, uint32_t *random, int table,
                                                    const uint32_t rotation[4], found *it)
 {
     const bool rows = j.codes && j.p.sides[MT_ROW].present, columns = j.p.sides[MT_COL].present;
     const bool sums = j.codes && j.sums;
-    choices *of = FOUR ? (choices *)more : NULL;
     const float(*enc)[NIBBLE_SCALES] = sp->enc[table];
-    if (SR && j.codes) draw_tile_bits<NIBBLES>(more, j, f.t);
+    const float *ones = FOUR ? sp->planar + table * TILE_THREADS : NULL;
+    if (SR && j.codes) draw_tile_bits<NIBBLES>(random, j, f.t);
     if (sums) sum_pairs<NIBBLES>(j, words, f.t);
     if (SR && j.codes) __syncthreads();
-    if (rows) run_nibble_rows<SR, FOUR>(j, f, words, more, enc[MT_ROW], of, table, it);
+    if (rows) run_nibble_rows<SR, FOUR>(j, f, words, random, enc[MT_ROW], ones, it);
     if (!columns) return;
     if (!j.codes) return measure_strip(j, f, words, rotation, it);
     if (rows || sums) __syncthreads(); /* the words have been read */
     if (FOUR && j.p.sides[MT_COL].options.four_over_six)
-        run_chosen_columns(j, sp, f, words, enc[MT_COL], of, table, rotation, rows, it);
+        run_chosen_columns<FOUR>(j, sp, f, words, enc[MT_COL], ones + NIBBLE_SCALES, rotation, rows,
+                                 it);
     else
-        run_strip<SR>(j, sp, f, words, more, enc[MT_COL], rotation, rows, it);
+        run_strip<SR>(j, sp, f, words, random, enc[MT_COL], rotation, rows, it);
 }
 
 template <int KIND>
@@ -298,8 +298,8 @@ static __device__ __forceinline__ void run_frame(const job &j, short_space *sp, 
 {
     const side &row = j.p.sides[MT_ROW], &col = j.p.sides[MT_COL];
     const bool planar = kind<KIND>::IS_PLANAR && col.present;
-    const bool rows = j.codes && (row.present || planar);
-    if (j.codes && j.sums) sum_pairs<KIND>(j, words, f.t);
+    const bool rows = row.present || planar;
+    if (j.sums) sum_pairs<KIND>(j, words, f.t);
     if (planar) measure_planar<KIND>(j, sp, f, words);
     if (planar) __syncthreads();
     const bool turned = KIND == WHOLE && turns_rows(j, f);
@@ -326,18 +326,21 @@ static __device__ __forceinline__ void set_tokens(frame *f, const job &j, int64_
     }
 }
 
+/* Of a multiprocessor. */
+template <bool SR, int FOUR> static constexpr int BLOCKS = SR || FOUR ? 2 : 3;
+
 /* The tile of a block's turn n lies in tiles[n & 1], its frame in frames[n & 3]. While a block is
  * at turn n the tile of n + 1 is on its way; warps in their turn look up n + 3, and where the parts
  * of n + 2 go: a chain of loads that nobody waits for. A block's tiles of nibbles follow each
  * other: what is made of a member lasts, as does what has been found of it. */
-template <int KIND, bool SR, bool FOUR>
-static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
+template <int KIND, bool SR, int FOUR>
+static __global__ void __launch_bounds__(TILE_THREADS, (BLOCKS<SR, FOUR>))
     short_kernel(const __grid_constant__ job j)
 {
-    enum { FOLLOW = KIND == NIBBLES };
+    enum { FOLLOW = KIND == NIBBLES && FOUR == NO_CHOICE };
     extern __shared__ uint4 mt_shared[];
     short_space *sp = (short_space *)mt_shared;
-    uint32_t *behind = (uint32_t *)(sp + 1);
+    uint32_t *random = (uint32_t *)(sp + 1);
     wait_for_results();
     const int64_t units = j.p.units[j.p.group.members];
     const int64_t step = FOLLOW ? 1 : gridDim.x;
@@ -347,11 +350,11 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
     found it = {};
     int64_t given = -1; /* the member that the block has found something of */
     int table = 0;      /* of the member's scales */
-    choices *of = FOUR ? (choices *)behind : NULL;
     uint32_t rotation[4];
     if (KIND == NIBBLES) make_rotation(rotation, j.p.sides[MT_COL].options.rht_mask);
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
     if (threadIdx.x < 4) sp->frames[threadIdx.x].token = sp->tokens[threadIdx.x];
+    const auto ones = [&](int of) { return FOUR ? sp->planar + of * TILE_THREADS : NULL; };
     const auto at = [&](int64_t turn) { return turn < end ? turn : units; };
     if (warp < 3) find_turn(&sp->frames[warp], j, units, at(first + warp * step));
     __syncthreads();
@@ -379,13 +382,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
         if (KIND == NIBBLES && n == 0) {
-            make_scales(sp->enc[0], of, 0, j, f);
+            make_scales(sp->enc[0], ones(0), j, f);
             __syncthreads();
         }
         const bool changes = more && next.t.index != f.t.index;
-        if (KIND == NIBBLES && changes) make_scales(sp->enc[table ^ 1], of, table ^ 1, j, next);
+        if (KIND == NIBBLES && changes) make_scales(sp->enc[table ^ 1], ones(table ^ 1), j, next);
         if constexpr (KIND == NIBBLES)
-            run_nibbles<SR, FOUR>(j, sp, f, sp->tiles[n & 1], behind, table, rotation, &it);
+            run_nibbles<SR, FOUR>(j, sp, f, sp->tiles[n & 1], random, table, rotation, &it);
         else
             run_frame<KIND>(j, sp, f, sp->tiles[n & 1], &it);
         if (more && !changes) continue;
@@ -401,13 +404,23 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
-/* Whether codes of a direction are drawn (sr), or chosen (4over6). */
-static bool any_option(const job *j, bool sr)
+/* Whether codes of a direction are drawn (sr). */
+static bool any_draws(const job *j)
+{
+    bool any = false;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        any |= j->codes && j->p.sides[dir].present && j->p.sides[dir].options.sr;
+    return any;
+}
+
+/* Whether they are chosen (4over6), by squares or by magnitudes. */
+static bool any_choice(const job *j, bool squared)
 {
     bool any = false;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
-        const mt_format_options *o = &j->p.sides[dir].options;
-        any |= j->codes && j->p.sides[dir].present && (sr ? o->sr : o->four_over_six > 0);
+        const side *s = &j->p.sides[dir];
+        any |= j->codes && s->present && s->options.four_over_six &&
+               s->options.squared_error == squared;
     }
     return any;
 }
@@ -435,7 +448,7 @@ int mt_cuda_short_kind(const job *j)
         if (k == KINDS || !j->write[dir] || (of != KINDS && of != k)) return KINDS;
         of = k;
     }
-    return any_option(j, true) && any_option(j, false) ? KINDS : of;
+    return any_draws(j) + any_choice(j, true) + any_choice(j, false) > 1 ? KINDS : of;
 }
 
 bool mt_cuda_short_suffices(const job *j)
@@ -443,13 +456,11 @@ bool mt_cuda_short_suffices(const job *j)
     return mt_cuda_short_kind(j) != KINDS;
 }
 
-template <int KIND, bool SR, bool FOUR> static mt_status launch(mt_stream *stream, const job *j)
+template <int KIND, bool SR, int FOUR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    size_t bytes = sizeof(short_space) + (SR     ? AREA * sizeof(uint16_t)
-                                          : FOUR ? sizeof(choices)
-                                                 : 0);
+    size_t bytes = sizeof(short_space) + (SR ? AREA * sizeof(uint16_t) : 0);
     int64_t units = mt_cuda_plan_units(&j->p.group);
-    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR || FOUR ? 2 : 3);
+    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS<SR, FOUR>;
     MT_CUDA(cudaFuncSetAttribute(short_kernel<KIND, SR, FOUR>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     MT_TRY(follow(stream, short_kernel<KIND, SR, FOUR>, (unsigned)(units < most ? units : most),
@@ -461,12 +472,16 @@ template <int KIND, bool SR, bool FOUR> static mt_status launch(mt_stream *strea
 mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
 {
     static mt_status (*const launches[KINDS])(mt_stream *, const job *) = {
-        launch<WHOLE, false, false>, launch<LINES, false, false>, launch<PLANAR, false, false>,
-        launch<NIBBLES, false, false>, launch<PLANAR_NIBBLES, false, false>
+        launch<WHOLE, false, NO_CHOICE>, launch<LINES, false, NO_CHOICE>,
+        launch<PLANAR, false, NO_CHOICE>, launch<NIBBLES, false, NO_CHOICE>,
+        launch<PLANAR_NIBBLES, false, NO_CHOICE>
     };
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
+    if (mt_cuda_rotated_suffices(j)) return mt_cuda_quantize_rotated(stream, j);
+    if (mt_cuda_chosen_suffices(j)) return mt_cuda_quantize_chosen(stream, j);
     if (mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
-    if (any_option(j, true)) return launch<NIBBLES, true, false>(stream, j);
-    if (any_option(j, false)) return launch<NIBBLES, false, true>(stream, j);
+    if (any_draws(j)) return launch<NIBBLES, true, NO_CHOICE>(stream, j);
+    if (any_choice(j, true)) return launch<NIBBLES, false, BY_SQUARES>(stream, j);
+    if (any_choice(j, false)) return launch<NIBBLES, false, BY_MAGNITUDES>(stream, j);
     return launches[mt_cuda_short_kind(j)](stream, j);
 }

@@ -47,9 +47,9 @@ struct frame {
 };
 
 struct short_space {
-    alignas(16) uint32_t tiles[2][AREA / 2]; /* the one that is worked on and the next */
-    alignas(16) float planar[PLANAR_BLOCKS * TILE];
-    uint32_t partial[TILE / 32][PAIRS]; /* magnitudes of 32 rows of two columns */
+    alignas(16) uint32_t tiles[2][AREA / 2];        /* the one that is worked on and the next */
+    alignas(16) float planar[PLANAR_BLOCKS * TILE]; /* of nibbles make_scales' ones */
+    uint32_t partial[TILE / 32][PAIRS];             /* magnitudes of 32 rows of two columns */
     uint8_t scales[TILE * SEGMENTS];
     float enc[2][MT_DIR_COUNT][NIBBLE_SCALES]; /* of this member and the next: what elements under
                                                   each are multiplied by */

@@ -145,39 +145,86 @@ static __device__ __forceinline__ void round_square(uint32_t x[4], const float y
     x[1] = bf16_pair(y[2], y[3]), x[3] = bf16_pair(y[6], y[7]);
 }
 
-/* Rotates a square, rounded to bf16. Where a column's elements are within 12 binades no sum of them
- * has more than 24 bits: the tensor cores' is exact, as are all in NUMERICS' order. h: of
- * make_rotation. */
+/* Whether sums of columns may round, two columns to a word: of their largest and least magnitudes.
+ * Where a column's elements are within 12 binades no sum of them has more than 24 bits: the tensor
+ * cores' is exact, as are all in NUMERICS' order. */
+static __device__ __forceinline__ uint32_t rounds(uint32_t most, uint32_t least)
+{
+    const uint32_t both = 0x10001;
+    return (larger_halves(most - least, BINADES * both) ^ BINADES * both) |
+           (larger_halves(most, MOST * both) ^ MOST * both) |
+           (smaller_halves(least, LEAST * both) ^ LEAST * both);
+}
+
+/* A square rotated, whatever it is. */
+static __device__ __noinline__ uint4 rotated_square(uint4 square, uint4 rotation, uint32_t mask)
+{
+    const uint32_t x[4] = { square.x, square.y, square.z, square.w };
+    uint32_t z[4];
+    float y[8];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const uint32_t h[4] = { rotation.x, rotation.y, rotation.z, rotation.w };
+    uint32_t most = larger_of_columns(x), least = smaller_of_columns(x);
+    multiply_square(y, x, h), multiply_square(y + 4, x, h + 2);
+#pragma unroll
+    for (int lane = 1; lane < 4; lane *= 2) {
+        most = larger_halves(most, __shfl_xor_sync(~0u, most, lane));
+        least = smaller_halves(least, __shfl_xor_sync(~0u, least, lane));
+    }
+    const uint32_t odd = rounds(most, least);
+    bool alike = true;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const uint32_t m = most >> 16 * c & 0xffff;
+        if (odd >> 16 * c & 0xffff)
+            alike &= rounds_alike(y, c, m) && (m == 0 || (m >= LEAST && m <= MOST));
+    }
+    if (!__all_sync(~0u, alike)) sum_in_order(y, x, mask);
+#else
+    sum_in_order(y, x, mask);
+#endif
+    round_square(z, y);
+    return make_uint4(z[0], z[1], z[2], z[3]);
+}
+
+/* Rotates a square, rounded to bf16; exact: no sum of it rounds. h: of make_rotation. */
+static __device__ __forceinline__ void rotate_square(uint32_t x[4], const uint32_t h[4],
+                                                     uint32_t mask, bool exact)
+{
+    float y[8];
+    if (exact) {
+        multiply_square(y, x, h), multiply_square(y + 4, x, h + 2);
+        round_square(x, y);
+    } else {
+        const uint4 z = rotated_square(make_uint4(x[0], x[1], x[2], x[3]),
+                                       make_uint4(h[0], h[1], h[2], h[3]), mask);
+        x[0] = z.x, x[1] = z.y, x[2] = z.z, x[3] = z.w;
+    }
+}
 static __device__ __forceinline__ void rotate_square(uint32_t x[4], const uint32_t h[4],
                                                      uint32_t mask)
 {
-    float y[8];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const uint32_t both = 0x10001;
-    multiply_square(y, x, h), multiply_square(y + 4, x, h + 2);
     uint32_t most = larger_of_columns(x), least = smaller_of_columns(x);
 #pragma unroll
     for (int lane = 1; lane < 4; lane *= 2) {
         most = larger_halves(most, __shfl_xor_sync(~0u, most, lane));
         least = smaller_halves(least, __shfl_xor_sync(~0u, least, lane));
     }
-    const uint32_t odd = (larger_halves(most - least, BINADES * both) ^ BINADES * both) |
-                         (larger_halves(most, MOST * both) ^ MOST * both) |
-                         (smaller_halves(least, LEAST * both) ^ LEAST * both);
-    if (__any_sync(~0u, odd)) {
-        bool alike = true;
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const uint32_t m = most >> 16 * c & 0xffff;
-            if (odd >> 16 * c & 0xffff)
-                alike &= rounds_alike(y, c, m) && (m == 0 || (m >= LEAST && m <= MOST));
-        }
-        if (!__all_sync(~0u, alike)) sum_in_order(y, x, mask);
-    }
+    rotate_square(x, h, mask, !__any_sync(~0u, rounds(most, least)));
 #else
-    sum_in_order(y, x, mask);
+    rotate_square(x, h, mask, false);
 #endif
-    round_square(x, y);
+}
+
+/* Magnitudes of a square rotated, all but those that sums' roundings change; with any sign. */
+static __device__ __forceinline__ uint32_t magnitudes_near(const uint32_t x[4], const uint32_t h[4])
+{
+    float y[8];
+    uint32_t z[4];
+    multiply_square(y, x, h), multiply_square(y + 4, x, h + 2);
+    round_square(z, y);
+    return larger_pair(larger_pair(z[0], z[1]), larger_pair(z[2], z[3]));
 }
 
 /* Raises `most` to the largest magnitude of a square rotated. The tensor cores' sums are within

@@ -52,4 +52,10 @@ mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
 /* quantize_patch.cu: whether it knows a call of a kind; its sweep over codes. */
 bool mt_cuda_patches_suffice(const struct job *j);
 mt_status mt_cuda_quantize_patches(mt_stream *stream, const struct job *j);
+/* quantize_chosen.cu: whether it knows a call of nvfp4; its sweep over codes. */
+bool mt_cuda_chosen_suffices(const struct job *j);
+mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
+/* quantize_rotated.cu: whether it knows a call of nvfp4; a sweep of it. */
+bool mt_cuda_rotated_suffices(const struct job *j);
+mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
 }

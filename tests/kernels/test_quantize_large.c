@@ -15,7 +15,11 @@ static const struct pair {
               { "fp8_block", NULL },          { NULL, "nvfp4" },
               { NULL, "fp8_tensor" },         { NULL, "fp8_block:pow2=off" },
               { NULL, "mxfp8:e5m2" },         { "mxfp4:scale=floor", NULL },
-              { "nvfp4", "nvfp4" },           { "nvfp4:sr", "nvfp4:sr" } };
+              { "nvfp4", "nvfp4" },           { "nvfp4:sr", "nvfp4:sr" },
+              { NULL, "nvfp4:rht" },          { NULL, "nvfp4:rht+sr" },
+              { NULL, "nvfp4:rht+4over6" },   { "nvfp4:4over6+err=sq", "nvfp4:4over6=448" },
+              { NULL, "nvfp4:4over6" },       { "nvfp4:4over6=448", "nvfp4:4over6=448" },
+              { "nvfp4:4over6", NULL },       { "nvfp4:4over6+err=sq", "nvfp4:4over6+err=sq" } };
 
 static void quantize_on(mt_device *device, const struct quantize_case *c, void *x,
                         const struct pair *p, struct quantize_result *r, int64_t nan[N])
