@@ -158,11 +158,17 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                        APART_Q = (C::ACROSS_Q ? 512u : 1u) << 16;
     constexpr int STEP_P = C::ACROSS_P ? 128 : 2, STEP_Q = C::ACROSS_Q ? 128 : 2; /* of 16 deep */
     float d[C::BLOCKS_M][WGMMA_SUMS];
+    /* FRESH, for each tile: what has been stored of the one before leaves its registers to the work
+     * on the rest. */
+    auto zeros = [&]() __attribute__((always_inline))
+    {
 #pragma unroll
-    for (int mi = 0; mi < C::BLOCKS_M; mi++)
+        for (int mi = 0; mi < C::BLOCKS_M; mi++)
 #pragma unroll
-        for (int i = 0; i < WGMMA_SUMS; i++)
-            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
+            for (int i = 0; i < WGMMA_SUMS; i++)
+                asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
+    };
+    if (!C::FRESH) zeros();
     typename sm90_beside<C>::result result = { base, &maps, &a, 0, 0, 0, {} };
     int stage = 0, lane = 0;
     uint32_t parity = 0, p0 = 0, q0 = 0;
@@ -326,7 +332,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     auto begin_result = [&]() __attribute__((always_inline))
     {
         result.tile = tile;
-        if (!C::PLAIN && !C::BY_ROWS && a.add) {
+        if (!C::PLAIN && !C::BY_ROWS && !C::HELPED && a.add) {
             if (threadIdx.x % 128 == 0) {
                 copies_read<0>();
                 result.load(0, 0);
@@ -444,6 +450,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll 1
     for (; sm90_has_tile<C>(base, a, tile); tile += C::PINGPONG ? 2 : 1) {
         if (!C::AHEAD) result.tile = tile;
+        if (C::FRESH) zeros();
         if (C::PINGPONG) {
             const int mine = result.group();
             if (tile > 0) barrier_wait(base + C::ORDER + mine * 8, (tile / 2 - (mine == 0)) & 1);
@@ -501,5 +508,5 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         sm90_store(result, d[0], 0);
     }
     if (C::SKEWED) wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) copies_done<0>();
+    if (threadIdx.x % C::STORES == 0) copies_done<0>();
 }

@@ -24,8 +24,11 @@ struct sm90 {
         /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
          * the first begin the next tile; NT has few steps in a tile */
         SKEWED = PLAIN_ && WGRAD && !PINGPONG,
-        PANEL = 0,     /* see gemm_sm90_panel.cuh */
-        AHEAD = false, /* see sm90_fp8 */
+        FRESH = false,  /* see sm90_consume, */
+        HELPED = false, /* and moe_help */
+        STORES = 128,   /* of so many threads, one stores */
+        PANEL = 0,      /* see gemm_sm90_panel.cuh */
+        AHEAD = false,  /* see sm90_fp8 */
         BY_ROWS = false,
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
@@ -86,6 +89,9 @@ struct sm90_fp8 {
         CLUSTER_M = BY_ROWS || PAIRS_ ? 1 : 2, /* PAIRS: two pieces share the weights */
         CLUSTER_N = BY_ROWS || PAIRS_ ? 2 : 1,
         PINGPONG = false,
+        FRESH = false,
+        HELPED = false,
+        STORES = 128,
         PANEL = 0,
         WGRAD = LAYOUT == MT_GEMM_NT,
         ACROSS_P = false,
@@ -143,6 +149,10 @@ template <class C>
 static __device__ __forceinline__ void
 moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
             sm90_order<C> order, int cn);
+template <class C>
+static __device__ __forceinline__ void moe_help(uint8_t *shared, uint32_t base,
+                                                const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+                                                sm90_order<C> order, int cn, int group);
 
 /* As the producer describes it to the consumers. */
 struct sm90_tile {
@@ -504,6 +514,8 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
                 barrier_init(base + C::PANEL_EMPTY + i * 8, 8);
             }
         for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
+        if constexpr (C::HELPED)
+            for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::WRITTEN + i * 8, 4);
         *(int2 *)(shared + C::HAND) = make_int2(0, 0); /* the first stage and its parity */
         barrier_init_done();
         map_prefetch(&maps.p);
@@ -523,6 +535,9 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
             if (threadIdx.x == 0) sm90_produce_panel<C>(shared, at, maps, a, order, cm);
         } else if (threadIdx.x == 0)
             sm90_produce<C>(shared, at, maps, a, order, cm, cn);
+        if constexpr (C::HELPED)
+            if (threadIdx.x == 32 || threadIdx.x == 64)
+                moe_help<C>(shared, at, maps, a, order, cn, (int)threadIdx.x / 32 - 1);
         if constexpr (C::SCALED)
             if (threadIdx.x >= 32) sm90_bring_scales<C>(at, a, order, cm, cn);
         __syncwarp();

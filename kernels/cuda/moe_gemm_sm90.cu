@@ -77,7 +77,6 @@ mt_status mt_cuda_moe_gemm_sm90_prepare(gemm_sm90_maps *maps, gemm_sm90_args *ke
     *variant = variant_of(args, g, path->variant);
     MT_TRY(make_maps(maps, args, g, *variant));
     *kernel_args = mt_cuda_gemm_sm90_args(g, path);
-    if (args->z) kernel_args->add = true; /* z comes as C does */
     if (args->dweights) {
         kernel_args->dots = (float *)args->scratch;
         kernel_args->room = mt_cuda_moe_gemm_room(&g->rows);

@@ -18,13 +18,18 @@ struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> {
     enum {
         GATHERS = GATHERS_,
         BESIDE = BESIDE_,
+        FRESH = BESIDE != MOE_NOTHING,
+        HELPED = BESIDE == MOE_UNGATED,
+        STORES = BESIDE == MOE_NOTHING ? 128 : 32,
         PRODUCER_REGISTERS = GATHERS ? 56 : 40,
         CONSUMER_REGISTERS = GATHERS ? 224 : 232,
         PIECE = BESIDE == MOE_NOTHING ? (int)plain::PIECE : 32,
         PART = PIECE * 128, /* bytes of a piece of z, or of its SwiGLU */
         DOTS = plain::TABLE,
         DOTS_BYTES = 1024, /* of a warp: eight terms of each row of a piece */
-        TABLE = DOTS + (BESIDE == MOE_UNGATED ? 8 * DOTS_BYTES : 0),
+        WRITTEN = DOTS + (HELPED ? 8 * DOTS_BYTES : 0),
+        PLACES = WRITTEN + (HELPED ? 2 * plain::BUFFERS * 8 : 0),
+        TABLE = PLACES + (HELPED ? 2 * plain::BUFFERS * 16 : 0),
     };
 };
 
@@ -52,18 +57,10 @@ template <class C> struct moe_result : sm90_result<C> {
         int len = this->len();
         copy_out_ragged(map, from, column, this->row() + len, len, j * C::PIECE);
     }
-    /* z of piece x, as sm90_result has it of C. */
-    __device__ __forceinline__ void load(int x, int ahead) const
+    /* Ungated: four warps have written the piece. */
+    __device__ __forceinline__ uint32_t written() const
     {
-        int len = this->len(), per = (len + C::PIECE - 1) / C::PIECE;
-        int mi = x >= per, j = x - mi * per, m = column(mi);
-        if (x >= C::BLOCKS_M * per || m >= this->args->m) return;
-        int b = this->buffer + ahead;
-        b -= b >= C::BUFFERS ? C::BUFFERS : 0;
-        barrier_expect(this->old(b), 2 * C::PART);
-        for (int up = 0; up < 2; up++)
-            copy_in_ragged<false>(this->address(b) + up * C::PART, &this->maps->c, this->old(b),
-                                  m + up * this->args->m, this->row() + len, len, j * C::PIECE, 0);
+        return this->base + C::WRITTEN + (this->group() * C::BUFFERS + this->buffer) * 8;
     }
 };
 
@@ -177,7 +174,7 @@ static __device__ __forceinline__ void moe_put_dots(const moe_result<C> &r, floa
     put_shared_pair(moe_dots_at(r, lane / 4, group) + lane % 4 * 8, even, odd);
 }
 
-/* A thread for each row of piece j, once all have put theirs. */
+/* A thread for each row of piece j, once its warp's have put theirs. */
 template <class C>
 static __device__ __forceinline__ void moe_add_dots(const moe_result<C> &r, int mi, int j)
 {
@@ -231,16 +228,6 @@ static __device__ __forceinline__ uint32_t moe_place(int i)
     return line * 128 + ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* Until the copies have read the set of piece j: those of the tile before, or of the piece before
- * the last. */
-static __device__ __forceinline__ void moe_set_read(int j)
-{
-    if (j == 0)
-        copies_read<0>();
-    else
-        copies_read<1>();
-}
-
 template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
@@ -249,31 +236,34 @@ static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
 #pragma unroll
     for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
         if (j * C::PIECE >= r.len()) continue;
-        if (thread_now() % 128 == 0) moe_set_read(j);
-        barrier_threads(1 + r.group(), 128);
+        if (j == 0) { /* the tile before */
+            if (thread_now() % 32 == 0) copies_read<0>();
+            barrier_threads(1 + r.group(), 128);
+        }
 #pragma unroll
         for (int i = 0; i < C::PIECE / 16; i++)
             moe_put_gated<C, PLAIN>(r.set(j) + moe_place(i), r, &d[0][j * 16 + i * 8],
                                     &d[1][j * 16 + i * 8]);
         shared_to_copies();
+        if (thread_now() % 32 == 0) copies_read<0>(); /* the piece before */
         barrier_threads(1 + r.group(), 128);
-        if (thread_now() % 128 == 0) {
-            r.put(&r.maps->d, r.set(j), r.column(0), j);
-            r.put(&r.maps->d, r.set(j) + C::PART, r.args->m / 2 + r.column(0), j);
-            r.put(&r.maps->c, r.set(j) + 2 * C::PART, r.column(0), j);
+        const uint32_t part = thread_now() % 128 / 32; /* a warp stores each */
+        if (thread_now() % 32 == 0 && part < 3) {
+            r.put(part < 2 ? &r.maps->d : &r.maps->c, r.set(j) + part * C::PART,
+                  r.column(0) + (part == 1 ? r.args->m / 2 : 0), j);
             copies_commit();
         }
+        __syncwarp();
     }
 }
 
-/* 64 rows of an ungated tile. */
+/* 64 rows of an ungated tile; each warp goes at its own pace. */
 template <class C, bool PLAIN>
 static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r, float (&d)[WGMMA_SUMS],
                                                          int mi)
 {
-    const int len = r.len(), f = r.args->m;
-    if (r.column(mi) >= f) return;
-    int x = mi * ((len + C::PIECE - 1) / C::PIECE);
+    const int len = r.len();
+    if (r.column(mi) >= r.args->m) return;
 #pragma unroll
     for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
         if (j * C::PIECE >= len) continue;
@@ -283,18 +273,67 @@ static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r, float
         for (int i = 0; i < C::PIECE / 16; i++)
             moe_put_ungated<C, PLAIN>(to + moe_place(i), r, &d[j * 16 + i * 8], i);
         shared_to_copies();
-        barrier_threads(1 + r.group(), 128);
-        if (thread_now() % 128 == 0) {
-            r.put(&r.maps->d, to, r.column(mi), j);
-            r.put(&r.maps->d, to + C::PART, f + r.column(mi), j);
-            copies_commit();
-            copies_read<1>(); /* the buffer of the piece before */
-            r.load(x + 2, 2);
-        }
+        __syncwarp();
+        if (thread_now() % 32 == 0) barrier_arrive(r.written());
         if (r.args->dots) moe_add_dots(r, mi, j);
-        x++;
         r.next();
     }
+}
+
+/* Ungated: a thread for each multiplying warpgroup brings z of its pieces as soon as there is room,
+ * that of the next tile too, and stores what has replaced it. */
+template <class C>
+static __device__ __forceinline__ void moe_help(uint8_t *shared, uint32_t base,
+                                                const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+                                                sm90_order<C> order, int cn, int group)
+{
+    const uint32_t buffers = base + C::PIECES + group * C::BUFFERS * C::BUFFER;
+    const uint32_t old = base + C::OLD + group * C::BUFFERS * 8;
+    const uint32_t written = base + C::WRITTEN + group * C::BUFFERS * 8;
+    int4 *places = (int4 *)(shared + C::PLACES) + group * C::BUFFERS;
+    int b = 0, pieces = 0;
+    uint32_t parity = 1; /* of what has been written: the first round is not waited for */
+    auto store = [&]() __attribute__((always_inline))
+    {
+        const uint32_t from = buffers + b * C::BUFFER;
+        const int4 p = places[b];
+        barrier_wait(written + b * 8, parity);
+        copy_out_ragged(&maps.d, from, p.x, p.y, p.z, p.w);
+        copy_out_ragged(&maps.d, from + C::PART, a.m + p.x, p.y, p.z, p.w);
+        copies_commit();
+    };
+    auto next = [&]() __attribute__((always_inline))
+    {
+        if (++b == C::BUFFERS) b = 0, parity ^= 1;
+    };
+    sm90_tile t;
+    for (int tile = 0; order.next(&t, a, 0, cn); tile++) {
+        if (C::PINGPONG && tile % 2 != group) continue;
+        for (int mi = 0; mi < C::BLOCKS_M; mi++) {
+            const int m = t.m0 + (C::PINGPONG ? mi : group * C::BLOCKS_M + mi) * 64;
+            if (m >= a.m) continue;
+            for (int row = 0; row < t.len; row += C::PIECE) {
+                if (pieces >= C::BUFFERS) {
+                    store();
+                    copies_read<0>();
+                }
+                const uint32_t to = buffers + b * C::BUFFER, bar = old + b * 8;
+                barrier_expect(bar, 2 * C::PART);
+                copy_in_ragged<false>(to, &maps.c, bar, m, t.row + t.len, t.len, row, 0);
+                copy_in_ragged<false>(to + C::PART, &maps.c, bar, a.m + m, t.row + t.len, t.len,
+                                      row, 0);
+                places[b] = make_int4(m, t.row + t.len, t.len, row);
+                pieces++;
+                next();
+            }
+        }
+    }
+    if (pieces < C::BUFFERS) b = 0, parity = 0;
+    for (int left = min(pieces, (int)C::BUFFERS); left > 0; left--) {
+        store();
+        next();
+    }
+    copies_done<0>();
 }
 
 template <class C, bool PLAIN>
