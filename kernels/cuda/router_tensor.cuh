@@ -78,14 +78,22 @@ struct dlogits_planes {
     int64_t *starts; /* may be NULL */
     int columns, run, count;
 
-    /* That of expert e below `columns`; past the experts x is 0. */
-    __device__ __forceinline__ void put(int64_t t, int e, float x) const
+    /* Those of N experts from e, a multiple of N, below `columns` on; past the experts x is 0. */
+    template <int N, typename R>
+    __device__ __forceinline__ void put(int64_t t, int e, const R x[N]) const
     {
-        mt_bf16 plane[PLANES];
-        split(plane, x);
+        typedef mt_vec<mt_bf16, N> vec;
+        vec plane[PLANES];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            mt_bf16 one[PLANES];
+            split(one, (float)x[j]);
+#pragma unroll
+            for (int p = 0; p < PLANES; p++) plane[p].at[j] = one[p];
+        }
 #pragma unroll
         for (int s = 0; s < PAIRS; s++)
-            to[(t * PAIRS + s) * columns + e] = plane[plane_of_dlogits(s)];
+            *(vec *)(to + (t * PAIRS + s) * columns + e) = plane[plane_of_dlogits(s)];
     }
     /* By every thread of a block. */
     __device__ __forceinline__ void put_starts(int64_t tokens) const
