@@ -407,7 +407,11 @@ static mt_status multiply_planes(mt_stream *stream, const struct mt_router_bwd_a
     mt_bf16 *dlogits = (mt_bf16 *)scratch;
     char *wr = (char *)scratch + p.planes.dlogits, *runs = wr + p.planes.wr;
     int64_t *starts = p.dwr ? (int64_t *)(runs + p.planes.runs) : NULL;
-    tensor::dlogits_planes to = { dlogits, starts, (int)p.planes.columns, (int)p.planes.run,
+    tensor::dlogits_planes to = { dlogits,
+                                  starts,
+                                  (int)p.planes.copies,
+                                  (int)p.planes.columns,
+                                  (int)p.planes.run,
                                   (int)p.planes.count };
     MT_TRY(find_dlogits<float>(stream, a, to));
     if (p.dx) MT_TRY(tensor::dx(stream, a, p.planes, dlogits, (mt_bf16 *)wr));
