@@ -85,7 +85,7 @@ template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_combine_bwd_args a)
 {
     typedef mt_words<T, N> words;
-    enum { SLOTS = 4 };
+    enum { SLOTS = 8 };
     const int64_t n = a.width / N, groups = mt_row_groups(n), warps = (int64_t)gridDim.x * WARPS;
     int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     for (; warp < a.tokens * groups; warp += warps) {
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_combin
         const mt_real<T> *weights = (const mt_real<T> *)a.weights + p.token * a.top_k;
         mt_real<T> dy[N], dx[N];
         if (p.column >= n) continue;
-        mt_open<T, N>(dy, ((const words *)a.dy)[p.token * n + p.column]);
+        const words in = ((const words *)a.dy)[p.token * n + p.column];
         for (int64_t first = 0; first < a.top_k; first += SLOTS) {
             mt_real<T> w[SLOTS];
             int32_t row[SLOTS];
@@ -103,24 +103,30 @@ static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_combin
                 row[s] = first + s < a.top_k ? position[first + s] : -1;
                 w[s] = first + s < a.top_k ? weights[first + s] : 0;
             }
+            mt_open<T, N>(dy, in);
 #pragma unroll
             for (int s = 0; s < SLOTS; s++) {
                 if (row[s] < 0) continue;
 #pragma unroll
                 for (int j = 0; j < N; j++) dx[j] = w[s] * dy[j];
-                mt_store((words *)a.dx + row[s] * n + p.column, mt_close<T, N>(dx));
+                __stcs((words *)a.dx + row[s] * n + p.column, mt_close<T, N>(dx));
             }
         }
     }
 }
 
+/* Of spread_kernel there is a block for each WARPS parts of rows: in the card's own order of blocks
+ * the rows that are written at a time lie closer than with blocks that stay. */
 template <typename T, int N>
 static mt_status launch_combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
 {
-    int64_t groups = a->dweights ? a->top_k : mt_row_groups(a->width / N);
-    unsigned blocks = mt_blocks(stream, a->tokens * groups * 32, THREADS);
-    auto kernel = a->dweights ? combine_bwd_kernel<T, N> : spread_kernel<T, N>;
-    if (blocks) kernel<<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(*a);
+    cudaStream_t on = mt_cuda_stream(stream);
+    const int64_t parts = a->tokens * mt_row_groups(a->width / N);
+    const unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
+    if (a->dweights && blocks)
+        combine_bwd_kernel<T, N><<<blocks, THREADS, 0, on>>>(*a);
+    else if (!a->dweights && parts)
+        spread_kernel<T, N><<<(unsigned)mt_ceil_div(parts, WARPS), THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "combine_bwd");
     return MT_OK;
 }

@@ -47,31 +47,44 @@ static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gem
     return mt_cuda_gemm_describe(g, &gemm) == MT_OK && g->cols > 0 && g->rows.members > 0;
 }
 
-/* A thread for each (token, slot): the partial sums of its row, over the weight. */
+/* dots [parts, room]: a row's first becomes their sum. */
 static __global__ void __launch_bounds__(THREADS)
-    dots_kernel(struct mt_moe_gemm_args a, int parts, int64_t room)
+    add_dots_kernel(float *dots, int parts, int64_t room, const int64_t *rows_used)
+{
+    const int64_t rows = rows_used ? min(room, *rows_used) : room;
+    MT_GRID_STRIDE(row, rows)
+    {
+        float sum = 0;
+#pragma unroll 8
+        for (int p = 0; p < parts; p++) sum += dots[p * room + row];
+        dots[row] = sum;
+    }
+}
+
+/* A thread for each (token, slot): the sum of its row, over the weight. */
+static __global__ void __launch_bounds__(THREADS) dots_kernel(struct mt_moe_gemm_args a)
 {
     MT_GRID_STRIDE(i, a.tokens * a.top_k)
     {
         const float w = ((const float *)a.weights)[i], *dots = (const float *)a.scratch;
-        int64_t row = a.position[i];
-        float sum = 0;
-        if (row >= 0 && w != 0) {
-#pragma unroll 8
-            for (int p = 0; p < parts; p++) sum += dots[p * room + row];
-            sum /= w;
-        }
-        ((float *)a.dweights)[i] = sum;
+        const int64_t row = a.position[i];
+        ((float *)a.dweights)[i] = row >= 0 && w != 0 ? dots[row] / w : 0;
     }
 }
 
+/* A line of partial sums lies along the rows, in which those of a token's slots are apart: they are
+ * added where they lie before they are asked for. */
 static mt_status add_dots(mt_stream *stream, const struct mt_moe_gemm_args *args,
                           const gemm_problem *g)
 {
-    int64_t slots = args->dweights ? args->tokens * args->top_k : 0;
+    const int64_t slots = args->dweights ? args->tokens * args->top_k : 0;
+    const int64_t room = mt_cuda_moe_gemm_room(&g->rows);
+    cudaStream_t on = mt_cuda_stream(stream);
     if (!slots) return MT_OK;
-    dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-        *args, (int)(g->cols / SM90_DOTS), mt_cuda_moe_gemm_room(&g->rows));
+    add_dots_kernel<<<mt_blocks(stream, room, THREADS), THREADS, 0, on>>>(
+        (float *)args->scratch, (int)(g->cols / SM90_DOTS), room, args->rows_used);
+    MT_LAUNCHED(stream, "moe_gemm dweights");
+    dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, on>>>(*args);
     MT_LAUNCHED(stream, "moe_gemm dweights");
     return MT_OK;
 }

@@ -5,19 +5,22 @@
 enum {
     THREADS = 256,
     WARPS = THREADS / 32,
-    SCAN_THREADS = 1024,
-    CHUNKS = 128,             /* blocks that share the choices, at most */
-    LEAST = 1024,             /* choices of a block, at least */
-    COUNTERS = (48 << 10) / 4 /* in a block's shared memory */
+    CHUNKS = 128,              /* blocks that share the choices, at most */
+    LEAST = 1024,              /* choices of a block, at least */
+    TOTALS = 1 << 15,          /* that each block reads, or those of one chunk */
+    AHEAD = 8,                 /* choices that a thread asks for at a time, */
+    TOGETHER = 32,             /* and totals */
+    COUNTERS = (44 << 10) / 4, /* in a block's shared memory: each warp's and the block's */
+    MOST_EXPERTS = COUNTERS / 2
 };
 
 /* ---- route plan -------------------------------------------------------------------------------
- * A stable counting sort in three kernels. The choices are cut into chunks, one per block:
- *   count  totals[e][chunk] = choices of e in the chunk
- *   scan   per expert, over its chunks: where each chunk's choices of e begin; then, over experts,
- *          counts, offsets and what they give
- *   place  a warp walks over its part of the chunk, 32 choices at a time: a choice's row is the
- *          expert's counter and the number of equal choices in lanes before */
+ * A stable counting sort in two kernels. The choices are cut into chunks, one per block:
+ *   count  totals[chunk][e] = choices of e in the chunk
+ *   place  every block sums them: over earlier chunks, and over experts, where its choices of e
+ *          begin. Then a warp walks over its part of the chunk, 32 choices at a time: a choice's
+ *          place among its expert's is the expert's counter and the number of equal choices in
+ *          lanes before */
 
 /* Choices of a block, a multiple of those that its warps take at a time; number of blocks. */
 struct chunks {
@@ -28,9 +31,10 @@ struct chunks {
 static struct chunks cut(const struct mt_route_plan_args *a)
 {
     struct chunks c = { a->tokens * a->top_k, 0, 0, 0 };
-    int64_t most = COUNTERS / a->experts;
-    c.warps = most < WARPS ? (int)most : WARPS;
-    int64_t want = mt_ceil_div(c.rows, CHUNKS), step = c.warps * 32;
+    int64_t most = COUNTERS / a->experts - 1, chunks = TOTALS / a->experts;
+    c.warps = most < 1 ? 1 : most < WARPS ? (int)most : WARPS;
+    if (chunks > CHUNKS) chunks = CHUNKS;
+    int64_t want = mt_ceil_div(c.rows, chunks > 0 ? chunks : 1), step = c.warps * 32;
     c.size = mt_ceil_div(want < LEAST ? (int64_t)LEAST : want, step) * step;
     c.count = (int)mt_ceil_div(c.rows, c.size);
     return c;
@@ -45,6 +49,15 @@ static __device__ __forceinline__ void count_choice(int32_t *counters, int32_t e
         atomicAdd(counters + e, __popc(same));
 }
 
+/* The choices at `first` and STEP apart after it, before `end`; past it -1. */
+template <int STEP>
+static __device__ __forceinline__ void ask_choices(int32_t e[AHEAD], const int32_t *chosen,
+                                                   int64_t first, int64_t end)
+{
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) e[i] = first + i * STEP < end ? chosen[first + i * STEP] : -1;
+}
+
 static __global__ void __launch_bounds__(THREADS)
     count_kernel(struct mt_route_plan_args a, struct chunks c, int32_t *totals)
 {
@@ -53,121 +66,136 @@ static __global__ void __launch_bounds__(THREADS)
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counters[e] = 0;
     __syncthreads();
     int64_t first = blockIdx.x * c.size, end = min(c.rows, first + c.size);
-    for (int64_t base = first; base < end; base += blockDim.x) {
-        int64_t i = base + threadIdx.x;
-        count_choice(counters, i < end ? a.chosen[i] : -1);
+    for (int64_t base = first; base < end; base += AHEAD * THREADS) {
+        int32_t e[AHEAD];
+        ask_choices<THREADS>(e, a.chosen, base + threadIdx.x, end);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) count_choice(counters, e[i]);
     }
     __syncthreads();
     for (int e = threadIdx.x; e < experts; e += blockDim.x)
-        totals[(int64_t)e * CHUNKS + blockIdx.x] = counters[e];
+        totals[(int64_t)blockIdx.x * experts + e] = counters[e];
 }
 
-/* Exclusive sum over the warp; *total is everyone's. */
-static __device__ __forceinline__ int64_t warp_scan(int64_t x, int64_t *total)
+/* Sum over the warp's lanes up to this one. */
+static __device__ __forceinline__ int32_t warp_scan(int32_t x)
 {
-    int64_t sum = x;
     for (int step = 1; step < 32; step *= 2) {
-        int64_t other = __shfl_up_sync(~0u, sum, step);
-        if (threadIdx.x % 32 >= step) sum += other;
+        int32_t other = __shfl_up_sync(~0u, x, step);
+        if (threadIdx.x % 32 >= step) x += other;
     }
-    *total = __shfl_sync(~0u, sum, 31);
-    return sum - x;
+    return x;
 }
 
-/* The same over the block's SCAN_THREADS; `room` of 32 is free again after the next barrier. */
-static __device__ __forceinline__ int64_t block_scan(int64_t x, int64_t *total, int64_t *room)
+/* Sum over the threads before this one; *total is everyone's. `room`: a word for each warp, free
+ * again after the next barrier. */
+static __device__ __forceinline__ int32_t block_scan(int32_t x, int32_t *total, int32_t *room)
 {
-    int lane = threadIdx.x % 32;
-    int64_t warp_total, all;
-    int64_t before = warp_scan(x, &warp_total);
-    if (lane == 0) room[threadIdx.x / 32] = warp_total;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int32_t sum = warp_scan(x), before = sum - x;
+    if (lane == 31) room[warp] = sum;
     __syncthreads();
-    int64_t warps = warp_scan(room[lane], &all);
-    *total = all;
-    return before + __shfl_sync(~0u, warps, threadIdx.x / 32);
+    *total = 0;
+    for (int w = 0; w < blockDim.x / 32; w++) {
+        if (w < warp) before += room[w];
+        *total += room[w];
+    }
+    return before;
 }
 
-/* One block. totals becomes, for each expert, the choices of it in earlier chunks. */
-static __global__ void __launch_bounds__(SCAN_THREADS)
-    scan_kernel(struct mt_route_plan_args a, int chunks, int32_t *totals)
+/* What the plan says of expert e, or, past the last, of all rows; by block 0. */
+static __device__ __forceinline__ void put_offset(const struct mt_route_plan_args &a, int64_t e,
+                                                  int64_t row)
 {
-    enum { EACH = CHUNKS / 32 };
-    __shared__ int64_t room[2][32];
-    int lane = threadIdx.x % 32;
-    for (int64_t e = threadIdx.x / 32; e < a.experts; e += SCAN_THREADS / 32) {
-        int32_t *row = totals + e * CHUNKS, n[EACH], sum = 0;
-        int64_t total;
-        for (int j = 0; j < EACH; j++) {
-            n[j] = lane * EACH + j < chunks ? row[lane * EACH + j] : 0;
-            sum += n[j];
+    a.offsets[e] = row;
+    for (int i = 0; a.element_offsets && i < MT_ROUTE_WIDTHS; i++)
+        a.element_offsets[i * (a.experts + 1) + e] = row * a.widths[i];
+}
+
+/* start[e]: the first row of expert e; next[warp][e]: how many choices of e there are before the
+ * warp's next one. By every thread, once next[warp][e] are the choices of e in the warp's part. */
+static __device__ __forceinline__ void begin_places(int32_t *start, int32_t *next,
+                                                    const struct mt_route_plan_args &a,
+                                                    const struct chunks &c, const int32_t *totals)
+{
+    __shared__ int32_t room[2][WARPS];
+    const int experts = (int)a.experts, chunk = (int)blockIdx.x;
+    int32_t row = 0, dropped = 0;
+    for (int base = 0; base < experts; base += blockDim.x) {
+        const int e = base + threadIdx.x;
+        int32_t before = 0, all = 0, rows, lost;
+        for (int i = 0; i < c.count && e < experts; i += TOGETHER) {
+            int32_t n[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                n[j] = totals[(int64_t)min(i + j, c.count - 1) * experts + e];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                if (i + j < c.count) all += n[j];
+                if (i + j < chunk) before += n[j];
+            }
         }
-        int32_t before = (int32_t)warp_scan(sum, &total);
-        for (int j = 0; j < EACH; j++) {
-            if (lane * EACH + j < chunks) row[lane * EACH + j] = before;
-            before += n[j];
-        }
-        if (lane == 0) a.counts[e] = total;
-    }
-    __syncthreads();
-    int64_t row = 0, dropped = 0;
-    for (int64_t base = 0; base < a.experts; base += SCAN_THREADS) {
-        int64_t e = base + threadIdx.x, all = e < a.experts ? a.counts[e] : 0, sum, lost;
-        int64_t kept = a.capacity ? min(all, a.capacity) : all;
-        int64_t at = row + block_scan(kept, &sum, room[0]);
+        const int32_t kept = a.capacity ? (int32_t)min((int64_t)all, a.capacity) : all;
+        const int32_t at = row + block_scan(kept, &rows, room[0]);
         block_scan(all - kept, &lost, room[1]);
-        if (e < a.experts) {
-            a.counts[e] = kept;
-            a.offsets[e] = at;
-            for (int i = 0; a.element_offsets && i < MT_ROUTE_WIDTHS; i++)
-                a.element_offsets[i * (a.experts + 1) + e] = at * a.widths[i];
+        if (e < experts) {
+            start[e] = at;
+            for (int w = 0; w < c.warps; w++) {
+                int32_t count = next[w * experts + e];
+                next[w * experts + e] = before;
+                before += count;
+            }
+            if (chunk == 0) a.counts[e] = kept, put_offset(a, e, at);
         }
-        row += sum, dropped += lost;
+        row += rows, dropped += lost;
         __syncthreads();
     }
-    if (threadIdx.x) return;
-    a.offsets[a.experts] = row;
-    for (int i = 0; a.element_offsets && i < MT_ROUTE_WIDTHS; i++)
-        a.element_offsets[i * (a.experts + 1) + a.experts] = row * a.widths[i];
+    if (chunk || threadIdx.x) return;
+    put_offset(a, experts, row);
     if (a.dropped) *a.dropped += dropped;
 }
 
-/* next[warp][e]: the row that the warp's next choice of e takes if it is kept. */
+/* Places choice i of each lane, of expert e, e < 0: none. */
+static __device__ __forceinline__ void place_choice(const struct mt_route_plan_args &a,
+                                                    const int32_t *start, int32_t *mine, int64_t i,
+                                                    int32_t e)
+{
+    const unsigned same = __match_any_sync(~0u, e);
+    const int rank = __popc(same & ((1u << threadIdx.x % 32) - 1));
+    int32_t place = 0;
+    if (e >= 0) place = mine[e] + rank;
+    __syncwarp();
+    if (e >= 0 && rank == 0) mine[e] = place + __popc(same);
+    __syncwarp();
+    if (e < 0) return;
+    const bool kept = !a.capacity || place < a.capacity;
+    const int32_t row = start[e] + place;
+    a.position[i] = kept ? row : -1;
+    if (kept) a.row_token[row] = (int32_t)((uint32_t)i / (uint32_t)a.top_k);
+}
+
 static __global__ void __launch_bounds__(THREADS)
     place_kernel(struct mt_route_plan_args a, struct chunks c, const int32_t *totals)
 {
-    extern __shared__ int32_t next[];
+    extern __shared__ int32_t start[];
     int experts = (int)a.experts, lane = threadIdx.x % 32;
-    int32_t *mine = next + threadIdx.x / 32 * experts;
-    uint32_t top_k = (uint32_t)a.top_k;
+    int32_t *next = start + experts, *mine = next + threadIdx.x / 32 * experts, e[AHEAD];
     for (int i = threadIdx.x; i < experts * c.warps; i += blockDim.x) next[i] = 0;
     __syncthreads();
     int64_t part = c.size / c.warps, first = blockIdx.x * c.size + threadIdx.x / 32 * part;
     int64_t end = min(c.rows, first + part);
-    for (int64_t base = first; base < end; base += 32)
-        count_choice(mine, base + lane < end ? a.chosen[base + lane] : -1);
-    __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        int32_t row = (int32_t)a.offsets[e] + totals[(int64_t)e * CHUNKS + blockIdx.x];
-        for (int w = 0; w < c.warps; w++) {
-            int32_t count = next[w * experts + e];
-            next[w * experts + e] = row;
-            row += count;
-        }
+    for (int64_t base = first; base < end; base += AHEAD * 32) {
+        ask_choices<32>(e, a.chosen, base + lane, end);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) count_choice(mine, e[i]);
     }
     __syncthreads();
-    for (int64_t base = first; base < end; base += 32) {
-        int64_t i = base + lane;
-        int32_t e = i < end ? a.chosen[i] : -1, row = 0;
-        unsigned same = __match_any_sync(~0u, e);
-        int rank = __popc(same & ((1u << lane) - 1));
-        if (e >= 0) row = mine[e] + rank;
-        __syncwarp();
-        if (e >= 0 && rank == 0) mine[e] = row + __popc(same);
-        __syncwarp();
-        if (e < 0) continue;
-        bool kept = !a.capacity || row < (int32_t)a.offsets[e + 1];
-        a.position[i] = kept ? row : -1;
-        if (kept) a.row_token[row] = (int32_t)((uint32_t)i / top_k);
+    begin_places(start, next, a, c, totals);
+    __syncthreads();
+    for (int64_t base = first; base < end; base += AHEAD * 32) {
+        ask_choices<32>(e, a.chosen, base + lane, end);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) place_choice(a, start, mine, base + i * 32 + lane, e[i]);
     }
 }
 
@@ -175,15 +203,16 @@ template <typename T>
 static size_t route_plan_scratch(const mt_stream *stream, const struct mt_route_plan_args *a)
 {
     (void)stream;
-    return (size_t)(a->experts * CHUNKS) * sizeof(int32_t);
+    return (size_t)(a->experts * cut(a).count) * sizeof(int32_t);
 }
 MT_CUDA_SCRATCH(route_plan)
 
 template <typename T>
 static mt_status route_plan(mt_stream *stream, const struct mt_route_plan_args *a)
 {
-    MT_REQUIRE(a->experts <= COUNTERS, MT_EUNSUPPORTED,
-               "route_plan: experts is %lld, at most %d on cuda", (long long)a->experts, COUNTERS);
+    MT_REQUIRE(a->experts <= MOST_EXPERTS, MT_EUNSUPPORTED,
+               "route_plan: experts is %lld, at most %d on cuda", (long long)a->experts,
+               (int)MOST_EXPERTS);
     cudaStream_t on = mt_cuda_stream(stream);
     const struct chunks c = cut(a);
     void *scratch;
@@ -194,12 +223,9 @@ static mt_status route_plan(mt_stream *stream, const struct mt_route_plan_args *
         count_kernel<<<c.count, THREADS, counters, on>>>(*a, c, totals);
         MT_LAUNCHED(stream, "route_plan");
     }
-    scan_kernel<<<1, SCAN_THREADS, 0, on>>>(*a, c.count, totals);
+    place_kernel<<<c.count ? c.count : 1, c.warps * 32, counters *(c.warps + 1), on>>>(*a, c,
+                                                                                       totals);
     MT_LAUNCHED(stream, "route_plan");
-    if (c.count) {
-        place_kernel<<<c.count, c.warps * 32, counters * c.warps, on>>>(*a, c, totals);
-        MT_LAUNCHED(stream, "route_plan");
-    }
     return MT_OK;
 }
 MT_CUDA_OP(route_plan)

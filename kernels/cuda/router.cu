@@ -1,15 +1,18 @@
 /* The router: logits, softmax, top-k, and its backward. A warp holds a token's row of experts in
  * registers. Sums over tokens go through fixed blocks of tokens in order. */
+#include "kernels/cuda/router_choice.cuh"
 #include "kernels/cuda/router_product.cuh"
 #include "kernels/cuda/router_tensor.cuh"
+#include "kernels/cuda/rowsums.cuh"
 #include "kernels/cuda/scratch.h"
 
 enum {
     THREADS = 256,
     MOST_EXPERTS = 1024, /* 32 to a lane */
     FORMS = 6,           /* 1, 2, 4, .. 32 experts to a lane */
-    SUM_BLOCKS = 1024,   /* blocks of tokens that are summed by themselves, at most */
-    SUM_TOKENS = 32,     /* tokens of such a block, at least */
+    SUM_BLOCKS = 640,    /* blocks of tokens that are summed by themselves, at most: at once */
+    SUM_TOKENS = 16,     /* tokens of such a block, at least */
+    SUM_THREADS = 128,
     TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
     TILES = 256,      /* parts, so that there are so many tiles, */
     LEAST_PART = 256, /* of so many tokens at least, */
@@ -34,196 +37,90 @@ static mt_status check_experts(const char *op, int64_t experts)
 /* ---- forward ----------------------------------------------------------------------------------
  */
 
-/* Numbers in the order of scores, above 0; -0 is 0. */
-static __device__ __forceinline__ uint32_t key_of(float x)
+/* So many that the warps' rows of experts have room in shared memory. */
+static constexpr int threads_of(int per)
 {
-    uint32_t bits = __float_as_uint(x + 0.0f);
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-static __device__ __forceinline__ uint64_t key_of(double x)
-{
-    uint64_t bits = (uint64_t)__double_as_longlong(x + 0.0);
-    return bits >> 63 ? ~bits : bits | 1ull << 63;
+    return per < 16 ? THREADS : THREADS * 8 / per;
 }
 
-static __device__ __forceinline__ uint32_t largest(uint32_t key)
+/* Whether runs of experts are whole and aligned in rows of `line` reals. */
+template <typename R> static bool runs_aligned(const void *p, int64_t line, int per)
 {
-    return __reduce_max_sync(~0u, key);
-}
-static __device__ __forceinline__ uint64_t largest(uint64_t key)
-{
-    for (int lane = 16; lane; lane >>= 1) {
-        uint64_t other = __shfl_xor_sync(~0u, key, lane);
-        key = other > key ? other : key;
-    }
-    return key;
+    const int64_t bytes = (per < 4 ? per : 4) * (int64_t)sizeof(R);
+    return ((uintptr_t)p | (uintptr_t)(line * (int64_t)sizeof(R))) % (uintptr_t)bytes == 0;
 }
 
-/* The expert of the largest key, ties by index, whose key becomes 0. Every lane gets it. */
-template <int PER, typename K> static __device__ __forceinline__ int take_best(K key[PER])
-{
-    const int lane = threadIdx.x % 32;
-    K best = key[0];
-    int at = lane;
-#pragma unroll
-    for (int j = 1; j < PER; j++)
-        if (key[j] > best) best = key[j], at = j * 32 + lane;
-    at = (int)__reduce_min_sync(~0u, best == largest(best) ? (unsigned)at : ~0u);
-#pragma unroll
-    for (int j = 0; j < PER; j++)
-        if (at == j * 32 + lane) key[j] = 0;
-    return at;
-}
-
-/* x of the lane's expert e. */
-template <typename R, int PER> static __device__ __forceinline__ R of_expert(const R x[PER], int e)
-{
-    R mine = 0;
-#pragma unroll
-    for (int j = 0; j < PER; j++) {
-        R other = __shfl_sync(~0u, x[j], e % 32);
-        if (j == e / 32) mine = other;
-    }
-    return mine;
-}
-
-/* Selects by score x, NaN last, and writes the choice and its weights; lane l has the slots l, l +
- * 32, ... Weights are added slot by slot. */
+/* A block of `size` tokens, a warp for each in turn; then its sums: for each expert its
+ * probabilities and choices, and as column E the squares of lse. A warp's logarithms are found 32
+ * at a time, a lane for each. */
 template <typename R, int PER>
-static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a, int64_t t,
-                                              const R x[PER], const R probs[PER])
+static __global__ void __launch_bounds__(threads_of(PER), sizeof(R) == 8 ? 1
+                                                          : PER == 8     ? 3
+                                                                         : 0)
+    choose_kernel(struct mt_router_fwd_args a, logit_parts<R> parts, int64_t size, double *sums,
+                  int32_t *counts)
 {
-    R *weights = (R *)a.weights + t * a.top_k, total = 0, mine = 0;
-    int32_t *chosen = a.chosen + t * a.top_k;
-    int top_k = (int)a.top_k, lane = threadIdx.x % 32;
-    decltype(key_of(R())) key[PER];
-#pragma unroll
-    for (int j = 0; j < PER; j++)
-        key[j] = j * 32 + lane < a.experts ? key_of(x[j] == x[j] ? x[j] : -(R)INFINITY) : 0;
-    for (int base = 0; base < top_k; base += 32) {
-        int slots = min(32, top_k - base), choice = 0;
-        for (int i = 0; i < slots; i++) {
-            int e = take_best<PER>(key);
-            if (lane == i) choice = e;
-        }
-        mine = of_expert<R, PER>(probs, choice);
-        for (int i = 0; i < slots; i++) total += __shfl_sync(~0u, mine, i);
-        if (lane < slots) chosen[base + lane] = choice;
-        if (lane < slots && top_k > 32) weights[base + lane] = mine;
-    }
-    if (top_k <= 32) {
-        if (lane < top_k) weights[lane] = a.normalize ? mine / total : mine;
-        return;
-    }
-    for (int i = lane; i < top_k && a.normalize; i += 32) weights[i] = weights[i] / total;
-}
-
-/* A logit is the sum of its parts [count, tokens, line], in order. */
-template <typename R, int PER>
-static __global__ void __launch_bounds__(THREADS)
-    choose_kernel(struct mt_router_fwd_args a, const R *parts, int count, int line)
-{
-    int lane = threadIdx.x % 32, experts = (int)a.experts;
-    int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
-    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps) {
-        R x[PER], p[PER], top = -(R)INFINITY, sum = 0;
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            int e = j * 32 + lane;
-            x[j] = e < experts ? parts[t * line + e] : -(R)INFINITY;
-        }
+    enum { WARPS = threads_of(PER) / 32, RUN = expert_runs<PER>::RUN };
+    __shared__ int32_t chosen[PER * 32];
+    __shared__ double own[WARPS][PER][32], squares[WARPS];
+    __shared__ expert_run<R, PER> rows[WARPS][PER / RUN * 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, experts = (int)a.experts;
+    const int64_t first = blockIdx.x * size + warp, end = min(a.tokens, (blockIdx.x + 1) * size);
+    double z = 0;
 #pragma unroll 1
-        for (int i = 1; i < count; i++)
+    for (int e = threadIdx.x; e < experts; e += WARPS * 32) chosen[e] = 0;
 #pragma unroll
-            for (int j = 0; j < PER; j++)
-                if (j * 32 + lane < experts)
-                    x[j] += parts[(i * a.tokens + t) * line + j * 32 + lane];
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            int e = j * 32 + lane;
-            if (e < experts && a.logits && a.logits != parts)
-                ((R *)a.logits)[t * experts + e] = x[j];
-            top = x[j] > top ? x[j] : top; /* NaN is passed over */
-        }
-        top = mt_warp_max(top);
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            p[j] = j * 32 + lane < experts ? exp(x[j] - top) : 0;
-            sum += p[j];
-        }
-        sum = mt_warp_sum(sum);
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            int e = j * 32 + lane;
-            p[j] = p[j] / sum;
-            if (e >= experts) continue;
-            ((R *)a.probs)[t * experts + e] = p[j];
-            if (a.bias) x[j] = p[j] + (R)a.bias[e];
-        }
-        if (lane == 0) ((R *)a.lse)[t] = (R)((double)top + log((double)sum));
-        select<R, PER>(a, t, x, p);
-    }
-}
-
-/* A block of tokens: for each expert its probabilities and choices, and as column E the squares of
- * lse. */
-template <typename R>
-static __global__ void __launch_bounds__(THREADS)
-    sums_kernel(struct mt_router_fwd_args a, int64_t size, double *sums, int32_t *counts)
-{
-    __shared__ int32_t chosen[MOST_EXPERTS];
-    int experts = (int)a.experts;
-    int64_t first = blockIdx.x * size, end = min(a.tokens, first + size);
-    double *mine = sums + (int64_t)blockIdx.x * (experts + 1);
-    for (int e = threadIdx.x; e < experts; e += THREADS) chosen[e] = 0;
+    for (int j = 0; j < PER; j++) own[warp][j][lane] = 0;
     __syncthreads();
-    for (int64_t i = first * a.top_k + threadIdx.x; i < end * a.top_k; i += THREADS)
-        atomicAdd(chosen + a.chosen[i], 1);
-    for (int e = threadIdx.x; e < experts; e += THREADS) {
-        const R *p = (const R *)a.probs + e;
+    for (int64_t base = first; base < end; base += 32 * WARPS) {
+        R my_top = 0, my_sum = 1;
+        for (int i = 0; i < 32 && base + i * WARPS < end; i++) {
+            R x[PER], top, sum;
+            read_logits<R, PER>(x, a, base + i * WARPS, parts);
+            choose_token<R, PER>(a, base + i * WARPS, x, parts.vectors, own[warp][0], rows[warp],
+                                 chosen, &top, &sum);
+            if (lane == i) my_top = top, my_sum = sum;
+        }
+        const int64_t t = base + lane * WARPS;
+        if (t >= end) continue;
+        const R lse = (R)((double)my_top + log((double)my_sum));
+        ((R *)a.lse)[t] = lse;
+        z += (double)lse * (double)lse;
+    }
+    z = mt_warp_sum(z);
+    if (lane == 0) squares[warp] = z;
+    __syncthreads();
+    double *to = sums + (int64_t)blockIdx.x * (experts + 1);
+#pragma unroll 1
+    for (int e = threadIdx.x; e < experts; e += WARPS * 32) {
         double sum = 0;
-#pragma unroll 8
-        for (int64_t t = first; t < end; t++) sum += (double)p[t * experts];
-        mine[e] = sum;
-    }
-    if (threadIdx.x < 32) {
-        double z = 0;
-        for (int64_t t = first + threadIdx.x; t < end; t += 32) {
-            double lse = (double)((const R *)a.lse)[t];
-            z += lse * lse;
-        }
-        z = mt_warp_sum(z);
-        if (threadIdx.x == 0) mine[experts] = z;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += THREADS)
+        for (int w = 0; w < WARPS; w++) sum += own[w][e / (32 * RUN) * RUN + e % RUN][e / RUN % 32];
+        to[e] = sum;
         counts[(int64_t)blockIdx.x * experts + e] = chosen[e];
+    }
+    if (threadIdx.x) return;
+    z = 0;
+#pragma unroll 1
+    for (int w = 0; w < WARPS; w++) z += squares[w];
+    to[experts] = z;
 }
 
-/* 32 columns of the sums to a block; a warp adds a run of the blocks of tokens, then the runs are
- * added in order. */
+/* A column of the sums to a block. */
 template <typename R>
-static __global__ void __launch_bounds__(1024)
+static __global__ void __launch_bounds__(SUM_THREADS)
     finish_kernel(struct mt_router_fwd_args a, int blocks, const double *sums,
                   const int32_t *counts)
 {
-    __shared__ double run_sums[32][33];
-    __shared__ int64_t run_counts[32][33];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, experts = (int)a.experts;
-    int c = blockIdx.x * 32 + lane, run = (blocks + 31) / 32;
-    int first = warp * run, end = min(blocks, first + run);
+    const int c = blockIdx.x, experts = (int)a.experts;
     double sum = 0;
     int64_t count = 0;
 #pragma unroll 8
-    for (int b = first; b < end; b++) {
-        if (c <= experts) sum += sums[(int64_t)b * (experts + 1) + c];
+    for (int b = threadIdx.x; b < blocks; b += SUM_THREADS) {
+        sum += sums[(int64_t)b * (experts + 1) + c];
         if (c < experts) count += counts[(int64_t)b * experts + c];
     }
-    run_sums[warp][lane] = sum, run_counts[warp][lane] = count;
-    __syncthreads();
-    if (warp || c > experts) return;
-    sum = 0, count = 0;
-    for (int w = 0; w < 32; w++) sum += run_sums[w][lane], count += run_counts[w][lane];
+    sum = mt_group_sum<SUM_THREADS>(sum), count = mt_group_sum<SUM_THREADS>(count);
+    if (threadIdx.x) return;
     if (c == experts) {
         *(R *)a.z_sum = (R)sum;
         return;
@@ -231,20 +128,6 @@ static __global__ void __launch_bounds__(1024)
     ((R *)a.prob_sum)[c] = (R)sum;
     a.counts[c] = count;
     if (a.load) a.load[c] += count;
-}
-
-template <typename R>
-static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const R *parts,
-                        int count, int64_t line)
-{
-    typedef void (*entry)(struct mt_router_fwd_args, const R *, int, int);
-    static const entry entries[FORMS] = { choose_kernel<R, 1>,  choose_kernel<R, 2>,
-                                          choose_kernel<R, 4>,  choose_kernel<R, 8>,
-                                          choose_kernel<R, 16>, choose_kernel<R, 32> };
-    entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
-                                   mt_cuda_stream(stream)>>>(*a, parts, count, (int)line);
-    MT_LAUNCHED(stream, "router_fwd");
-    return MT_OK;
 }
 
 /* How the forward pass goes about its tokens, and the scratch it takes. */
@@ -260,7 +143,7 @@ template <typename T>
 static fwd_plan plan_fwd(const mt_stream *stream, const struct mt_router_fwd_args *a)
 {
     fwd_plan p = {};
-    p.size = mt_ceil_div(a->tokens, SUM_BLOCKS);
+    p.size = mt_ceil_div(mt_ceil_div(a->tokens, SUM_BLOCKS), 8) * 8;
     if (p.size < SUM_TOKENS) p.size = SUM_TOKENS;
     p.blocks = (int)mt_ceil_div(a->tokens, p.size);
     p.tensor = tensor::takes<T>(stream, a->x, a->tokens, a->width);
@@ -278,18 +161,40 @@ static size_t router_fwd_scratch(const mt_stream *stream, const struct mt_router
 }
 MT_CUDA_SCRATCH(router_fwd)
 
+template <typename R>
+static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const fwd_plan &p,
+                        const R *logits, int count, int64_t line, char *scratch)
+{
+    typedef void (*entry)(struct mt_router_fwd_args, logit_parts<R>, int64_t, double *, int32_t *);
+    static const entry entries[FORMS] = { choose_kernel<R, 1>,  choose_kernel<R, 2>,
+                                          choose_kernel<R, 4>,  choose_kernel<R, 8>,
+                                          choose_kernel<R, 16>, choose_kernel<R, 32> };
+    const int form = form_of(a->experts), per = 1 << form;
+    const bool vectors = runs_aligned<R>(logits, line, per) &&
+                         runs_aligned<R>(a->probs, a->experts, per) &&
+                         runs_aligned<R>(a->logits, a->experts, per);
+    const logit_parts<R> parts = { logits, count, (int)line, vectors };
+    double *sums = (double *)(scratch + p.logits.planes + p.logits.parts);
+    int32_t *counts = (int32_t *)((char *)sums + p.sums);
+    entries[form]<<<p.blocks, threads_of(per), 0, mt_cuda_stream(stream)>>>(*a, parts, p.size, sums,
+                                                                            counts);
+    MT_LAUNCHED(stream, "router_fwd");
+    return MT_OK;
+}
+
 /* The logits as the tensor cores' parts, or where they are wanted, else where the probabilities
  * will be; then the choice. */
 template <typename T>
 static mt_status choose_experts(mt_stream *stream, const struct mt_router_fwd_args *a,
-                                const fwd_plan &p, void *scratch)
+                                const fwd_plan &p, char *scratch)
 {
     typedef mt_real<T> R;
     if constexpr (mt_dtype_of<T>::value == MT_BF16)
         if (p.tensor) {
-            float *parts = (float *)((char *)scratch + p.logits.planes);
+            float *parts = (float *)(scratch + p.logits.planes);
             MT_TRY(tensor::logits(stream, a, p.logits, parts, scratch));
-            return choose<float>(stream, a, parts, (int)p.logits.count, p.logits.columns);
+            return choose<float>(stream, a, p, parts, (int)p.logits.count, p.logits.columns,
+                                 scratch);
         }
     R *logits = (R *)(a->logits ? a->logits : a->probs);
     bool vectors = product::columns_aligned<R>(logits, a->experts);
@@ -297,7 +202,7 @@ static mt_status choose_experts(mt_stream *stream, const struct mt_router_fwd_ar
     MT_TRY((product::run<true, true>(
         stream, "router_fwd", product::operand_of<T>(a->x, a->tokens, a->width),
         product::operand_of<R>(a->wr, a->experts, a->width), a->width, a->width, put)));
-    return choose<R>(stream, a, logits, 1, a->experts);
+    return choose<R>(stream, a, p, logits, 1, a->experts, scratch);
 }
 
 template <typename T>
@@ -311,12 +216,9 @@ static mt_status router_fwd(mt_stream *stream, const struct mt_router_fwd_args *
     MT_TRY(mt_cuda_scratch(stream, &scratch, router_fwd_scratch<T>(stream, a)));
     double *sums = (double *)((char *)scratch + p.logits.planes + p.logits.parts);
     int32_t *counts = (int32_t *)((char *)sums + p.sums);
-    if (a->tokens) {
-        MT_TRY(choose_experts<T>(stream, a, p, scratch));
-        sums_kernel<R><<<p.blocks, THREADS, 0, on>>>(*a, p.size, sums, counts);
-        MT_LAUNCHED(stream, "router_fwd");
-    }
-    finish_kernel<R><<<(unsigned)(a->experts / 32 + 1), 1024, 0, on>>>(*a, p.blocks, sums, counts);
+    if (a->tokens) MT_TRY(choose_experts<T>(stream, a, p, (char *)scratch));
+    finish_kernel<R>
+        <<<(unsigned)(a->experts + 1), SUM_THREADS, 0, on>>>(*a, p.blocks, sums, counts);
     MT_LAUNCHED(stream, "router_fwd");
     return MT_OK;
 }
@@ -325,66 +227,64 @@ MT_CUDA_OP(router_fwd)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-/* Adds what the weights' gradients say to d, the gradient of a token's probabilities; lane l has
- * the slots l, l + 32, ... */
-template <typename R, int PER>
-static __device__ __forceinline__ void add_dweights(R d[PER], const struct mt_router_bwd_args &a,
+/* Adds what the weights' gradients say to `row`, the gradient of a token's probabilities: lane l
+ * has the slots l, l + 32, ..., whose experts differ. */
+template <typename R>
+static __device__ __forceinline__ void add_dweights(R *row, const struct mt_router_bwd_args &a,
                                                     int64_t t)
 {
     const R *dw = (const R *)a.dweights + t * a.top_k, *w = (const R *)a.weights + t * a.top_k;
     const R *p = (const R *)a.probs + t * a.experts;
     const int32_t *chosen = a.chosen + t * a.top_k;
-    R mean = 0, total = 0; /* w = p / total: dp = (dw - <dw, w>) / total */
+    R mean = 0, total = 1; /* w = p / total: dp = (dw - <dw, w>) / total */
     int top_k = (int)a.top_k, lane = threadIdx.x % 32;
     if (a.normalize) {
+        total = 0;
         for (int i = lane; i < top_k; i += 32) {
             mean += dw[i] * w[i];
             total += p[chosen[i]];
         }
         mean = mt_warp_sum(mean), total = mt_warp_sum(total);
     }
-    for (int base = 0; base < top_k; base += 32) {
-        bool mine = base + lane < top_k;
-        int expert = mine ? chosen[base + lane] : -1;
-        R grad = mine ? dw[base + lane] : 0;
-        if (a.normalize) grad = (grad - mean) / total;
-        for (int i = 0; i < top_k - base && i < 32; i++) {
-            int e = __shfl_sync(~0u, expert, i);
-            R add = __shfl_sync(~0u, grad, i);
-#pragma unroll
-            for (int j = 0; j < PER; j++)
-                if (e == j * 32 + lane) d[j] += add;
-        }
-    }
+    for (int i = lane; i < top_k; i += 32) row[chosen[i]] += (dw[i] - mean) / total;
 }
 
+/* A warp for each token, whose row of experts is in shared memory for a moment. */
 template <typename R, int PER>
-static __global__ void __launch_bounds__(THREADS)
-    dlogits_kernel(struct mt_router_bwd_args a, tensor::dlogits_planes planes)
+static __global__ void __launch_bounds__(threads_of(PER))
+    dlogits_kernel(struct mt_router_bwd_args a, tensor::dlogits_planes planes, bool vectors)
 {
-    int lane = threadIdx.x % 32, experts = (int)a.experts;
+    enum { WARPS = threads_of(PER) / 32, RUN = expert_runs<PER>::RUN };
+    __shared__ expert_run<R, PER> rows[WARPS][PER / RUN * 32];
+    const int experts = (int)a.experts;
+    R *row = rows[threadIdx.x / 32][0].at;
     if (blockIdx.x == 0) planes.put_starts(a.tokens);
-    int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
-    for (int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; t < a.tokens; t += warps) {
-        R d[PER], p[PER], dot = 0, z = 0;
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            int e = j * 32 + lane;
-            p[j] = e < experts ? ((const R *)a.probs)[t * experts + e] : 0;
-            d[j] = e < experts && a.dprob_sum ? ((const R *)a.dprob_sum)[e] : 0;
+    int64_t warps = (int64_t)gridDim.x * WARPS;
+    for (int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; t < a.tokens; t += warps) {
+        R d[PER] = {}, p[PER], x[PER], dot = 0, z = 0;
+        read_experts<R, PER>(p, (const R *)a.probs + t * experts, experts, vectors, 0);
+        if (a.dprob_sum) read_experts<R, PER>(d, (const R *)a.dprob_sum, experts, vectors, 0);
+        if (a.dweights) {
+            write_experts<R, PER>(row, d, PER * 32, true);
+            __syncwarp();
+            add_dweights<R>(row, a, t);
+            __syncwarp();
+            read_experts<R, PER>(d, row, PER * 32, true, 0);
         }
-        if (a.dweights) add_dweights<R, PER>(d, a, t);
 #pragma unroll
         for (int j = 0; j < PER; j++) dot += d[j] * p[j];
         dot = mt_warp_sum(dot);
         if (a.dz_sum) z = *(const R *)a.dz_sum * 2 * ((const R *)a.lse)[t];
 #pragma unroll
-        for (int j = 0; j < PER; j++) {
-            int e = j * 32 + lane;
-            R x = p[j] * (d[j] - dot) + z * p[j];
-            if (e < experts) ((R *)a.dlogits)[t * experts + e] = x;
-            if (e < planes.columns) planes.put(t, e, e < experts ? (float)x : 0);
+        for (int j = 0; j < PER; j++) { /* 0 past the experts */
+            x[j] = p[j] * (d[j] - dot) + z * p[j];
+            if (expert_at<PER>(j) >= experts) x[j] = 0;
         }
+        write_experts<R, PER>((R *)a.dlogits + t * experts, x, experts, vectors);
+#pragma unroll
+        for (int j = 0; j < PER; j += RUN)
+            if (expert_at<PER>(j) < planes.columns)
+                planes.template put<RUN>(t, expert_at<PER>(j), x + j);
     }
 }
 
@@ -392,12 +292,17 @@ template <typename R>
 static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args *a,
                               const tensor::dlogits_planes &planes)
 {
-    typedef void (*entry)(struct mt_router_bwd_args, tensor::dlogits_planes);
+    typedef void (*entry)(struct mt_router_bwd_args, tensor::dlogits_planes, bool);
     static const entry entries[FORMS] = { dlogits_kernel<R, 1>,  dlogits_kernel<R, 2>,
                                           dlogits_kernel<R, 4>,  dlogits_kernel<R, 8>,
                                           dlogits_kernel<R, 16>, dlogits_kernel<R, 32> };
-    entries[form_of(a->experts)]<<<mt_blocks(stream, a->tokens * 32, THREADS), THREADS, 0,
-                                   mt_cuda_stream(stream)>>>(*a, planes);
+    const int form = form_of(a->experts), per = 1 << form, threads = threads_of(per);
+    const bool vectors = runs_aligned<R>(a->probs, a->experts, per) &&
+                         runs_aligned<R>(a->dlogits, a->experts, per) &&
+                         runs_aligned<R>(a->dprob_sum, a->experts, per);
+    entries
+        [form]<<<mt_blocks(stream, a->tokens * 32, threads), threads, 0, mt_cuda_stream(stream)>>>(
+            *a, planes, vectors);
     MT_LAUNCHED(stream, "router_bwd");
     return MT_OK;
 }
@@ -502,7 +407,11 @@ static mt_status multiply_planes(mt_stream *stream, const struct mt_router_bwd_a
     mt_bf16 *dlogits = (mt_bf16 *)scratch;
     char *wr = (char *)scratch + p.planes.dlogits, *runs = wr + p.planes.wr;
     int64_t *starts = p.dwr ? (int64_t *)(runs + p.planes.runs) : NULL;
-    tensor::dlogits_planes to = { dlogits, starts, (int)p.planes.columns, (int)p.planes.run,
+    tensor::dlogits_planes to = { dlogits,
+                                  starts,
+                                  (int)p.planes.copies,
+                                  (int)p.planes.columns,
+                                  (int)p.planes.run,
                                   (int)p.planes.count };
     MT_TRY(find_dlogits<float>(stream, a, to));
     if (p.dx) MT_TRY(tensor::dx(stream, a, p.planes, dlogits, (mt_bf16 *)wr));

@@ -71,21 +71,30 @@ static __host__ __device__ constexpr int plane_of_dlogits(int s)
     return s < 3 ? 2 - s : s < 5 ? 4 - s : 0;
 }
 
-/* Where the planes of dlogits go: [tokens, pairs, columns], and the first tokens of dwr's `count`
+/* Where the planes of dlogits go: [tokens, copies, columns], and the first tokens of dwr's `count`
  * runs of `run`, and their end. */
 struct dlogits_planes {
     mt_bf16 *to;
     int64_t *starts; /* may be NULL */
-    int columns, run, count;
+    int copies, columns, run, count;
 
-    /* That of expert e below `columns`; past the experts x is 0. */
-    __device__ __forceinline__ void put(int64_t t, int e, float x) const
+    /* Those of N experts from e, a multiple of N, below `columns` on; past the experts x is 0. */
+    template <int N, typename R>
+    __device__ __forceinline__ void put(int64_t t, int e, const R x[N]) const
     {
-        mt_bf16 plane[PLANES];
-        split(plane, x);
+        typedef mt_vec<mt_bf16, N> vec;
+        vec plane[PLANES];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            mt_bf16 one[PLANES];
+            split(one, (float)x[j]);
+#pragma unroll
+            for (int p = 0; p < PLANES; p++) plane[p].at[j] = one[p];
+        }
 #pragma unroll
         for (int s = 0; s < PAIRS; s++)
-            to[(t * PAIRS + s) * columns + e] = plane[plane_of_dlogits(s)];
+            if (s < copies)
+                *(vec *)(to + (t * copies + s) * columns + e) = plane[plane_of_dlogits(s)];
     }
     /* By every thread of a block. */
     __device__ __forceinline__ void put_starts(int64_t tokens) const
@@ -195,9 +204,9 @@ static mt_status logits(mt_stream *stream, const struct mt_router_fwd_args *a, c
 /* ---- gradients ---------------------------------------------------------------------------------
  */
 
-/* Columns of a plane; dwr's runs of `run` tokens. */
+/* Copies of a token's planes and the columns of each; dwr's runs of `run` tokens. */
 struct bwd_plan {
-    int64_t columns, run, count;
+    int64_t copies, columns, run, count;
     size_t dlogits, wr, runs, starts; /* bytes */
 };
 
@@ -216,8 +225,9 @@ static inline int64_t runs_of(int64_t tokens, int64_t tiles)
 static inline bwd_plan plan_gradients(const struct mt_router_bwd_args *a, bool dx, bool dwr)
 {
     bwd_plan p = {};
-    p.columns = rounded(a->experts, CHUNK);
-    int64_t planes = PAIRS * p.columns, lines = PLANES * p.columns;
+    const bool kept = a->experts > MT_ROUTER_FEW && a->experts <= MT_ROUTER_KEPT;
+    p.copies = kept ? PLANES : PAIRS, p.columns = rounded(a->experts, kept ? 64 : CHUNK);
+    int64_t planes = p.copies * p.columns, lines = PLANES * p.columns;
     int64_t tiles = mt_ceil_div(a->width, TILE_M) * mt_ceil_div(lines, TILE_N);
     p.run = rounded(mt_ceil_div(a->tokens, runs_of(a->tokens, tiles)), 64);
     p.count = mt_ceil_div(a->tokens, p.run);
@@ -251,6 +261,10 @@ static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const
     const size_t size = sizeof(mt_bf16);
     int columns = (int)p.columns;
     wr_planes wr = { planes, (const float *)a->wr, a->width, (int)a->experts, columns, columns };
+    if (p.copies == PLANES) {
+        MT_TRY(split_wr<PLANES>(stream, "router_bwd", wr));
+        return mt_cuda_router_dx_kept(stream, a, p.columns, dlogits, planes);
+    }
     MT_TRY(split_wr<PAIRS>(stream, "router_bwd", wr));
     gemm_sm90_matrix w = { "wr", planes, a->width, depth, 1, 64, size };
     gemm_sm90_matrix y = { "dlogits", dlogits, depth, 0, 1, variant->box_q, size };
@@ -301,7 +315,7 @@ static mt_status dwr(mt_stream *stream, const struct mt_router_bwd_args *a, cons
     g.layout = MT_GEMM_NT, g.height = a->width, g.cols = PLANES * p.columns;
     g.rows = mt_group_ragged_rows(p.count, a->tokens, 1, starts, starts);
     g.a = { a->x, false, true, true, a->width };
-    g.b = { dlogits, false, true, true, PAIRS * p.columns };
+    g.b = { dlogits, false, true, true, p.copies * p.columns };
     g.d = runs, g.d_real = true;
     mt_cuda_gemm_path path = {};
     path.variant = MT_CUDA_GEMM_PINGPONG, path.super = 8;
