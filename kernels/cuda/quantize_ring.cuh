@@ -98,7 +98,7 @@ static __device__ __forceinline__ void get_chunk(uint32_t q[4], const uneven &u,
 }
 
 /* The last bytes of sixteen, from `from` on, which is not 0; the first ones, before `to`. */
-static __device__ __forceinline__ void put_last(uint8_t *p, const uint32_t q[4], int from)
+static __device__ __forceinline__ void put_tail(uint8_t *p, const uint32_t q[4], int from)
 {
     const uint32_t w = one_of(q, from >> 2);
     const int words = (from + 3) & ~3;
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void put_last(uint8_t *p, const uint32_t q[4],
     if (words & 4) store_4(p + words, words & 8 ? q[3] : q[1]);
     if (words <= 8) store_8(p + 8, q[2], q[3]);
 }
-static __device__ __forceinline__ void put_first(uint8_t *p, const uint32_t q[4], int to)
+static __device__ __forceinline__ void put_head(uint8_t *p, const uint32_t q[4], int to)
 {
     const uint32_t w = one_of(q, to >> 2);
     if (to & 8) store_8(p, q[0], q[1]);
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
     if (threadIdx.x < TILE) {
         if (u.after || first == begin || (!u.on && last == first)) return;
         get_chunk<KIND>(q, u, c, first - begin);
-        put_last(p + first, q, begin - first);
+        put_tail(p + first, q, begin - first);
         return;
     }
     if (u.on) return;
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
     }
     get_chunk<KIND>(q, u, c, last - begin);
     if (u.after || last != first) {
-        put_first(p + last, q, end - last);
+        put_head(p + last, q, end - last);
     } else { /* begin and end */
         for (int b = begin; b < end; b++) store_1(p + b, one_of(q, (b & 15) >> 2) >> (b & 3) * 8);
     }
