@@ -241,6 +241,7 @@ static __global__ void clear_kernel(uint8_t *scales, const member *totals, int w
 
 static __global__ void members_kernel(const __grid_constant__ job j)
 {
+    wait_for_results();
     MT_GRID_STRIDE(i, j.p.group.members) give_results(j, i);
 }
 
@@ -349,15 +350,24 @@ static size_t sums_bytes(const struct mt_quantize_args *a)
     return a->bias_grad ? rounded((size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float)) : 0;
 }
 
+/* Bytes for the most strips that there may be. */
+static size_t strips_bytes(const struct mt_quantize_args *a)
+{
+    const mt_group *g = &a->src->group;
+    return a->pass == MT_QUANTIZE_AMAX || g->last_dims
+               ? 0
+               : rounded(mt_cuda_strip_bytes(mt_cuda_plan_strips(g, TILE)));
+}
+
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
     size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
-    return g->members
-               ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) + tokens
-               : 0;
+    return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
+                            strips_bytes(a) + tokens
+                      : 0;
 }
 
 /* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
@@ -373,7 +383,16 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     c->j.p.zeros = (uint64_t *)p;
     c->j.p.zero_count = (int64_t)((zeros + 7) / 8);
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
-    c->of_token = p + rounded(zeros) + sums_bytes(a);
+    char *strips = p + rounded(zeros) + sums_bytes(a);
+    c->of_token = strips + strips_bytes(a);
+    job sweep = c->j;
+    sweep.codes = a->pass != MT_QUANTIZE_AMAX;
+    if (mt_cuda_bytes_suffice(&sweep)) {
+        c->j.table.strips = (strip *)strips;
+        c->j.table.gathered = a->row_token != NULL, c->j.table.swiglu = a->swiglu;
+        c->j.table.rows = mt_cuda_bytes_rows(&sweep);
+        c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
+    }
     c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;
     c->nans = (unsigned long long *)p;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -430,7 +449,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         return MT_OK;
     }
     if (mt_cuda_short_suffices(&c->j)) {
-        c->given = codes;
+        c->given = codes && !c->j.table.strips;
         return mt_cuda_quantize_short(stream, &c->j);
     }
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
@@ -483,7 +502,7 @@ static mt_status write_members(call *c, mt_stream *stream)
 {
     int64_t n = c->j.p.group.members;
     if (c->given) return MT_OK;
-    members_kernel<<<mt_blocks(stream, n, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(c->j);
+    MT_TRY(follow(stream, members_kernel, mt_blocks(stream, n, THREADS), THREADS, 0, c->j));
     MT_LAUNCHED(stream, "quantize: members");
     return MT_OK;
 }
@@ -515,7 +534,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     set_sides(&c);
     MT_TRY(take_scratch(&c, stream));
     set_results(&c);
-    MT_TRY(mt_cuda_plan_members(stream, &c.j.p));
+    MT_TRY(mt_cuda_plan_tiles(stream, &c.j.p, &c.j.table));
     unsigned wide = (unsigned)mt_cuda_multiprocessors(stream) * 4;
     for (int dir = 0; dir < MT_DIR_COUNT && args->pass != MT_QUANTIZE_AMAX; dir++) {
         const side *s = &c.j.p.sides[dir];

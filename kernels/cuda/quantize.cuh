@@ -87,6 +87,14 @@ struct level {
     float s_enc, g, s_dec; /* nvfp4 */
 };
 
+/* Where the plan writes strips of tiles ahead (quantize_strips.cuh), and how many rows one has. */
+struct strip_table {
+    struct strip *strips; /* NULL: they are not wanted */
+    int64_t most;         /* that there may be */
+    int rows;
+    bool gathered, swiglu; /* rows of elements are made on the way */
+};
+
 /* What dequantize's kernels know; by value. */
 struct decode_job {
     plan p; /* sides: y, none, the source */
@@ -101,6 +109,11 @@ mt_status mt_cuda_decode_short(mt_stream *stream, const struct decode_job *j, in
 size_t mt_cuda_plan_bytes(const mt_group *group);
 void mt_cuda_plan_place(struct plan *plan, void *scratch);
 mt_status mt_cuda_plan_members(mt_stream *stream, const struct plan *plan);
+mt_status mt_cuda_plan_tiles(mt_stream *stream, const struct plan *plan,
+                             const struct strip_table *strips);
+/* At least the number of strips of `rows` rows; bytes of scratch for them. */
+int64_t mt_cuda_plan_strips(const mt_group *group, int64_t rows);
+size_t mt_cuda_strip_bytes(int64_t strips);
 /* At least the number of tiles; at least the sum of ceil(rows / a) ceil(cols / b). */
 int64_t mt_cuda_plan_units(const mt_group *group);
 int64_t mt_cuda_plan_blocks(const mt_group *group, int64_t a, int64_t b);

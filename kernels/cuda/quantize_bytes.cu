@@ -1,58 +1,36 @@
-/* Both directions of quantize to bytes at a time: bf16 rows that begin at multiples of 16 bytes, as
- * they lie, gathered, or SwiGLU's; 1-D blocks or one scale a member. Threads have eight elements
- * each of eight rows; those of the next tile are on their way meanwhile, each to where only its
- * thread looks. Only magnitudes, codes of columns and PLANAR scales of rows meet in shared memory.
- * The arithmetic is that of the tiles. */
+/* Quantize to bytes and to PLANAR_NIBBLES: bf16 rows that begin at multiples of 16 bytes, as they
+ * lie, gathered, or SwiGLU's; 1-D blocks or one scale a member. A thread block has a strip of tiles
+ * and no more. Threads have eight elements each of eight rows; those of the next tile are on their
+ * way meanwhile, each to where only its thread looks. Only magnitudes, codes of columns and planar
+ * scales of rows meet in shared memory. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_bytes.cuh"
-
-/* What is looked up of a tile's member. */
-static __device__ __forceinline__ void fill_spot(spot *p, const job &j, const member &m, int lane,
-                                                 int64_t index)
-{
-    if (lane < MT_DIR_COUNT && j.p.sides[lane].present) {
-        const side &s = j.p.sides[lane];
-        const float *given = j.scale[lane];
-        fill_part(&p->parts[lane], s, m, lane);
-        float enc = 1.0f;
-        if (s.whole && !s.delayed)
-            enc = mt_encode_scale(j.amax[lane][index], s.max, s.options.pow2, FLT_MAX);
-        else if (s.whole && given)
-            enc = given[index];
-        p->parts[lane].whole = enc;
-    }
-    if (lane == MT_DIR_COUNT) {
-        p->first_row = j.row_token ? m.offset / m.cols : 0;
-        p->plain_down = j.row_token ? 0 : (j.swiglu ? 2 : 1) * m.cols * TILE;
-        p->plain = (mt_bf16 *)j.p.sides[SOURCE].codes + (j.row_token ? 0
-                                                         : j.swiglu  ? 2 * m.offset
-                                                                     : m.offset);
-    }
-}
 
 /* ---- tiles ------------------------------------------------------------------------------------
  */
 
-/* Codes in rows: elements times enc of their row, and of planar columns, times that of their
- * column. */
-template <typename AT, int CODES, bool PLANAR_TOO>
-static __device__ __forceinline__ void put_rows(const job &j, const spot &p,
+/* Codes in rows: elements times enc of their row, of planar columns times that of their column. */
+template <typename AT, int KIND, int DIRS, int CODES>
+static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
                                                 const uint32_t x[ROWS][4], const float row[ROWS],
-                                                const float column[RUN])
+                                                const float column[RUN], bool nans)
 {
     const int rows = AT::column() < p.width ? p.height - AT::row() : 0;
-    const uint32_t pitch = (uint32_t)p.cols;
-    const uint64_t at = (uint64_t)(uint32_t)AT::row() * pitch + AT::column();
+    const uint32_t pitch = (uint32_t)p.cols >> patches<KIND>::HALF;
+    const uint64_t at =
+        (uint64_t)(uint32_t)AT::row() * pitch + (AT::column() >> patches<KIND>::HALF);
     uint8_t *by_row = p.parts[MT_ROW].codes + at, *by_column = p.parts[MT_COL].codes + at;
 #pragma unroll
     for (int i = 0; i < ROWS; i++, by_row += pitch, by_column += pitch) {
         uint32_t q[2], c[2];
-        encode_row<CODES>(q, j.p.sides[MT_ROW], x[i], row[i]);
+        float same[RUN];
 #pragma unroll
-        for (int h = 0; PLANAR_TOO && h < 2; h++)
-            c[h] = encode_four<CODES>(j.p.sides[MT_COL], x[i] + h * 2, column + h * 4);
+        for (int e = 0; e < RUN; e++) same[e] = row[i];
+        if (DIRS & ROW_CODES) encode_run<KIND, CODES>(q, j.p.sides[MT_ROW], x[i], same, nans, NULL);
+        if (DIRS & COLUMN_CODES)
+            encode_run<KIND, CODES>(c, j.p.sides[MT_COL], x[i], column, nans, NULL);
         if (i >= rows) continue;
-        store_8(by_row, q[0], q[1]);
-        if (PLANAR_TOO) store_8(by_column, c[0], c[1]);
+        if (DIRS & ROW_CODES) store_run<KIND>(by_row, q);
+        if (DIRS & COLUMN_CODES) store_run<KIND>(by_column, c);
     }
 }
 
@@ -73,17 +51,19 @@ static __device__ __forceinline__ void leave_columns(uint32_t *codes, int half, 
     }
 }
 
-template <typename AT, int CODES>
-static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, const spot &p,
+/* Codes of a patch of a member with one scale. */
+template <typename AT, int DIRS, int CODES>
+static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, const strip &p,
                                                  int half, const uint32_t x[ROWS][4])
 {
-    const float enc = p.parts[MT_COL].whole, row = p.parts[MT_ROW].whole;
-    const bool alike = mt_f32_bits(enc) == mt_f32_bits(row);
+    enum { LAST = DIRS & COLUMN_CODES ? MT_COL : MT_ROW };
+    const float enc = p.parts[LAST].whole, row = p.parts[MT_ROW].whole;
+    const bool alike = LAST == MT_ROW || mt_f32_bits(enc) == mt_f32_bits(row);
     const int rows = AT::column() < p.width ? p.height - AT::row() : 0;
     const uint32_t pitch = (uint32_t)p.cols;
     uint8_t *to = p.parts[MT_ROW].codes + (uint64_t)(uint32_t)AT::row() * pitch + AT::column();
     uint32_t q[ROWS][2];
-    if (!alike) {
+    if ((DIRS & ROW_CODES) && !alike) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             encode_row<CODES>(q[0], j.p.sides[MT_ROW], x[i], row);
@@ -92,89 +72,103 @@ static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, 
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++, to += pitch) {
-        encode_row<CODES>(q[i], j.p.sides[MT_COL], x[i], enc);
-        if (alike && i < rows) store_8(to, q[i][0], q[i][1]);
+        encode_row<CODES>(q[i], j.p.sides[LAST], x[i], enc);
+        if ((DIRS & ROW_CODES) && alike && i < rows) store_8(to, q[i][0], q[i][1]);
     }
-    leave_turned(codes, half, AT::column(), q);
-}
-
-/* Scales of the rows of `count` tiles beside each other, the last of which is p. */
-static __device__ __forceinline__ void put_collected(const uint8_t scales[TILE][COLLECTED * 4],
-                                                     const spot &p, int count)
-{
-    const lattice l = scales_of(p.parts[MT_ROW]);
-    const int r = (int)threadIdx.x, last = (p.width + 31) / 32;
-    if (r >= p.height) return;
-    const uint32_t *w = (const uint32_t *)scales[r];
-    const int64_t step = p.parts[MT_ROW].scales_across;
-    uint8_t *to = l.at + scale_offset(l, r, 0) - (count - 1) * step;
-    if (!l.swizzled && count == COLLECTED && last == 4 && (uintptr_t)to % 16 == 0) {
-        store_16(to, w[0], w[1], w[2], w[3]);
-        return;
-    }
-    for (int n = 0; n < count; n++, to += step) {
-        const int blocks = n + 1 < count ? 4 : last;
-        if (blocks == 4 && (uintptr_t)to % 4 == 0)
-            store_4(to, w[n]);
-        else
-            for (int b = 0; b < blocks; b++) store_1(to + b, w[n] >> b * 8);
-    }
+    if (DIRS & COLUMN_CODES) leave_turned(codes, half, AT::column(), q);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-/* At turn n a block's threads have the elements of its tile in hand, those of turn n + 1 are on
- * their way. Where lines begin anywhere, `run` tiles down a column follow each other. */
-template <int KIND, int CODES, int FROM>
-static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, FROM>::RESIDENT))
+/* What all elements of a member are multiplied by. */
+static __device__ __forceinline__ float whole_scale(const job &j, int dir, int member)
+{
+    const side &s = j.p.sides[dir];
+    if (!s.delayed) return mt_encode_scale(j.amax[dir][member], s.max, s.options.pow2, FLT_MAX);
+    return j.scale[dir] ? j.scale[dir][member] : 1.0f;
+}
+
+/* Raises the member's values by what a block's threads found, where that is more than it has had.
+ */
+template <typename SPACE>
+static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, const strip &p,
+                                                    uint32_t most, int nans)
+{
+    const int lane = lane_of_warp();
+    most = __reduce_max_sync(~0u, most), nans = __reduce_add_sync(~0u, nans);
+    if (lane == 0) sp->most[threadIdx.x / 32] = most, sp->nans[threadIdx.x / 32] = nans;
+    __syncthreads(); /* all have given */
+    if (threadIdx.x >= WARPS) return;
+    most = __reduce_max_sync((1u << WARPS) - 1, sp->most[lane]) << 16;
+    nans = __reduce_add_sync((1u << WARPS) - 1, sp->nans[lane]);
+    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane])
+        atomicMax((int *)j.amax[lane] + p.index, (int)most);
+    if (lane == 0 && j.nans && nans) atomicAdd(j.nans + p.index, (unsigned long long)nans);
+}
+
+template <int KIND, int DIRS, int CODES, int FROM>
+static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>::RESIDENT))
     bytes_kernel(const __grid_constant__ job j)
 {
-    typedef layout<KIND, FROM> at;
+    typedef layout<KIND, DIRS, FROM> at;
     extern __shared__ uint4 mt_shared[];
-    bytes_space<KIND, FROM> *sp = (bytes_space<KIND, FROM> *)mt_shared;
-    uint32_t most = 0; /* what a thread has found of a member */
-    int nans = 0, token = 0, given = 0, collected = 0, flushed = 0;
+    bytes_space<KIND, DIRS, FROM> *sp = (bytes_space<KIND, DIRS, FROM> *)mt_shared;
+    const int lane = lane_of_warp();
+    strip &p = sp->strips[threadIdx.x / 32];
+    uint32_t x[ROWS][4], most = 0; /* what a thread has found */
+    int nans = 0;
     bool after = false; /* the tile before has left ends of its lines to this one */
-    if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
-    const auto fill = [&](spot *to, const member &m, int lane, int64_t index) {
-        fill_spot(to, j, m, lane, index);
-    };
     wait_for_results();
-    for (int n = -2;; n++) {
-        const spot &p = sp->spots[n & (SPOTS - 1)], &next = sp->spots[(n + 1) & (SPOTS - 1)];
-        const spot &third = sp->spots[(n + 2) & (SPOTS - 1)];
-        uint32_t x[ROWS][4];
+    let_follow();
+    if (!take_strip(&p, j.table, j.p.group.k)) return;
+    if (FROM == LYING)
+        load_patch<at>(x, p);
+    else
+        send_patch<at, FROM>(sp->slots, p, 0, p.height,
+                             FROM == GATHERED ? token_of<at>(j, p, 0, p.height) : 0);
+    if (threadIdx.x < MT_DIR_COUNT && j.measure[lane])
+        p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
+    if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
+        p.parts[lane].whole = whole_scale(j, lane, p.index);
+    __syncwarp();
+    for (int left = p.rows - TILE;; left -= TILE) { /* rows below the tile */
+        const bool more = left > 0;
+        const int below = left < TILE ? left : (int)TILE, n = left >> 7;
+        if (FROM != LYING || left + TILE < p.rows) {
+            copies_done();
+            take_patch<FROM>(x, sp->slots);
+        }
+        const int token = FROM == GATHERED && more ? token_of<at>(j, p, TILE, below) : 0;
         float row[ROWS] = {}, column[RUN] = {};
         reach e = {};
-        if (n >= 0 && !p.exists) break;
-        look_ahead(sp->spots, j.p, n, j.many, j.run, fill);
-        copies_done();
-        /* the spots are there; the codes of two tiles ago and of the last one have been read
-         * (LINES: since all have met to have the magnitudes) */
-        if (is_met(n) || (KIND == WHOLE && j.run > 1)) __syncthreads();
-        take_patch<FROM>(x, sp->slots); /* before turn 0 nobody looks at it */
-        if (n >= -1 && next.exists) send_patch<at, FROM>(sp->slots, next, token);
-        if (FROM == GATHERED && third.exists) token = token_of<at>(j, third);
-        if (n < 0) continue;
+        if (more) send_patch<at, FROM>(sp->slots, p, TILE, below, token);
         if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE>(&e, x);
         nans += e.nans, raise(&most, e.all);
-        if (KIND == WHOLE) run_whole<at, CODES>(j, sp->codes, p, n & 1, x);
-        if (KIND == PLANAR) {
-            planar_rows<at>(row, j, sp->scales[flushed & 1], collected, e);
-            planar_columns<at>(column, j, p, e);
-            put_rows<at, CODES, true>(j, p, x, row, column);
+        if (KIND == WHOLE) run_whole<at, DIRS, CODES>(j, sp->codes, p, n & 1, x);
+        if (at::IS_PLANAR) {
+            if (at::IN_ROWS) planar_rows<at>(row, j, sp->scales[n & 1], e);
+            if (at::IN_COLUMNS) planar_columns<at>(column, j, p, e);
+            put_rows<at, KIND, DIRS, CODES>(j, p, x, row, column, e.nans > 0);
+            if (at::IN_ROWS) {
+                __syncthreads(); /* the scales are there */
+                put_row_scales(sp->scales[n & 1], p);
+            }
         }
         if (KIND == LINES) {
-            leave_pairs(sp->partial[n & 1], e);
-            line_rows<at>(row, j, p, e);
-            put_rows<at, CODES, false>(j, p, x, row, column);
-            __syncthreads(); /* the magnitudes are there */
-            line_columns(column, j, p, sp->partial[n & 1], n & (WARPS - 1));
-            leave_columns<at, CODES>(sp->codes, n & 1, j.p.sides[MT_COL], x, column);
+            if (at::IN_COLUMNS) leave_pairs(sp->partial, e);
+            if (at::IN_ROWS) {
+                line_rows<at>(row, j, p, e);
+                put_rows<at, KIND, ROW_CODES, CODES>(j, p, x, row, column, false);
+            }
+            if (at::IN_COLUMNS) {
+                __syncthreads(); /* the magnitudes are there */
+                line_columns(column, j, p, sp->partial, ((int)blockIdx.x + n) & (WARPS - 1));
+                leave_columns<at, CODES>(sp->codes, n & 1, j.p.sides[MT_COL], x, column);
+            }
         }
         if (at::TURNED) {
-            const bool even = is_even(p, MT_COL), on = !even && j.run > 1 && is_below(next, p);
+            const bool even = is_even(p, MT_COL), on = !even && more;
             const uneven u = { sp->codes, n & 1, after, on };
             const part &to = p.parts[MT_COL];
             const int bytes = to.padded ? (int)TILE : p.height;
@@ -184,80 +178,78 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, FROM>::RESI
                 put_even_lines<WHOLE>(u.codes, u.half, to.codes, to.pitch, p.width, bytes);
             else
                 put_uneven_lines<WHOLE>(u, to.codes, to.pitch, p.width, bytes);
-        } else if (++collected == COLLECTED || !is_beside(next, p)) {
-            __syncthreads(); /* the scales are there */
-            put_collected(sp->scales[flushed & 1], p, collected);
-            collected = 0, flushed++;
+            if (on) __syncthreads(); /* those of two tiles have been read */
         }
-        if (next.exists && next.index == p.index) continue;
-        found it = { { most, most }, nans };
-        give_found(&sp->found[given & 1], j, &it);
-        __syncthreads(); /* all have given */
-        if (threadIdx.x == 0) pass_on(&sp->found[given & 1], j, p.index);
-        given++, most = 0, nans = 0;
+        if (!more) break;
+        step_down(&p, below);
     }
-    end_block(j);
+    if (is_measured(j)) raise_member(j, sp, p, most, nans);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
-template <int KIND, int CODES, int FROM> static mt_status launch(mt_stream *stream, const job *j)
+template <int KIND, int DIRS, int CODES, int FROM>
+static mt_status launch(mt_stream *stream, const job *j)
 {
-    enum { BYTES = sizeof(bytes_space<KIND, FROM>) };
-    const int64_t units = mt_cuda_plan_units(&j->p.group);
-    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * layout<KIND, FROM>::RESIDENT;
-    MT_CUDA(cudaFuncSetAttribute(bytes_kernel<KIND, CODES, FROM>,
+    enum { BYTES = sizeof(bytes_space<KIND, DIRS, FROM>) };
+    const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
+    MT_CUDA(cudaFuncSetAttribute(bytes_kernel<KIND, DIRS, CODES, FROM>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-    MT_TRY(follow(stream, bytes_kernel<KIND, CODES, FROM>, (unsigned)(units < most ? units : most),
-                  TILE_THREADS, BYTES, *j));
+    MT_TRY(follow(stream, bytes_kernel<KIND, DIRS, CODES, FROM>, (unsigned)blocks, TILE_THREADS,
+                  BYTES, *j));
     MT_LAUNCHED(stream, "quantize: bytes");
     return MT_OK;
 }
 
 typedef mt_status (*launcher)(mt_stream *, const job *);
 
-/* Members with one scale, as they lie, are faster by patches. */
+template <int KIND, int CODES> static launcher launcher_of(int dirs, const job *j)
+{
+    if constexpr (KIND != PLANAR_NIBBLES) {
+        if (j->row_token) return launch<KIND, ROW_CODES | COLUMN_CODES, CODES, GATHERED>;
+        if (j->swiglu) return launch<KIND, ROW_CODES | COLUMN_CODES, CODES, SWIGLU>;
+    }
+    return dirs == ROW_CODES      ? launch<KIND, ROW_CODES, CODES, LYING>
+           : dirs == COLUMN_CODES ? launch<KIND, COLUMN_CODES, CODES, LYING>
+                                  : launch<KIND, ROW_CODES | COLUMN_CODES, CODES, LYING>;
+}
+
 bool mt_cuda_bytes_suffice(const job *j)
 {
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const mt_group *g = &j->p.group;
-    const int kind = mt_cuda_short_kind(j);
-    const bool lies = !j->row_token && !j->swiglu;
-    if (!j->codes || !row->present || !col->present || j->sums || g->last_dims || g->k % RUN)
-        return false;
-    if (kind > PLANAR || (kind == WHOLE && lies)) return false;
+    const int kind = mt_cuda_short_kind(j), run = kind == PLANAR_NIBBLES ? 4 : 8; /* bytes */
+    const bool both = row->present && col->present, made = j->row_token || j->swiglu;
+    if (!j->codes || j->sums || g->last_dims || g->k % RUN) return false;
+    if (kind == NIBBLES || kind == KINDS) return false;
+    if (made && (!both || kind == PLANAR_NIBBLES)) return false;
     if (g->m > INT32_MAX || g->k > INT32_MAX || mt_cuda_plan_units(g) > INT32_MAX) return false;
-    if ((uintptr_t)j->p.sides[SOURCE].codes % 16 || (uintptr_t)row->codes % 8) return false;
-    if (!col->transposed && (uintptr_t)col->codes % 8) return false;
-    return row->options.element == col->options.element;
+    if ((uintptr_t)j->p.sides[SOURCE].codes % 16) return false;
+    if (row->present && (uintptr_t)row->codes % run) return false;
+    if (col->present && !col->transposed && (uintptr_t)col->codes % run) return false;
+    return !both || row->options.element == col->options.element;
+}
+
+int mt_cuda_bytes_rows(const job *j)
+{
+    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    if (j->row_token || j->swiglu) return 4 * TILE;
+    return (row->present && col->transposed ? 2 : 3) * TILE; /* an absent side is not transposed */
 }
 
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)
 {
     /* by kind; to E4M3, E5M2 */
-    static const launcher lying[][2] = {
-        { NULL, NULL },
-        { launch<LINES, CODES_E4M3, LYING>, launch<LINES, CODES_E5M2, LYING> },
-        { launch<PLANAR, CODES_E4M3, LYING>, launch<PLANAR, CODES_E5M2, LYING> }
-    };
-    static const launcher gathered[][2] = {
-        { launch<WHOLE, CODES_E4M3, GATHERED>, launch<WHOLE, CODES_E5M2, GATHERED> },
-        { launch<LINES, CODES_E4M3, GATHERED>, launch<LINES, CODES_E5M2, GATHERED> },
-        { launch<PLANAR, CODES_E4M3, GATHERED>, launch<PLANAR, CODES_E5M2, GATHERED> }
-    };
-    static const launcher of_swiglu[][2] = {
-        { launch<WHOLE, CODES_E4M3, SWIGLU>, launch<WHOLE, CODES_E5M2, SWIGLU> },
-        { launch<LINES, CODES_E4M3, SWIGLU>, launch<LINES, CODES_E5M2, SWIGLU> },
-        { launch<PLANAR, CODES_E4M3, SWIGLU>, launch<PLANAR, CODES_E5M2, SWIGLU> }
-    };
-    static_assert(WHOLE == 0 && LINES == 1 && PLANAR == 2, "order of the tables");
+    static launcher (*const kinds[KINDS][2])(
+        int, const job *) = { { launcher_of<WHOLE, CODES_E4M3>, launcher_of<WHOLE, CODES_E5M2> },
+                              { launcher_of<LINES, CODES_E4M3>, launcher_of<LINES, CODES_E5M2> },
+                              { launcher_of<PLANAR, CODES_E4M3>, launcher_of<PLANAR, CODES_E5M2> },
+                              { NULL, NULL },
+                              { launcher_of<PLANAR_NIBBLES, CODES_E2M1>, NULL } };
+    static_assert(WHOLE == 0 && LINES == 1 && PLANAR == 2 && NIBBLES == 3, "order of the table");
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
-    const int kind = mt_cuda_short_kind(j);
-    const bool e5m2 = mt_codes_kind(*row) == CODES_E5M2;
-    job ordered = *j;
-    ordered.run = col->transposed && !has_even_lines(j) ? (int)RUN_TILES : 1;
-    ordered.many = kind == PLANAR ? (int)COLLECTED : ordered.run;
-    if (j->swiglu) return of_swiglu[kind][e5m2](stream, &ordered);
-    return (j->row_token ? gathered : lying)[kind][e5m2](stream, &ordered);
+    const int dirs = (row->present ? ROW_CODES : 0) + (col->present ? COLUMN_CODES : 0);
+    const bool e5m2 = mt_codes_kind(row->present ? *row : *col) == CODES_E5M2;
+    return kinds[mt_cuda_short_kind(j)][e5m2](dirs, j)(stream, j);
 }

@@ -3,16 +3,19 @@
 #pragma once
 
 #include "kernels/cuda/quantize_ring.cuh"
-#include "kernels/cuda/quantize_spots.cuh"
+#include "kernels/cuda/quantize_strips.cuh"
 
 enum { LYING, GATHERED, SWIGLU }; /* where elements come from */
 
 /* A warp's patches: ACROSS of them beside each other. */
-template <int KIND, int FROM> struct layout {
+template <int KIND, int DIRS, int FROM> struct layout {
     enum {
-        ACROSS = KIND == PLANAR ? 8 : 16,
+        IS_PLANAR = patches<KIND>::PLANAR,
+        IN_ROWS = (DIRS & ROW_CODES) != 0,
+        IN_COLUMNS = (DIRS & COLUMN_CODES) != 0,
+        TURNED = IN_COLUMNS && !IS_PLANAR,
+        ACROSS = IS_PLANAR && IN_COLUMNS ? 8 : 16,
         DOWN = 32 / ACROSS,
-        TURNED = KIND != PLANAR,
         SLOTS = FROM == SWIGLU ? 2 * ROWS : ROWS,
         RESIDENT = FROM == SWIGLU ? 2 : 3
     };
@@ -26,28 +29,28 @@ template <int KIND, int FROM> struct layout {
     }
 };
 
-enum { COLLECTED = 4 /* tiles of a row whose scales go out together */ };
-
-template <int KIND, int FROM> struct bytes_space {
-    typedef layout<KIND, FROM> at;
+template <int KIND, int DIRS, int FROM> struct bytes_space {
+    typedef layout<KIND, DIRS, FROM> at;
     uint4 slots[at::SLOTS][TILE_THREADS]; /* elements on their way, each thread's own */
     alignas(16) uint32_t codes[at::TURNED ? AREA / 2 : 4]; /* of columns, turned; of two tiles */
-    alignas(16) uint32_t partial[2][KIND == LINES ? WARPS : 1][PAIRS];
-    alignas(16) uint8_t scales[2][KIND == PLANAR ? TILE : 1][COLLECTED * 4]; /* of rows */
-    spot spots[SPOTS];
-    block_found found[2];
+    alignas(16) uint32_t partial[at::TURNED && KIND == LINES ? WARPS : 1][PAIRS];
+    strip strips[WARPS];                                         /* each warp's own */
+    uint32_t scales[2][at::IS_PLANAR && at::IN_ROWS ? TILE : 1]; /* four of each row */
+    uint32_t most[WARPS]; /* what warps found of the member */
+    int nans[WARPS];
 };
 
 /* ---- elements ---------------------------------------------------------------------------------
  */
 
-/* Sends for a patch; zeros beyond the tile. token: of row `lane` of the warp's. */
+/* Sends for the patch of the tile `down` rows below; zeros beyond its `height`. token: of row
+ * `lane` of the warp's. */
 template <typename AT, int FROM>
-static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], const spot &p,
-                                                  int token)
+static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], const strip &p,
+                                                  int down, int height, int token)
 {
     const int first = AT::row(), column = AT::column();
-    const int rows = column < p.width ? p.height - first : 0;
+    const int rows = column < p.width ? height - first : 0;
     const uint32_t up = (uint32_t)p.cols, pitch = FROM == SWIGLU ? 2 * up : up;
     uint4 *to = slots[0] + threadIdx.x;
     const mt_bf16 *from = p.plain + (rows > 0 ? column : 0);
@@ -60,7 +63,7 @@ static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], 
         }
         return;
     }
-    from += rows > 0 ? (uint64_t)(uint32_t)first * pitch : 0;
+    from += rows > 0 ? (uint64_t)(uint32_t)(down + first) * pitch : 0;
     if (rows >= ROWS) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++, from += pitch) {
@@ -78,12 +81,29 @@ static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], 
     }
 }
 
-/* The tokens of a warp's rows, a lane each. */
-template <typename AT> static __device__ __forceinline__ int token_of(const job &j, const spot &p)
+/* The patch of the first tile, of rows as they lie: it takes registers alone. */
+template <typename AT>
+static __device__ __forceinline__ void load_patch(uint32_t x[ROWS][4], const strip &p)
+{
+    const int first = AT::row(), column = AT::column();
+    const int rows = column < p.width ? p.height - first : 0;
+    const uint32_t pitch = (uint32_t)p.cols;
+    const mt_bf16 *from = p.plain + (uint64_t)(uint32_t)first * pitch + column;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++, from += pitch) {
+        uint4 q = make_uint4(0, 0, 0, 0);
+        if (i < rows) q = __ldg((const uint4 *)from);
+        x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
+    }
+}
+
+/* The tokens of a warp's rows of the tile `down` rows below, a lane each. */
+template <typename AT>
+static __device__ __forceinline__ int token_of(const job &j, const strip &p, int down, int height)
 {
     const int lane = lane_of_warp(), r = AT::row() - lane / AT::ACROSS * ROWS + lane;
-    if (lane >= AT::DOWN * ROWS || r >= p.height) return 0;
-    return j.row_token[p.first_row + (int64_t)p.i * TILE + r];
+    if (lane >= AT::DOWN * ROWS || r >= height) return 0;
+    return j.row_token[p.first_row + down + r];
 }
 
 template <int FROM>
@@ -185,17 +205,16 @@ static __device__ __forceinline__ uint32_t exponent_pair(const side &s, uint32_t
     return (uint32_t)low | (uint32_t)high << 16;
 }
 
-/* Of rows' blocks of 32: scales are left in `scales` from byte 4 n on. */
+/* Of rows' blocks of 32, whose scales are left. */
 template <typename AT>
 static __device__ __forceinline__ void planar_rows(float enc[ROWS], const job &j,
-                                                   uint8_t scales[TILE][COLLECTED * 4], int n,
-                                                   const reach &it)
+                                                   uint32_t scales[TILE], const reach &it)
 {
     const int word = lane_of_warp() & 3, row = AT::row() + word * 2;
     const uint32_t e = exponent_pair(j.p.sides[MT_ROW], share_out(it.rows, 2, 1));
     const uint32_t own = power_pair(e);
-    uint8_t *to = scales[row] + n * 4 + AT::column() / 32;
-    to[0] = (uint8_t)e, to[COLLECTED * 4] = (uint8_t)(e >> 16);
+    uint8_t *to = (uint8_t *)(scales + row) + AT::column() / 32;
+    to[0] = (uint8_t)e, to[4] = (uint8_t)(e >> 16);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const uint32_t w = __shfl_sync(~0u, own, (lane_of_warp() & ~3) + k);
@@ -203,9 +222,23 @@ static __device__ __forceinline__ void planar_rows(float enc[ROWS], const job &j
     }
 }
 
+/* Scales of a tile's rows to where they go. */
+static __device__ __forceinline__ void put_row_scales(const uint32_t scales[TILE], const strip &p)
+{
+    const lattice l = scales_of(p.parts[MT_ROW]);
+    const int r = (int)threadIdx.x, blocks = (p.width + 31) / 32;
+    if (r >= p.height) return;
+    const uint32_t w = scales[r];
+    uint8_t *to = l.at + scale_offset(l, r, 0);
+    if (blocks == 4 && (uintptr_t)to % 4 == 0)
+        store_4(to, w);
+    else
+        for (int b = 0; b < blocks; b++) store_1(to + b, w >> b * 8);
+}
+
 /* Of columns' blocks of 32: a warp's rows. */
 template <typename AT>
-static __device__ __forceinline__ void planar_columns(float enc[RUN], const job &j, const spot &p,
+static __device__ __forceinline__ void planar_columns(float enc[RUN], const job &j, const strip &p,
                                                       const reach &it)
 {
     const uint32_t e = exponent_pair(j.p.sides[MT_COL], share_out(it.pairs, 16, 8));
@@ -246,7 +279,7 @@ static __device__ __forceinline__ float2 line_cell(const side &s, uint32_t magni
 
 /* Of rows' blocks of 128. */
 template <typename AT>
-static __device__ __forceinline__ void line_rows(float enc[ROWS], const job &j, const spot &p,
+static __device__ __forceinline__ void line_rows(float enc[ROWS], const job &j, const strip &p,
                                                  const reach &it)
 {
     const int lane = lane_of_warp(), row = AT::row() + (lane >> 2 & 3) * 2 + (lane & 1);
@@ -276,7 +309,7 @@ static __device__ __forceinline__ void leave_pairs(uint32_t partial[WARPS][PAIRS
 
 /* Of columns' blocks of 128, from what all warps have left. Half warps share eight columns out;
  * warp `storing` stores. */
-static __device__ __forceinline__ void line_columns(float enc[RUN], const job &j, const spot &p,
+static __device__ __forceinline__ void line_columns(float enc[RUN], const job &j, const strip &p,
                                                     const uint32_t partial[WARPS][PAIRS],
                                                     int storing)
 {

@@ -1,61 +1,15 @@
-/* Quantize by the shortest way, but for what quantize_bytes.cu takes: codes of bf16 rows that begin
- * at multiples of 16 bytes, 1-D blocks or one scale a member. Threads have eight elements each of
- * eight rows in registers; only codes of columns go through shared memory, to be turned. The
- * arithmetic is that of the tiles. */
+/* Quantize to NIBBLES by the shortest way: bf16 rows that begin at multiples of 16 bytes, to
+ * nearest or stochastically. Threads have eight elements each of eight rows in registers; only
+ * codes of columns go through shared memory, to be turned. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_ring.cuh"
 
 /* ---- columns ----------------------------------------------------------------------------------
  */
 
-/* Leaves the magnitudes of a warp's columns. */
-static __device__ __forceinline__ void leave_magnitudes(patch_space *sp, const extent &it)
-{
-    uint32_t most[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        most[k] = it.pair[k] & 0x7fff7fffu;
-        most[k] = larger_halves(most[k], __shfl_xor_sync(~0u, most[k], 16));
-    }
-    if (lane_of_warp() < 16)
-        *(uint4 *)(sp->partial[threadIdx.x / 32] + lane_of_warp() * 4) =
-            make_uint4(most[0], most[1], most[2], most[3]);
-}
-
-/* Scales of columns' blocks of some warps' rows, whose magnitudes have been left, and what a
- * patch's columns are multiplied by. The whole thread block comes here. */
-template <int KIND>
-static __device__ __forceinline__ void make_shared_scales(float enc[RUN], const job &j,
-                                                          patch_space *sp, const frame &f)
-{
-    enum { BLOCK_WARPS = KIND == LINES ? WARPS : 2, BLOCK_ROWS = BLOCK_WARPS * SEGMENT };
-    enum { STEP = TILE_THREADS / TILE }; /* blocks */
-    const side &s = j.p.sides[MT_COL];
-    const lattice &l = f.to[MT_COL].scales;
-    const int c = (int)threadIdx.x % TILE, first = (int)threadIdx.x / TILE;
-    __syncthreads(); /* the magnitudes are there */
-    const int64_t step = block_step(l) * STEP * patches<KIND>::SCALE;
-    uint8_t *p = scale_at<KIND>(l, c, first);
-#pragma unroll
-    for (int block = first; block < TILE / BLOCK_ROWS; block += STEP, p += step) {
-        uint32_t most = 0;
-#pragma unroll
-        for (int w = 0; w < BLOCK_WARPS; w++)
-            most = larger_halves(most, sp->partial[block * BLOCK_WARPS + w][c / 2]);
-        cell e = cell_at<KIND>(j, s, f.to[MT_COL].l, most >> c % 2 * 16 & 0xffff);
-        sp->enc[block][c] = e.enc;
-        if (c < f.t.cols && block * BLOCK_ROWS < f.t.rows) store_scale<KIND>(p, e);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int e = 0; e < RUN; e += 4) {
-        float4 q = *(const float4 *)(sp->enc[patch_row() / BLOCK_ROWS] + patch_column() + e);
-        enc[e] = q.x, enc[e + 1] = q.y, enc[e + 2] = q.z, enc[e + 3] = q.w;
-    }
-}
-
-/* The same where a warp's rows are a block; scales are left. */
+/* Scales of columns' blocks, a warp's rows each, which are left, and what a patch's columns are
+ * multiplied by. */
 static __device__ __forceinline__ void
-make_nibble_scales(float enc[RUN], const job &j, patch_space *sp, const frame &f, const extent &it)
+make_column_scales(float enc[RUN], const job &j, patch_space *sp, const frame &f, const extent &it)
 {
     const int mine = lane_of_warp() / 16;
     uint8_t *scales = sp->scales + patch_column() * SEGMENTS + threadIdx.x / 32;
@@ -80,7 +34,7 @@ make_nibble_scales(float enc[RUN], const job &j, patch_space *sp, const frame &f
 }
 
 /* Leaves the codes of a patch's columns. */
-template <int KIND, int CODES, bool SR>
+template <bool SR>
 static __device__ __forceinline__ void turn_patch(uint32_t *codes, int half, const side &s,
                                                   const uint32_t x[ROWS][4], const float enc[RUN],
                                                   const uint32_t bits[ROWS][4], bool nans)
@@ -97,66 +51,34 @@ static __device__ __forceinline__ void turn_patch(uint32_t *codes, int half, con
         }
 #pragma unroll
         for (int i = 0; i < RUN; i++) same[i] = enc[c];
-        encode_run<KIND, CODES>(q, s, w, same, nans, SR ? r : NULL);
-        leave_codes<KIND>(codes, half, patch_column() + c, q[0], q[1]);
+        encode_run<NIBBLES, CODES_E2M1>(q, s, w, same, nans, SR ? r : NULL);
+        leave_codes<NIBBLES>(codes, half, patch_column() + c, q[0], 0);
     }
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-/* Codes of a patch with one scale: those of the row direction go out, columns are left turned. */
-template <int DIRS, int CODES>
-static __device__ __forceinline__ void run_whole(const job &j, patch_space *sp, const frame &f,
-                                                 int half, const uint32_t x[ROWS][4])
-{
-    enum { LAST = DIRS & COLUMN_CODES ? MT_COL : MT_ROW };
-    const float enc = f.to[LAST].l.enc, row = f.to[MT_ROW].l.enc;
-    const bool alike = LAST == MT_ROW || mt_f32_bits(enc) == mt_f32_bits(row);
-    const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
-    const int64_t pitch = f.to[MT_ROW].pitch;
-    uint8_t *const to = f.to[MT_ROW].codes + patch_row() * pitch + patch_column();
-    uint32_t q[ROWS][2];
-    if ((DIRS & ROW_CODES) && !alike) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            encode_row<CODES>(q[0], j.p.sides[MT_ROW], x[i], row);
-            if (i < rows) store_8(to + i * pitch, q[0][0], q[0][1]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        encode_row<CODES>(q[i], j.p.sides[LAST], x[i], enc);
-        if ((DIRS & ROW_CODES) && alike && i < rows) store_8(to + i * pitch, q[i][0], q[i][1]);
-    }
-    if (DIRS & COLUMN_CODES) leave_turned(sp->codes, half, patch_column(), q);
-}
-
 /* Codes and scales of a patch; those of turned columns are left in shared memory. */
-template <int KIND, int DIRS, int CODES, bool SR>
+template <int DIRS, bool SR>
 static __device__ __forceinline__ void run_patch(const job &j, patch_space *sp, const frame &f,
                                                  int half, const uint32_t x[ROWS][4], found *it)
 {
-    enum { PLANAR = patches<KIND>::PLANAR };
     extent e = {};
-    if (KIND != WHOLE || is_measured(j)) find_extent(&e, x);
+    find_extent(&e, x);
     it->nans += e.nans, raise(&it->most[MT_ROW], e.all), raise(&it->most[MT_COL], e.all);
-    if (KIND == WHOLE) return run_whole<DIRS, CODES>(j, sp, f, half, x);
-    if ((KIND == LINES || PLANAR) && (DIRS & COLUMN_CODES)) leave_magnitudes(sp, e);
     float row[ROWS] = {}, column[RUN] = {};
     uint32_t bits[ROWS][4];
     const draws d = SR ? draws_of(j, f.t, patch_row(), patch_column()) : draws{};
 #pragma unroll
     for (int i = 0; SR && !(DIRS & ROW_CODES) && i < ROWS; i++) draw_row(bits[i], j, d, i);
-    if (DIRS & ROW_CODES) make_row_scales<KIND>(row, j, f, e);
-    if (PLANAR && (DIRS & COLUMN_CODES)) make_shared_scales<KIND>(column, j, sp, f);
-    if (PLANAR || (DIRS & ROW_CODES))
-        store_rows<KIND, PLANAR ? DIRS : ROW_CODES, CODES, SR>(j, f, x, row, column, d, bits,
-                                                               e.nans > 0);
-    if (PLANAR || !(DIRS & COLUMN_CODES)) return;
-    if (KIND == LINES) make_shared_scales<KIND>(column, j, sp, f);
-    if (KIND == NIBBLES) make_nibble_scales(column, j, sp, f, e);
-    turn_patch<KIND, CODES, SR>(sp->codes, half, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
+    if (DIRS & ROW_CODES) {
+        make_row_scales(row, j, f, e);
+        store_rows<NIBBLES, CODES_E2M1, SR>(j, f, x, row, d, bits, e.nans > 0);
+    }
+    if (!(DIRS & COLUMN_CODES)) return;
+    make_column_scales(column, j, sp, f, e);
+    turn_patch<SR>(sp->codes, half, j.p.sides[MT_COL], x, column, bits, e.nans > 0);
 }
 
 /* Of a multiprocessor: bits of whole patches take registers. */
@@ -164,14 +86,14 @@ template <int DIRS, bool SR> static constexpr int BLOCKS = SR && (DIRS & COLUMN_
 
 /* The patches of the next tile are on their way while turned codes of one go out. Warps look up a
  * turn each, all at the same time, two turns before the first of them: none waits for another. */
-template <int KIND, int DIRS, int CODES, bool SR>
+template <int DIRS, bool SR>
 static __global__ void __launch_bounds__(TILE_THREADS, (BLOCKS<DIRS, SR>))
     patch_kernel(const __grid_constant__ job j)
 {
     enum { FRAMES = 2 * WARPS };
     __shared__ patch_space space;
     patch_space *sp = &space;
-    const bool turned = !patches<KIND>::PLANAR && (DIRS & COLUMN_CODES);
+    const bool turned = DIRS & COLUMN_CODES;
     wait_for_results();
     const int warp = (int)threadIdx.x / 32;
     if (threadIdx.x == 0) sp->turns = order_of(j.p.units[j.p.group.members], turned ? j.run : 1);
@@ -204,14 +126,14 @@ static __global__ void __launch_bounds__(TILE_THREADS, (BLOCKS<DIRS, SR>))
         if (warp == n % WARPS && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
-        run_patch<KIND, DIRS, CODES, SR>(j, sp, f, n & 1, x, &it);
+        run_patch<DIRS, SR>(j, sp, f, n & 1, x, &it);
         if (more) load_patch(x, next);
         if (turned) {
             const bool on = more && !f.to[MT_COL].even && is_below(next, f);
             const uneven u = { sp->codes, n & 1, after, on };
             after = on;
             __syncthreads(); /* all codes are there */
-            put_turned<KIND>(sp->scales, f, u);
+            put_turned(sp->scales, f, u);
         }
         if (more && next.t.index == f.t.index) continue;
         give_found(&sp->found[n & 1], j, &it);
@@ -238,50 +160,31 @@ bool mt_cuda_patches_suffice(const job *j)
         if (s->options.rht || s->options.four_over_six) return false;
         if (!s->transposed && (uintptr_t)s->codes % (s->codes_per_byte == 1 ? 8 : 4)) return false;
     }
-    if (!row->present || !col->present) return true;
-    const int kind = mt_cuda_short_kind(j); /* of which both directions are quantize_bytes.cu's */
-    return kind != LINES && kind != PLANAR && row->options.element == col->options.element &&
-           row->options.sr == col->options.sr;
+    if (mt_cuda_short_kind(j) != NIBBLES) return false;
+    return !row->present || !col->present || row->options.sr == col->options.sr;
 }
 
-template <int KIND, int DIRS, int CODES, bool SR>
-static mt_status launch(mt_stream *stream, const job *j)
+template <int DIRS, bool SR> static mt_status launch(mt_stream *stream, const job *j)
 {
     int64_t units = mt_cuda_plan_units(&j->p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS<DIRS, SR>;
-    MT_TRY(follow(stream, patch_kernel<KIND, DIRS, CODES, SR>,
-                  (unsigned)(units < most ? units : most), TILE_THREADS, 0, *j));
+    MT_TRY(follow(stream, patch_kernel<DIRS, SR>, (unsigned)(units < most ? units : most),
+                  TILE_THREADS, 0, *j));
     MT_LAUNCHED(stream, "quantize: patches");
     return MT_OK;
 }
 
-typedef mt_status (*launcher)(mt_stream *, const job *);
-
-template <int KIND, int CODES, bool SR> static launcher launcher_of(int dirs)
-{
-    if (dirs == ROW_CODES) return launch<KIND, ROW_CODES, CODES, SR>;
-    if (dirs == COLUMN_CODES) return launch<KIND, COLUMN_CODES, CODES, SR>;
-    if constexpr (KIND == LINES || KIND == PLANAR)
-        return NULL;
-    else
-        return launch<KIND, ROW_CODES | COLUMN_CODES, CODES, SR>;
-}
-
 mt_status mt_cuda_quantize_patches(mt_stream *stream, const job *j)
 {
-    /* each to nearest E4M3 or E2M1; to E5M2, or stochastically */
-    static launcher (*const kinds[KINDS][2])(int) = {
-        { launcher_of<WHOLE, CODES_E4M3, false>, launcher_of<WHOLE, CODES_E5M2, false> },
-        { launcher_of<LINES, CODES_E4M3, false>, launcher_of<LINES, CODES_E5M2, false> },
-        { launcher_of<PLANAR, CODES_E4M3, false>, launcher_of<PLANAR, CODES_E5M2, false> },
-        { launcher_of<NIBBLES, CODES_E2M1, false>, launcher_of<NIBBLES, CODES_E2M1, true> },
-        { launcher_of<PLANAR_NIBBLES, CODES_E2M1, false> }
-    };
+    enum { BOTH = ROW_CODES | COLUMN_CODES };
+    static mt_status (*const launches[][2])(
+        mt_stream *, const job *) = { { launch<ROW_CODES, false>, launch<ROW_CODES, true> },
+                                      { launch<COLUMN_CODES, false>, launch<COLUMN_CODES, true> },
+                                      { launch<BOTH, false>, launch<BOTH, true> } };
+    static_assert(ROW_CODES == 1 && COLUMN_CODES == 2, "order of the table");
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
-    const side *any = row->present ? row : col;
     const int dirs = (row->present ? ROW_CODES : 0) + (col->present ? COLUMN_CODES : 0);
-    const bool second = any->options.sr || mt_codes_kind(*any) == CODES_E5M2;
     job with_run = *j;
     with_run.run = has_even_lines(j) ? 1 : RUN_TILES;
-    return kinds[mt_cuda_short_kind(j)][second](dirs)(stream, &with_run);
+    return launches[dirs - 1][(row->present ? row : col)->options.sr](stream, &with_run);
 }

@@ -12,15 +12,8 @@ template <int KIND> struct patches {
     enum {
         HALF = kind<KIND>::HALF,
         PLANAR = kind<KIND>::IS_PLANAR,
-        WORDS = 2 >> HALF,       /* of eight codes */
-        LINE = TILE / 4 >> HALF, /* words of a line of codes */
-        /* threads of a row of a block, as far as they share its scales out */
-        BLOCK = KIND == LINES ? 16
-                : PLANAR      ? 4
-                              : 2,
-        SHARERS = BLOCK < ROWS ? BLOCK : ROWS,
-        EACH = ROWS / SHARERS,
-        SCALE = KIND == LINES ? 4 : 1 /* bytes of one */
+        WORDS = 2 >> HALF,      /* of eight codes */
+        LINE = TILE / 4 >> HALF /* words of a line of codes */
     };
 };
 static __device__ __forceinline__ int patch_row(void)
@@ -59,9 +52,7 @@ struct patch_space {
     order turns;
     frame frames[2 * WARPS]; /* of turns; member -1: there is none */
     block_found found[2];
-    alignas(16) uint32_t codes[AREA / 2];       /* of columns, turned; of two tiles */
-    alignas(16) uint32_t partial[WARPS][PAIRS]; /* magnitudes of a warp's rows */
-    alignas(16) float enc[PLANAR_BLOCKS][TILE]; /* of columns */
+    alignas(16) uint32_t codes[AREA / 2]; /* of columns, turned; of two tiles */
     uint8_t scales[TILE * SEGMENTS];
 };
 
@@ -224,90 +215,56 @@ static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2
         store_8(to, q[0], q[1]);
 }
 
-/* Where the scale of a line's block lies; stores it. */
-template <int KIND>
-static __device__ __forceinline__ uint8_t *scale_at(const lattice &l, int line, int block)
-{
-    return l.at + scale_offset(l, line, block) * patches<KIND>::SCALE;
-}
-template <int KIND> static __device__ __forceinline__ void store_scale(uint8_t *to, const cell &e)
-{
-    if (patches<KIND>::SCALE == 4)
-        store_4(to, mt_f32_bits(e.dec));
-    else
-        store_1(to, e.stored);
-}
-
-/* The scales of a patch's rows, which the threads of a block share out; all get what rows are
+/* Scales of a patch's rows of NIBBLES, which two threads share out; both get what rows are
  * multiplied by. */
-template <int KIND>
 static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const job &j,
                                                        const frame &f, const extent &it)
 {
-    typedef patches<KIND> at;
+    enum { SHARERS = SEGMENT / RUN, EACH = ROWS / SHARERS };
     const side &s = j.p.sides[MT_ROW];
     const target &to = f.to[MT_ROW];
-    const int mine = lane_of_warp() % at::SHARERS, first = lane_of_warp() - mine;
-    const int column = patch_column() & ~(at::BLOCK * RUN - 1),
-              row0 = patch_row() + mine * at::EACH;
-    const int count = column < f.t.cols && lane_of_warp() % at::BLOCK == mine ? f.t.rows - row0 : 0;
+    const int mine = lane_of_warp() % SHARERS, first = lane_of_warp() - mine;
+    const int column = patch_column() & ~(SEGMENT - 1), row0 = patch_row() + mine * EACH;
+    const int count = column < f.t.cols ? f.t.rows - row0 : 0;
     uint32_t rows[4]; /* two rows to a word */
-    float own[at::EACH];
+    float own[EACH];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t a = it.row[i * 2], b = it.row[i * 2 + 1];
         rows[i] = larger_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-#pragma unroll
-        for (int lane = 1; lane < at::BLOCK; lane *= 2)
-            rows[i] = larger_halves(rows[i], __shfl_xor_sync(~0u, rows[i], lane));
+        rows[i] = larger_halves(rows[i], __shfl_xor_sync(~0u, rows[i], 1));
     }
-    const int64_t step = line_step(to.scales) * at::SCALE;
-    uint8_t *p = scale_at<KIND>(to.scales, row0, column / (at::BLOCK * RUN));
+    const int64_t step = line_step(to.scales);
+    uint8_t *p = to.scales.at + scale_offset(to.scales, row0, column / SEGMENT);
 #pragma unroll
-    for (int i = 0; i < at::EACH; i++, p += step) {
-        const int k = mine * at::EACH + i;
-        cell e = cell_at<KIND>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
+    for (int i = 0; i < EACH; i++, p += step) {
+        const int k = mine * EACH + i;
+        cell e = cell_at<NIBBLES>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
         own[i] = e.enc;
-        if (i < count) store_scale<KIND>(p, e);
+        if (i < count) store_1(p, e.stored);
     }
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
-        enc[i] = __shfl_sync(~0u, own[i % at::EACH], first + i / at::EACH);
+    for (int i = 0; i < ROWS; i++) enc[i] = __shfl_sync(~0u, own[i % EACH], first + i / EACH);
 }
 
-/* Codes in rows: of the row direction, elements times enc of their row, and of planar columns,
- * times that of their column. Leaves the bits. */
-template <int KIND, int DIRS, int CODES, bool SR>
+/* Codes of rows, elements times enc of their row. Leaves the bits. */
+template <int KIND, int CODES, bool SR>
 static __device__ __forceinline__ void
 store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float row[ROWS],
-           const float column[RUN], const draws &d, uint32_t bits[ROWS][4], bool nans)
+           const draws &d, uint32_t bits[ROWS][4], bool nans)
 {
-    typedef patches<KIND> at;
     const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
-    const int64_t row_pitch = f.to[MT_ROW].pitch, column_pitch = f.to[MT_COL].pitch;
-    uint8_t *to[MT_DIR_COUNT];
+    const int64_t pitch = f.to[MT_ROW].pitch;
+    uint8_t *to =
+        f.to[MT_ROW].codes + patch_row() * pitch + (patch_column() >> patches<KIND>::HALF);
 #pragma unroll
-    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
-        const int64_t pitch = dir == MT_ROW ? row_pitch : column_pitch;
-        to[dir] = f.to[dir].codes + patch_row() * pitch + (patch_column() >> at::HALF);
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        uint32_t q[MT_DIR_COUNT][2];
+    for (int i = 0; i < ROWS; i++, to += pitch) {
+        uint32_t q[2];
         float same[RUN];
         if (SR) draw_row(bits[i], j, d, i);
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
-        if (DIRS & ROW_CODES)
-            encode_run<KIND, CODES>(q[MT_ROW], j.p.sides[MT_ROW], x[i], same, nans,
-                                    SR ? bits[i] : NULL);
-        if (DIRS & COLUMN_CODES)
-            encode_run<KIND, CODES>(q[MT_COL], j.p.sides[MT_COL], x[i], column, nans,
-                                    SR ? bits[i] : NULL);
-        if (i < rows) {
-            if (DIRS & ROW_CODES) store_run<KIND>(to[MT_ROW], q[MT_ROW]);
-            if (DIRS & COLUMN_CODES) store_run<KIND>(to[MT_COL], q[MT_COL]);
-        }
-        to[MT_ROW] += row_pitch, to[MT_COL] += column_pitch;
+        encode_run<KIND, CODES>(q, j.p.sides[MT_ROW], x[i], same, nans, SR ? bits[i] : NULL);
+        if (i < rows) store_run<KIND>(to, q);
     }
 }

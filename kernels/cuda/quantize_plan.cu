@@ -1,5 +1,5 @@
 /* Members and directions of quantize and dequantize as kernels want them. */
-#include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/quantize_strips.cuh"
 
 side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool reading)
 {
@@ -56,6 +56,16 @@ int64_t mt_cuda_plan_units(const mt_group *g)
     return mt_cuda_plan_blocks(g, TILE, TILE);
 }
 
+int64_t mt_cuda_plan_strips(const mt_group *g, int64_t rows)
+{
+    return mt_cuda_plan_blocks(g, rows, g->k ? g->k : 1);
+}
+
+size_t mt_cuda_strip_bytes(int64_t strips)
+{
+    return (size_t)strips * sizeof(strip);
+}
+
 static size_t member_bytes(const mt_group *g)
 {
     return (size_t)(g->members + 1) * sizeof(member);
@@ -110,8 +120,50 @@ static __device__ __forceinline__ void scan(int64_t at[ATS])
         for (int f = 0; f < ATS; f++) at[f] += totals[w][f];
 }
 
+/* Strips of a member. */
+static __device__ __forceinline__ int strips_of(const member &m, int rows)
+{
+    return m.cols ? (int)((m.rows + rows - 1) / rows) : 0;
+}
+
+/* All strips; the block's threads have `each` members. */
+static __device__ __forceinline__ void write_strips(const plan &p, const strip_table &t, int count,
+                                                    int64_t each)
+{
+    __shared__ int first[PLANNERS], warps[PLANNERS / 32];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int sum = count, total = 0, before = 0;
+    for (int step = 1; step < 32; step *= 2) {
+        int below = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += below;
+    }
+    if (lane == 31) warps[warp] = sum;
+    __syncthreads(); /* members are there, too */
+    for (int w = 0; w < PLANNERS / 32; w++) {
+        if (w == warp) before = total;
+        total += warps[w];
+    }
+    first[threadIdx.x] = before + sum - count;
+    __syncthreads();
+    for (int64_t n = threadIdx.x; n < t.most; n += PLANNERS) {
+        if (n >= total) {
+            t.strips[n].rows = 0;
+            continue;
+        }
+        int low = 0, at, of;
+#pragma unroll
+        for (int step = PLANNERS / 2; step; step /= 2)
+            if (first[low + step] <= n) low += step;
+        int64_t index = low * each;
+        at = (int)n - first[low];
+        while (at >= (of = strips_of(p.members[index], t.rows))) at -= of, index++;
+        fill_strip(t.strips + n, p, t, p.members[index], (int)index, at);
+    }
+}
+
 /* One block; each thread has consecutive members. */
-static __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan p)
+static __global__ void __launch_bounds__(PLANNERS)
+    plan_kernel(const __grid_constant__ plan p, const __grid_constant__ strip_table t)
 {
     let_follow();
     int64_t count = p.group.members, each = mt_ceil_div(count, PLANNERS);
@@ -121,12 +173,14 @@ static __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_cons
     for (int64_t i = begin; i < end; i++)
         add_member(at, p, mt_group_rows(&p.group, i), mt_group_cols(&p.group, i));
     scan(at);
+    int strips = 0;
     for (int64_t i = begin; i < end; i++) {
         member m = { mt_group_rows(&p.group, i), mt_group_cols(&p.group, i),
                      mt_group_offset(&p.group, i) };
 #pragma unroll
         for (int f = 0; f < ATS; f++) m.at[f] = at[f];
         p.members[i] = m;
+        if (t.strips) strips += strips_of(m, t.rows);
         p.units[i] = m.at[AT_UNIT];
         add_member(at, p, m.rows, m.cols);
     }
@@ -137,11 +191,18 @@ static __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_cons
         p.members[count] = m;
         p.units[count] = m.at[AT_UNIT];
     }
+    if (t.strips) write_strips(p, t, strips, each);
+}
+
+mt_status mt_cuda_plan_tiles(mt_stream *stream, const plan *p, const strip_table *t)
+{
+    plan_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*p, *t);
+    MT_LAUNCHED(stream, "quantize: members");
+    return MT_OK;
 }
 
 mt_status mt_cuda_plan_members(mt_stream *stream, const plan *p)
 {
-    plan_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*p);
-    MT_LAUNCHED(stream, "quantize: members");
-    return MT_OK;
+    const strip_table none = {};
+    return mt_cuda_plan_tiles(stream, p, &none);
 }

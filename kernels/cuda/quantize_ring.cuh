@@ -98,7 +98,7 @@ static __device__ __forceinline__ void get_chunk(uint32_t q[4], const uneven &u,
 }
 
 /* The last bytes of sixteen, from `from` on, which is not 0; the first ones, before `to`. */
-static __device__ __forceinline__ void put_last(uint8_t *p, const uint32_t q[4], int from)
+static __device__ __forceinline__ void put_tail(uint8_t *p, const uint32_t q[4], int from)
 {
     const uint32_t w = one_of(q, from >> 2);
     const int words = (from + 3) & ~3;
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void put_last(uint8_t *p, const uint32_t q[4],
     if (words & 4) store_4(p + words, words & 8 ? q[3] : q[1]);
     if (words <= 8) store_8(p + 8, q[2], q[3]);
 }
-static __device__ __forceinline__ void put_first(uint8_t *p, const uint32_t q[4], int to)
+static __device__ __forceinline__ void put_head(uint8_t *p, const uint32_t q[4], int to)
 {
     const uint32_t w = one_of(q, to >> 2);
     if (to & 8) store_8(p, q[0], q[1]);
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
     if (threadIdx.x < TILE) {
         if (u.after || first == begin || (!u.on && last == first)) return;
         get_chunk<KIND>(q, u, c, first - begin);
-        put_last(p + first, q, begin - first);
+        put_tail(p + first, q, begin - first);
         return;
     }
     if (u.on) return;
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
     }
     get_chunk<KIND>(q, u, c, last - begin);
     if (u.after || last != first) {
-        put_first(p + last, q, end - last);
+        put_head(p + last, q, end - last);
     } else { /* begin and end */
         for (int b = begin; b < end; b++) store_1(p + b, one_of(q, (b & 15) >> 2) >> (b & 3) * 8);
     }
@@ -168,23 +168,21 @@ static __device__ __forceinline__ void put_uneven_lines(const uneven &u, uint8_t
     if (!(u.after && u.on)) put_ends<KIND>(u, codes, pitch, cols, bytes);
 }
 
-/* Turned codes, and scales of nibbles, to where they go. */
-template <int KIND>
+/* Turned nibbles and their scales to where they go. */
 static __device__ __forceinline__ void put_turned(const uint8_t *scales, const frame &f,
                                                   const uneven &u)
 {
-    enum { HALF = patches<KIND>::HALF };
     const target &to = f.to[MT_COL];
-    const int bytes = ((to.padded ? (int)TILE : f.t.rows) + HALF) >> HALF;
+    const int bytes = ((to.padded ? (int)TILE : f.t.rows) + 1) / 2;
     if (to.even)
-        put_even_lines<KIND>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
+        put_even_lines<NIBBLES>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
     else
-        put_uneven_lines<KIND>(u, to.codes, to.pitch, f.t.cols, bytes);
+        put_uneven_lines<NIBBLES>(u, to.codes, to.pitch, f.t.cols, bytes);
     const int block = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
-    if (KIND != NIBBLES || block * SEGMENT >= rows) return;
+    if (block * SEGMENT >= rows) return;
     static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
     const int64_t step = lines_step(to.scales);
-    uint8_t *p = scale_at<KIND>(to.scales, (int)threadIdx.x / SEGMENTS, block);
+    uint8_t *p = to.scales.at + scale_offset(to.scales, (int)threadIdx.x / SEGMENTS, block);
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * SEGMENTS; i += TILE_THREADS, p += step)
         if (i / SEGMENTS < f.t.cols) store_1(p, scales[i]);

@@ -265,7 +265,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<MEASURES>)
             const uneven u = { sp->codes, n & 1, after, on };
             after = on;
             __syncthreads(); /* all codes are there */
-            put_turned<NIBBLES>(sp->scales, f, u);
+            put_turned(sp->scales, f, u);
         }
         if (more && next.t.index == f.t.index) continue;
         give_found(&sp->found[n & 1], j, &it);

@@ -27,11 +27,11 @@ struct job {
     results out;
     unsigned long long *blocks_done; /* begins at 0: kernels that give the results at their end */
     bool dequantized;                /* the column direction reads the row direction's values */
-    int many;                        /* tiles that a block takes at a time */
     int run;                         /* turns of a block that go down a column; 1: along the rows */
     const int32_t *row_token;        /* rows of the source are gathered; NULL: in place */
     const int64_t *rows_used;        /* with it: how many there are */
     bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
+    strip_table table;               /* of strips, for quantize_bytes.cu */
 };
 
 enum {
@@ -65,6 +65,11 @@ mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned
 /* quantize_short.cu: whether its kernels know a call; a sweep of it. */
 bool mt_cuda_short_suffices(const struct job *j);
 mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
+/* quantize_bytes.cu: whether it knows a call of a kind; the rows of its strips, which the plan is
+ * to write; its sweep over codes. */
+bool mt_cuda_bytes_suffice(const struct job *j);
+int mt_cuda_bytes_rows(const struct job *j);
+mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
 /* quantize_made.cu: members' amaxes of rows that are gathered or SwiGLU's; `found` holds
  * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
 enum { MT_CUDA_FOUND = sizeof(float2) };
@@ -501,16 +506,18 @@ static __device__ __forceinline__ void pass_on(block_found *from, const job &j, 
 static __device__ __forceinline__ void give_results(const job &j, int64_t i)
 {
     const results &out = j.out;
+    const int64_t nans = (int64_t)__ldcg(out.nans + i);
+    const float most[MT_DIR_COUNT] = { __ldcg(j.amax[MT_ROW] + i), __ldcg(j.amax[MT_COL] + i) };
+#pragma unroll
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         const side &s = j.p.sides[dir];
-        float amax = __ldcg(j.amax[dir] + i);
+        const float amax = most[dir];
         if (out.amax[dir]) out.amax[dir][i] = amax;
         if (out.running[dir] && amax > out.running[dir][i]) out.running[dir][i] = amax;
         if (out.scales[dir])
             ((float *)s.scales)[i] =
                 member_level(s, amax, j.scale[dir] ? j.scale[dir] + i : NULL).dec;
     }
-    int64_t nans = (int64_t)__ldcg(out.nans + i);
     if (out.nan) out.nan[i] = nans;
     if (out.running_nan) out.running_nan[i] += nans;
 }

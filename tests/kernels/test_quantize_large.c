@@ -5,6 +5,7 @@
 #include "tests/kernels/quantize_case.h"
 
 enum { N = 24, K = 1040, MOST = 1600 };
+enum { MANY = CASE_MEMBERS, FEW_COLUMNS = 136, FEW_ROWS = 40, FEW_PAIRS = 5 };
 
 static const struct pair {
     const char *row, *col;
@@ -22,7 +23,7 @@ static const struct pair {
               { "nvfp4:4over6", NULL },       { "nvfp4:4over6+err=sq", "nvfp4:4over6+err=sq" } };
 
 static void quantize_on(mt_device *device, const struct quantize_case *c, void *x,
-                        const struct pair *p, struct quantize_result *r, int64_t nan[N])
+                        const struct pair *p, struct quantize_result *r, int64_t *nan)
 {
     mt_stream stream = { device, NULL };
     mt_qtensor source = mt_qtensor_plain(c->group, MT_BF16, x);
@@ -52,10 +53,11 @@ static void check_pair(mt_device *cpu, const struct quantize_case *c, const stru
 {
     struct quantize_result ours, theirs;
     void *x = special ? case_source(c, MT_BF16, 4, true) : near_source(c);
-    int64_t *nan = test_alloc(2 * N, MT_I64);
+    const int64_t n = c->group.members;
+    int64_t *nan = test_alloc(2 * n, MT_I64);
     quantize_on(test_device(), c, x, p, &ours, nan);
-    quantize_on(cpu, c, x, p, &theirs, nan + N);
-    assert_memory_equal(nan, nan + N, N * sizeof *nan);
+    quantize_on(cpu, c, x, p, &theirs, nan + n);
+    assert_memory_equal(nan, nan + n, (size_t)n * sizeof *nan);
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         if (!ours.q.dir[dir].format) continue;
         assert_same_direction(&ours, &theirs, (mt_dir)dir);
@@ -85,8 +87,24 @@ static void test_many_tiles(void **state)
     mt_device_destroy(&cpu);
 }
 
+/* More members than the block that plans has threads. */
+static void test_many_members(void **state)
+{
+    (void)state;
+    mt_device *cpu;
+    struct quantize_case c;
+    int64_t rows[MANY];
+    for (int i = 0; i < MANY; i++) rows[i] = (int64_t)(case_mix((uint64_t)i) % FEW_ROWS);
+    rows[0] = rows[7] = rows[8] = rows[MANY - 1] = 0, rows[200] = MOST;
+    assert_ok(mt_device_open(&cpu, "cpu", "portable", 2));
+    case_make(&c, MT_GROUP_VARYING_FIRST, MANY, rows, &(int64_t){ FEW_COLUMNS }, 3);
+    for (size_t i = 0; i < FEW_PAIRS; i++) check_pair(cpu, &c, &pairs[i], true);
+    mt_device_destroy(&cpu);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_many_tiles) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_many_tiles),
+                                        cmocka_unit_test(test_many_members) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,130 @@
+/* Strips: a few tiles of a member below each other. Thread blocks that have one each, in the order
+ * in which the card begins them, come nearer to a copy's speed than resident ones that take turns,
+ * if they need not look up where it lies: the plan writes that ahead, and a block reads it at once.
+ */
+#pragma once
+
+#include "kernels/cuda/quantize_packed.cuh"
+
+/* Where codes and scales of a tile in a direction begin, and the steps between them. */
+struct part {
+    uint8_t *codes, *scales;
+    int64_t codes_down, codes_across; /* bytes from a tile to the next */
+    int64_t scales_down, scales_across;
+    uint32_t pitch;       /* of lines of codes */
+    uint32_t line, block; /* steps of scales, in scales */
+    float whole;          /* of the member: what all its elements are multiplied by */
+    bool swizzled;
+    bool padded;  /* lines of a tile are as long as a tile, zeros at their end */
+    bool aligned; /* lines begin at multiples of 16 bytes */
+};
+
+/* A strip. In the table it is that in the first column of tiles, and nobody knows `whole` yet; a
+ * warp then moves its own. */
+struct alignas(16) strip {
+    part parts[MT_DIR_COUNT];
+    mt_bf16 *plain; /* its first element as it lies; where rows are gathered, the first token's */
+    int64_t plain_down;          /* elements from a tile to the one below */
+    int64_t first_row;           /* among those of all members */
+    int index, cols;             /* of the member */
+    int rows;                    /* 0: there is none */
+    int height, width;           /* of the tile */
+    uint32_t seen[MT_DIR_COUNT]; /* bits of the member's amaxes when the strip was begun */
+};
+
+static __device__ __forceinline__ lattice scales_of(const part &d)
+{
+    return lattice{ d.scales, d.line, d.block, d.swizzled };
+}
+static __device__ __forceinline__ bool is_even(const strip &p, int dir)
+{
+    const part &d = p.parts[dir];
+    return d.aligned && (d.padded || p.height % 16 == 0);
+}
+
+/* Side `which` of a member's first tile; all of a part but `whole`. */
+static __device__ __forceinline__ void fill_part(part *to, const side &s, const member &m,
+                                                 int which)
+{
+    const shape p = shape_of(s, m.rows, m.cols);
+    const int half = s.codes_per_byte - 1, wide = s.scale == MT_SCALE_F32 ? 4 : 1;
+    const int64_t along = TILE >> half, lines = TILE * p.pitch;
+    const lattice l = lattice_of(s, p, s.scales + m.at[AT_SCALES + which] * wide, 0, 0);
+    int64_t line = (s.shared ? TILE >> s.block_shift : TILE) * p.line_stride * wide;
+    int64_t block = (TILE >> s.block_shift) * p.block_stride * wide;
+    if (s.swizzled)
+        line = shift_up(p.scale_blocks, 2) * 512, block = (TILE >> s.block_shift) / 4 * 512;
+    if (s.whole) line = block = 0;
+    to->codes = s.codes + m.at[AT_CODES + which];
+    to->scales = l.at;
+    to->pitch = (uint32_t)p.pitch;
+    to->codes_down = s.transposed ? along : lines, to->codes_across = s.transposed ? lines : along;
+    to->scales_down = s.dir == MT_ROW ? line : block;
+    to->scales_across = s.dir == MT_ROW ? block : line;
+    to->line = (uint32_t)l.line, to->block = (uint32_t)l.block, to->swizzled = l.swizzled;
+    to->padded = s.line > 0;
+    to->aligned = (((uintptr_t)to->codes | (uintptr_t)p.pitch) & 15) == 0;
+}
+
+/* Strip n of member m in the first column of tiles. */
+static __device__ __forceinline__ void fill_strip(strip *to, const plan &p, const strip_table &t,
+                                                  const member &m, int index, int n)
+{
+    const int i = n * (t.rows / TILE), left = (int)m.rows - n * t.rows;
+    const int wide = t.swiglu ? 2 : 1;
+    strip s = {};
+#pragma unroll
+    for (int k = 0; k < MT_DIR_COUNT; k++) {
+        part &d = s.parts[k];
+        if (!p.sides[k].present) continue;
+        fill_part(&d, p.sides[k], m, k);
+        d.codes += i * d.codes_down, d.scales += i * d.scales_down;
+    }
+    s.plain = (mt_bf16 *)p.sides[SOURCE].codes;
+    if (!t.gathered) {
+        s.plain_down = m.cols * wide * TILE;
+        s.plain += m.offset * wide + i * s.plain_down;
+    }
+    s.first_row = m.offset / m.cols + i * TILE;
+    s.index = index, s.cols = (int)m.cols;
+    s.rows = left < t.rows ? left : t.rows;
+    s.height = left < TILE ? left : (int)TILE;
+    *to = s;
+}
+
+/* By a warp: its block's strip in its block's column of tiles; false: there is none. */
+static __device__ __forceinline__ bool take_strip(strip *own, const strip_table &t, int64_t cols)
+{
+    const int lane = lane_of_warp();
+    const uint32_t across = (uint32_t)((cols + TILE - 1) / TILE);
+    const uint32_t n = blockIdx.x / across, k = blockIdx.x - n * across;
+    static_assert(sizeof(strip) % 16 == 0 && sizeof(strip) <= 512, "a warp reads it at once");
+    if (lane < (int)sizeof(strip) / 16)
+        ((uint4 *)own)[lane] = __ldcg((const uint4 *)(t.strips + n) + lane);
+    __syncwarp();
+    if (own->rows == 0) return false;
+    if (lane < MT_DIR_COUNT) {
+        part *d = &own->parts[lane];
+        d->codes += k * d->codes_across, d->scales += k * d->scales_across;
+    }
+    if (lane == MT_DIR_COUNT) {
+        own->plain += k * TILE;
+        own->width = k + 1 < across ? (int)TILE : own->cols - (int)k * TILE;
+    }
+    __syncwarp();
+    return true;
+}
+
+/* By a warp: from a tile to the one below, of `height` rows. */
+static __device__ __forceinline__ void step_down(strip *own, int height)
+{
+    const int lane = lane_of_warp();
+    __syncwarp();
+    if (lane < MT_DIR_COUNT) {
+        part *d = &own->parts[lane];
+        d->codes += d->codes_down, d->scales += d->scales_down;
+    }
+    if (lane == MT_DIR_COUNT)
+        own->plain += own->plain_down, own->first_row += TILE, own->height = height;
+    __syncwarp();
+}
