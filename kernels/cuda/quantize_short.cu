@@ -1,6 +1,7 @@
 /* The common case of quantize by a shorter way: bf16 to bytes or nibbles, 1-D blocks or one scale a
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
+#include "kernels/cuda/quantize_follow.cuh"
 #include "kernels/cuda/quantize_nibbles.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
@@ -369,12 +370,17 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || FOUR ? 2 : 3)
         copies_done();
         __syncthreads(); /* the tile is there, and its frame; the last tile is done with */
         if (more) load_tile<KIND>(sp->tiles[~n & 1], next, j);
-        if (place == 0)
-            find_turn(&sp->frames[(n + 3) & 3], j, units, at(u + 3 * step));
+        frame *second = &sp->frames[(n + 2) & 3], *third = &sp->frames[(n + 3) & 3];
+        if (place == 0 && FOLLOW)
+            follow_turn(third, *second, j, units, at(u + 3 * step));
+        else if (place == 0)
+            find_turn(third, j, units, at(u + 3 * step));
+        else if (place <= MT_DIR_COUNT && FOLLOW)
+            set_next(second, next, j, units, at(u + 2 * step), place - 1);
         else if (place <= MT_DIR_COUNT)
-            set_turn(&sp->frames[(n + 2) & 3], j, units, at(u + 2 * step), place - 1);
+            set_turn(second, j, units, at(u + 2 * step), place - 1);
         else if (place == MT_DIR_COUNT + 1 && j.row_token)
-            set_tokens(&sp->frames[(n + 2) & 3], j, units, at(u + 2 * step));
+            set_tokens(second, j, units, at(u + 2 * step));
         else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
@@ -416,7 +422,8 @@ static bool any_option(const job *j, bool sr)
 static int kind_of(const side *s)
 {
     bool nibbles = s->options.element == MT_ELEMENT_E2M1;
-    if (!mt_is_short(*s) || s->square || s->decoded) return KINDS;
+    if (!mt_is_short(*s) || s->square) return KINDS;
+    if (s->decoded && (s->scale != MT_SCALE_E4M3 || s->options.four_over_six)) return KINDS;
     if (s->options.sr || s->options.rht) return s->scale == MT_SCALE_E4M3 ? NIBBLES : KINDS;
     if (s->scale == MT_SCALE_E4M3) return NIBBLES;
     if (s->scale == MT_SCALE_E8M0) return nibbles ? PLANAR_NIBBLES : PLANAR;
@@ -426,6 +433,7 @@ static int kind_of(const side *s)
 int mt_cuda_short_kind(const job *j)
 {
     const side *source = &j->p.sides[SOURCE];
+    const mt_group *g = &j->p.group;
     int of = KINDS;
     if (!source->plain || source->dtype != MT_BF16 || j->dequantized) return KINDS;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -433,6 +441,7 @@ int mt_cuda_short_kind(const job *j)
         if (!s->present) continue;
         int k = kind_of(s);
         if (k == KINDS || !j->write[dir] || (of != KINDS && of != k)) return KINDS;
+        if (s->decoded && (g->last_dims || g->k % 8 || (uintptr_t)s->codes % 16)) return KINDS;
         of = k;
     }
     return any_option(j, true) && any_option(j, false) ? KINDS : of;
@@ -464,8 +473,10 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
         launch<WHOLE, false, false>, launch<LINES, false, false>, launch<PLANAR, false, false>,
         launch<NIBBLES, false, false>, launch<PLANAR_NIBBLES, false, false>
     };
+    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const bool decoded = (row->present && row->decoded) || (col->present && col->decoded);
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
-    if (mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
+    if (!decoded && mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
     if (any_option(j, true)) return launch<NIBBLES, true, false>(stream, j);
     if (any_option(j, false)) return launch<NIBBLES, false, true>(stream, j);
     return launches[mt_cuda_short_kind(j)](stream, j);
