@@ -202,9 +202,10 @@ static __device__ __forceinline__ void measure_strip(const job &j, const frame &
 
 /* Codes of a warp's columns; again: the rows have been measured. */
 template <bool SR>
-static __device__ __forceinline__ void
-run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const uint32_t *random,
-          const float *scale_enc, const uint32_t rotation[4], bool again, found *it)
+static __device__ __forceinline__ void run_strip(const job &j, uint8_t *all_scales, const frame &f,
+                                                 uint32_t *words, const uint32_t *random,
+                                                 const float *scale_enc, const uint32_t rotation[4],
+                                                 bool again, found *it)
 {
     const side &s = j.p.sides[MT_COL];
     const target &to = f.to[MT_COL];
@@ -214,7 +215,7 @@ run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const 
     const int rows = f.t.rows;
     const float scale = to.l.g;
     uint32_t *const lines = words + strip * STRIP_WORDS;
-    uint8_t *const scales = sp->scales + strip * SEGMENT * SEGMENTS;
+    uint8_t *const scales = all_scales + strip * SEGMENT * SEGMENTS;
     uint32_t from = shared_address(words + square_place(strip));
     uint32_t bits_from = SR ? shared_address(random + square_place(strip)) : 0;
     if (strip * SEGMENT >= f.t.cols) return;

@@ -290,7 +290,7 @@ static __device__ __forceinline__ void run_nibbles(const job &j, short_space *sp
     if (FOUR && j.p.sides[MT_COL].options.four_over_six)
         run_chosen_columns(j, sp, f, words, enc[MT_COL], of, table, rotation, rows, it);
     else
-        run_strip<SR>(j, sp, f, words, more, enc[MT_COL], rotation, rows, it);
+        run_strip<SR>(j, sp->scales, f, words, more, enc[MT_COL], rotation, rows, it);
 }
 
 template <int KIND>
@@ -473,6 +473,7 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
         launch<WHOLE, false, false>, launch<LINES, false, false>, launch<PLANAR, false, false>,
         launch<NIBBLES, false, false>, launch<PLANAR_NIBBLES, false, false>
     };
+    if (mt_cuda_warps_suffice(j)) return mt_cuda_quantize_warps(stream, j);
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const bool decoded = (row->present && row->decoded) || (col->present && col->decoded);
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
