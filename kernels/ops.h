@@ -107,6 +107,9 @@ struct mt_kernels {
      * is named after. NULL: gemm_path. */
     mt_status (*gemm_chosen)(char text[MT_GEMM_TEXT], mt_stream *stream,
                              const struct mt_gemm_args *args);
+    /* Whether quantize of bf16 elements keeps directions of this format decoded in the same pass,
+     * as many as there are, rows being multiples of 16 bytes; NULL: never. */
+    bool (*quantize_decodes)(const mt_format_spec *spec);
 };
 
 #define MT_OP_DECLARE(op) mt_status mt_##op(mt_stream *stream, const struct mt_##op##_args *args);

@@ -51,8 +51,6 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
                "quantize: rht and source=dequantized are for the column direction");
     MT_REQUIRE(is_known(d, dir, &a->out->group, true), MT_EUNSUPPORTED,
                "quantize: the %s direction is not compact", side);
-    MT_REQUIRE(d->layout != MT_LAYOUT_DECODED || !a->out->dir[!dir].format, MT_EUNSUPPORTED,
-               "quantize: a decoded direction is the only one of its call");
     bool empty = mt_group_capacity(&a->out->group) == 0, codes = a->pass != MT_QUANTIZE_AMAX;
     MT_REQUIRE(d->codes || empty || !codes, MT_EINVAL,
                "quantize: codes of the %s direction are NULL", side);

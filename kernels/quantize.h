@@ -24,8 +24,8 @@ typedef enum mt_quantize_pass {
  *
  * src: the same group as out; plain (f64 is rounded to f32 first) or quantized (then its
  * dequantized f32 values are the source: requantize, without a tensor of them). Codes compact,
- * scales either way; a backend may take padded columns and, as the only direction of a call,
- * decoded ones (what its GEMM reads: mt_kernels). Capacity past the last member is neither read nor
+ * scales either way; a backend may take padded columns, and decoded directions alone or, as it
+ * says, beside others (for its GEMM: mt_kernels). Capacity past the last member is neither read nor
  * written. out: options per direction; rht and from_dequantized are for the column direction. A
  * plain direction is the source cast (none if its codes are the source's own). from_dequantized
  * takes the values of out's row direction, or where that is absent those of a row direction in the

@@ -215,11 +215,29 @@ static bool pads(const mt_device *device, const mt_param *w)
     return kernels && kernels->gemm_codes && kernels->gemm_codes(MT_GEMM_NT, &x, &dy);
 }
 
+/* Whether the backend keeps what it makes of an operand as what it decodes to, which the GEMM would
+ * decode at once. */
+static bool decodes(const mt_device *device, const mt_param *w, mt_operand operand,
+                    const mt_group *group)
+{
+    const struct mt_kernels *kernels = device->kernels[w->compute];
+    if (!kernels || !kernels->quantize_decodes || w->compute != MT_BF16 || group->k % 8)
+        return false;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        mt_format_spec spec = spec_of(recipe_of(w), w->compute, operand, (mt_dir)d);
+        if (!mt_linear_is_native(w, operand, (mt_dir)d) && !kernels->quantize_decodes(&spec))
+            return false;
+    }
+    return true;
+}
+
+/* kept: past the GEMMs that follow. */
 static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_operand operand,
-                                mt_dir dir, mt_group group)
+                                mt_dir dir, mt_group group, bool kept)
 {
     mt_qtensor q = { .group = group };
     q.dir[dir] = mt_direction_of(spec_of(recipe_of(w), w->compute, operand, dir));
+    if (!kept && decodes(device, w, operand, &group)) q.dir[dir].layout = MT_LAYOUT_DECODED;
     if (mt_direction_pads(&q.dir[dir], dir, &group) && pads(device, w))
         q.dir[dir].layout = MT_LAYOUT_PADDED;
     return q;
@@ -228,7 +246,7 @@ static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_o
 mt_qtensor mt_linear_codes(const mt_device *device, const mt_param *w, mt_operand operand,
                            mt_dir dir, mt_group group, void *memory)
 {
-    mt_qtensor q = one_direction(device, w, operand, dir, group);
+    mt_qtensor q = one_direction(device, w, operand, dir, group, operand == MT_OPERAND_X);
     mt_qtensor_place(&q, memory);
     return q;
 }
@@ -274,8 +292,9 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     bool any = false;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         if (!is_made(w, operand, o, d)) continue;
+        bool kept = operand == MT_OPERAND_X && d == MT_COL && !o->again;
         mt_qtensor one =
-            one_direction(mt_tape_stream(tape)->device, w, operand, (mt_dir)d, o->q.group);
+            one_direction(mt_tape_stream(tape)->device, w, operand, (mt_dir)d, o->q.group, kept);
         int64_t bytes = (int64_t)mt_qtensor_bytes(&one);
         MT_TRY(mt_tape_value(tape, &o->memory[d], MT_U8, 1, &bytes));
         mt_qtensor_place(&one, o->memory[d]->data.data);

@@ -108,6 +108,7 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
         k->packed_bytes = real[i]->packed_bytes, k->packed_shared = real[i]->packed_shared;
         k->moe_gemm_fuses = real[i]->moe_gemm_fuses, k->gemm_operand = real[i]->gemm_operand;
         k->quantize_fuses = real[i]->quantize_fuses;
+        k->quantize_decodes = real[i]->quantize_decodes;
         k->weights_from_dz = real[i]->weights_from_dz;
         k->decoded_weights = real[i]->decoded_weights;
         k->gemm_codes = set->fp8 && i == MT_BF16 ? mt_cuda_gemm_reads_codes : NULL;

@@ -507,7 +507,8 @@ static mt_status write_members(call *c, mt_stream *stream)
     return MT_OK;
 }
 
-/* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. */
+/* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. Where nvfp4
+ * sweeps twice, SwiGLU is an op of its own: made once. */
 extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args)
 {
     (void)stream;
@@ -515,8 +516,27 @@ extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quanti
     c.args = args;
     set_sides(&c);
     c.j.codes = true;
+    const side *sides = c.j.p.sides;
+    if (args->swiglu && (sides[MT_ROW].second_level || sides[MT_COL].second_level)) return false;
     return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
            (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0;
+}
+
+/* Tiles keep one direction decoded, the short way both, or one beside codes. */
+static mt_status check_decoded(const call *c)
+{
+    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
+    bool both = row->present && col->present && (row->decoded || col->decoded);
+    MT_REQUIRE(!both || mt_cuda_short_suffices(&c->j), MT_EUNSUPPORTED,
+               "quantize: a decoded direction of this call is the only one");
+    return MT_OK;
+}
+
+extern "C" bool mt_cuda_quantize_decodes(const mt_format_spec *spec)
+{
+    const mt_format_options *o = &spec->options;
+    return spec->format->second_level && o->element == MT_ELEMENT_E2M1 && !o->two_d &&
+           !o->four_over_six && !o->from_dequantized;
 }
 
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
@@ -532,6 +552,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     c.j.first_member = args->first_member, c.j.first_row = args->first_row;
     if (c.j.p.group.members == 0) return MT_OK;
     set_sides(&c);
+    MT_TRY(check_decoded(&c));
     MT_TRY(take_scratch(&c, stream));
     set_results(&c);
     MT_TRY(mt_cuda_plan_tiles(stream, &c.j.p, &c.j.table));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/quantize_choose.cuh"
+#include "kernels/cuda/quantize_decoded.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
  */
@@ -32,7 +33,7 @@ run_nibble_rows(const job &j, const frame &f, const uint32_t *words, const uint3
     const float g = to.l.g, unit = FOUR ? unit_of(s, to.l) : 0;
     const int64_t pitch = to.pitch, step = lines_step(to.scales);
     uint8_t *scales = to.scales.at + scale_offset(to.scales, first, at);
-    uint8_t *codes = to.codes + first * pitch + at * SEGMENT / 2;
+    uint8_t *codes = to.codes + first * pitch + at * (s.decoded ? SEGMENT * 2 : SEGMENT / 2);
     const int places[2] = { chunk_place<NIBBLES>(first, at * 2),
                             chunk_place<NIBBLES>(first, at * 2 + 1) };
     int turn = 0;
@@ -56,8 +57,13 @@ run_nibble_rows(const job &j, const frame &f, const uint32_t *words, const uint3
             for (int i = 0; i < 2; i++) {
                 q[i] = draws ? magnitude_nibbles(w + i * 4, enc, bits + i * 4)
                              : magnitude_nibbles(w + i * 4, enc, NULL);
-                q[i] |= nibble_signs(w + i * 4, nans > 0);
+                if (!s.decoded) q[i] |= nibble_signs(w + i * 4, nans > 0);
             }
+        }
+        if (s.decoded) {
+            if (r < inside)
+                put_segment_values(codes, q, w, stored, nans > 0, f.t.cols - at * SEGMENT);
+            continue;
         }
         if (r < inside) store_1(scales, stored);
         if (even) {
@@ -149,16 +155,16 @@ static __device__ __forceinline__ void put_strip(const uint32_t *lines, const ui
     const int line = lane % 16, block = lane / 16 * (SEGMENTS / 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int line = lane / 4 + i * 8, k = lane % 4;
-        uint8_t *p = codes + line * pitch;
+        const int whole = lane / 4 + i * 8, k = lane % 4;
+        uint8_t *p = codes + whole * pitch;
         const int from = (int)(0 - (uintptr_t)p & 15) + k * 16;
         uint32_t w[4];
-        if (line >= cols || from + 16 > bytes) continue;
+        if (whole >= cols || from + 16 > bytes) continue;
         if (even) {
-            uint4 q = *(const uint4 *)(lines + line_place(line, k));
+            uint4 q = *(const uint4 *)(lines + line_place(whole, k));
             w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
         } else {
-            get_window(w, lines, line, from);
+            get_window(w, lines, whole, from);
         }
         store_16(p + from, w[0], w[1], w[2], w[3]);
     }
@@ -196,9 +202,10 @@ static __device__ __forceinline__ void measure_strip(const job &j, const frame &
 
 /* Codes of a warp's columns; again: the rows have been measured. */
 template <bool SR>
-static __device__ __forceinline__ void
-run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const uint32_t *random,
-          const float *scale_enc, const uint32_t rotation[4], bool again, found *it)
+static __device__ __forceinline__ void run_strip(const job &j, uint8_t *all_scales, const frame &f,
+                                                 uint32_t *words, const uint32_t *random,
+                                                 const float *scale_enc, const uint32_t rotation[4],
+                                                 bool again, found *it)
 {
     const side &s = j.p.sides[MT_COL];
     const target &to = f.to[MT_COL];
@@ -208,7 +215,7 @@ run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const 
     const int rows = f.t.rows;
     const float scale = to.l.g;
     uint32_t *const lines = words + strip * STRIP_WORDS;
-    uint8_t *const scales = sp->scales + strip * SEGMENT * SEGMENTS;
+    uint8_t *const scales = all_scales + strip * SEGMENT * SEGMENTS;
     uint32_t from = shared_address(words + square_place(strip));
     uint32_t bits_from = SR ? shared_address(random + square_place(strip)) : 0;
     if (strip * SEGMENT >= f.t.cols) return;
@@ -241,7 +248,7 @@ run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const 
         own = larger_halves(own, __shfl_xor_sync(~0u, own, 2));
         own = stored_pair(j, low_bf16(own) * scale, high_bf16(own) * scale);
         other = __shfl_xor_sync(~0u, own, 1);
-        if (q < 2) {
+        if (q < 2 && !s.decoded) {
             uint8_t *stored = scales + g * SEGMENTS + k * 2 + q;
             stored[0] = (uint8_t)own, stored[8 * SEGMENTS] = (uint8_t)(own >> 8);
         }
@@ -255,13 +262,21 @@ run_strip(const job &j, short_space *sp, const frame &f, uint32_t *words, const 
             const uint32_t drawn[4] = { bits[u][0], bits[u][2], bits[u][1], bits[u][3] };
             uint32_t code =
                 draws ? magnitude_nibbles(w, enc, drawn) : magnitude_nibbles(w, enc, NULL);
+            if (s.decoded) {
+                put_square_values(from - (2 - u) * SQUARE_WORDS * 4, code, w, stored & 0xff,
+                                  stored >> 8 & 0xff, nans[u] > 0);
+                continue;
+            }
             code |= nibble_signs(w, nans[u] > 0);
             uint16_t *to_line = (uint16_t *)(lines + line_place(g, k)) + u * 4 + q;
             to_line[0] = (uint16_t)code, to_line[8 * 8] = (uint16_t)(code >> 16);
         }
     }
     __syncwarp();
-    put_strip(lines, scales, to, f, strip);
+    if (s.decoded)
+        put_strip_values(words, to, f, strip);
+    else
+        put_strip(lines, scales, to, f, strip);
 }
 
 /* A warp's columns rotated in place; looks: at their elements. */

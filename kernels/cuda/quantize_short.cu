@@ -1,6 +1,7 @@
 /* The common case of quantize by a shorter way: bf16 to bytes or nibbles, 1-D blocks or one scale a
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
+#include "kernels/cuda/quantize_follow.cuh"
 #include "kernels/cuda/quantize_nibbles.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ static __device__ __forceinline__ void run_nibbles(const job &j, short_space *sp
         run_chosen_columns<FOUR>(j, sp, f, words, enc[MT_COL], ones + NIBBLE_SCALES, rotation, rows,
                                  it);
     else
-        run_strip<SR>(j, sp, f, words, random, enc[MT_COL], rotation, rows, it);
+        run_strip<SR>(j, sp->scales, f, words, random, enc[MT_COL], rotation, rows, it);
 }
 
 template <int KIND>
@@ -372,12 +373,17 @@ static __global__ void __launch_bounds__(TILE_THREADS, (BLOCKS<SR, FOUR>))
         copies_done();
         __syncthreads(); /* the tile is there, and its frame; the last tile is done with */
         if (more) load_tile<KIND>(sp->tiles[~n & 1], next, j);
-        if (place == 0)
-            find_turn(&sp->frames[(n + 3) & 3], j, units, at(u + 3 * step));
+        frame *second = &sp->frames[(n + 2) & 3], *third = &sp->frames[(n + 3) & 3];
+        if (place == 0 && FOLLOW)
+            follow_turn(third, *second, j, units, at(u + 3 * step));
+        else if (place == 0)
+            find_turn(third, j, units, at(u + 3 * step));
+        else if (place <= MT_DIR_COUNT && FOLLOW)
+            set_next(second, next, j, units, at(u + 2 * step), place - 1);
         else if (place <= MT_DIR_COUNT)
-            set_turn(&sp->frames[(n + 2) & 3], j, units, at(u + 2 * step), place - 1);
+            set_turn(second, j, units, at(u + 2 * step), place - 1);
         else if (place == MT_DIR_COUNT + 1 && j.row_token)
-            set_tokens(&sp->frames[(n + 2) & 3], j, units, at(u + 2 * step));
+            set_tokens(second, j, units, at(u + 2 * step));
         else if (place == WARPS - 1 && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
@@ -429,7 +435,8 @@ static bool any_choice(const job *j, bool squared)
 static int kind_of(const side *s)
 {
     bool nibbles = s->options.element == MT_ELEMENT_E2M1;
-    if (!mt_is_short(*s) || s->square || s->decoded) return KINDS;
+    if (!mt_is_short(*s) || s->square) return KINDS;
+    if (s->decoded && (s->scale != MT_SCALE_E4M3 || s->options.four_over_six)) return KINDS;
     if (s->options.sr || s->options.rht) return s->scale == MT_SCALE_E4M3 ? NIBBLES : KINDS;
     if (s->scale == MT_SCALE_E4M3) return NIBBLES;
     if (s->scale == MT_SCALE_E8M0) return nibbles ? PLANAR_NIBBLES : PLANAR;
@@ -439,6 +446,7 @@ static int kind_of(const side *s)
 int mt_cuda_short_kind(const job *j)
 {
     const side *source = &j->p.sides[SOURCE];
+    const mt_group *g = &j->p.group;
     int of = KINDS;
     if (!source->plain || source->dtype != MT_BF16 || j->dequantized) return KINDS;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -446,6 +454,7 @@ int mt_cuda_short_kind(const job *j)
         if (!s->present) continue;
         int k = kind_of(s);
         if (k == KINDS || !j->write[dir] || (of != KINDS && of != k)) return KINDS;
+        if (s->decoded && (g->last_dims || g->k % 8 || (uintptr_t)s->codes % 16)) return KINDS;
         of = k;
     }
     return any_draws(j) + any_choice(j, true) + any_choice(j, false) > 1 ? KINDS : of;
@@ -476,10 +485,14 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
         launch<PLANAR, false, NO_CHOICE>, launch<NIBBLES, false, NO_CHOICE>,
         launch<PLANAR_NIBBLES, false, NO_CHOICE>
     };
-    if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
     if (mt_cuda_rotated_suffices(j)) return mt_cuda_quantize_rotated(stream, j);
+    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const bool decoded = (row->present && row->decoded) || (col->present && col->decoded);
+    if ((decoded || !j->codes) && mt_cuda_warps_suffice(j))
+        return mt_cuda_quantize_warps(stream, j);
+    if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
     if (mt_cuda_chosen_suffices(j)) return mt_cuda_quantize_chosen(stream, j);
-    if (mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
+    if (!decoded && mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
     if (any_draws(j)) return launch<NIBBLES, true, NO_CHOICE>(stream, j);
     if (any_choice(j, true)) return launch<NIBBLES, false, BY_SQUARES>(stream, j);
     if (any_choice(j, false)) return launch<NIBBLES, false, BY_MAGNITUDES>(stream, j);

@@ -28,7 +28,7 @@ template <int KIND> struct kind {
 
 /* Where a direction's part of a tile goes. */
 struct target {
-    uint8_t *codes; /* the tile's first */
+    uint8_t *codes; /* the tile's first; of a decoded direction its elements */
     int64_t pitch;
     lattice scales;
     level l;
@@ -104,7 +104,9 @@ static __device__ __forceinline__ void get_chunks(uint32_t w[8], const uint32_t 
     }
 }
 
-static __device__ __forceinline__ void set_target(target *to, const job &j, const tile &t, int dir)
+/* known: the member's level, NULL: from its amax. */
+static __device__ __forceinline__ void set_target(target *to, const job &j, const tile &t, int dir,
+                                                  const level *known = NULL)
 {
     const side &s = j.p.sides[dir];
     if (!s.present) return;
@@ -117,7 +119,11 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
     to->pitch = p.pitch;
     to->codes = s.codes + t.m.at[AT_CODES + dir] + line0 * p.pitch + (along0 >> half);
     to->scales = lattice_of(s, p, scales, columns ? t.c0 : t.r0, columns ? t.r0 : t.c0);
-    to->l = member_level(s, j.amax[dir][t.index], given ? given + t.index : NULL);
+    to->l = known ? *known : member_level(s, j.amax[dir][t.index], given ? given + t.index : NULL);
+    if (s.decoded) {
+        to->pitch = t.m.cols * 2;
+        to->codes = s.codes + (t.m.offset + t.r0 * t.m.cols + t.c0) * 2;
+    }
     int bytes = across ? 16 : SEGMENT >> half, length = across ? t.rows : t.cols;
     to->padded = s.line > 0;
     to->even = (((uintptr_t)to->codes | (uintptr_t)p.pitch) & (bytes - 1)) == 0 &&

@@ -46,6 +46,9 @@ static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t 
 extern "C" {
 /* quantize_short.cu: the kind of a call's directions, KINDS where the short ways do not know it. */
 int mt_cuda_short_kind(const struct job *j);
+/* quantize_warps.cu: whether it knows a call, which may be measured by it; a sweep. */
+bool mt_cuda_warps_suffice(const struct job *j);
+mt_status mt_cuda_quantize_warps(mt_stream *stream, const struct job *j);
 /* quantize_patch.cu: whether it knows a call of a kind; its sweep over codes. */
 bool mt_cuda_patches_suffice(const struct job *j);
 mt_status mt_cuda_quantize_patches(mt_stream *stream, const struct job *j);

@@ -11,8 +11,8 @@
         MT_DTYPE_OPS(ENTRY_##type)                                                                 \
         MT_FORMAT_OPS(ENTRY_FORMAT).packed_bytes = mt_cuda_packed_bytes, .packed_shared = true,    \
         .moe_gemm_fuses = mt_cuda_moe_gemm_fuses, .quantize_fuses = mt_cuda_quantize_fuses,        \
-        .weights_from_dz = true, .decoded_weights = true,                                          \
-        .gemm_operand = mt_cuda_gemm_operand_##type,                                               \
+        .quantize_decodes = mt_cuda_quantize_decodes, .weights_from_dz = true,                     \
+        .decoded_weights = true, .gemm_operand = mt_cuda_gemm_operand_##type,                      \
     }
 
 const struct mt_kernels mt_cuda_kernels_f64 = TABLE(f64);
