@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, FROM>::RESI
         float row[ROWS] = {}, column[RUN] = {};
         reach e = {};
         if (n >= 0 && !p.exists) break;
-        look_ahead(sp->spots, j.p, n, j.many, j.run, fill);
+        look_ahead(sp->spots, j.p, n, j.many, j.run, j.strips, fill);
         copies_done();
         /* the spots are there; the codes of two tiles ago and of the last one have been read
          * (LINES: since all have met to have the magnitudes) */
@@ -258,6 +258,8 @@ mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)
     job ordered = *j;
     ordered.run = col->transposed && !has_even_lines(j) ? (int)RUN_TILES : 1;
     ordered.many = kind == PLANAR ? (int)COLLECTED : ordered.run;
+    /* of gathered rows, a strip of all tokens stays in the cache for as long as it is read */
+    ordered.strips = j->row_token && kind != PLANAR ? (int)mt_ceil_div(j->p.group.k, TILE) : 1;
     if (j->swiglu) return of_swiglu[kind][e5m2](stream, &ordered);
     return (j->row_token ? gathered : lying)[kind][e5m2](stream, &ordered);
 }

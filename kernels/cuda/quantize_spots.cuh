@@ -114,14 +114,20 @@ static __device__ __forceinline__ int unit_of(int units, int many, int turn)
 
 /* At turn n, which counts from -2, before its barrier: the spots of turns to come, where it is
  * time. After it those of n + 1 and n + 2 are known. A block's barriers need not be more than those
- * of turns with is_met. */
+ * of turns with is_met. strips: tiles of the width of all members; above 1, a column of tiles of
+ * all members comes before the next one. */
 template <typename F>
 static __device__ __forceinline__ void look_ahead(spot spots[SPOTS], const plan &of, int n,
-                                                  int many, int run, F fill)
+                                                  int many, int run, int strips, F fill)
 {
     if ((n & (LOOKERS - 1)) != LOOKERS - 2) return;
     const int turn = n + 2 + (int)threadIdx.x / 32, units = (int)of.units[of.group.members];
-    look_up(&spots[turn & (SPOTS - 1)], of, unit_of(units, many, turn), run, fill);
+    int unit = unit_of(units, many, turn);
+    if (strips > 1 && unit < units) {
+        const int down = units / strips;
+        unit = unit % down * strips + unit / down, run = 1;
+    }
+    look_up(&spots[turn & (SPOTS - 1)], of, unit, run, fill);
     __syncwarp();
 }
 static __device__ __forceinline__ bool is_met(int n)

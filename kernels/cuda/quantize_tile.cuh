@@ -32,6 +32,7 @@ struct job {
     const int32_t *row_token;        /* rows of the source are gathered; NULL: in place */
     const int64_t *rows_used;        /* with it: how many there are */
     bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
+    int strips;                      /* columns of tiles that follow each other; 1: none do */
 };
 
 enum {
