@@ -301,7 +301,8 @@ static void set_sides(call *c)
 {
     const struct mt_quantize_args *a = c->args;
     job *j = &c->j;
-    j->row_token = a->row_token, j->rows_used = a->rows_used, j->swiglu = a->swiglu;
+    j->row_token = a->row_token, j->row_weight = (const float *)a->weights;
+    j->rows_used = a->rows_used, j->swiglu = a->swiglu, j->z = (const mt_bf16 *)a->z;
     side *sides = j->p.sides;
     const mt_direction *source = &a->src->dir[a->src_dir];
     mt_direction row = a->out->dir[MT_ROW], col = a->out->dir[MT_COL];
@@ -349,15 +350,21 @@ static size_t sums_bytes(const struct mt_quantize_args *a)
     return a->bias_grad ? rounded((size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float)) : 0;
 }
 
+static int64_t rows_of(const mt_group *g)
+{
+    return g->first_dims ? g->m : g->members * g->m;
+}
+
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
     size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
-    return g->members
-               ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) + tokens
-               : 0;
+    size_t weights = a->weights ? (size_t)rows_of(g) * sizeof(float) : 0;
+    return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
+                            tokens + weights
+                      : 0;
 }
 
 /* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
@@ -374,6 +381,7 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     c->j.p.zero_count = (int64_t)((zeros + 7) / 8);
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
     c->of_token = p + rounded(zeros) + sums_bytes(a);
+    if (a->weights) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
     c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;
     c->nans = (unsigned long long *)p;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -422,7 +430,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) c->known[dir] |= c->j.measure[dir];
     if (blocks == 0) return MT_OK;
     bool changed = measure_col && (col->options.rht || c->j.dequantized);
-    if (!codes && !changed && (c->j.row_token || c->j.swiglu))
+    if (!codes && !changed && (c->j.row_token || c->j.swiglu || c->j.z))
         return mt_cuda_measure_made(stream, &c->j, c->args->tokens, c->of_token);
     if (!codes && !changed && c->j.p.sides[SOURCE].plain) {
         MT_TRY(measure[c->j.p.sides[SOURCE].dtype](stream, &c->j, blocks));
@@ -494,15 +502,17 @@ extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quanti
     (void)stream;
     call c = {};
     c.args = args;
+    c.j.p.group = args->src->group;
     set_sides(&c);
     c.j.codes = true;
     return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
-           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0;
+           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0 &&
+           !((args->weights || args->z) && args->bias_grad);
 }
 
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
 {
-    if ((args->row_token || args->swiglu) && !mt_cuda_quantize_fuses(stream, args))
+    if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args))
         return mt_quantize_parts(stream, args);
     call c = {};
     c.args = args;
@@ -515,6 +525,9 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     set_sides(&c);
     MT_TRY(take_scratch(&c, stream));
     set_results(&c);
+    if (args->weights)
+        MT_TRY(mt_cuda_weigh_rows(stream, (float *)c.j.row_weight, (const float *)args->weights,
+                                  args->position, args->tokens * args->top_k));
     MT_TRY(mt_cuda_plan_members(stream, &c.j.p));
     unsigned wide = (unsigned)mt_cuda_multiprocessors(stream) * 4;
     for (int dir = 0; dir < MT_DIR_COUNT && args->pass != MT_QUANTIZE_AMAX; dir++) {

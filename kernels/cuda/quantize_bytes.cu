@@ -1,8 +1,8 @@
 /* Both directions of quantize to bytes at a time: bf16 rows that begin at multiples of 16 bytes, as
- * they lie, gathered, or SwiGLU's; 1-D blocks or one scale a member. Threads have eight elements
- * each of eight rows; those of the next tile are on their way meanwhile, each to where only its
- * thread looks. Only magnitudes, codes of columns and PLANAR scales of rows meet in shared memory.
- * The arithmetic is that of the tiles. */
+ * they lie, gathered, with weights, or SwiGLU's; 1-D blocks or one scale a member. Threads have
+ * eight elements each of eight rows; those of the next tile are on their way meanwhile, each to
+ * where only its thread looks. Only magnitudes, codes of columns and PLANAR scales of rows meet in
+ * shared memory. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_bytes.cuh"
 
 /* What is looked up of a tile's member. */
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void fill_spot(spot *p, const job &j, const me
         p->parts[lane].whole = enc;
     }
     if (lane == MT_DIR_COUNT) {
-        p->first_row = j.row_token ? m.offset / m.cols : 0;
+        p->first_row = j.row_token || j.z ? m.offset / m.cols : 0;
         p->plain_down = j.row_token ? 0 : (j.swiglu ? 2 : 1) * m.cols * TILE;
         p->plain = (mt_bf16 *)j.p.sides[SOURCE].codes + (j.row_token ? 0
                                                          : j.swiglu  ? 2 * m.offset
@@ -134,6 +134,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, FROM>::RESI
     extern __shared__ uint4 mt_shared[];
     bytes_space<KIND, FROM> *sp = (bytes_space<KIND, FROM> *)mt_shared;
     uint32_t most = 0; /* what a thread has found of a member */
+    float weight = 0, next_weight = 0;
     int nans = 0, token = 0, given = 0, collected = 0, flushed = 0;
     bool after = false; /* the tile before has left ends of its lines to this one */
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
@@ -153,9 +154,15 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, FROM>::RESI
         /* the spots are there; the codes of two tiles ago and of the last one have been read
          * (LINES: since all have met to have the magnitudes) */
         if (is_met(n) || (KIND == WHOLE && j.run > 1)) __syncthreads();
-        take_patch<FROM>(x, sp->slots); /* before turn 0 nobody looks at it */
-        if (n >= -1 && next.exists) send_patch<at, FROM>(sp->slots, next, token);
-        if (FROM == GATHERED && third.exists) token = token_of<at>(j, third);
+        /* before turn 0 nobody looks at it */
+        if (FROM != GRADIENT) take_patch<at, FROM>(x, sp->slots, weight, p.width);
+        if (FROM == GRADIENT && n >= 0) make_patch<at>(x, j, p);
+        weight = next_weight;
+        if (FROM != GRADIENT && n >= -1 && next.exists)
+            send_patch<at, FROM>(sp->slots, next, token);
+        if ((FROM == GATHERED || FROM == WEIGHTED) && third.exists)
+            token = row_value<at>(j.row_token, third);
+        if (FROM == WEIGHTED && third.exists) next_weight = row_value<at>(j.row_weight, third);
         if (n < 0) continue;
         if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE>(&e, x);
         nans += e.nans, raise(&most, e.all);
@@ -223,12 +230,13 @@ bool mt_cuda_bytes_suffice(const job *j)
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const mt_group *g = &j->p.group;
     const int kind = mt_cuda_short_kind(j);
-    const bool lies = !j->row_token && !j->swiglu;
+    const bool lies = !j->row_token && !j->swiglu && !j->z;
     if (!j->codes || !row->present || !col->present || j->sums || g->last_dims || g->k % RUN)
         return false;
     if (kind > PLANAR || (kind == WHOLE && lies)) return false;
     if (g->m > INT32_MAX || g->k > INT32_MAX || mt_cuda_plan_units(g) > INT32_MAX) return false;
     if ((uintptr_t)j->p.sides[SOURCE].codes % 16 || (uintptr_t)row->codes % 8) return false;
+    if (j->z && (g->k % (2 * RUN) || (uintptr_t)j->z % 16)) return false;
     if (!col->transposed && (uintptr_t)col->codes % 8) return false;
     return row->options.element == col->options.element;
 }
@@ -246,10 +254,20 @@ mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)
         { launch<LINES, CODES_E4M3, GATHERED>, launch<LINES, CODES_E5M2, GATHERED> },
         { launch<PLANAR, CODES_E4M3, GATHERED>, launch<PLANAR, CODES_E5M2, GATHERED> }
     };
+    static const launcher with_weights[][2] = {
+        { launch<WHOLE, CODES_E4M3, WEIGHTED>, launch<WHOLE, CODES_E5M2, WEIGHTED> },
+        { launch<LINES, CODES_E4M3, WEIGHTED>, launch<LINES, CODES_E5M2, WEIGHTED> },
+        { launch<PLANAR, CODES_E4M3, WEIGHTED>, launch<PLANAR, CODES_E5M2, WEIGHTED> }
+    };
     static const launcher of_swiglu[][2] = {
         { launch<WHOLE, CODES_E4M3, SWIGLU>, launch<WHOLE, CODES_E5M2, SWIGLU> },
         { launch<LINES, CODES_E4M3, SWIGLU>, launch<LINES, CODES_E5M2, SWIGLU> },
         { launch<PLANAR, CODES_E4M3, SWIGLU>, launch<PLANAR, CODES_E5M2, SWIGLU> }
+    };
+    static const launcher of_gradient[][2] = {
+        { launch<WHOLE, CODES_E4M3, GRADIENT>, launch<WHOLE, CODES_E5M2, GRADIENT> },
+        { launch<LINES, CODES_E4M3, GRADIENT>, launch<LINES, CODES_E5M2, GRADIENT> },
+        { launch<PLANAR, CODES_E4M3, GRADIENT>, launch<PLANAR, CODES_E5M2, GRADIENT> }
     };
     static_assert(WHOLE == 0 && LINES == 1 && PLANAR == 2, "order of the tables");
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
@@ -261,5 +279,7 @@ mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)
     /* of gathered rows, a strip of all tokens stays in the cache for as long as it is read */
     ordered.strips = j->row_token && kind != PLANAR ? (int)mt_ceil_div(j->p.group.k, TILE) : 1;
     if (j->swiglu) return of_swiglu[kind][e5m2](stream, &ordered);
+    if (j->z) return of_gradient[kind][e5m2](stream, &ordered);
+    if (j->row_weight) return with_weights[kind][e5m2](stream, &ordered);
     return (j->row_token ? gathered : lying)[kind][e5m2](stream, &ordered);
 }

@@ -30,8 +30,10 @@ struct job {
     int many;                        /* tiles that a block takes at a time */
     int run;                         /* turns of a block that go down a column; 1: along the rows */
     const int32_t *row_token;        /* rows of the source are gathered; NULL: in place */
+    const float *row_weight;         /* and weighted; NULL: not */
     const int64_t *rows_used;        /* with it: how many there are */
     bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
+    const mt_bf16 *z;                /* they are its gradient, the source's half as wide; NULL */
     int strips;                      /* columns of tiles that follow each other; 1: none do */
 };
 
@@ -70,6 +72,9 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
  * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
 enum { MT_CUDA_FOUND = sizeof(float2) };
 mt_status mt_cuda_measure_made(mt_stream *stream, const struct job *j, int64_t tokens, void *found);
+/* The weight of each row, from those of tokens' slots, `count` of them all. */
+mt_status mt_cuda_weigh_rows(mt_stream *stream, float *row_weight, const float *weights,
+                             const int32_t *position, int64_t count);
 }
 
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
