@@ -114,7 +114,7 @@ mt_status mt_combine_bwd_check(const struct mt_combine_bwd_args *args)
     MT_CHECK_EXTENT(op, args, tokens);
     MT_CHECK_EXTENT(op, args, width);
     MT_CHECK_POSITIVE(op, args, top_k);
-    MT_CHECK_POINTER(op, args, dx, n);
+    MT_REQUIRE(args->dx || args->dweights || n == 0, MT_EINVAL, "%s: dx and dweights are NULL", op);
     MT_CHECK_POINTER(op, args, dy, n);
     MT_REQUIRE(!args->dweights || args->x || n == 0, MT_EINVAL, "%s: dweights needs x", op);
     MT_REQUIRE(args->dweights || !args->x, MT_EINVAL, "%s: x is for dweights", op);

@@ -109,8 +109,9 @@ struct mt_combine_fwd_args {
 };
 
 /* dx[position[t, slot], :] = weights[t, slot] dy[t, :]; dweights[t, slot] = <dy[t, :], x[position,
- * :]> (0 if dropped). dx [R, D], overwritten for rows < rows used; dweights real [T, k], or NULL
- * and x with it: not computed (see mt_weights_bwd). */
+ * :]> (0 if dropped). dx [R, D], overwritten for rows < rows used, or NULL: not computed (see
+ * mt_quantize_args); dweights real [T, k], or NULL and x with it: not computed (see
+ * mt_weights_bwd). */
 struct mt_combine_bwd_args {
     mt_dtype dtype;
     int64_t tokens, width, top_k;

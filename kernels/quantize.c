@@ -69,22 +69,31 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
 
 static bool is_made(const struct mt_quantize_args *a)
 {
-    return a->row_token || a->swiglu;
+    return a->row_token || a->swiglu || a->z;
 }
 
 /* A source that ops before it make. */
 static mt_status check_made(const struct mt_quantize_args *a)
 {
     const mt_direction *d = &a->src->dir[a->src_dir];
-    MT_REQUIRE(!a->row_token || !a->swiglu, MT_EINVAL, "quantize: row_token and swiglu at once");
+    MT_REQUIRE((a->row_token != NULL) + a->swiglu + (a->z != NULL) == 1, MT_EINVAL,
+               "quantize: two of row_token, swiglu and z at once");
+    MT_REQUIRE(!a->z || a->src->group.k % 2 == 0, MT_EINVAL, "quantize: z has %lld columns",
+               (long long)a->src->group.k);
     MT_REQUIRE(d->format == mt_format_plain(a->dtype), MT_EINVAL,
                "quantize: %s is %s, must be plain %s",
-               a->swiglu ? "what the SwiGLU is of" : "the source of gathered rows", d->format->name,
-               mt_dtype_name(a->dtype));
+               a->row_token ? "the source of gathered rows"
+               : a->swiglu  ? "what the SwiGLU is of"
+                            : "the gradient of the SwiGLU",
+               d->format->name, mt_dtype_name(a->dtype));
     MT_REQUIRE(!a->src->group.last_dims, MT_EINVAL,
                "quantize: rows that are made have one width, not the group's last_dims");
     MT_CHECK_EXTENT("quantize", a, tokens);
     MT_REQUIRE(!a->row_token || a->rows_used, MT_EINVAL, "quantize: rows_used is NULL");
+    if (!a->weights) return MT_OK;
+    MT_REQUIRE(a->row_token && a->position, MT_EINVAL,
+               "quantize: weights need row_token and position");
+    MT_CHECK_POSITIVE("quantize", a, top_k);
     return MT_OK;
 }
 
@@ -121,7 +130,16 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
     const void *from = args->src->dir[args->src_dir].codes;
     int64_t rows = g->first_dims ? g->m : g->members * g->m;
     MT_REQUIRE(args->scratch || mt_group_capacity(g) == 0, MT_EINVAL, "quantize: scratch is NULL");
-    if (args->row_token)
+    if (args->weights)
+        MT_TRY(mt_combine_bwd(stream, &(struct mt_combine_bwd_args){ .dtype = args->dtype,
+                                                                     .tokens = args->tokens,
+                                                                     .width = g->k,
+                                                                     .top_k = args->top_k,
+                                                                     .dx = args->scratch,
+                                                                     .dy = from,
+                                                                     .weights = args->weights,
+                                                                     .position = args->position }));
+    else if (args->row_token)
         MT_TRY(mt_gather_fwd(stream, &(struct mt_gather_fwd_args){ .dtype = args->dtype,
                                                                    .tokens = args->tokens,
                                                                    .width = g->k,
@@ -131,6 +149,14 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
                                                                    .x = from,
                                                                    .row_token = args->row_token,
                                                                    .rows_used = args->rows_used }));
+    else if (args->z)
+        MT_TRY(mt_swiglu_bwd(stream, &(struct mt_swiglu_bwd_args){ .dtype = args->dtype,
+                                                                   .rows = rows,
+                                                                   .width = g->k / 2,
+                                                                   .rows_used = args->rows_used,
+                                                                   .dx = args->scratch,
+                                                                   .dy = from,
+                                                                   .x = args->z }));
     else
         MT_TRY(mt_swiglu_fwd(stream, &(struct mt_swiglu_fwd_args){ .dtype = args->dtype,
                                                                    .rows = rows,
@@ -139,7 +165,7 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
                                                                    .y = args->scratch,
                                                                    .x = from }));
     rest.src = &made, rest.src_dir = MT_ROW;
-    rest.row_token = NULL, rest.swiglu = false;
+    rest.row_token = NULL, rest.weights = rest.z = NULL, rest.swiglu = false;
     return mt_quantize(stream, &rest);
 }
 

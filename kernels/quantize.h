@@ -46,9 +46,12 @@ typedef enum mt_quantize_pass {
  * The ops before it that make the source may be a part of the call; the result is then, to the bit,
  * that of the same device's ops in turn. src is plain, of dtype, and its group that of the rows
  * they make, of one width k. row_token int32 [rows]: row r is row row_token[r] of src's codes
- * [tokens, k] (mt_gather_fwd). swiglu: rows are the SwiGLU, rounded to dtype, of those of src's
- * codes [rows, 2k] (mt_swiglu_fwd). rows_used: device int64 [1], rows of all members; NULL, but not
- * with row_token: all there is room for. scratch: mt_quantize_scratch bytes. */
+ * [tokens, k] (mt_gather_fwd); with weights real [tokens, top_k], and position int32 [tokens,
+ * top_k] of mt_route_plan_args, times its weight, rounded (mt_combine_bwd's dx). swiglu: rows are
+ * the SwiGLU, rounded to dtype, of those of src's codes [rows, 2k] (mt_swiglu_fwd). z [rows, k]:
+ * rows are its gradient, rounded, from src's codes [rows, k / 2], that of its SwiGLU
+ * (mt_swiglu_bwd). rows_used: device int64 [1], rows of all members; NULL, but not with row_token:
+ * all there is room for. scratch: mt_quantize_scratch bytes. */
 struct mt_quantize_args {
     mt_dtype dtype;
     mt_quantize_pass pass;
@@ -64,13 +67,16 @@ struct mt_quantize_args {
     const uint32_t *first_step; /* device; NULL: 0 */
     uint32_t first_member, first_row;
     const int32_t *row_token; /* NULL: rows are in place */
-    int64_t tokens;
+    int64_t tokens, top_k;
+    const void *weights; /* NULL: rows have none */
+    const int32_t *position;
     bool swiglu;
+    const void *z; /* NULL: rows are not its gradient */
     const int64_t *rows_used;
     void *scratch;
 };
 
-/* Bytes that a call with row_token or swiglu needs where the device does it in parts, else 0. */
+/* Bytes that a call with row_token, swiglu or z needs where the device does it in parts, else 0. */
 mt_status mt_quantize_scratch(mt_stream *stream, const struct mt_quantize_args *args,
                               size_t *bytes);
 /* The ops in turn: for backends, where they have nothing better. */

@@ -6,7 +6,7 @@ struct linear_attrs {
     int64_t in, out, rows; /* K, N and M of the GEMM */
     int8_t in_at, out_at;  /* where these widths stand among the element offsets; -1: dense */
     /* saved values; -1: none */
-    int8_t counts, elements, offsets, row_token, x, position, z, weights, slots;
+    int8_t counts, elements, offsets, row_token, x, position, z, weights, slots, token, y, own_z;
     bool bias;
     bool x_coded, dy_coded; /* what wgrad reads are column codes */
     bool swiglu;            /* the saved x is z: what X is the SwiGLU of */
@@ -26,6 +26,8 @@ struct beside {
     mt_value *z;           /* what x is the SwiGLU of; it may be given in place of x */
     mt_value *weights;     /* what y's rows, at `slots`, will be weighted by: a second input */
     mt_value *slots;
+    const mt_route *combine; /* NULL, or the layer ends with mt_combine_fwd of y and `weights` */
+    mt_value *a; /* the SwiGLU of y, or of z, that nobody stores: its gradient is what flows */
 };
 
 /* Device address of the number of rows in use. */
@@ -83,26 +85,49 @@ static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
 
 /* What backward reads: which rows are whose, and, for wgrad, x or its column codes. */
 static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_value *codes,
-                 const mt_ragged *rows, const struct beside *beside)
+                 mt_value *y, const mt_ragged *rows, const struct beside *beside)
 {
     int8_t n = 0;
     a->counts = a->elements = a->offsets = a->row_token = a->x = a->position = a->z = -1;
-    a->weights = a->slots = -1;
+    a->weights = a->slots = a->token = a->y = a->own_z = -1;
     if (rows) {
         spec->saved[a->counts = n++] = rows->counts;
         spec->saved[a->elements = n++] = rows->elements;
     }
     if (rows && (beside->route || beside->z)) spec->saved[a->offsets = n++] = rows->offsets;
     if (beside->route) spec->saved[a->position = n++] = beside->route->position;
-    if (beside->z) spec->saved[a->z = n++] = beside->z;
+    if (beside->z && !beside->a) spec->saved[a->z = n++] = beside->z;
+    if (!beside->z && beside->a) spec->saved[a->own_z = n++] = y;
     if (beside->weights) {
         spec->saved[a->weights = n++] = beside->weights;
         spec->saved[a->slots = n++] = beside->slots;
+    }
+    if (beside->combine) {
+        spec->saved[a->token = n++] = beside->combine->row_token;
+        spec->saved[a->y = n++] = y;
     }
     if (spec->params[0]->frozen) return;
     if (beside->route && !codes) spec->saved[a->row_token = n++] = beside->route->row_token;
     a->x_coded = codes != NULL;
     spec->saved[a->x = n] = codes ? codes : x;
+}
+
+/* y [T, out] of the layer's rows. */
+static mt_status combine(mt_tape *tape, mt_value **y, const mt_value *rows,
+                         const struct beside *beside)
+{
+    const mt_route *route = beside->combine;
+    int64_t width = mt_tensor_cols(&rows->data);
+    MT_TRY(mt_tape_value(tape, y, rows->data.dtype, 2, (int64_t[]){ route->tokens, width }));
+    return mt_combine_fwd(mt_tape_stream(tape),
+                          &(struct mt_combine_fwd_args){ .dtype = rows->data.dtype,
+                                                         .tokens = route->tokens,
+                                                         .width = width,
+                                                         .top_k = route->top_k,
+                                                         .y = (*y)->data.data,
+                                                         .x = rows->data.data,
+                                                         .weights = beside->weights->data.data,
+                                                         .position = route->position->data.data });
 }
 
 static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
@@ -123,7 +148,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
     if (rows) a.in_at = width_index(rows, a.in), a.out_at = width_index(rows, a.out);
     MT_TRY(check(x, layer, rows, &a));
     mt_dtype dtype = x->data.dtype;
-    MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ a.rows, a.out }));
+    mt_value *made;
+    MT_TRY(mt_tape_value(tape, &made, dtype, 2, (int64_t[]){ a.rows, a.out }));
     bool saves_input = w->linear && w->linear->save_original_input;
     struct mt_linear_operand qx = {
         .q = mt_qtensor_plain(group_of(&a, a.in, a.in_at, rows ? &rows->counts->data : NULL,
@@ -144,7 +170,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                   .layout = MT_GEMM_TN,
                   .a = &w->weight,
                   .b = &qx.q,
-                  .d = (*y)->data.data,
+                  .d = made->data.data,
                   .d_dtype = dtype,
                   .bias = layer->bias ? layer->bias->master : NULL },
         .row_token = qx.memory[MT_ROW] ? NULL : qx.row_token,
@@ -153,14 +179,19 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
         .act = beside->act ? beside->act->data.data : NULL,
     };
     MT_TRY(multiply(tape, &args));
+    *y = made;
+    if (beside->combine) MT_TRY(combine(tape, y, made, beside));
+    mt_value *input = beside->z ? beside->z : x, *output = *y;
+    if (beside->a) *(beside->z ? &input : &output) = beside->a;
     mt_node_spec spec = { .op = &mt_op_grouped_linear,
                           .attrs = &a,
                           .attrs_bytes = sizeof a,
-                          .inputs = { beside->z ? beside->z : x, beside->weights },
-                          .outputs = { *y },
+                          .inputs = { input, beside->weights },
+                          .outputs = { output },
                           .params = { w, layer->bias } };
-    save(&spec, &a, x, qx.memory[MT_COL], rows, beside);
+    save(&spec, &a, x, qx.memory[MT_COL], made, rows, beside);
     MT_TRY(mt_tape_record(tape, &spec));
+    if (beside->combine) mt_value_release(tape, &made);
     mt_linear_operand_release(tape, &qx);
     return MT_OK;
 }
@@ -177,20 +208,33 @@ bool mt_down_reads_z(const mt_param *w)
            (w->frozen || !mt_linear_is_native(w, MT_OPERAND_X, MT_COL));
 }
 
+bool mt_gate_up_takes_da(const mt_grouped_linear_layer *layer, const mt_param *down)
+{
+    const mt_param *w = layer->weight;
+    return mt_down_reads_z(down) && !mt_linear_is_native(down, MT_OPERAND_DY, MT_ROW) &&
+           !layer->bias && !mt_linear_observed(w) &&
+           !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW) &&
+           (w->frozen || !mt_linear_is_native(w, MT_OPERAND_DY, MT_COL));
+}
+
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
                      const mt_grouped_linear_layer *layer, const mt_ragged *rows,
-                     const mt_route *route)
+                     const mt_route *route, bool stores_a)
 {
     mt_value *gathered = NULL;
     if (route && mt_linear_observed(layer->weight)) MT_TRY(mt_gather(tape, &gathered, x, route));
     if (gathered) x = gathered, route = NULL;
     int64_t n = route ? route->tokens * route->top_k : mt_tensor_rows(&x->data);
     int64_t width = layer->weight->group.m / 2;
-    if (a) MT_TRY(mt_tape_value(tape, a, x->data.dtype, 2, (int64_t[]){ n, width }));
-    MT_TRY(
-        linear(tape, z, x, layer, rows, &(struct beside){ .route = route, .act = a ? *a : NULL }));
+    struct beside beside = { .route = route };
+    if (a && !stores_a)
+        MT_TRY(mt_tape_input(tape, a, mt_tensor_2d(NULL, x->data.dtype, n, width), false));
+    else if (a)
+        MT_TRY(mt_tape_value(tape, a, x->data.dtype, 2, (int64_t[]){ n, width }));
+    if (a) *(stores_a ? &beside.act : &beside.a) = *a;
+    MT_TRY(linear(tape, z, x, layer, rows, &beside));
     mt_value_release(tape, &gathered);
-    return a ? mt_swiglu_record(tape, *a, *z, rows) : MT_OK;
+    return beside.act ? mt_swiglu_record(tape, *a, *z, rows) : MT_OK;
 }
 
 bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *layer)
@@ -204,14 +248,24 @@ bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *laye
            mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW);
 }
 
+bool mt_down_combines(const mt_grouped_linear_layer *layer)
+{
+    const mt_param *w = layer->weight;
+    return !layer->bias && !mt_linear_observed(w) &&
+           !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW) &&
+           (w->frozen || !mt_linear_is_native(w, MT_OPERAND_DY, MT_COL));
+}
+
 mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_value *weights,
                   const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                   const mt_route *route)
 {
     struct beside beside = { .z = z,
                              .weights = weights,
-                             .slots = weights ? route->position : NULL };
-    return linear(tape, y, a ? a : z, layer, rows, &beside);
+                             .slots = weights ? route->position : NULL,
+                             .a = a && !a->data.data ? a : NULL,
+                             .combine = weights && mt_down_combines(layer) ? route : NULL };
+    return linear(tape, y, a && !beside.a ? a : z, layer, rows, &beside);
 }
 
 /* The operand of wgrad in `from`: column codes, or a plain tensor to quantize now; o says how its
@@ -330,6 +384,47 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
                                                        .position = position.data });
 }
 
+/* Behind mt_combine_fwd: dy [T, out] becomes the gradient of rows on its way to codes. dweights is
+ * made here, from the rows. */
+static mt_status spread_dy(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy,
+                           const mt_tensor *dy, mt_tensor *dweights)
+{
+    const struct linear_attrs *a = mt_node_attrs(node);
+    mt_tensor weights, slots, token, offsets, y;
+    MT_TRY(mt_node_saved(tape, node, a->weights, &weights));
+    MT_TRY(mt_node_saved(tape, node, a->slots, &slots));
+    MT_TRY(mt_node_saved(tape, node, a->token, &token));
+    MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
+    MT_TRY(mt_node_saved(tape, node, a->y, &y));
+    qdy->row_token = token.data, qdy->rows_used = rows_used(a, &offsets);
+    qdy->weights = weights.data, qdy->position = slots.data;
+    qdy->tokens = slots.shape[0], qdy->top_k = slots.shape[1];
+    if (!dweights->data) return MT_OK;
+    MT_TRY(mt_combine_bwd(mt_tape_stream(tape),
+                          &(struct mt_combine_bwd_args){ .dtype = dy->dtype,
+                                                         .tokens = qdy->tokens,
+                                                         .width = a->out,
+                                                         .top_k = qdy->top_k,
+                                                         .dweights = dweights->data,
+                                                         .dy = dy->data,
+                                                         .x = y.data,
+                                                         .weights = weights.data,
+                                                         .position = slots.data }));
+    dweights->data = NULL; /* it is done */
+    return MT_OK;
+}
+
+/* Where the gradient that comes is that of y's SwiGLU: it becomes y's on its way to codes. */
+static mt_status take_da(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy)
+{
+    const struct linear_attrs *a = mt_node_attrs(node);
+    mt_tensor z, offsets = { 0 };
+    MT_TRY(mt_node_saved(tape, node, a->own_z, &z));
+    if (a->offsets >= 0) MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
+    qdy->z = z.data, qdy->rows_used = rows_used(a, &offsets);
+    return MT_OK;
+}
+
 static mt_status linear_backward(mt_tape *tape, mt_node *node)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
@@ -343,13 +438,17 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
     if (a->weights >= 0) MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
     MT_REQUIRE(!unused.data, MT_EINTERNAL, "%s: its weights have a second consumer", w->name);
-    bool dgrad = dx.data || dweights.data;
+    bool dgrad = dx.data || (dweights.data && a->y < 0);
     struct mt_linear_operand qdy = {
         .q =
             mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
         .wanted = { dgrad, !w->frozen && w->grad },
     };
-    if (dy.data) MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
+    if (a->own_z >= 0) MT_TRY(take_da(tape, node, &qdy));
+    if (a->y >= 0)
+        MT_TRY(spread_dy(tape, node, &qdy, &dy, &dweights));
+    else if (dy.data && a->own_z < 0)
+        MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
     MT_TRY(prepare_dy(tape, node, &qdy));
     /* The weight's gradient comes first: ranks reduce it while the rest is computed. */
     struct mt_wgrad job = { .run = run_wgrad, .param = w };

@@ -11,9 +11,10 @@ static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *wei
                          const mt_route *route)
 {
     mt_value *h, *a = NULL;
-    MT_TRY(
-        mt_gate_up(tape, &h, mt_down_reads_z(down->weight) ? NULL : &a, x, gate_up, rows, route));
-    if (a) mt_value_recompute(tape, a);
+    bool stores_a = !mt_down_reads_z(down->weight);
+    bool makes_a = stores_a || mt_gate_up_takes_da(gate_up, down->weight);
+    MT_TRY(mt_gate_up(tape, &h, makes_a ? &a : NULL, x, gate_up, rows, route, stores_a));
+    if (stores_a) mt_value_recompute(tape, a);
     MT_TRY(mt_down(tape, y, h, a, weights, down, rows, route));
     mt_value_release(tape, &h);
     mt_value_release(tape, &a);
@@ -26,6 +27,8 @@ static mt_status run_here(mt_tape *tape, mt_value **y, mt_value *x, const mt_moe
 {
     bool weighs = mt_down_weighs(mt_tape_stream(tape)->device, &layer->down);
     mt_value *rows;
+    if (mt_down_combines(&layer->down))
+        return experts(tape, y, x, weights, &layer->gate_up, &layer->down, &route->rows, route);
     MT_TRY(experts(tape, &rows, x, weighs ? weights : NULL, &layer->gate_up, &layer->down,
                    &route->rows, route));
     MT_TRY((weighs ? mt_combine_down : mt_combine)(tape, y, rows, weights, route));

@@ -73,6 +73,14 @@ static mt_real combine_row(mt_elem *restrict dx, const mt_elem *restrict dy,
     return dot;
 }
 
+static mt_real dot(const mt_elem *a, const mt_elem *b, int64_t width)
+{
+    mt_real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < width; j++) sum += mt_get(a + j) * mt_get(b + j);
+    return sum;
+}
+
 mt_status MT_CPU(combine_bwd)(mt_stream *stream, const struct mt_combine_bwd_args *a)
 {
     int64_t width = a->width;
@@ -85,22 +93,17 @@ mt_status MT_CPU(combine_bwd)(mt_stream *stream, const struct mt_combine_bwd_arg
     for (int64_t t = 0; t < a->tokens; t++)
         for (int64_t i = t * a->top_k; i < (t + 1) * a->top_k; i++) {
             int64_t row = a->position[i];
-            if (row >= 0 && !dweights)
-                weigh_row(dx + row * width, dy + t * width, weights[i], width);
-            else if (dweights)
-                dweights[i] = row < 0 ? 0
-                                      : combine_row(dx + row * width, dy + t * width,
-                                                    x + row * width, weights[i], width);
+            const mt_elem *g = dy + t * width;
+            if (dweights) dweights[i] = 0;
+            if (row < 0) continue;
+            if (!dweights)
+                weigh_row(dx + row * width, g, weights[i], width);
+            else if (dx)
+                dweights[i] = combine_row(dx + row * width, g, x + row * width, weights[i], width);
+            else
+                dweights[i] = dot(g, x + row * width, width);
         }
     return MT_OK;
-}
-
-static mt_real dot(const mt_elem *a, const mt_elem *b, int64_t width)
-{
-    mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < width; j++) sum += mt_get(a + j) * mt_get(b + j);
-    return sum;
 }
 
 mt_status MT_CPU(weights_bwd)(mt_stream *stream, const struct mt_weights_bwd_args *a)

@@ -332,7 +332,7 @@ static mt_status take_scratch(job *j, mt_stream *stream)
 
 mt_status MT_CPU_ISA(quantize)(mt_stream *stream, const struct mt_quantize_args *args)
 {
-    if (args->row_token || args->swiglu) return mt_quantize_parts(stream, args);
+    if (args->row_token || args->swiglu || args->z) return mt_quantize_parts(stream, args);
     for (int dir = 0; dir < MT_DIR_COUNT; dir++)
         MT_REQUIRE(args->out->dir[dir].layout == MT_LAYOUT_COMPACT &&
                        args->src->dir[args->src_dir].layout == MT_LAYOUT_COMPACT,

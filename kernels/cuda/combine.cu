@@ -80,6 +80,38 @@ static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_c
     }
 }
 
+/* <dy, x> alone. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS, 3) dots_kernel(struct mt_combine_bwd_args a)
+{
+    typedef mt_words<T, N> words;
+    enum { AHEAD = 6 };
+    const int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
+    const uint32_t top_k = (uint32_t)a.top_k;
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
+        const int64_t row = a.position[i];
+        const words *dy = (const words *)a.dy + (uint32_t)i / top_k * n,
+                    *x = (const words *)a.x + row * n;
+        mt_real<T> dot = 0;
+        for (int64_t base = threadIdx.x % 32; row >= 0 && base < n; base += 32 * AHEAD) {
+            words g[AHEAD], z[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++)
+                if (base + s * 32 < n) g[s] = dy[base + s * 32], z[s] = x[base + s * 32];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) {
+                mt_real<T> e[N], f[N];
+                if (base + s * 32 >= n) continue;
+                mt_open<T, N>(e, g[s]), mt_open<T, N>(f, z[s]);
+#pragma unroll
+                for (int j = 0; j < N; j++) dot += e[j] * f[j];
+            }
+        }
+        dot = mt_warp_sum(dot);
+        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = dot;
+    }
+}
+
 /* dx alone: a warp reads 32 vectors of a token's dy once for all of its rows. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_combine_bwd_args a)
@@ -123,8 +155,9 @@ static mt_status launch_combine_bwd(mt_stream *stream, const struct mt_combine_b
     cudaStream_t on = mt_cuda_stream(stream);
     const int64_t parts = a->tokens * mt_row_groups(a->width / N);
     const unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
+    auto kernel = a->dx ? combine_bwd_kernel<T, N> : dots_kernel<T, N>;
     if (a->dweights && blocks)
-        combine_bwd_kernel<T, N><<<blocks, THREADS, 0, on>>>(*a);
+        kernel<<<blocks, THREADS, 0, on>>>(*a);
     else if (!a->dweights && parts)
         spread_kernel<T, N><<<(unsigned)mt_ceil_div(parts, WARPS), THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "combine_bwd");

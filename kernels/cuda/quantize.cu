@@ -302,7 +302,8 @@ static void set_sides(call *c)
 {
     const struct mt_quantize_args *a = c->args;
     job *j = &c->j;
-    j->row_token = a->row_token, j->rows_used = a->rows_used, j->swiglu = a->swiglu;
+    j->row_token = a->row_token, j->row_weight = (const float *)a->weights;
+    j->rows_used = a->rows_used, j->swiglu = a->swiglu, j->z = (const mt_bf16 *)a->z;
     side *sides = j->p.sides;
     const mt_direction *source = &a->src->dir[a->src_dir];
     mt_direction row = a->out->dir[MT_ROW], col = a->out->dir[MT_COL];
@@ -359,14 +360,20 @@ static size_t strips_bytes(const struct mt_quantize_args *a)
                : rounded(mt_cuda_strip_bytes(mt_cuda_plan_strips(g, TILE)));
 }
 
+static int64_t rows_of(const mt_group *g)
+{
+    return g->first_dims ? g->m : g->members * g->m;
+}
+
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
     size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
+    size_t weights = a->weights ? (size_t)rows_of(g) * sizeof(float) : 0;
     return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
-                            strips_bytes(a) + tokens
+                            strips_bytes(a) + tokens + weights
                       : 0;
 }
 
@@ -385,11 +392,12 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
     char *strips = p + rounded(zeros) + sums_bytes(a);
     c->of_token = strips + strips_bytes(a);
+    if (a->weights) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
     job sweep = c->j;
     sweep.codes = a->pass != MT_QUANTIZE_AMAX;
     if (mt_cuda_bytes_suffice(&sweep)) {
         c->j.table.strips = (strip *)strips;
-        c->j.table.gathered = a->row_token != NULL, c->j.table.swiglu = a->swiglu;
+        c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = mt_cuda_bytes_rows(&sweep);
         c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
     }
@@ -441,7 +449,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) c->known[dir] |= c->j.measure[dir];
     if (blocks == 0) return MT_OK;
     bool changed = measure_col && (col->options.rht || c->j.dequantized);
-    if (!codes && !changed && (c->j.row_token || c->j.swiglu))
+    if (!codes && !changed && (c->j.row_token || c->j.swiglu || c->j.z))
         return mt_cuda_measure_made(stream, &c->j, c->args->tokens, c->of_token);
     if (!codes && !changed && c->j.p.sides[SOURCE].plain) {
         MT_TRY(measure[c->j.p.sides[SOURCE].dtype](stream, &c->j, blocks));
@@ -514,12 +522,14 @@ extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quanti
     (void)stream;
     call c = {};
     c.args = args;
+    c.j.p.group = args->src->group;
     set_sides(&c);
     c.j.codes = true;
     const side *sides = c.j.p.sides;
     if (args->swiglu && (sides[MT_ROW].second_level || sides[MT_COL].second_level)) return false;
     return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
-           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0;
+           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0 &&
+           !((args->weights || args->z) && args->bias_grad);
 }
 
 /* Tiles keep one direction decoded, the short way both, or one beside codes. */
@@ -541,7 +551,7 @@ extern "C" bool mt_cuda_quantize_decodes(const mt_format_spec *spec)
 
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
 {
-    if ((args->row_token || args->swiglu) && !mt_cuda_quantize_fuses(stream, args))
+    if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args))
         return mt_quantize_parts(stream, args);
     call c = {};
     c.args = args;
@@ -555,6 +565,9 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     MT_TRY(check_decoded(&c));
     MT_TRY(take_scratch(&c, stream));
     set_results(&c);
+    if (args->weights)
+        MT_TRY(mt_cuda_weigh_rows(stream, (float *)c.j.row_weight, (const float *)args->weights,
+                                  args->position, args->tokens * args->top_k));
     MT_TRY(mt_cuda_plan_tiles(stream, &c.j.p, &c.j.table));
     unsigned wide = (unsigned)mt_cuda_multiprocessors(stream) * 4;
     for (int dir = 0; dir < MT_DIR_COUNT && args->pass != MT_QUANTIZE_AMAX; dir++) {

@@ -92,7 +92,8 @@ struct strip_table {
     struct strip *strips; /* NULL: they are not wanted */
     int64_t most;         /* that there may be */
     int rows;
-    bool gathered, swiglu; /* rows of elements are made on the way */
+    bool gathered; /* kernels know where elements of a row lie */
+    bool swiglu;   /* they are made of rows twice as wide */
 };
 
 /* What dequantize's kernels know; by value. */

@@ -1,5 +1,5 @@
 /* Quantize to bytes and to PLANAR_NIBBLES: bf16 rows that begin at multiples of 16 bytes, as they
- * lie, gathered, or SwiGLU's; 1-D blocks or one scale a member. A thread block has a strip of tiles
+ * lie, gathered, with weights, or SwiGLU's; 1-D blocks or one scale a member. A thread block has a strip of tiles
  * and no more. Threads have eight elements each of eight rows; those of the next tile are on their
  * way meanwhile, each to where only its thread looks. Only magnitudes, codes of columns and planar
  * scales of rows meet in shared memory. The arithmetic is that of the tiles. */
@@ -121,12 +121,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     bool after = false; /* the tile before has left ends of its lines to this one */
     wait_for_results();
     let_follow();
-    if (!take_strip(&p, j.table, j.p.group.k)) return;
+    if (!take_strip(&p, j.table, j.p.group.k, at::BY_TOKEN)) return;
+    float weight = FROM == WEIGHTED ? row_value<at>(j.row_weight, p, 0, p.height) : 0;
     if (FROM == LYING)
         load_patch<at>(x, p);
-    else
+    else if (FROM != GRADIENT)
         send_patch<at, FROM>(sp->slots, p, 0, p.height,
-                             FROM == GATHERED ? token_of<at>(j, p, 0, p.height) : 0);
+                             at::BY_TOKEN ? row_value<at>(j.row_token, p, 0, p.height) : 0);
     if (threadIdx.x < MT_DIR_COUNT && j.measure[lane])
         p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
     if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
@@ -135,14 +136,17 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     for (int left = p.rows - TILE;; left -= TILE) { /* rows below the tile */
         const bool more = left > 0;
         const int below = left < TILE ? left : (int)TILE, n = left >> 7;
-        if (FROM != LYING || left + TILE < p.rows) {
+        if (FROM == GRADIENT) {
+            make_patch<at>(x, j, p);
+        } else if (FROM != LYING || left + TILE < p.rows) {
             copies_done();
-            take_patch<FROM>(x, sp->slots);
+            take_patch<at, FROM>(x, sp->slots, weight, p.width);
         }
-        const int token = FROM == GATHERED && more ? token_of<at>(j, p, TILE, below) : 0;
+        const int token = at::BY_TOKEN && more ? row_value<at>(j.row_token, p, TILE, below) : 0;
+        if (FROM == WEIGHTED && more) weight = row_value<at>(j.row_weight, p, TILE, below);
         float row[ROWS] = {}, column[RUN] = {};
         reach e = {};
-        if (more) send_patch<at, FROM>(sp->slots, p, TILE, below, token);
+        if (FROM != GRADIENT && more) send_patch<at, FROM>(sp->slots, p, TILE, below, token);
         if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE>(&e, x);
         nans += e.nans, raise(&most, e.all);
         if (KIND == WHOLE) run_whole<at, DIRS, CODES>(j, sp->codes, p, n & 1, x);
@@ -207,8 +211,11 @@ typedef mt_status (*launcher)(mt_stream *, const job *);
 template <int KIND, int CODES> static launcher launcher_of(int dirs, const job *j)
 {
     if constexpr (KIND != PLANAR_NIBBLES) {
-        if (j->row_token) return launch<KIND, ROW_CODES | COLUMN_CODES, CODES, GATHERED>;
-        if (j->swiglu) return launch<KIND, ROW_CODES | COLUMN_CODES, CODES, SWIGLU>;
+        enum { BOTH = ROW_CODES | COLUMN_CODES };
+        if (j->row_weight) return launch<KIND, BOTH, CODES, WEIGHTED>;
+        if (j->row_token) return launch<KIND, BOTH, CODES, GATHERED>;
+        if (j->swiglu) return launch<KIND, BOTH, CODES, SWIGLU>;
+        if (j->z) return launch<KIND, BOTH, CODES, GRADIENT>;
     }
     return dirs == ROW_CODES      ? launch<KIND, ROW_CODES, CODES, LYING>
            : dirs == COLUMN_CODES ? launch<KIND, COLUMN_CODES, CODES, LYING>
@@ -220,12 +227,13 @@ bool mt_cuda_bytes_suffice(const job *j)
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const mt_group *g = &j->p.group;
     const int kind = mt_cuda_short_kind(j), run = kind == PLANAR_NIBBLES ? 4 : 8; /* bytes */
-    const bool both = row->present && col->present, made = j->row_token || j->swiglu;
+    const bool both = row->present && col->present, made = j->row_token || j->swiglu || j->z;
     if (!j->codes || j->sums || g->last_dims || g->k % RUN) return false;
     if (kind == NIBBLES || kind == KINDS) return false;
     if (made && (!both || kind == PLANAR_NIBBLES)) return false;
     if (g->m > INT32_MAX || g->k > INT32_MAX || mt_cuda_plan_units(g) > INT32_MAX) return false;
     if ((uintptr_t)j->p.sides[SOURCE].codes % 16) return false;
+    if (j->z && (g->k % (2 * RUN) || (uintptr_t)j->z % 16)) return false;
     if (row->present && (uintptr_t)row->codes % run) return false;
     if (col->present && !col->transposed && (uintptr_t)col->codes % run) return false;
     return !both || row->options.element == col->options.element;
@@ -234,7 +242,7 @@ bool mt_cuda_bytes_suffice(const job *j)
 int mt_cuda_bytes_rows(const job *j)
 {
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
-    if (j->row_token || j->swiglu) return 4 * TILE;
+    if (j->row_token || j->swiglu || j->z) return 4 * TILE;
     return (row->present && col->transposed ? 2 : 3) * TILE; /* an absent side is not transposed */
 }
 

@@ -5,7 +5,8 @@
 #include "kernels/cuda/quantize_ring.cuh"
 #include "kernels/cuda/quantize_strips.cuh"
 
-enum { LYING, GATHERED, SWIGLU }; /* where elements come from */
+/* where elements come from; gathered, with weights; gradients of what the SwiGLU is of */
+enum { LYING, GATHERED, SWIGLU, WEIGHTED, GRADIENT };
 
 /* A warp's patches: ACROSS of them beside each other. */
 template <int KIND, int DIRS, int FROM> struct layout {
@@ -16,8 +17,11 @@ template <int KIND, int DIRS, int FROM> struct layout {
         TURNED = IN_COLUMNS && !IS_PLANAR,
         ACROSS = IS_PLANAR && IN_COLUMNS ? 8 : 16,
         DOWN = 32 / ACROSS,
-        SLOTS = FROM == SWIGLU ? 2 * ROWS : ROWS,
-        RESIDENT = FROM == SWIGLU ? 2 : 3
+        SLOTS = FROM == SWIGLU     ? 2 * ROWS
+                : FROM == GRADIENT ? 1
+                                   : ROWS,
+        RESIDENT = FROM == SWIGLU || FROM == GRADIENT ? 2 : 3,
+        BY_TOKEN = FROM == GATHERED || FROM == WEIGHTED
     };
     static __device__ __forceinline__ int row(void)
     {
@@ -54,7 +58,7 @@ static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], 
     const uint32_t up = (uint32_t)p.cols, pitch = FROM == SWIGLU ? 2 * up : up;
     uint4 *to = slots[0] + threadIdx.x;
     const mt_bf16 *from = p.plain + (rows > 0 ? column : 0);
-    if (FROM == GATHERED) {
+    if (AT::BY_TOKEN) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int of = __shfl_sync(~0u, token, lane_of_warp() / AT::ACROSS * ROWS + i);
@@ -97,24 +101,73 @@ static __device__ __forceinline__ void load_patch(uint32_t x[ROWS][4], const str
     }
 }
 
-/* The tokens of a warp's rows of the tile `down` rows below, a lane each. */
-template <typename AT>
-static __device__ __forceinline__ int token_of(const job &j, const strip &p, int down, int height)
+/* Of a warp's rows of the tile `down` rows below, a lane each: what `of` rows has of them. */
+template <typename AT, typename T>
+static __device__ __forceinline__ T row_value(const T *of, const strip &p, int down, int height)
 {
     const int lane = lane_of_warp(), r = AT::row() - lane / AT::ACROSS * ROWS + lane;
     if (lane >= AT::DOWN * ROWS || r >= height) return 0;
-    return j.row_token[p.first_row + down + r];
+    return of[p.first_row + down + r];
 }
 
-template <int FROM>
-static __device__ __forceinline__ void take_patch(uint32_t x[ROWS][4],
-                                                  const uint4 (*slots)[TILE_THREADS])
+/* Elements times a weight, rounded. */
+static __device__ __forceinline__ uint4 weighted(const uint4 &x, float weight)
+{
+    const uint32_t w[4] = { x.x, x.y, x.z, x.w };
+    uint32_t y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = bf16_pair(weight * low_bf16(w[i]), weight * high_bf16(w[i]));
+    return make_uint4(y[0], y[1], y[2], y[3]);
+}
+
+/* weight: of row `lane` of the warp's. Columns beyond the tile's `width` stay 0. */
+template <typename AT, int FROM>
+static __device__ __forceinline__ void
+take_patch(uint32_t x[ROWS][4], const uint4 (*slots)[TILE_THREADS], float weight, int width)
 {
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         uint4 q = slots[i][threadIdx.x];
         if (FROM == SWIGLU) q = swiglu_of(q, slots[ROWS + i][threadIdx.x]);
+        if (FROM == WEIGHTED) {
+            const float own = __shfl_sync(~0u, weight, lane_of_warp() / AT::ACROSS * ROWS + i);
+            q = weighted(q, AT::column() < width ? own : 0);
+        }
         x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
+    }
+}
+
+/* Makes a patch of gradients of z: those of its first half's columns take all of d, g and u, of its
+ * second half's d and g. */
+template <typename AT>
+static __device__ __forceinline__ void make_patch(uint32_t x[ROWS][4], const job &j, const strip &p)
+{
+    enum { MANY = 4 }; /* rows whose loads are under way */
+    const mt_bf16 *from = (const mt_bf16 *)j.p.sides[SOURCE].codes;
+    const int half = p.cols / 2, column = (int)(p.plain - from) + AT::column();
+    const bool second = column >= half;
+    const int rows = AT::column() < p.width ? p.height - AT::row() : 0;
+    const int64_t row = p.first_row + AT::row();
+    const mt_bf16 *d = from + row * half + column - (second ? half : 0);
+    const mt_bf16 *g = j.z + row * p.cols + column - (second ? half : 0);
+#pragma unroll
+    for (int first = 0; first < ROWS; first += MANY) {
+        uint4 in[MANY][3];
+#pragma unroll
+        for (int i = 0; i < MANY; i++, d += half, g += p.cols) {
+            in[i][0] = in[i][1] = in[i][2] = make_uint4(0, 0, 0, 0);
+            if (first + i >= rows) continue;
+            in[i][0] = __ldg((const uint4 *)d), in[i][1] = __ldg((const uint4 *)g);
+            if (!second) in[i][2] = __ldg((const uint4 *)(g + half));
+        }
+#pragma unroll
+        for (int i = 0; i < MANY; i++) {
+            uint4 dg, du;
+            swiglu_gradients(&dg, &du, in[i][0], in[i][1], in[i][2]);
+            const uint4 q = second ? du : dg;
+            uint32_t *to = x[first + i];
+            to[0] = q.x, to[1] = q.y, to[2] = q.z, to[3] = q.w;
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-/* Members' amaxes of rows that are made on the way: gathered, or SwiGLU's. */
+/* Members' amaxes of rows that are made on the way: gathered, weighted or not, or SwiGLU's. */
 #include "kernels/cuda/quantize_short.cuh"
 
 enum { MEASURERS = 256, MEASURING_WARPS = MEASURERS / 32 };
@@ -74,6 +74,24 @@ static __device__ __forceinline__ int64_t member_of_row(const plan &p, int64_t e
     return low;
 }
 
+/* A token's amax and NaNs times a weight: elements keep their order when they are rounded, and
+ * whether they are NaNs, unless the weight is 0, Inf or a NaN. */
+static __device__ float2 times(const job &j, int32_t token, float2 of, float weight)
+{
+    if (fabsf(weight) > 0 && fabsf(weight) < INFINITY)
+        return make_float2(mt_rounded<mt_bf16>(fabsf(weight) * of.x), of.y);
+    const int64_t k = j.p.group.k;
+    const mt_bf16 *x = (const mt_bf16 *)j.p.sides[SOURCE].codes + token * k;
+    float2 found = make_float2(0, 0);
+    int nans = 0;
+    for (int64_t i = 0; i < k; i++) {
+        const float y = mt_rounded<mt_bf16>(weight * to_f32(x[i]));
+        found.x = fmaxf(found.x, fabsf(y)), nans += y != y;
+    }
+    found.y = __int_as_float(nans);
+    return found;
+}
+
 static __global__ void __launch_bounds__(MEASURERS)
     rows_kernel(const __grid_constant__ job j, const float2 *found)
 {
@@ -84,17 +102,29 @@ static __global__ void __launch_bounds__(MEASURERS)
         float2 x = make_float2(0, 0);
         if (r < rows) {
             member = member_of_row(j.p, r * j.p.group.k);
-            x = found[j.row_token[r]];
+            const int32_t token = j.row_token[r];
+            x = found[token];
+            if (j.row_weight) x = times(j, token, x, j.row_weight[r]);
         }
         give_rows(j, member, x.x, __float_as_int(x.y));
     }
 }
 
+static __global__ void __launch_bounds__(MEASURERS)
+    weigh_kernel(float *row_weight, const float *weights, const int32_t *position, int64_t count)
+{
+    MT_GRID_STRIDE(i, count)
+    if (position[i] >= 0) row_weight[position[i]] = weights[i];
+}
+
 /* ---- SwiGLU -----------------------------------------------------------------------------------
  */
 
-/* A block takes tiles; a warp in its turn looks the next one up. */
-static __global__ void __launch_bounds__(MEASURERS, 4) swiglu_kernel(const __grid_constant__ job j)
+/* A block takes tiles; a warp in its turn looks the next one up. GRADIENT: those of its columns in
+ * the first half give the second half's too. */
+template <bool GRADIENT>
+static __global__ void __launch_bounds__(MEASURERS, GRADIENT ? 3 : 4)
+    swiglu_kernel(const __grid_constant__ job j)
 {
     enum { STEP = MEASURERS / CHUNKS, MANY = 2 };
     __shared__ tile tiles[2];
@@ -115,24 +145,36 @@ static __global__ void __launch_bounds__(MEASURERS, 4) swiglu_kernel(const __gri
         if (threadIdx.x == 0 && given >= 0) pass_on(&blocks[~n & 1], j, given);
         given = -1;
         const tile &t = tiles[n & 1];
-        const int rows = chunk * 8 < t.cols ? t.rows : 0;
-        const mt_bf16 *from = (const mt_bf16 *)j.p.sides[SOURCE].codes +
-                              2 * (t.m.offset + (t.r0 + first) * cols) + t.c0 + chunk * 8;
+        const int64_t half = GRADIENT ? cols / 2 : cols, column = t.c0 + chunk * 8;
+        const int rows = chunk * 8 < t.cols && column < half ? t.rows : 0;
+        const int64_t row = t.m.offset / cols + t.r0 + first;
+        const mt_bf16 *z = GRADIENT ? j.z : (const mt_bf16 *)j.p.sides[SOURCE].codes;
+        const mt_bf16 *from = z + row * 2 * half + column;
+        const mt_bf16 *d = (const mt_bf16 *)j.p.sides[SOURCE].codes + row * half + column;
         const int64_t index = t.index, next = u + gridDim.x;
         n++;
         if ((int)threadIdx.x / 32 == n % MEASURING_WARPS && next < units) find(next);
 #pragma unroll 1
-        for (int r = first; r < rows; r += MANY * STEP, from += MANY * STEP * 2 * cols) {
-            uint4 g[MANY], up[MANY];
+        for (int r = first; r < rows; r += MANY * STEP, from += MANY * STEP * 2 * half) {
+            uint4 g[MANY], up[MANY], down[MANY];
 #pragma unroll
             for (int i = 0; i < MANY; i++) {
-                const mt_bf16 *p = from + i * STEP * 2 * cols;
-                g[i] = up[i] = make_uint4(0, 0, 0, 0);
+                const mt_bf16 *p = from + i * STEP * 2 * half;
+                g[i] = up[i] = down[i] = make_uint4(0, 0, 0, 0);
                 if (r + i * STEP >= rows) continue;
-                g[i] = __ldg((const uint4 *)p), up[i] = __ldg((const uint4 *)(p + cols));
+                g[i] = __ldg((const uint4 *)p), up[i] = __ldg((const uint4 *)(p + half));
+                if (GRADIENT) down[i] = __ldg((const uint4 *)(d + (r - first + i * STEP) * half));
             }
 #pragma unroll
-            for (int i = 0; i < MANY; i++) find_in(&most, &nans, swiglu_of(g[i], up[i]));
+            for (int i = 0; i < MANY; i++) {
+                uint4 y = make_uint4(0, 0, 0, 0);
+                if (GRADIENT)
+                    swiglu_gradients(&down[i], &y, down[i], g[i], up[i]);
+                else
+                    down[i] = swiglu_of(g[i], up[i]);
+                find_in(&most, &nans, down[i]);
+                if (GRADIENT) find_in(&most, &nans, y);
+            }
         }
         if (next < units && j.p.units[index + 1] > next) continue; /* the same member */
         const uint32_t both[MT_DIR_COUNT] = { most << 16, most << 16 };
@@ -146,14 +188,25 @@ static __global__ void __launch_bounds__(MEASURERS, 4) swiglu_kernel(const __gri
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
+mt_status mt_cuda_weigh_rows(mt_stream *stream, float *row_weight, const float *weights,
+                             const int32_t *position, int64_t count)
+{
+    if (count == 0) return MT_OK;
+    weigh_kernel<<<mt_blocks(stream, count, MEASURERS), MEASURERS, 0, mt_cuda_stream(stream)>>>(
+        row_weight, weights, position, count);
+    MT_LAUNCHED(stream, "quantize: weights of rows");
+    return MT_OK;
+}
+
 mt_status mt_cuda_measure_made(mt_stream *stream, const job *j, int64_t tokens, void *found)
 {
     enum { PER_MULTIPROCESSOR = 8 };
     const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
     const int64_t k = j->p.group.k, units = mt_cuda_plan_units(&j->p.group);
-    if (j->swiglu) {
-        swiglu_kernel<<<(unsigned)(units < most ? units : most), MEASURERS, 0,
-                        mt_cuda_stream(stream)>>>(*j);
+    if (j->swiglu || j->z) {
+        auto kernel = j->z ? swiglu_kernel<true> : swiglu_kernel<false>;
+        kernel<<<(unsigned)(units < most ? units : most), MEASURERS, 0, mt_cuda_stream(stream)>>>(
+            *j);
         MT_LAUNCHED(stream, "quantize: amax of SwiGLU");
         return MT_OK;
     }

@@ -151,7 +151,7 @@ bool mt_cuda_patches_suffice(const job *j)
 {
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const mt_group *g = &j->p.group;
-    if (!j->codes || j->row_token || j->swiglu || j->sums || g->last_dims || g->k % RUN)
+    if (!j->codes || j->row_token || j->swiglu || j->z || j->sums || g->last_dims || g->k % RUN)
         return false;
     if ((uintptr_t)j->p.sides[SOURCE].codes % 16) return false;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {

@@ -462,7 +462,7 @@ int mt_cuda_short_kind(const job *j)
 
 bool mt_cuda_short_suffices(const job *j)
 {
-    return mt_cuda_short_kind(j) != KINDS;
+    return mt_cuda_short_kind(j) != KINDS && (!(j->row_weight || j->z) || mt_cuda_bytes_suffice(j));
 }
 
 template <int KIND, bool SR, int FOUR> static mt_status launch(mt_stream *stream, const job *j)

@@ -160,6 +160,24 @@ static __device__ __forceinline__ uint4 swiglu_of(const uint4 &g, const uint4 &u
     return make_uint4(y[0], y[1], y[2], y[3]);
 }
 
+/* Gradients of sixteen bytes of each half, rounded. */
+static __device__ __forceinline__ void swiglu_gradients(uint4 *dg, uint4 *du, const uint4 &d,
+                                                        const uint4 &g, const uint4 &u)
+{
+    const uint32_t in[4] = { d.x, d.y, d.z, d.w }, gate[4] = { g.x, g.y, g.z, g.w };
+    const uint32_t up[4] = { u.x, u.y, u.z, u.w };
+    uint32_t of_gate[4], of_up[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float a, b, c, e;
+        mt_swiglu_gradient<mt_bf16>(&a, &b, low_bf16(in[i]), low_bf16(gate[i]), low_bf16(up[i]));
+        mt_swiglu_gradient<mt_bf16>(&c, &e, high_bf16(in[i]), high_bf16(gate[i]), high_bf16(up[i]));
+        of_gate[i] = bf16_pair(a, c), of_up[i] = bf16_pair(b, e);
+    }
+    *dg = make_uint4(of_gate[0], of_gate[1], of_gate[2], of_gate[3]);
+    *du = make_uint4(of_up[0], of_up[1], of_up[2], of_up[3]);
+}
+
 /* Makes a tile of SwiGLU's of rows twice as wide. */
 template <int KIND>
 static __device__ __forceinline__ void make_tile(uint32_t *words, const frame &f)

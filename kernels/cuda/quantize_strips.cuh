@@ -92,12 +92,17 @@ static __device__ __forceinline__ void fill_strip(strip *to, const plan &p, cons
     *to = s;
 }
 
-/* By a warp: its block's strip in its block's column of tiles; false: there is none. */
-static __device__ __forceinline__ bool take_strip(strip *own, const strip_table &t, int64_t cols)
+/* By a warp: its block's strip in its block's column of tiles; false: there is none. down: a column
+ * of tiles of all members comes before the next, so that what rows are gathered from, as wide as
+ * that, stays in the cache for as long as it is read. */
+static __device__ __forceinline__ bool take_strip(strip *own, const strip_table &t, int64_t cols,
+                                                  bool down)
 {
     const int lane = lane_of_warp();
-    const uint32_t across = (uint32_t)((cols + TILE - 1) / TILE);
-    const uint32_t n = blockIdx.x / across, k = blockIdx.x - n * across;
+    const uint32_t across = (uint32_t)((cols + TILE - 1) / TILE), most = (uint32_t)t.most;
+    const uint32_t slow = blockIdx.x / (down ? most : across);
+    const uint32_t fast = blockIdx.x - slow * (down ? most : across);
+    const uint32_t n = down ? fast : slow, k = down ? slow : fast;
     static_assert(sizeof(strip) % 16 == 0 && sizeof(strip) <= 512, "a warp reads it at once");
     if (lane < (int)sizeof(strip) / 16)
         ((uint4 *)own)[lane] = __ldcg((const uint4 *)(t.strips + n) + lane);

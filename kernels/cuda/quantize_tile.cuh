@@ -29,8 +29,10 @@ struct job {
     bool dequantized;                /* the column direction reads the row direction's values */
     int run;                         /* turns of a block that go down a column; 1: along the rows */
     const int32_t *row_token;        /* rows of the source are gathered; NULL: in place */
+    const float *row_weight;         /* and weighted; NULL: not */
     const int64_t *rows_used;        /* with it: how many there are */
     bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
+    const mt_bf16 *z;                /* they are its gradient, the source's half as wide; NULL */
     strip_table table;               /* of strips, for quantize_bytes.cu */
 };
 
@@ -74,6 +76,9 @@ mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
  * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
 enum { MT_CUDA_FOUND = sizeof(float2) };
 mt_status mt_cuda_measure_made(mt_stream *stream, const struct job *j, int64_t tokens, void *found);
+/* The weight of each row, from those of tokens' slots, `count` of them all. */
+mt_status mt_cuda_weigh_rows(mt_stream *stream, float *row_weight, const float *weights,
+                             const int32_t *position, int64_t count);
 }
 
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */

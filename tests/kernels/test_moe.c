@@ -197,6 +197,7 @@ static void check_combine(const struct route *r, mt_dtype dtype, int64_t width, 
     void *x = test_alloc(r->rows * width, dtype), *y = test_alloc(r->tokens * width, dtype);
     void *dx = test_alloc(r->rows * width, dtype), *dy = test_alloc(r->tokens * width, dtype);
     void *weights = test_alloc(r->rows, real), *dweights = test_alloc(r->rows, real);
+    void *alone = test_alloc(r->rows, real);    /* dweights without dx */
     test_random(x, used * width, dtype, 1, 61); /* rows past those in use stay NaN: never read */
     test_random(dy, r->tokens * width, dtype, 1, 62);
     test_random(weights, r->rows, real, 1, 63);
@@ -214,6 +215,15 @@ static void check_combine(const struct route *r, mt_dtype dtype, int64_t width, 
                                                                      .top_k = r->top_k,
                                                                      .dx = dx,
                                                                      .dweights = dweights,
+                                                                     .dy = dy,
+                                                                     .x = x,
+                                                                     .weights = weights,
+                                                                     .position = r->position }));
+    assert_ok(mt_combine_bwd(&stream, &(struct mt_combine_bwd_args){ .dtype = dtype,
+                                                                     .tokens = r->tokens,
+                                                                     .width = width,
+                                                                     .top_k = r->top_k,
+                                                                     .dweights = alone,
                                                                      .dy = dy,
                                                                      .x = x,
                                                                      .weights = weights,
@@ -238,11 +248,12 @@ static void check_combine(const struct route *r, mt_dtype dtype, int64_t width, 
             want += p, size += fabs(p);
         }
         double limit = (double)(width + 1) * real_epsilon(dtype) * size;
-        near_all("dweights", (char *)dweights + (size_t)slot * mt_dtype_size(real), real, 1, &want,
-                 &limit);
+        size_t at = (size_t)slot * mt_dtype_size(real);
+        near_all("dweights", (char *)dweights + at, real, 1, &want, &limit);
+        near_all("dweights alone", (char *)alone + at, real, 1, &want, &limit);
     }
     test_free(x), test_free(y), test_free(dx), test_free(dy), test_free(weights),
-        test_free(dweights);
+        test_free(dweights), test_free(alone);
 }
 
 /* dx alone, as with dweights; then dweights from what a down projection and its SwiGLU have: z and

@@ -1,5 +1,5 @@
-/* Quantize as one with the gather or the SwiGLU before it, against these ops one after the other:
- * bit for bit. */
+/* Quantize as one with the gather, weighted or not, the SwiGLU or its gradient before it, against
+ * these ops one after the other: bit for bit. */
 #include <math.h>
 #include <string.h>
 
@@ -21,19 +21,27 @@ static const struct pair {
               { "fp8_tensor", "mxfp8", 0 },
               { "mxfp6_e2m3", "fp8_block:2d", 0 },
               { "nvfp4", NULL, 0 },
+              { "fp8_tensor", NULL, 0 },
+              { "fp8_delayed", NULL, 0 },
+              { "fp8_block", NULL, 0 },
+              { NULL, "fp8_block", 0 },
               { NULL, "fp8_tensor", 0 },
               { "nvfp4", "nvfp4:rht", 1 },
               { "nvfp4:sr", "nvfp4:rht+sr", 3 },
               { "nvfp4", "nvfp4", 3 } };
+
+enum way { GATHERED, WEIGHTED, SWIGLU, GRADIENT, WAYS };
 
 /* What a call is made of. */
 struct made {
     struct quantize_case c;
     mt_dtype dtype;
     bool swiglu, counts;
-    void *from; /* x [tokens, k], or z [rows, 2k] */
-    int32_t *row_token;
-    int64_t tokens, rows, *rows_used;
+    void *from; /* x [tokens, k], z [rows, 2k], or of a gradient [rows, k / 2] */
+    void *z;
+    int32_t *row_token, *position;
+    void *weights;
+    int64_t tokens, top_k, rows, *rows_used;
 };
 
 static void *values(int64_t count, mt_dtype dtype, uint64_t seed)
@@ -46,22 +54,50 @@ static void *values(int64_t count, mt_dtype dtype, uint64_t seed)
     return p;
 }
 
-static void make(struct made *m, mt_dtype dtype, bool swiglu, const int64_t *rows, int64_t k,
+/* A weight and a place for each row; those that have no order among them too. */
+static void weigh(struct made *m)
+{
+    mt_dtype real = mt_dtype_wide(m->dtype);
+    m->top_k = m->rows / m->tokens + 1;
+    int64_t slots = m->tokens * m->top_k;
+    m->weights = test_alloc(slots, real), m->position = test_alloc(slots, MT_I32);
+    for (int64_t i = 0; i < slots; i++) {
+        double w = (double)(int64_t)(case_mix((uint64_t)i) >> 40) * 0x1p-24;
+        m->position[i] = -1;
+        mt_store_f64(m->weights, real, i,
+                     i % 97 == 9    ? 0
+                     : i % 307 == 8 ? (double)NAN
+                     : i % 401 == 7 ? (double)INFINITY
+                                    : w);
+    }
+    for (int64_t r = 0; r < *m->rows_used; r++)
+        m->position[m->row_token[r] * m->top_k + r / m->tokens] = (int32_t)r;
+}
+
+static void make(struct made *m, mt_dtype dtype, enum way way, const int64_t *rows, int64_t k,
                  int64_t tail)
 {
+    const bool swiglu = way == SWIGLU;
+    if (way == GRADIENT) k += k % 2;
     *m = (struct made){ .dtype = dtype, .swiglu = swiglu, .tokens = 131 };
     case_make(&m->c, MT_GROUP_VARYING_FIRST, N, rows, &k, tail);
     m->rows = m->c.group.m;
     m->rows_used = test_alloc(1, MT_I64), *m->rows_used = m->rows - tail;
-    m->from = values(swiglu ? m->rows * 2 * k : m->tokens * k, dtype, 5);
-    if (swiglu) return;
+    m->from = values(way == GRADIENT ? m->rows * k / 2
+                     : swiglu        ? m->rows * 2 * k
+                                     : m->tokens * k,
+                     dtype, 5);
+    if (way == GRADIENT) m->z = values(m->rows * k, dtype, 6);
+    if (swiglu || way == GRADIENT) return;
     m->row_token = test_alloc(m->rows, MT_I32); /* those past the rows in use name no token */
     for (int64_t r = 0; r < *m->rows_used; r++) m->row_token[r] = (int32_t)(r * 37 % m->tokens);
+    if (way == WEIGHTED) weigh(m);
 }
 
 static void made_free(struct made *m)
 {
     test_free(m->from), test_free(m->row_token), test_free(m->rows_used);
+    test_free(m->weights), test_free(m->position), test_free(m->z);
 }
 
 /* What a call gives beside directions. */
@@ -107,7 +143,11 @@ static void run(const struct made *m, const struct pair *p, struct quantize_resu
                                      .step = 3,
                                      .row_token = m->row_token,
                                      .tokens = m->tokens,
+                                     .top_k = m->top_k,
+                                     .weights = m->weights,
+                                     .position = m->position,
                                      .swiglu = m->swiglu,
+                                     .z = m->z,
                                      .rows_used = m->rows_used };
     assert_ok(mt_quantize_scratch(&stream, &args, &bytes));
     if (in_turn) bytes = (size_t)mt_group_capacity(&m->c.group) * mt_dtype_size(m->dtype);
@@ -137,7 +177,7 @@ static void check_pair(const struct made *m, const struct pair *p, bool sums)
     test_free(nan), test_free(bias);
 }
 
-static void check(mt_dtype dtype, bool swiglu)
+static void check(mt_dtype dtype, enum way way)
 {
     static const int64_t widths[] = { 256, 72, 37 }; /* the last one: no rows at 16 bytes */
     bool small = strcmp(test_device_name(), "cpu") == 0;
@@ -145,7 +185,7 @@ static void check(mt_dtype dtype, bool swiglu)
         int64_t rows[N] = { 128, 0, 33, 300, 1, 17, 0, 257, 0 };
         struct made m;
         for (int i = 0; i < N && !small; i++) rows[i] *= w == 0 ? 7 : 1;
-        make(&m, dtype, swiglu, rows, widths[w], 3);
+        make(&m, dtype, way, rows, widths[w], 3);
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
             check_pair(&m, &pairs[i], i % 3 == 2);
         made_free(&m);
@@ -155,15 +195,29 @@ static void check(mt_dtype dtype, bool swiglu)
 static void test_gathered(void **state)
 {
     (void)state;
-    check(MT_BF16, false);
-    check(MT_F32, false);
+    check(MT_BF16, GATHERED);
+    check(MT_F32, GATHERED);
+}
+
+static void test_weighted(void **state)
+{
+    (void)state;
+    check(MT_BF16, WEIGHTED);
+    check(MT_F32, WEIGHTED);
 }
 
 static void test_swiglu(void **state)
 {
     (void)state;
-    check(MT_BF16, true);
-    check(MT_F32, true);
+    check(MT_BF16, SWIGLU);
+    check(MT_F32, SWIGLU);
+}
+
+static void test_gradient(void **state)
+{
+    (void)state;
+    check(MT_BF16, GRADIENT);
+    check(MT_F32, GRADIENT);
 }
 
 /* No token, no row: nothing is read. */
@@ -172,8 +226,8 @@ static void test_nothing(void **state)
     (void)state;
     struct made m;
     int64_t rows[N] = { 0 };
-    for (int swiglu = 0; swiglu < 2; swiglu++) {
-        make(&m, MT_BF16, swiglu, rows, 64, 5);
+    for (int way = 0; way < WAYS; way++) {
+        make(&m, MT_BF16, (enum way)way, rows, 64, 5);
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) check_pair(&m, &pairs[i], true);
         made_free(&m);
     }
@@ -187,7 +241,7 @@ static void test_refused(void **state)
     struct made m;
     struct quantize_result r;
     int64_t rows[N] = { 4 };
-    make(&m, MT_BF16, false, rows, 32, 0);
+    make(&m, MT_BF16, WEIGHTED, rows, 32, 0);
     result_make(&r, &m.c, "mxfp8", NULL, false);
     mt_qtensor source = mt_qtensor_plain(m.c.group, MT_BF16, m.from);
     struct mt_quantize_args good = { .dtype = MT_BF16,
@@ -205,14 +259,17 @@ static void test_refused(void **state)
     assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
     bad = good, bad.tokens = -1;
     assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad = good, bad.weights = m.weights, bad.top_k = m.top_k; /* of which rows? */
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
     result_free(&r), made_free(&m);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_gathered),
-                                        cmocka_unit_test(test_swiglu),
-                                        cmocka_unit_test(test_nothing),
-                                        cmocka_unit_test(test_refused) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gathered), cmocka_unit_test(test_weighted),
+        cmocka_unit_test(test_swiglu),   cmocka_unit_test(test_gradient),
+        cmocka_unit_test(test_nothing),  cmocka_unit_test(test_refused)
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
