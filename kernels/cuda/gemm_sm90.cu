@@ -146,8 +146,8 @@ static int64_t excess(int64_t extent)
     return 100 * mt_ceil_div(extent, SM90_WIDTH) * SM90_WIDTH / extent - 100;
 }
 
-/* Whether the result turned is cut better. Measured on an H200: from 2 % on, but, where C is read as
- * well, of members of many rows or a result as narrow as tiles are high. */
+/* Whether the result turned is cut better. Measured on an H200: from 2 % on, but, where C is read
+ * as well, of members of many rows or a result as narrow as tiles are high. */
 static bool turned_suits(const gemm_problem *g)
 {
     return g->cols % TILE == 0 && excess(g->cols) >= excess(g->height) + 2 &&

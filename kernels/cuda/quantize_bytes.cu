@@ -1,8 +1,8 @@
 /* Quantize to bytes and to PLANAR_NIBBLES: bf16 rows that begin at multiples of 16 bytes, as they
- * lie, gathered, with weights, or SwiGLU's; 1-D blocks or one scale a member. A thread block has a strip of tiles
- * and no more. Threads have eight elements each of eight rows; those of the next tile are on their
- * way meanwhile, each to where only its thread looks. Only magnitudes, codes of columns and planar
- * scales of rows meet in shared memory. The arithmetic is that of the tiles. */
+ * lie, gathered, with weights, or SwiGLU's; 1-D blocks or one scale a member. A thread block has a
+ * strip of tiles and no more. Threads have eight elements each of eight rows; those of the next
+ * tile are on their way meanwhile, each to where only its thread looks. Only magnitudes, codes of
+ * columns and planar scales of rows meet in shared memory. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_bytes.cuh"
 
 /* ---- tiles ------------------------------------------------------------------------------------

@@ -249,9 +249,9 @@ static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const jo
 
 /* Codes of rows, elements times enc of their row. Leaves the bits. */
 template <int KIND, int CODES, bool SR>
-static __device__ __forceinline__ void
-store_rows(const job &j, const frame &f, const uint32_t x[ROWS][4], const float row[ROWS],
-           const draws &d, uint32_t bits[ROWS][4], bool nans)
+static __device__ __forceinline__ void store_rows(const job &j, const frame &f,
+                                                  const uint32_t x[ROWS][4], const float row[ROWS],
+                                                  const draws &d, uint32_t bits[ROWS][4], bool nans)
 {
     const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
     const int64_t pitch = f.to[MT_ROW].pitch;
