@@ -1,4 +1,4 @@
-/* The router: logits, softmax, top-k, and its backward. A warp holds a token's row of experts in
+/* The router: logits, softmax, top-k, and its backward. A warp holds tokens' rows of experts in
  * registers. Sums over tokens go through fixed blocks of tokens in order. */
 #include "kernels/cuda/router_choice.cuh"
 #include "kernels/cuda/router_product.cuh"
@@ -11,7 +11,9 @@ enum {
     MOST_EXPERTS = 1024, /* 32 to a lane */
     FORMS = 6,           /* 1, 2, 4, .. 32 experts to a lane */
     SUM_BLOCKS = 640,    /* blocks of tokens that are summed by themselves, at most: at once */
-    SUM_TOKENS = 16,     /* tokens of such a block, at least */
+    SUM_TOKENS = 16,     /* whose number of tokens is a multiple of these */
+    FEW_FORMS = 3, /* forms whose tokens have FEW lanes each, so that a warp's reductions and */
+    FEW = 8,       /* top_k steps are those of several tokens */
     SUM_THREADS = 128,
     TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
     TILES = 256,      /* parts, so that there are so many tiles, */
@@ -38,9 +40,9 @@ static mt_status check_experts(const char *op, int64_t experts)
  */
 
 /* So many that the warps' rows of experts have room in shared memory. */
-static constexpr int threads_of(int per)
+static constexpr int threads_of(int per, int lanes = 32)
 {
-    return per < 16 ? THREADS : THREADS * 8 / per;
+    return lanes < 32 ? THREADS / 2 : per < 16 ? THREADS : THREADS * 8 / per;
 }
 
 /* Whether runs of experts are whole and aligned in rows of `line` reals. */
@@ -50,38 +52,45 @@ template <typename R> static bool runs_aligned(const void *p, int64_t line, int 
     return ((uintptr_t)p | (uintptr_t)(line * (int64_t)sizeof(R))) % (uintptr_t)bytes == 0;
 }
 
-/* A block of `size` tokens, a warp for each in turn; then its sums: for each expert its
+/* A block of `size` tokens, a warp for some in turn; then its sums: for each expert its
  * probabilities and choices, and as column E the squares of lse. A warp's logarithms are found 32
  * at a time, a lane for each. */
-template <typename R, int PER>
-static __global__ void __launch_bounds__(threads_of(PER), sizeof(R) == 8 ? 1
-                                                          : PER == 8     ? 3
-                                                                         : 0)
+template <typename R, int PER, int LANES>
+static __global__ void __launch_bounds__(threads_of(PER, LANES), sizeof(R) == 8            ? 1
+                                                                 : PER == 8 && LANES == 32 ? 3
+                                                                                           : 0)
     choose_kernel(struct mt_router_fwd_args a, logit_parts<R> parts, int64_t size, double *sums,
                   int32_t *counts)
 {
-    enum { WARPS = threads_of(PER) / 32, RUN = expert_runs<PER>::RUN };
-    __shared__ int32_t chosen[PER * 32];
+    enum {
+        WARPS = threads_of(PER, LANES) / 32,
+        RUN = expert_runs<PER, LANES>::RUN,
+        TOKENS = 32 / LANES, /* of a warp, */
+        STEP = WARPS * TOKENS
+    };
+    __shared__ int32_t chosen[PER * LANES];
     __shared__ double own[WARPS][PER][32], squares[WARPS];
-    __shared__ expert_run<R, PER> rows[WARPS][PER / RUN * 32];
+    __shared__ alignas(32) R rows[WARPS][TOKENS][PER * LANES];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, experts = (int)a.experts;
-    const int64_t first = blockIdx.x * size + warp, end = min(a.tokens, (blockIdx.x + 1) * size);
+    const int64_t end = min(a.tokens, (blockIdx.x + 1) * size);
+    const int64_t first = blockIdx.x * size + warp * TOKENS;
     double z = 0;
 #pragma unroll 1
     for (int e = threadIdx.x; e < experts; e += WARPS * 32) chosen[e] = 0;
 #pragma unroll
     for (int j = 0; j < PER; j++) own[warp][j][lane] = 0;
     __syncthreads();
-    for (int64_t base = first; base < end; base += 32 * WARPS) {
+    for (int64_t base = first; base < end; base += LANES * STEP) {
         R my_top = 0, my_sum = 1;
-        for (int i = 0; i < 32 && base + i * WARPS < end; i++) {
+        for (int i = 0; i < LANES && base + i * STEP < end; i++) {
             R x[PER], top, sum;
-            read_logits<R, PER>(x, a, base + i * WARPS, parts);
-            choose_token<R, PER>(a, base + i * WARPS, x, parts.vectors, own[warp][0], rows[warp],
-                                 chosen, &top, &sum);
-            if (lane == i) my_top = top, my_sum = sum;
+            const int64_t t = base + i * STEP + lane / LANES, there = min(t, end - 1);
+            read_logits<R, PER, LANES>(x, a, there, parts);
+            choose_token<R, PER, LANES>(a, there, t < end, x, parts.vectors, own[warp][0] + lane,
+                                        rows[warp][lane / LANES], chosen, &top, &sum);
+            if (lane % LANES == i) my_top = top, my_sum = sum;
         }
-        const int64_t t = base + lane * WARPS;
+        const int64_t t = base + lane % LANES * STEP + lane / LANES;
         if (t >= end) continue;
         const R lse = (R)((double)my_top + log((double)my_sum));
         ((R *)a.lse)[t] = lse;
@@ -94,7 +103,10 @@ static __global__ void __launch_bounds__(threads_of(PER), sizeof(R) == 8 ? 1
 #pragma unroll 1
     for (int e = threadIdx.x; e < experts; e += WARPS * 32) {
         double sum = 0;
-        for (int w = 0; w < WARPS; w++) sum += own[w][e / (32 * RUN) * RUN + e % RUN][e / RUN % 32];
+        for (int w = 0; w < WARPS; w++)
+#pragma unroll
+            for (int i = 0; i < TOKENS; i++)
+                sum += own[w][e / (LANES * RUN) * RUN + e % RUN][i * LANES + e / RUN % LANES];
         to[e] = sum;
         counts[(int64_t)blockIdx.x * experts + e] = chosen[e];
     }
@@ -143,7 +155,7 @@ template <typename T>
 static fwd_plan plan_fwd(const mt_stream *stream, const struct mt_router_fwd_args *a)
 {
     fwd_plan p = {};
-    p.size = mt_ceil_div(mt_ceil_div(a->tokens, SUM_BLOCKS), 8) * 8;
+    p.size = mt_ceil_div(mt_ceil_div(a->tokens, SUM_BLOCKS), SUM_TOKENS) * SUM_TOKENS;
     if (p.size < SUM_TOKENS) p.size = SUM_TOKENS;
     p.blocks = (int)mt_ceil_div(a->tokens, p.size);
     p.tensor = tensor::takes<T>(stream, a->x, a->tokens, a->width);
@@ -166,18 +178,19 @@ static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, c
                         const R *logits, int count, int64_t line, char *scratch)
 {
     typedef void (*entry)(struct mt_router_fwd_args, logit_parts<R>, int64_t, double *, int32_t *);
-    static const entry entries[FORMS] = { choose_kernel<R, 1>,  choose_kernel<R, 2>,
-                                          choose_kernel<R, 4>,  choose_kernel<R, 8>,
-                                          choose_kernel<R, 16>, choose_kernel<R, 32> };
+    static const entry entries[FORMS] = { choose_kernel<R, 4, FEW>,  choose_kernel<R, 8, FEW>,
+                                          choose_kernel<R, 16, FEW>, choose_kernel<R, 8, 32>,
+                                          choose_kernel<R, 16, 32>,  choose_kernel<R, 32, 32> };
     const int form = form_of(a->experts), per = 1 << form;
+    const int threads = threads_of(per, form < FEW_FORMS ? FEW : 32);
     const bool vectors = runs_aligned<R>(logits, line, per) &&
                          runs_aligned<R>(a->probs, a->experts, per) &&
                          runs_aligned<R>(a->logits, a->experts, per);
     const logit_parts<R> parts = { logits, count, (int)line, vectors };
     double *sums = (double *)(scratch + p.logits.planes + p.logits.parts);
     int32_t *counts = (int32_t *)((char *)sums + p.sums);
-    entries[form]<<<p.blocks, threads_of(per), 0, mt_cuda_stream(stream)>>>(*a, parts, p.size, sums,
-                                                                            counts);
+    entries[form]<<<p.blocks, threads, 0, mt_cuda_stream(stream)>>>(*a, parts, p.size, sums,
+                                                                    counts);
     MT_LAUNCHED(stream, "router_fwd");
     return MT_OK;
 }
@@ -227,9 +240,9 @@ MT_CUDA_OP(router_fwd)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-/* Adds what the weights' gradients say to `row`, the gradient of a token's probabilities: lane l
- * has the slots l, l + 32, ..., whose experts differ. */
-template <typename R>
+/* Adds what the weights' gradients say to `row`, the gradient of a token's probabilities: lane l of
+ * the token's has the slots l, l + LANES, ..., whose experts differ. */
+template <typename R, int LANES>
 static __device__ __forceinline__ void add_dweights(R *row, const struct mt_router_bwd_args &a,
                                                     int64_t t)
 {
@@ -237,54 +250,61 @@ static __device__ __forceinline__ void add_dweights(R *row, const struct mt_rout
     const R *p = (const R *)a.probs + t * a.experts;
     const int32_t *chosen = a.chosen + t * a.top_k;
     R mean = 0, total = 1; /* w = p / total: dp = (dw - <dw, w>) / total */
-    int top_k = (int)a.top_k, lane = threadIdx.x % 32;
+    int top_k = (int)a.top_k, lane = threadIdx.x % LANES;
     if (a.normalize) {
-        total = 0;
-        for (int i = lane; i < top_k; i += 32) {
-            mean += dw[i] * w[i];
-            total += p[chosen[i]];
+        R means[32 / LANES] = {}, totals[32 / LANES] = {};
+        for (int i = lane; i < top_k; i += LANES) {
+            means[0] += dw[i] * w[i];
+            totals[0] += p[chosen[i]];
         }
-        mean = mt_warp_sum(mean), total = mt_warp_sum(total);
+        mean = lanes_sum<LANES>(means), total = lanes_sum<LANES>(totals);
     }
-    for (int i = lane; i < top_k; i += 32) row[chosen[i]] += (dw[i] - mean) / total;
+    for (int i = lane; i < top_k; i += LANES) row[chosen[i]] += (dw[i] - mean) / total;
 }
 
-/* A warp for each token, whose row of experts is in shared memory for a moment. */
-template <typename R, int PER>
-static __global__ void __launch_bounds__(threads_of(PER))
+/* LANES for each token, whose row of experts is in shared memory for a moment. */
+template <typename R, int PER, int LANES>
+static __global__ void __launch_bounds__(threads_of(PER, LANES))
     dlogits_kernel(struct mt_router_bwd_args a, tensor::dlogits_planes planes, bool vectors)
 {
-    enum { WARPS = threads_of(PER) / 32, RUN = expert_runs<PER>::RUN };
-    __shared__ expert_run<R, PER> rows[WARPS][PER / RUN * 32];
-    const int experts = (int)a.experts;
-    R *row = rows[threadIdx.x / 32][0].at;
+    enum {
+        WARPS = threads_of(PER, LANES) / 32,
+        RUN = expert_runs<PER, LANES>::RUN,
+        TOKENS = 32 / LANES
+    };
+    __shared__ alignas(32) R rows[WARPS][TOKENS][PER * LANES];
+    const int experts = (int)a.experts, lane = threadIdx.x % 32;
+    R *row = rows[threadIdx.x / 32][lane / LANES];
     if (blockIdx.x == 0) planes.put_starts(a.tokens);
-    int64_t warps = (int64_t)gridDim.x * WARPS;
-    for (int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; t < a.tokens; t += warps) {
-        R d[PER] = {}, p[PER], x[PER], dot = 0, z = 0;
-        read_experts<R, PER>(p, (const R *)a.probs + t * experts, experts, vectors, 0);
-        if (a.dprob_sum) read_experts<R, PER>(d, (const R *)a.dprob_sum, experts, vectors, 0);
+    const int64_t step = (int64_t)gridDim.x * WARPS * TOKENS;
+    int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * TOKENS;
+    for (; first < a.tokens; first += step) {
+        const int64_t t = min(first + lane / LANES, a.tokens - 1); /* the last one more than once */
+        R d[PER] = {}, p[PER], x[PER], dots[TOKENS] = {}, z = 0;
+        read_experts<R, PER, LANES>(p, (const R *)a.probs + t * experts, experts, vectors, 0);
+        if (a.dprob_sum)
+            read_experts<R, PER, LANES>(d, (const R *)a.dprob_sum, experts, vectors, 0);
         if (a.dweights) {
-            write_experts<R, PER>(row, d, PER * 32, true);
+            write_experts<R, PER, LANES>(row, d, PER * LANES, true);
             __syncwarp();
-            add_dweights<R>(row, a, t);
+            add_dweights<R, LANES>(row, a, t);
             __syncwarp();
-            read_experts<R, PER>(d, row, PER * 32, true, 0);
+            read_experts<R, PER, LANES>(d, row, PER * LANES, true, 0);
         }
 #pragma unroll
-        for (int j = 0; j < PER; j++) dot += d[j] * p[j];
-        dot = mt_warp_sum(dot);
+        for (int j = 0; j < PER; j++) dots[j / (PER / TOKENS)] += d[j] * p[j];
+        const R dot = lanes_sum<LANES>(dots);
         if (a.dz_sum) z = *(const R *)a.dz_sum * 2 * ((const R *)a.lse)[t];
 #pragma unroll
         for (int j = 0; j < PER; j++) { /* 0 past the experts */
             x[j] = p[j] * (d[j] - dot) + z * p[j];
-            if (expert_at<PER>(j) >= experts) x[j] = 0;
+            if (expert_at<PER, LANES>(j) >= experts) x[j] = 0;
         }
-        write_experts<R, PER>((R *)a.dlogits + t * experts, x, experts, vectors);
+        write_experts<R, PER, LANES>((R *)a.dlogits + t * experts, x, experts, vectors);
 #pragma unroll
         for (int j = 0; j < PER; j += RUN)
-            if (expert_at<PER>(j) < planes.columns)
-                planes.template put<RUN>(t, expert_at<PER>(j), x + j);
+            if (expert_at<PER, LANES>(j) < planes.columns)
+                planes.template put<RUN>(t, expert_at<PER, LANES>(j), x + j);
     }
 }
 
@@ -293,16 +313,16 @@ static mt_status find_dlogits(mt_stream *stream, const struct mt_router_bwd_args
                               const tensor::dlogits_planes &planes)
 {
     typedef void (*entry)(struct mt_router_bwd_args, tensor::dlogits_planes, bool);
-    static const entry entries[FORMS] = { dlogits_kernel<R, 1>,  dlogits_kernel<R, 2>,
-                                          dlogits_kernel<R, 4>,  dlogits_kernel<R, 8>,
-                                          dlogits_kernel<R, 16>, dlogits_kernel<R, 32> };
-    const int form = form_of(a->experts), per = 1 << form, threads = threads_of(per);
+    static const entry entries[FORMS] = { dlogits_kernel<R, 4, FEW>,  dlogits_kernel<R, 8, FEW>,
+                                          dlogits_kernel<R, 16, FEW>, dlogits_kernel<R, 8, 32>,
+                                          dlogits_kernel<R, 16, 32>,  dlogits_kernel<R, 32, 32> };
+    const int form = form_of(a->experts), per = 1 << form, lanes = form < FEW_FORMS ? FEW : 32;
+    const int threads = threads_of(per, lanes);
     const bool vectors = runs_aligned<R>(a->probs, a->experts, per) &&
                          runs_aligned<R>(a->dlogits, a->experts, per) &&
                          runs_aligned<R>(a->dprob_sum, a->experts, per);
-    entries
-        [form]<<<mt_blocks(stream, a->tokens * 32, threads), threads, 0, mt_cuda_stream(stream)>>>(
-            *a, planes, vectors);
+    const int blocks = mt_blocks(stream, a->tokens * lanes, threads);
+    entries[form]<<<blocks, threads, 0, mt_cuda_stream(stream)>>>(*a, planes, vectors);
     MT_LAUNCHED(stream, "router_bwd");
     return MT_OK;
 }

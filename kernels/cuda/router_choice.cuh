@@ -1,33 +1,34 @@
-/* A token's choice of experts by a warp. Its lanes hold the experts in registers: each has PER of
- * them, in runs of RUN, 32 runs beside each other. */
+/* A token's choice of experts by LANES lanes of a warp, which has 32 / LANES tokens. They hold the
+ * experts in registers: each has PER of them, in runs of RUN, LANES runs beside each other. */
 #pragma once
 
 #include "kernels/cuda/element.cuh"
 
-template <int PER> struct expert_runs {
-    enum { RUN = PER < 4 ? PER : 4, RUNS = PER / RUN };
+template <int PER, int LANES = 32> struct expert_runs {
+    enum { MOST = PER * LANES / 32, RUN = MOST < 4 ? MOST : 4 };
 };
-template <typename R, int PER> using expert_run = mt_vec<R, expert_runs<PER>::RUN>;
+template <typename R, int PER, int LANES = 32>
+using expert_run = mt_vec<R, expert_runs<PER, LANES>::RUN>;
 
 /* The lane's expert j. */
-template <int PER> static __device__ __forceinline__ int expert_at(int j)
+template <int PER, int LANES = 32> static __device__ __forceinline__ int expert_at(int j)
 {
-    enum { RUN = expert_runs<PER>::RUN };
-    return (j / RUN * 32 + (int)threadIdx.x % 32) * RUN + j % RUN;
+    enum { RUN = expert_runs<PER, LANES>::RUN };
+    return (j / RUN * LANES + (int)threadIdx.x % LANES) * RUN + j % RUN;
 }
 
 /* The lane's experts of a row of reals; past the last, `other`. vectors: runs are whole and
  * aligned.
  */
-template <typename R, int PER>
+template <typename R, int PER, int LANES = 32>
 static __device__ __forceinline__ void read_experts(R x[PER], const R *row, int experts,
                                                     bool vectors, R other)
 {
-    enum { RUN = expert_runs<PER>::RUN };
-    typedef expert_run<R, PER> run;
+    enum { RUN = expert_runs<PER, LANES>::RUN };
+    typedef expert_run<R, PER, LANES> run;
 #pragma unroll
     for (int j = 0; j < PER; j += RUN) {
-        const int e = expert_at<PER>(j);
+        const int e = expert_at<PER, LANES>(j);
         run in;
 #pragma unroll
         for (int i = 0; i < RUN; i++) in.at[i] = other;
@@ -40,15 +41,15 @@ static __device__ __forceinline__ void read_experts(R x[PER], const R *row, int 
     }
 }
 
-template <typename R, int PER>
+template <typename R, int PER, int LANES = 32>
 static __device__ __forceinline__ void write_experts(R *row, const R x[PER], int experts,
                                                      bool vectors)
 {
-    enum { RUN = expert_runs<PER>::RUN };
-    typedef expert_run<R, PER> run;
+    enum { RUN = expert_runs<PER, LANES>::RUN };
+    typedef expert_run<R, PER, LANES> run;
 #pragma unroll
     for (int j = 0; j < PER; j += RUN) {
-        const int e = expert_at<PER>(j);
+        const int e = expert_at<PER, LANES>(j);
         run out;
 #pragma unroll
         for (int i = 0; i < RUN; i++) {
@@ -57,6 +58,19 @@ static __device__ __forceinline__ void write_experts(R *row, const R x[PER], int
         }
         if (vectors && e < experts) *(run *)(row + e) = out;
     }
+}
+
+/* The sum over a token's lanes, each of which has those of 32 / LANES lanes of a warp, in the order
+ * of that warp's. */
+template <int LANES, typename R> static __device__ __forceinline__ R lanes_sum(R sum[32 / LANES])
+{
+#pragma unroll
+    for (int part = 16 / LANES; part; part >>= 1)
+#pragma unroll
+        for (int i = 0; i < part; i++) sum[i] += sum[i + part];
+#pragma unroll
+    for (int lane = LANES / 2; lane; lane >>= 1) sum[0] += __shfl_xor_sync(~0u, sum[0], lane);
+    return sum[0];
 }
 
 /* Numbers in the order of scores, above 0; -0 is 0. */
@@ -80,22 +94,24 @@ static __device__ __forceinline__ double of_key(uint64_t key)
     return __longlong_as_double((int64_t)(key >> 63 ? key & ~(1ull << 63) : ~key));
 }
 
-static __device__ __forceinline__ uint32_t largest(uint32_t key)
+/* Of LANES lanes. */
+template <int LANES, typename K> static __device__ __forceinline__ K largest(K key)
 {
-    return __reduce_max_sync(~0u, key);
-}
-static __device__ __forceinline__ uint64_t largest(uint64_t key)
-{
-    for (int lane = 16; lane; lane >>= 1) {
-        uint64_t other = __shfl_xor_sync(~0u, key, lane);
-        key = other > key ? other : key;
+    if constexpr (LANES == 32 && sizeof(K) == 4) {
+        return __reduce_max_sync(~0u, key);
+    } else {
+#pragma unroll
+        for (int lane = LANES / 2; lane; lane >>= 1) {
+            const K other = __shfl_xor_sync(~0u, key, lane);
+            key = other > key ? other : key;
+        }
+        return key;
     }
-    return key;
 }
 
 /* A lane's keys in lists of at most four, the largest of each first, equal ones by index, with the
  * experts that they are of. */
-template <int PER, typename K> struct key_lists {
+template <int PER, int LANES, typename K> struct key_lists {
     enum { LIST = PER < 4 ? PER : 4, LISTS = PER / LIST };
     K key[LISTS][LIST];
     int of[LISTS][LIST];
@@ -107,7 +123,7 @@ template <int PER, typename K> struct key_lists {
 #pragma unroll
             for (int i = 0; i < LIST; i++) {
                 key[l][i] = from[l * LIST + i];
-                of[l][i] = expert_at<PER>(l * LIST + i);
+                of[l][i] = expert_at<PER, LANES>(l * LIST + i);
 #pragma unroll
                 for (int j = i; j > 0; j--) {
                     const K lower = key[l][j - 1], here = key[l][j];
@@ -120,23 +136,33 @@ template <int PER, typename K> struct key_lists {
         }
     }
 
-    /* The expert of the warp's largest key, ties by index, which leaves its list. */
+    /* The expert of the lanes' largest key, ties by index, which leaves its list. */
     __device__ __forceinline__ int take()
     {
         K best = key[0][0];
-        int at = of[0][0];
+        int taken = of[0][0];
 #pragma unroll
         for (int l = 1; l < LISTS; l++)
-            if (key[l][0] > best) best = key[l][0], at = of[l][0];
-        const unsigned taken = __reduce_min_sync(~0u, best == largest(best) ? (unsigned)at : ~0u);
+            if (key[l][0] > best) best = key[l][0], taken = of[l][0];
+        if constexpr (LANES == 32) {
+            const bool mine = best == largest<LANES>(best);
+            taken = (int)__reduce_min_sync(~0u, mine ? (unsigned)taken : ~0u);
+        }
+#pragma unroll
+        for (int lane = LANES < 32 ? LANES / 2 : 0; lane; lane >>= 1) {
+            const K other = __shfl_xor_sync(~0u, best, lane);
+            const int other_of = __shfl_xor_sync(~0u, taken, lane);
+            const bool up = other > best || (other == best && other_of < taken);
+            best = up ? other : best, taken = up ? other_of : taken;
+        }
 #pragma unroll
         for (int l = 0; l < LISTS; l++) {
-            if (of[l][0] != (int)taken) continue;
+            if (of[l][0] != taken) continue;
 #pragma unroll
             for (int i = 1; i < LIST; i++) key[l][i - 1] = key[l][i], of[l][i - 1] = of[l][i];
             key[l][LIST - 1] = 0;
         }
-        return (int)taken;
+        return taken;
     }
 };
 
@@ -168,18 +194,20 @@ static __device__ __forceinline__ void divide_all(double p[PER], const double e[
 }
 
 /* Selects by the scores' keys, and writes the choice and its weights, of the probabilities in
- * `row`; lane l has the slots l, l + 32, ... Weights are added slot by slot. */
-template <typename R, int PER, typename K>
+ * `row`, if it is wanted; lane l of the token's has the slots l, l + LANES, ... Weights are added
+ * slot by slot. */
+template <typename R, int PER, int LANES, typename K>
 static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a, int64_t t,
-                                              const K key[PER], const R *row, int32_t *counts)
+                                              bool wanted, const K key[PER], const R *row,
+                                              int32_t *counts)
 {
     R *weights = (R *)a.weights + t * a.top_k, total = 0, mine = 0;
     int32_t *chosen = a.chosen + t * a.top_k;
-    const int top_k = (int)a.top_k, lane = threadIdx.x % 32;
-    key_lists<PER, K> keys;
+    const int top_k = (int)a.top_k, lane = threadIdx.x % LANES;
+    key_lists<PER, LANES, K> keys;
     keys.sort(key);
-    for (int base = 0; base < top_k; base += 32) {
-        const int slots = min(32, top_k - base);
+    for (int base = 0; base < top_k; base += LANES) {
+        const int slots = min(LANES, top_k - base);
         int choice = 0;
 #pragma unroll 1
         for (int i = 0; i < slots; i++) {
@@ -188,15 +216,16 @@ static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a
             total += weight;
             if (lane == i) choice = e, mine = weight;
         }
-        if (lane >= slots) continue;
+        if (lane >= slots || !wanted) continue;
         chosen[base + lane] = choice, atomicAdd(counts + choice, 1);
-        if (top_k > 32) weights[base + lane] = mine;
+        if (top_k > LANES) weights[base + lane] = mine;
     }
-    if (top_k <= 32) {
+    if (!wanted) return;
+    if (top_k <= LANES) {
         if (lane < top_k) weights[lane] = a.normalize ? mine / total : mine;
         return;
     }
-    for (int i = lane; i < top_k && a.normalize; i += 32) weights[i] = weights[i] / total;
+    for (int i = lane; i < top_k && a.normalize; i += LANES) weights[i] = weights[i] / total;
 }
 
 /* Where logits come from: a logit is the sum of its parts [count, tokens, line], in order. vectors:
@@ -207,67 +236,61 @@ template <typename R> struct logit_parts {
     bool vectors;
 };
 
-template <typename R, int PER>
+template <typename R, int PER, int LANES>
 static __device__ __forceinline__ void read_logits(R x[PER], const struct mt_router_fwd_args &a,
                                                    int64_t t, const logit_parts<R> &parts)
 {
     const int experts = (int)a.experts;
-    read_experts<R, PER>(x, parts.at + t * parts.line, experts, parts.vectors, -(R)INFINITY);
+    read_experts<R, PER, LANES>(x, parts.at + t * parts.line, experts, parts.vectors, -(R)INFINITY);
 #pragma unroll 1
     for (int i = 1; i < parts.count; i++) {
         R more[PER];
-        read_experts<R, PER>(more, parts.at + (i * a.tokens + t) * parts.line, experts,
-                             parts.vectors, 0);
+        read_experts<R, PER, LANES>(more, parts.at + (i * a.tokens + t) * parts.line, experts,
+                                    parts.vectors, 0);
 #pragma unroll
         for (int j = 0; j < PER; j++) x[j] += more[j];
     }
     if (a.logits && a.logits != parts.at)
-        write_experts<R, PER>((R *)a.logits + t * experts, x, experts, parts.vectors);
+        write_experts<R, PER, LANES>((R *)a.logits + t * experts, x, experts, parts.vectors);
 }
 
-/* Softmax and choice of token t by a warp, which adds its probabilities to its own `sums` and has
- * room for a `row` of experts; *top and *sum are the largest logit and the sum of exponentials. */
-template <typename R, int PER>
+/* Softmax and choice of token t, written and counted if wanted, by lanes that add its probabilities
+ * to their own `sums` and have room for a `row` of experts; *top and *sum are the largest logit and
+ * the sum of exponentials. */
+template <typename R, int PER, int LANES>
 static __device__ __forceinline__ void
-choose_token(const struct mt_router_fwd_args &a, int64_t t, R x[PER], bool vectors, double *sums,
-             expert_run<R, PER> *row, int32_t *counts, R *top, R *sum)
+choose_token(const struct mt_router_fwd_args &a, int64_t t, bool wanted, R x[PER], bool vectors,
+             double *sums, R *row, int32_t *counts, R *top, R *sum)
 {
-    enum { RUN = expert_runs<PER>::RUN };
     typedef decltype(key_of(R())) K;
-    const int lane = threadIdx.x % 32, experts = (int)a.experts;
-    R p[PER];
+    const int experts = (int)a.experts;
+    R p[PER], sums_of[32 / LANES] = {};
     K key[PER], best = 0;
 #pragma unroll
     for (int j = 0; j < PER; j++) { /* NaN is last */
         key[j] = key_of(x[j] == x[j] ? x[j] : -(R)INFINITY);
-        if (expert_at<PER>(j) >= experts) key[j] = 0;
+        if (expert_at<PER, LANES>(j) >= experts) key[j] = 0;
         best = key[j] > best ? key[j] : best;
     }
-    *top = of_key(largest(best)), *sum = 0;
+    *top = of_key(largest<LANES>(best));
 #pragma unroll
     for (int j = 0; j < PER; j++) { /* 0 past the experts */
         x[j] = exp(x[j] - *top);
-        *sum += x[j];
+        sums_of[j / (PER * LANES / 32)] += x[j];
     }
-    *sum = mt_warp_sum(*sum);
+    *sum = lanes_sum<LANES>(sums_of);
     divide_all<PER>(p, x, *sum);
-    write_experts<R, PER>((R *)a.probs + t * experts, p, experts, vectors);
+    if (wanted) write_experts<R, PER, LANES>((R *)a.probs + t * experts, p, experts, vectors);
     __syncwarp(); /* the token before has read its row */
-#pragma unroll
-    for (int j = 0; j < PER; j += RUN) {
-        expert_run<R, PER> out;
-#pragma unroll
-        for (int i = 0; i < RUN; i++) out.at[i] = p[j + i];
-        row[j / RUN * 32 + lane] = out;
-    }
+    write_experts<R, PER, LANES>(row, p, PER * LANES, true);
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < PER; j++) sums[j * 32 + lane] += (double)p[j];
+    for (int j = 0; j < PER; j++) sums[j * 32] += wanted ? (double)p[j] : 0;
 #pragma unroll
     for (int j = 0; a.bias && j < PER; j++) {
-        if (expert_at<PER>(j) >= experts) continue;
-        const R score = p[j] + (R)a.bias[expert_at<PER>(j)];
+        if (expert_at<PER, LANES>(j) >= experts) continue;
+        const R score = p[j] + (R)a.bias[expert_at<PER, LANES>(j)];
         key[j] = key_of(score == score ? score : -(R)INFINITY);
     }
-    select<R, PER>(a, t, key, (const R *)row, counts);
+    select<R, PER, LANES>(a, t, wanted, key, row, counts);
 }
