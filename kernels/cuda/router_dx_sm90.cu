@@ -1,7 +1,7 @@
 /* dx of the router on Hopper, dx_add + dlogits wr, where experts are so few that the planes of wr
  * (router_tensor.cuh) stay in shared memory for 128 columns of dx. Blocks are persistent; each of
- * a block's warpgroups has tiles of 64 tokens of its own, and stores one while another multiplies.
- */
+ * a block's warpgroups has tiles of 64 tokens of its own, whose planes it holds in registers. They
+ * multiply in turns, so that one does while the others store. */
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 #include "kernels/cuda/router_sm90.cuh"
 
@@ -10,7 +10,8 @@ enum { TOKENS = 64, COLUMNS = 128, BOX = 8192, PLANES = 3, PAIRS = 6 };
 /* Places in shared memory, of BLOCKS times 64 experts: boxes of 64 lines of 128 bytes. */
 template <int BLOCKS> struct dx_room {
     enum {
-        GROUPS = 4 / BLOCKS, /* warpgroups */
+        GROUPS = 4 - BLOCKS, /* warpgroups; registers hold the planes of no more */
+        TURN = 1 + GROUPS,   /* the barriers of their turns; before these, of each alone */
         WR = PLANES * BLOCKS * 2 * BOX,
         DLOGITS = PLANES * BLOCKS * BOX,
         RESULT = 2 * BOX,
@@ -48,22 +49,39 @@ static __device__ __forceinline__ void bring_old(uint32_t base, const gemm_sm90_
                        column + i * 64, tile * TOKENS, 0, 0);
 }
 
-/* The products of planes, the smallest first: planes of dlogits lie 2 1 0, those of wr 0 1 2. */
+/* The planes of a tile's dlogits as wgmma takes them: four words of each 16 experts. */
 template <int BLOCKS>
-static __device__ __forceinline__ void multiply(float (&d)[COLUMNS / 2], uint32_t wr,
-                                                uint32_t dlogits)
+static __device__ __forceinline__ void read_dlogits(uint32_t (&a)[PLANES * BLOCKS * 16],
+                                                    uint32_t from)
+{
+    const uint32_t lane = threadIdx.x % 32, line = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < PLANES * BLOCKS * 4; k++) {
+        const uint32_t at = (k % 4 * 2 + lane / 16) ^ (line % 8);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[k * 4]), "=r"(a[k * 4 + 1]), "=r"(a[k * 4 + 2]), "=r"(a[k * 4 + 3])
+                     : "r"(from + k / 4 * BOX + line * 128 + at * 16)
+                     : "memory");
+    }
+}
+
+/* The products of planes, the smallest first: planes of dlogits lie 2 1 0, those of wr 0 1 2. The
+ * last pair's are a group of their own. */
+template <int BLOCKS>
+static __device__ __forceinline__ void
+multiply(float (&d)[COLUMNS / 2], const uint32_t (&a)[PLANES * BLOCKS * 16], uint32_t wr)
 {
     constexpr uint64_t HIGH = (uint64_t)((1024u >> 4) | 1u << 30) << 32;
-    const uint32_t p = (dlogits & 0x3ffff) >> 4 | 1u << 16;
     const uint32_t q = (wr & 0x3ffff) >> 4 | 512u << 16;
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < PAIRS; s++) {
         const int of_dlogits = s < 3 ? s : s < 5 ? s - 2 : 2, of_wr = s < 3 ? s : s < 5 ? s - 3 : 0;
+        if (s == PAIRS - 1) wgmma_commit();
 #pragma unroll
         for (int k = 0; k < BLOCKS * 4; k++) /* 16 experts */
-            wgmma<COLUMNS, 0, 1>(
-                d, HIGH | (p + (of_dlogits * BLOCKS + k / 4) * (BOX >> 4) + k % 4 * 2),
+            wgmma_kept<COLUMNS, 1>(
+                d, a + (of_dlogits * BLOCKS * 4 + k) * 4,
                 HIGH | (q + (of_wr * BLOCKS + k / 4) * (2 * BOX >> 4) + k % 4 * 128), s + k > 0);
     }
     wgmma_commit();
@@ -79,7 +97,9 @@ static __global__ void __launch_bounds__(dx_room<BLOCKS>::GROUPS * 128, 1)
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const int64_t all = (int64_t)tiles * columns;
     const int end = (int)(all * (blockIdx.x + 1) / gridDim.x);
+    const uint32_t dlogits = base + room::AT_DLOGITS + group * room::DLOGITS;
     const uint32_t result = base + room::AT_RESULT + group * room::RESULT;
+    const int turn = room::TURN + group, after = room::TURN + (group + 1) % room::GROUPS;
     const sm90_factor by = { false, 1, 0, !add };
     uint32_t wr_parity = 0, parity = 0;
     if (threadIdx.x == 0) {
@@ -87,6 +107,7 @@ static __global__ void __launch_bounds__(dx_room<BLOCKS>::GROUPS * 128, 1)
             barrier_init(base + room::WR_FULL + i * 8, 1);
         barrier_init_done();
     }
+    if (group == room::GROUPS - 1) barrier_threads_arrive(after, 256);
     for (int at = (int)(all * blockIdx.x / gridDim.x), stop; at < end; at = stop) {
         const int block = at / tiles, first = block * tiles, column = block * COLUMNS;
         stop = min(end, first + tiles);
@@ -103,15 +124,25 @@ static __global__ void __launch_bounds__(dx_room<BLOCKS>::GROUPS * 128, 1)
         }
         barrier_wait(base + room::WR_FULL, wr_parity);
         wr_parity ^= 1;
-        for (int i = at + group; i < stop; i += room::GROUPS, parity ^= 1) {
+        for (int i = at + group; i - group < stop; i += room::GROUPS) {
             float d[COLUMNS / 2];
-            barrier_wait(base + room::DLOGITS_FULL + group * 8, parity);
-            multiply<BLOCKS>(d, base, base + room::AT_DLOGITS + group * room::DLOGITS);
-            wgmma_finish<COLUMNS, 0>(d);
-            barrier_threads(1 + group, 128);
+            uint32_t a[PLANES * BLOCKS * 16];
             const bool more = i + room::GROUPS < stop;
+            if (i >= stop) { /* its turn goes by */
+                barrier_threads(turn, 256);
+                barrier_threads_arrive(after, 256);
+                continue;
+            }
+            barrier_wait(base + room::DLOGITS_FULL + group * 8, parity);
+            read_dlogits<BLOCKS>(a, dlogits);
+            barrier_threads(1 + group, 128);
             if (thread == 0 && more)
                 bring_dlogits<BLOCKS>(base, maps, group, i + room::GROUPS - first);
+            barrier_threads(turn, 256);
+            multiply<BLOCKS>(d, a, base);
+            wgmma_wait<1>();
+            barrier_threads_arrive(after, 256);
+            wgmma_finish<COLUMNS, 0>(d);
             if (add) barrier_wait(base + room::OLD_FULL + group * 8, parity);
 #pragma unroll
             for (int j = 0; j < COLUMNS / 32; j++)
@@ -126,6 +157,7 @@ static __global__ void __launch_bounds__(dx_room<BLOCKS>::GROUPS * 128, 1)
                 if (add && more)
                     bring_old<BLOCKS>(base, maps, group, column, i + room::GROUPS - first);
             }
+            parity ^= 1;
         }
     }
     if (thread == 0) copies_done<0>();
