@@ -1,4 +1,6 @@
 /* The route plan, and moving rows by it: gather and its backward. */
+#include <cooperative_groups.h>
+
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/scratch.h"
 
@@ -15,12 +17,11 @@ enum {
 };
 
 /* ---- route plan -------------------------------------------------------------------------------
- * A stable counting sort in two kernels. The choices are cut into chunks, one per block:
- *   count  totals[chunk][e] = choices of e in the chunk
- *   place  every block sums them: over earlier chunks, and over experts, where its choices of e
- *          begin. Then a warp walks over its part of the chunk, 32 choices at a time: a choice's
- *          place among its expert's is the expert's counter and the number of equal choices in
- *          lanes before */
+ * A stable counting sort, whose choices are cut into chunks, one per block. A block counts those of
+ * each expert in its chunk; once all have done so, every block sums the counts: over earlier
+ * chunks, and over experts, where its choices of e begin. Then a warp walks over its part of the
+ * chunk, 32 choices at a time: a choice's place among its expert's is the expert's counter and the
+ * number of equal choices in lanes before. */
 
 /* Choices of a block, a multiple of those that its warps take at a time; number of blocks. */
 struct chunks {
@@ -28,54 +29,47 @@ struct chunks {
     int count, warps;
 };
 
-static struct chunks cut(const struct mt_route_plan_args *a)
+static struct chunks cut(const mt_stream *stream, const struct mt_route_plan_args *a)
 {
     struct chunks c = { a->tokens * a->top_k, 0, 0, 0 };
     int64_t most = COUNTERS / a->experts - 1, chunks = TOTALS / a->experts;
     c.warps = most < 1 ? 1 : most < WARPS ? (int)most : WARPS;
     if (chunks > CHUNKS) chunks = CHUNKS;
+    /* they wait for one another */
+    if (chunks > mt_cuda_multiprocessors(stream)) chunks = mt_cuda_multiprocessors(stream);
     int64_t want = mt_ceil_div(c.rows, chunks > 0 ? chunks : 1), step = c.warps * 32;
     c.size = mt_ceil_div(want < LEAST ? (int64_t)LEAST : want, step) * step;
     c.count = (int)mt_ceil_div(c.rows, c.size);
     return c;
 }
 
-/* Counts the choice `e` of each lane, e < 0: none, in `counters`, which other warps use too if
- * `shared`. */
-static __device__ __forceinline__ void count_choice(int32_t *counters, int32_t e)
-{
-    unsigned same = __match_any_sync(~0u, e);
-    if (e >= 0 && (same & ((1u << threadIdx.x % 32) - 1)) == 0)
-        atomicAdd(counters + e, __popc(same));
-}
+/* AHEAD choices of each lane, and which lanes have an equal one. */
+struct batch {
+    int32_t e[AHEAD];
+    unsigned same[AHEAD];
 
-/* The choices at `first` and STEP apart after it, before `end`; past it -1. */
-template <int STEP>
-static __device__ __forceinline__ void ask_choices(int32_t e[AHEAD], const int32_t *chosen,
-                                                   int64_t first, int64_t end)
-{
+    /* Those at `first` and every 32 after it, before `end`; past it -1. */
+    __device__ __forceinline__ void read(const int32_t *chosen, int64_t first, int64_t end,
+                                         int experts)
+    {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) e[i] = first + i * STEP < end ? chosen[first + i * STEP] : -1;
-}
-
-static __global__ void __launch_bounds__(THREADS)
-    count_kernel(struct mt_route_plan_args a, struct chunks c, int32_t *totals)
-{
-    extern __shared__ int32_t counters[];
-    int experts = (int)a.experts;
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) counters[e] = 0;
-    __syncthreads();
-    int64_t first = blockIdx.x * c.size, end = min(c.rows, first + c.size);
-    for (int64_t base = first; base < end; base += AHEAD * THREADS) {
-        int32_t e[AHEAD];
-        ask_choices<THREADS>(e, a.chosen, base + threadIdx.x, end);
+        for (int i = 0; i < AHEAD; i++) e[i] = first + i * 32 < end ? chosen[first + i * 32] : -1;
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) count_choice(counters, e[i]);
+        for (int i = 0; i < AHEAD; i++) same[i] = __ballot_sync(~0u, e[i] >= 0);
+#pragma unroll 1
+        for (int bit = 1; bit < experts; bit *= 2)
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const unsigned set = __ballot_sync(~0u, e[i] & bit);
+                same[i] &= e[i] & bit ? set : ~set;
+            }
     }
-    __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += blockDim.x)
-        totals[(int64_t)blockIdx.x * experts + e] = counters[e];
-}
+    /* Of choice i among the equal ones. */
+    __device__ __forceinline__ int rank(int i) const
+    {
+        return __popc(same[i] & ((1u << threadIdx.x % 32) - 1));
+    }
+};
 
 /* Sum over the warp's lanes up to this one. */
 static __device__ __forceinline__ int32_t warp_scan(int32_t x)
@@ -118,23 +112,29 @@ static __device__ __forceinline__ void begin_places(int32_t *start, int32_t *nex
                                                     const struct mt_route_plan_args &a,
                                                     const struct chunks &c, const int32_t *totals)
 {
-    __shared__ int32_t room[2][WARPS];
-    const int experts = (int)a.experts, chunk = (int)blockIdx.x;
+    __shared__ int32_t room[2][WARPS], sums[2][THREADS];
+    const int experts = (int)a.experts, chunk = (int)blockIdx.x, threads = (int)blockDim.x;
+    const int parts = max(1, threads / experts), each = (c.count + parts - 1) / parts;
     int32_t row = 0, dropped = 0;
-    for (int base = 0; base < experts; base += blockDim.x) {
-        const int e = base + threadIdx.x;
+    for (int base = 0; base < experts; base += threads) {
+        const int part = parts > 1 ? (int)threadIdx.x / experts : 0;
+        const int of = base + (int)threadIdx.x - part * experts,
+                  end = min(c.count, (part + 1) * each);
+        const int e = base + (int)threadIdx.x;
         int32_t before = 0, all = 0, rows, lost;
-        for (int i = 0; i < c.count && e < experts; i += TOGETHER) {
+        const int32_t *from = totals + (int64_t)part * each * experts + of;
+        for (int i = part * each; i < end && of < experts; i += TOGETHER) {
             int32_t n[TOGETHER];
 #pragma unroll
-            for (int j = 0; j < TOGETHER; j++)
-                n[j] = totals[(int64_t)min(i + j, c.count - 1) * experts + e];
+            for (int j = 0; j < TOGETHER; j++, from += experts) n[j] = i + j < end ? *from : 0;
 #pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                if (i + j < c.count) all += n[j];
-                if (i + j < chunk) before += n[j];
-            }
+            for (int j = 0; j < TOGETHER; j++) all += n[j], before += i + j < chunk ? n[j] : 0;
         }
+        sums[0][threadIdx.x] = before, sums[1][threadIdx.x] = all;
+        __syncthreads();
+        for (int p = 1; p < parts && e < experts; p++)
+            before += sums[0][p * experts + e], all += sums[1][p * experts + e];
+        if (e >= experts) all = 0;
         const int32_t kept = a.capacity ? (int32_t)min((int64_t)all, a.capacity) : all;
         const int32_t at = row + block_scan(kept, &rows, room[0]);
         block_scan(all - kept, &lost, room[1]);
@@ -155,17 +155,15 @@ static __device__ __forceinline__ void begin_places(int32_t *start, int32_t *nex
     if (a.dropped) *a.dropped += dropped;
 }
 
-/* Places choice i of each lane, of expert e, e < 0: none. */
+/* Places choice i of each lane, of expert e, e < 0: none, the rank-th of `same` equal ones. */
 static __device__ __forceinline__ void place_choice(const struct mt_route_plan_args &a,
                                                     const int32_t *start, int32_t *mine, int64_t i,
-                                                    int32_t e)
+                                                    int32_t e, int rank, int same)
 {
-    const unsigned same = __match_any_sync(~0u, e);
-    const int rank = __popc(same & ((1u << threadIdx.x % 32) - 1));
     int32_t place = 0;
     if (e >= 0) place = mine[e] + rank;
     __syncwarp();
-    if (e >= 0 && rank == 0) mine[e] = place + __popc(same);
+    if (e >= 0 && rank == 0) mine[e] = place + same;
     __syncwarp();
     if (e < 0) return;
     const bool kept = !a.capacity || place < a.capacity;
@@ -175,35 +173,44 @@ static __device__ __forceinline__ void place_choice(const struct mt_route_plan_a
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    place_kernel(struct mt_route_plan_args a, struct chunks c, const int32_t *totals)
+    plan_kernel(struct mt_route_plan_args a, struct chunks c, int32_t *totals)
 {
     extern __shared__ int32_t start[];
-    int experts = (int)a.experts, lane = threadIdx.x % 32;
-    int32_t *next = start + experts, *mine = next + threadIdx.x / 32 * experts, e[AHEAD];
+    const int experts = (int)a.experts, lane = threadIdx.x % 32, chunk = (int)blockIdx.x;
+    int32_t *next = start + experts, *mine = next + threadIdx.x / 32 * experts;
+    struct batch now;
     for (int i = threadIdx.x; i < experts * c.warps; i += blockDim.x) next[i] = 0;
     __syncthreads();
-    int64_t part = c.size / c.warps, first = blockIdx.x * c.size + threadIdx.x / 32 * part;
+    int64_t part = c.size / c.warps, first = chunk * c.size + threadIdx.x / 32 * part;
     int64_t end = min(c.rows, first + part);
     for (int64_t base = first; base < end; base += AHEAD * 32) {
-        ask_choices<32>(e, a.chosen, base + lane, end);
+        now.read(a.chosen, base + lane, end, experts);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) count_choice(mine, e[i]);
+        for (int i = 0; i < AHEAD; i++)
+            if (now.e[i] >= 0 && now.rank(i) == 0) atomicAdd(mine + now.e[i], __popc(now.same[i]));
     }
     __syncthreads();
+    for (int i = threadIdx.x; i < experts && chunk < c.count; i += blockDim.x) {
+        int32_t sum = 0;
+        for (int w = 0; w < c.warps; w++) sum += next[w * experts + i];
+        totals[chunk * experts + i] = sum;
+    }
+    cooperative_groups::this_grid().sync();
     begin_places(start, next, a, c, totals);
     __syncthreads();
     for (int64_t base = first; base < end; base += AHEAD * 32) {
-        ask_choices<32>(e, a.chosen, base + lane, end);
+        if (part > AHEAD * 32) now.read(a.chosen, base + lane, end, experts);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) place_choice(a, start, mine, base + i * 32 + lane, e[i]);
+        for (int i = 0; i < AHEAD; i++)
+            place_choice(a, start, mine, base + i * 32 + lane, now.e[i], now.rank(i),
+                         __popc(now.same[i]));
     }
 }
 
 template <typename T>
 static size_t route_plan_scratch(const mt_stream *stream, const struct mt_route_plan_args *a)
 {
-    (void)stream;
-    return (size_t)(a->experts * cut(a).count) * sizeof(int32_t);
+    return (size_t)(a->experts * cut(stream, a).count) * sizeof(int32_t);
 }
 MT_CUDA_SCRATCH(route_plan)
 
@@ -214,17 +221,13 @@ static mt_status route_plan(mt_stream *stream, const struct mt_route_plan_args *
                "route_plan: experts is %lld, at most %d on cuda", (long long)a->experts,
                (int)MOST_EXPERTS);
     cudaStream_t on = mt_cuda_stream(stream);
-    const struct chunks c = cut(a);
+    const struct chunks c = cut(stream, a);
     void *scratch;
     MT_TRY(mt_cuda_scratch(stream, &scratch, route_plan_scratch<T>(stream, a)));
-    int32_t *totals = (int32_t *)scratch;
-    size_t counters = (size_t)a->experts * sizeof(int32_t);
-    if (c.count) {
-        count_kernel<<<c.count, THREADS, counters, on>>>(*a, c, totals);
-        MT_LAUNCHED(stream, "route_plan");
-    }
-    place_kernel<<<c.count ? c.count : 1, c.warps * 32, counters *(c.warps + 1), on>>>(*a, c,
-                                                                                       totals);
+    void *parameters[] = { (void *)a, (void *)&c, &scratch };
+    const size_t shared = (size_t)a->experts * (c.warps + 1) * sizeof(int32_t);
+    MT_CUDA(cudaLaunchCooperativeKernel((const void *)plan_kernel, dim3(c.count ? c.count : 1),
+                                        dim3(c.warps * 32), parameters, shared, on));
     MT_LAUNCHED(stream, "route_plan");
     return MT_OK;
 }
