@@ -395,10 +395,13 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     if (a->weights) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
     job sweep = c->j;
     sweep.codes = a->pass != MT_QUANTIZE_AMAX;
-    if (mt_cuda_bytes_suffice(&sweep)) {
+    if (mt_cuda_short_suffices(&sweep) && mt_cuda_rotated_suffices(&sweep))
+        sweep.p.sides[MT_COL].present = false;
+    const bool nvfp4 = mt_cuda_nvfp4_suffices(&sweep) || mt_cuda_chosen_suffices(&sweep);
+    if (nvfp4 || mt_cuda_bytes_suffice(&sweep)) {
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
-        c->j.table.rows = mt_cuda_bytes_rows(&sweep);
+        c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(&sweep);
         c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
     }
     c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;

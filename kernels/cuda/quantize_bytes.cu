@@ -25,9 +25,8 @@ static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
         float same[RUN];
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
-        if (DIRS & ROW_CODES) encode_run<KIND, CODES>(q, j.p.sides[MT_ROW], x[i], same, nans, NULL);
-        if (DIRS & COLUMN_CODES)
-            encode_run<KIND, CODES>(c, j.p.sides[MT_COL], x[i], column, nans, NULL);
+        if (DIRS & ROW_CODES) encode_run<CODES>(q, j.p.sides[MT_ROW], x[i], same, nans);
+        if (DIRS & COLUMN_CODES) encode_run<CODES>(c, j.p.sides[MT_COL], x[i], column, nans);
         if (i >= rows) continue;
         if (DIRS & ROW_CODES) store_run<KIND>(by_row, q);
         if (DIRS & COLUMN_CODES) store_run<KIND>(by_column, c);
@@ -87,24 +86,6 @@ static __device__ __forceinline__ float whole_scale(const job &j, int dir, int m
     const side &s = j.p.sides[dir];
     if (!s.delayed) return mt_encode_scale(j.amax[dir][member], s.max, s.options.pow2, FLT_MAX);
     return j.scale[dir] ? j.scale[dir][member] : 1.0f;
-}
-
-/* Raises the member's values by what a block's threads found, where that is more than it has had.
- */
-template <typename SPACE>
-static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, const strip &p,
-                                                    uint32_t most, int nans)
-{
-    const int lane = lane_of_warp();
-    most = __reduce_max_sync(~0u, most), nans = __reduce_add_sync(~0u, nans);
-    if (lane == 0) sp->most[threadIdx.x / 32] = most, sp->nans[threadIdx.x / 32] = nans;
-    __syncthreads(); /* all have given */
-    if (threadIdx.x >= WARPS) return;
-    most = __reduce_max_sync((1u << WARPS) - 1, sp->most[lane]) << 16;
-    nans = __reduce_add_sync((1u << WARPS) - 1, sp->nans[lane]);
-    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane])
-        atomicMax((int *)j.amax[lane] + p.index, (int)most);
-    if (lane == 0 && j.nans && nans) atomicAdd(j.nans + p.index, (unsigned long long)nans);
 }
 
 template <int KIND, int DIRS, int CODES, int FROM>

@@ -10,29 +10,45 @@
  * at worst as a tie. All is divided by a power of two about amax, which changes no rounding that
  * counts, and codes as bits of a float are their values times 2^-126. */
 
+/* Under any bound (wide) `one` has two parts, 48 bits of the quotient: the values are quotients by
+ * 21 or 3, which come no nearer to where rounding changes (every scale and amax compared). */
+
+enum { ONES = MT_DIR_COUNT * NIBBLE_SCALES }; /* before the second parts */
+
 /* 1 over that power; 0 where it does not hold. */
-static __device__ __forceinline__ float unit_of(const side &s, const level &l)
+static __device__ __forceinline__ float unit_of(const side &s, const level &l, bool wide = false)
 {
     const uint32_t bits = mt_f32_bits(l.amax);
-    const bool holds = s.options.four_over_six == 256 && !(bits & 0xffff) && l.amax >= 0x1p-60f &&
-                       l.amax <= 0x1p60f;
+    const bool holds = (wide || s.options.four_over_six == 256) && !(bits & 0xffff) &&
+                       l.amax >= 0x1p-60f && l.amax <= 0x1p60f;
     return holds ? mt_f32_from_bits(0x7f000000u - (bits & 0x7f800000u)) : 0;
 }
 
-/* What elements are multiplied by under each of the scales that a block of the member may have. */
+/* What elements are multiplied by under each of the scales that a block of the member may have: a
+ * thread has one, of side s. */
+template <bool WIDE>
+static __device__ __forceinline__ void make_scale(float enc[MT_DIR_COUNT][NIBBLE_SCALES],
+                                                  float *ones, const job &j, const side &s,
+                                                  const level &l)
+{
+    static_assert(TILE_THREADS == ONES, "a thread has one of a direction's");
+    const int dir = (int)threadIdx.x / NIBBLE_SCALES, stored = (int)threadIdx.x % NIBBLE_SCALES;
+    float v[2];
+    byte_pair_values<CODES_E4M3>(v, j.e4m3, (uint32_t)stored);
+    enc[dir][stored] = mt_nvfp4_encode(v[0] * l.s_dec);
+    if (!ones) return;
+    const float range = 6.0f * (float)s.options.four_over_six, all = v[0] * l.amax;
+    const float unit = unit_of(s, l, WIDE), one = all / range;
+    ones[threadIdx.x] = one * unit * 0x1p126f;
+    if (WIDE) ones[ONES + threadIdx.x] = fmaf(-one, range, all) / range * unit * 0x1p126f;
+}
+
 static __device__ __forceinline__ void make_scales(float enc[MT_DIR_COUNT][NIBBLE_SCALES],
                                                    float *ones, const job &j, const frame &f)
 {
-    static_assert(TILE_THREADS == MT_DIR_COUNT * NIBBLE_SCALES,
-                  "a thread has one of a direction's");
-    const int dir = (int)threadIdx.x / NIBBLE_SCALES, stored = (int)threadIdx.x % NIBBLE_SCALES;
+    const int dir = (int)threadIdx.x / NIBBLE_SCALES;
     const side &s = j.p.sides[dir];
-    const level &l = f.to[dir].l;
-    float v[2];
-    if (!s.present || !j.codes) return;
-    byte_pair_values<CODES_E4M3>(v, j.e4m3, (uint32_t)stored);
-    enc[dir][stored] = mt_nvfp4_encode(v[0] * l.s_dec);
-    if (ones) ones[threadIdx.x] = v[0] * l.amax / 1536.0f * unit_of(s, l) * 0x1p126f;
+    if (s.present && j.codes) make_scale<false>(enc, ones, j, s, f.to[dir].l);
 }
 
 /* Two scales as they are stored. */
@@ -81,7 +97,7 @@ static __device__ __forceinline__ float sixth_of(float x)
 
 /* Codes, less their signs, and scale of a segment: its amax becomes 6, or 4 if the error is then
  * smaller (a NaN keeps 6). Errors are summed in order; a code's value has its element's sign. */
-template <bool SQUARED>
+template <bool SQUARED, bool WIDE>
 static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, const float *scales,
                                                   const float *ones, float unit, const side &s,
                                                   const level &l, uint32_t magnitude,
@@ -89,11 +105,14 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
 {
     const float base = sixth_of(mt_f32_from_bits(magnitude << 16)) * l.s_enc;
     const uint32_t stored = stored_pair(j, base, base * 1.5f);
-    float error[2] = { 0, 0 }, enc[2], one[2];
-    uint32_t code[2][2];
+    float error[2] = { 0, 0 }, enc[2], one[2], low[2];
+    uint32_t code[2][2], v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = w[i] & 0x7fff7fffu;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         enc[c] = scales[stored >> 8 * c & 0xff], one[c] = ones[stored >> 8 * c & 0xff];
+        low[c] = WIDE ? ones[ONES + (stored >> 8 * c & 0xff)] : 0;
         code[c][0] = code[c][1] = 0u - E2M1_BASE * 0x11111111u;
     }
     if (unit == 0) { /* what is added then is 0, or NaN where they are not finite */
@@ -104,11 +123,12 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
     }
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) {
-        const float x = fabsf(element_of(w, i));
+        const float x = element_of(v, i);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const uint32_t n = e2m1_above(x * enc[c]);
-            const float value = mt_f32_from_bits((n - E2M1_BASE) << 22) * one[c];
+            const float of_one = mt_f32_from_bits((n - E2M1_BASE) << 22);
+            const float value = WIDE ? fmaf(of_one, one[c], of_one * low[c]) : of_one * one[c];
             const float d = fabsf(fmaf(x, -unit, value));
             code[c][i / 8] += n << i % 8 * 4;
             error[c] += SQUARED ? d * d : d;
@@ -119,8 +139,8 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
     return (four ? stored >> 8 : stored) & 0xff;
 }
 
-/* With signs. FOUR: the error is of magnitudes, or of squares. */
-enum { NO_CHOICE, BY_MAGNITUDES, BY_SQUARES };
+/* With signs. FOUR: the error is of magnitudes, or of squares; WIDE: under any bound. */
+enum { NO_CHOICE, BY_MAGNITUDES, BY_SQUARES, WIDE = 4 };
 
 template <int FOUR>
 static __device__ __forceinline__ uint32_t choose_codes(uint32_t q[2], const job &j,
@@ -129,8 +149,8 @@ static __device__ __forceinline__ uint32_t choose_codes(uint32_t q[2], const job
                                                         uint32_t magnitude, const uint32_t w[8],
                                                         bool nans)
 {
-    const uint32_t stored =
-        choose<FOUR == BY_SQUARES>(q, j, scales, ones, unit, s, l, magnitude, w);
+    const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0>(
+        q, j, scales, ones, unit, s, l, magnitude, w);
     q[0] |= nibble_signs(w, nans), q[1] |= nibble_signs(w + 4, nans);
     return stored;
 }

@@ -1,19 +1,19 @@
-/* nvfp4 under 4over6 by the shortest way: of bf16 rows that begin at multiples of 16 bytes. A warp
- * has sixteen rows of a tile in shared memory, of which its threads take segments of either
- * direction, one after the other; nobody waits for another warp but for turned codes. */
-#include "kernels/cuda/quantize_ring.cuh"
-#include "kernels/cuda/quantize_choose.cuh"
+/* nvfp4 under 4over6 by strips of tiles: of bf16 rows that begin at multiples of 16 bytes. A warp
+ * has sixteen rows of a tile in shared memory, and those of the next one on their way, of which its
+ * threads take segments of either direction, one after the other; nobody waits for another warp but
+ * for turned codes. */
+#include "kernels/cuda/quantize_nvfp4.cuh"
 
-enum { BLOCKS = 2 /* of a multiprocessor */ };
-
-struct chosen_space {
-    order turns;
-    frame frames[2 * WARPS]; /* of turns; member -1: there is none */
-    block_found found[2];
-    alignas(16) uint32_t codes[AREA / 4];              /* of columns, turned; of two tiles */
-    alignas(16) uint32_t rows[WARPS][SEGMENT * PAIRS]; /* elements */
-    float enc[MT_DIR_COUNT][NIBBLE_SCALES], ones[MT_DIR_COUNT][NIBBLE_SCALES]; /* of make_scales */
-    uint8_t scales[TILE * SEGMENTS];
+template <int DIRS, int FOUR> struct chosen_space {
+    enum { TURNED = (DIRS & COLUMN_CODES) != 0 };
+    uint32_t rows[2][WARPS][SEGMENT * PAIRS];          /* elements, of two tiles */
+    alignas(16) uint32_t codes[TURNED ? AREA / 4 : 4]; /* of columns, turned; of two tiles */
+    uint8_t scales[2][TURNED ? TILE * SEGMENTS : 16];
+    float enc[MT_DIR_COUNT][NIBBLE_SCALES], ones[FOUR & WIDE ? 2 : 1][ONES]; /* of make_levels */
+    level levels[MT_DIR_COUNT];
+    strip strips[WARPS];  /* each warp's own */
+    uint32_t most[WARPS]; /* what warps found of the member */
+    int nans[WARPS];
 };
 
 /* Words of chunk `chunk` of a warp's row r: neither rows nor segments meet in a bank. */
@@ -22,70 +22,94 @@ static __device__ __forceinline__ int chunk_of_row(int r, int chunk)
     return (r * CHUNKS + (chunk ^ (chunk >> 3 & 1))) * 4;
 }
 
-/* Sends for a warp's rows. */
-static __device__ __forceinline__ void send_rows(uint32_t *rows, const frame &f)
+/* Sends for a warp's rows of the tile `down` rows below, of `height` rows. */
+static __device__ __forceinline__ void send_rows(uint32_t *rows, const strip &p, int down,
+                                                 int height)
 {
     const int chunk = lane_of_warp() % CHUNKS, above = lane_of_warp() / CHUNKS;
     const int first = (int)threadIdx.x / 32 * SEGMENT + above;
-    const int count = chunk * 8 < f.t.cols ? f.t.rows - first : 0;
-    const int64_t pitch = f.t.m.cols;
-    const mt_bf16 *from = f.source + (count > 0 ? first * pitch + chunk * 8 : 0);
-    __syncwarp(); /* those of the last tile have been read */
+    const int count = chunk * 8 < p.width ? height - first : 0;
+    const uint32_t pitch = (uint32_t)p.cols;
+    const mt_bf16 *from =
+        p.plain + (count > 0 ? (uint64_t)(uint32_t)(down + first) * pitch + chunk * 8 : 0);
+    uint32_t *to = rows + chunk_of_row(above, chunk);
 #pragma unroll
     for (int i = 0; i < SEGMENT; i += 2)
-        copy_16(rows + chunk_of_row(above + i, chunk), from + (i < count ? i * pitch : 0),
+        copy_16(to + i * CHUNKS * 4, from + (i < count ? (uint64_t)(uint32_t)i * pitch : 0),
                 i < count ? 16 : 0);
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* All but the rows sent for last are there. */
+static __device__ __forceinline__ void wait_for_rows(bool more)
+{
+#if defined(__CUDA_ARCH__)
+    if (more)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+    __syncwarp();
 }
 
 /* Codes of a warp's rows. */
 template <int FOUR>
-static __device__ __forceinline__ void choose_rows(const job &j, const frame &f,
+static __device__ __forceinline__ void choose_rows(const job &j, const strip &p,
                                                    const uint32_t *rows, const float *scale_enc,
-                                                   const float *ones, found *it)
+                                                   const float *ones, const level &l, found *it)
 {
     const side &s = j.p.sides[MT_ROW];
-    const target &to = f.to[MT_ROW];
-    const int at = lane_of_warp() % SEGMENTS, above = (int)threadIdx.x / 32 * SEGMENT;
-    const int rows_left = f.t.rows - above, count = at * SEGMENT < f.t.cols ? rows_left : 0;
-    const float unit = unit_of(s, to.l);
-    const bool measured = is_measured(j);
-    uint8_t *const codes = to.codes + above * to.pitch + at * SEGMENT / 2;
+    const part &to = p.parts[MT_ROW];
+    const int at = lane_of_warp() % SEGMENTS, first = lane_of_warp() / SEGMENTS;
+    const int above = (int)threadIdx.x / 32 * SEGMENT;
+    const int rows_left = p.height - above, count = at * SEGMENT < p.width ? rows_left : 0;
+    const float unit = unit_of(s, l, FOUR & WIDE);
+    const lattice scales = scales_of(to);
+    const uint32_t pitch = to.pitch;
+    const int64_t step = line_step(scales) * (32 / SEGMENTS);
+    uint8_t *codes = to.codes + (uint64_t)(uint32_t)(above + first) * pitch + at * SEGMENT / 2;
+    uint8_t *scale = scales.at + scale_offset(scales, above + first, at);
+    const uint32_t *from = rows + chunk_of_row(first, at * 2);
+    const int other = chunk_of_row(0, at * 2 + 1) - chunk_of_row(0, at * 2);
 #pragma unroll 1
-    for (int r = lane_of_warp() / SEGMENTS; r < SEGMENT && r < rows_left; r += 32 / SEGMENTS) {
+    for (int r = first; r < SEGMENT && r < rows_left; r += 32 / SEGMENTS) {
         uint32_t w[8], q[2];
         int nans = 0;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint4 x = *(const uint4 *)(rows + chunk_of_row(r, at * 2 + i));
+            const uint4 x = *(const uint4 *)(from + i * other);
             w[i * 4] = x.x, w[i * 4 + 1] = x.y, w[i * 4 + 2] = x.z, w[i * 4 + 3] = x.w;
         }
+        from += 32 / SEGMENTS * CHUNKS * 4;
         const uint32_t m = magnitude_of<8>(w, &nans);
-        if (measured) raise(&it->most[MT_ROW], m), it->nans += nans;
+        raise(&it->most[MT_ROW], m), it->nans += nans;
         const uint32_t stored =
-            choose_codes<FOUR>(q, j, scale_enc, ones, unit, s, to.l, m, w, nans > 0);
-        if (r >= count) continue;
-        store_1(to.scales.at + scale_offset(to.scales, above + r, at), stored);
-        store_8(codes + r * to.pitch, q[0], q[1]);
+            choose_codes<FOUR>(q, j, scale_enc, ones, unit, s, l, m, w, nans > 0);
+        if (r < count) store_1(scale, stored), store_8(codes, q[0], q[1]);
+        scale += step, codes += 32 / SEGMENTS * pitch;
     }
 }
 
 /* Codes of the columns of a warp's rows, left turned; again: the rows have been measured. */
 template <int FOUR>
 static __device__ __forceinline__ void
-choose_columns(const job &j, chosen_space *sp, const frame &f, int half, const uint32_t *rows,
-               const float *scale_enc, const float *ones, bool again, found *it)
+choose_columns(const job &j, const strip &p, uint32_t *codes, uint8_t *scales, int half,
+               const uint32_t *rows, const float *scale_enc, const float *ones, const level &l,
+               bool again, found *it)
 {
     enum { LINE = patches<NIBBLES>::LINE };
     const side &s = j.p.sides[MT_COL];
     const int warp = (int)threadIdx.x / 32, word = half * LINE + warp * 2;
-    const float unit = unit_of(s, f.to[MT_COL].l);
-    const bool measured = is_measured(j);
-    if (warp * SEGMENT >= f.t.rows && !f.to[MT_COL].padded) return; /* nothing of it is stored */
+    const float unit = unit_of(s, l, FOUR & WIDE);
+    if (warp * SEGMENT >= p.height && !p.parts[MT_COL].padded) return; /* nothing of it is stored */
 #pragma unroll 1
     for (int pair = lane_of_warp(); pair < PAIRS; pair += 32) {
         uint32_t v[SEGMENT];
+        const uint32_t *from = rows + chunk_of_row(0, pair >> 2) + (pair & 3);
 #pragma unroll
-        for (int i = 0; i < SEGMENT; i++) v[i] = rows[chunk_of_row(i, pair >> 2) + (pair & 3)];
+        for (int i = 0; i < SEGMENT; i++) v[i] = from[i * CHUNKS * 4];
 #pragma unroll 1
         for (int h = 0; h < 2; h++) {
             const int c = pair * 2 + h;
@@ -95,83 +119,59 @@ choose_columns(const job &j, chosen_space *sp, const frame &f, int half, const u
             for (int i = 0; i < 8; i++)
                 w[i] = __byte_perm(v[i * 2], v[i * 2 + 1], 0x5410 + h * 0x2222);
             const uint32_t m = magnitude_of<8>(w, &nans);
-            if (measured) raise(&it->most[MT_COL], m);
-            if (measured && !again) raise(&it->most[MT_ROW], m), it->nans += nans;
-            sp->scales[c * SEGMENTS + warp] = (uint8_t)choose_codes<FOUR>(
-                q, j, scale_enc, ones, unit, s, f.to[MT_COL].l, m, w, nans > 0);
-            uint32_t *line = sp->codes + c * LINE * 2;
+            if (!again) raise(&it->most[MT_ROW], m), it->nans += nans;
+            scales[c * SEGMENTS + warp] =
+                (uint8_t)choose_codes<FOUR>(q, j, scale_enc, ones, unit, s, l, m, w, nans > 0);
+            uint32_t *line = codes + c * LINE * 2;
             line[word ^ line_mask<NIBBLES>(c)] = q[0];
             line[(word + 1) ^ line_mask<NIBBLES>(c)] = q[1];
         }
     }
 }
 
-template <int FOUR>
-static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
+/* Of a multiprocessor: columns take registers. */
+template <int DIRS> static constexpr int RESIDENT = DIRS == ROW_CODES ? 3 : 2;
+
+template <int DIRS, int FOUR>
+static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT<DIRS>)
     chosen_kernel(const __grid_constant__ job j)
 {
-    enum { FRAMES = 2 * WARPS };
     extern __shared__ uint4 mt_shared[];
-    chosen_space *sp = (chosen_space *)mt_shared;
-    const bool rows = j.p.sides[MT_ROW].present, columns = j.p.sides[MT_COL].present;
-    wait_for_results();
-    const int warp = (int)threadIdx.x / 32, run = columns ? j.run : 1;
-    if (threadIdx.x == 0) sp->turns = order_of(j.p.units[j.p.group.members], run);
-    __syncthreads();
-    const auto look_up = [&](int n) {
-        frame *f = &sp->frames[n % FRAMES];
-        const int64_t unit = unit_at(sp->turns, n);
-        if (unit < sp->turns.units)
-            find_tile(f, j, unit, run);
-        else
-            f->t.index = -1;
-        __syncwarp();
-        const int dir = lane_of_warp();
-        if (f->t.index >= 0 && dir < MT_DIR_COUNT) set_target(&f->to[dir], j, f->t, dir);
-    };
+    chosen_space<DIRS, FOUR> *sp = (chosen_space<DIRS, FOUR> *)mt_shared;
+    const int lane = lane_of_warp(), warp = (int)threadIdx.x / 32;
+    const bool in_rows = DIRS & ROW_CODES, in_columns = DIRS & COLUMN_CODES;
+    strip &p = sp->strips[warp];
     found it = {};
-    int64_t given = -1; /* the member that the block has found something of */
-    bool after = false; /* the tile before has left ends of its lines to this one */
-    int64_t made = -1;  /* the member that scales have been made of */
-    if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
-    look_up(warp);
-    __syncthreads();
-    if (sp->frames[0].t.index >= 0) send_rows(sp->rows[warp], sp->frames[0]);
-    int n = 0;
-    for (; sp->frames[n % FRAMES].t.index >= 0; n++) {
-        const frame &f = sp->frames[n % FRAMES], &next = sp->frames[(n + 1) % FRAMES];
-        __syncthreads(); /* the frames are there; the codes of the last tile have been read */
-        const bool more = next.t.index >= 0;
-        if (n % WARPS == WARPS - 2) look_up(n + 2 + warp);
-        if (warp == n % WARPS && given >= 0 && lane_of_warp() == 0)
-            pass_on(&sp->found[~n & 1], j, given);
-        given = -1;
-        if (made != f.t.index) {
-            make_scales(sp->enc, sp->ones[0], j, f);
-            made = f.t.index;
-            __syncthreads();
-        }
-        copies_done();
-        __syncwarp();
-        if (rows) choose_rows<FOUR>(j, f, sp->rows[warp], sp->enc[MT_ROW], sp->ones[MT_ROW], &it);
-        if (columns)
-            choose_columns<FOUR>(j, sp, f, n & 1, sp->rows[warp], sp->enc[MT_COL], sp->ones[MT_COL],
-                                 rows, &it);
-        if (more) send_rows(sp->rows[warp], next);
-        if (columns) {
-            const bool on = more && !f.to[MT_COL].even && is_below(next, f);
-            const uneven u = { sp->codes, n & 1, after, on };
-            after = on;
+    wait_for_results();
+    let_follow();
+    if (!take_strip(&p, j.table, j.p.group.k, false)) return;
+    int n = (p.rows - TILE) >> 7 & 1;
+    send_rows(sp->rows[n][warp], p, 0, p.height);
+    if (lane < MT_DIR_COUNT && j.measure[lane])
+        p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
+    make_levels<(FOUR & WIDE) != 0>(sp->enc, sp->ones[0], sp->levels, j, p.index);
+    __syncthreads(); /* the table is there */
+    const level row = sp->levels[in_rows ? MT_ROW : MT_COL];
+    const level col = sp->levels[in_columns ? MT_COL : MT_ROW];
+    for (int left = p.rows - TILE;; left -= TILE, n ^= 1) { /* rows below the tile */
+        const bool more = left > 0;
+        const int below = left < TILE ? left : (int)TILE;
+        const uint32_t *rows = sp->rows[n][warp];
+        if (more) send_rows(sp->rows[n ^ 1][warp], p, TILE, below);
+        wait_for_rows(more);
+        if (in_rows) choose_rows<FOUR>(j, p, rows, sp->enc[MT_ROW], sp->ones[0], row, &it);
+        if (in_columns) {
+            choose_columns<FOUR>(j, p, sp->codes, sp->scales[n], n, rows, sp->enc[MT_COL],
+                                 sp->ones[0] + NIBBLE_SCALES, col, in_rows, &it);
+            const uneven u = uneven_of(p, sp->codes, n, left);
             __syncthreads(); /* all codes are there */
-            put_turned(sp->scales, f, u);
+            put_columns(sp->scales[n], p, u);
+            if (u.on) __syncthreads(); /* those of two tiles have been read */
         }
-        if (more && next.t.index == f.t.index) continue;
-        give_found(&sp->found[n & 1], j, &it);
-        given = f.t.index;
+        if (!more) break;
+        step_down(&p, below); /* the rows have been read, too */
     }
-    __syncthreads(); /* all have given */
-    if (threadIdx.x == 0 && given >= 0) pass_on(&sp->found[~n & 1], j, given);
-    end_block(j);
+    if (is_measured(j)) raise_member(j, sp, p, it.most[MT_ROW], it.nans);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------
@@ -189,29 +189,40 @@ bool mt_cuda_chosen_suffices(const job *j)
             return false;
         squared |= s->options.squared_error, magnitudes |= !s->options.squared_error;
     }
-    if (!j->codes || (squared && magnitudes)) return false;
+    if (!j->codes || (squared && magnitudes) || mt_cuda_short_kind(j) != NIBBLES) return false;
+    if (g->m > INT32_MAX || g->k > INT32_MAX || mt_cuda_plan_units(g) > INT32_MAX) return false;
     if (row->present && ((uintptr_t)row->codes % 8 || g->k % SEGMENT)) return false;
     return !j->row_token && !j->swiglu && !j->sums && !g->last_dims && g->k % 8 == 0 &&
            (uintptr_t)j->p.sides[SOURCE].codes % 16 == 0;
 }
 
-template <int FOUR> static mt_status launch(mt_stream *stream, const job *j)
+template <int DIRS, int FOUR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    const int64_t units = mt_cuda_plan_units(&j->p.group);
-    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS;
-    job with_run = *j;
-    with_run.run = has_even_lines(j) ? 1 : RUN_TILES;
-    MT_CUDA(cudaFuncSetAttribute(chosen_kernel<FOUR>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)sizeof(chosen_space)));
-    MT_TRY(follow(stream, chosen_kernel<FOUR>, (unsigned)(units < most ? units : most),
-                  TILE_THREADS, sizeof(chosen_space), with_run));
+    enum { BYTES = sizeof(chosen_space<DIRS, FOUR>) };
+    const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
+    MT_CUDA(cudaFuncSetAttribute(chosen_kernel<DIRS, FOUR>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    MT_TRY(follow(stream, chosen_kernel<DIRS, FOUR>, (unsigned)blocks, TILE_THREADS, BYTES, *j));
     MT_LAUNCHED(stream, "quantize: 4over6");
     return MT_OK;
 }
 
 mt_status mt_cuda_quantize_chosen(mt_stream *stream, const job *j)
 {
+    enum { BOTH = ROW_CODES | COLUMN_CODES };
+    static mt_status (*const launches[][2][2])(mt_stream *, const job *) = {
+        { { launch<ROW_CODES, BY_MAGNITUDES>, launch<ROW_CODES, BY_SQUARES> },
+          { launch<ROW_CODES, BY_MAGNITUDES | WIDE>, launch<ROW_CODES, BY_SQUARES | WIDE> } },
+        { { launch<COLUMN_CODES, BY_MAGNITUDES>, launch<COLUMN_CODES, BY_SQUARES> },
+          { launch<COLUMN_CODES, BY_MAGNITUDES | WIDE>, launch<COLUMN_CODES, BY_SQUARES | WIDE> } },
+        { { launch<BOTH, BY_MAGNITUDES>, launch<BOTH, BY_SQUARES> },
+          { launch<BOTH, BY_MAGNITUDES | WIDE>, launch<BOTH, BY_SQUARES | WIDE> } }
+    };
+    static_assert(ROW_CODES == 1 && COLUMN_CODES == 2, "order of the table");
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const int dirs = (row->present ? ROW_CODES : 0) + (col->present ? COLUMN_CODES : 0);
+    const bool wide = (row->present && row->options.four_over_six != 256) ||
+                      (col->present && col->options.four_over_six != 256);
     const bool squared = (row->present ? row : col)->options.squared_error;
-    return squared ? launch<BY_SQUARES>(stream, j) : launch<BY_MAGNITUDES>(stream, j);
+    return launches[dirs - 1][wide][squared](stream, j);
 }

@@ -56,61 +56,14 @@ struct patch_space {
     uint8_t scales[TILE * SEGMENTS];
 };
 
-/* A patch; 0 beyond the tile. */
-static __device__ __forceinline__ void load_patch(uint32_t x[ROWS][4], const frame &f)
-{
-    const int first = patch_row(), column = patch_column();
-    const int rows = column < f.t.cols ? f.t.rows - first : 0;
-    const int64_t pitch = f.t.m.cols;
-    const mt_bf16 *from = f.source + first * pitch + column;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++, from += pitch) {
-        uint4 q = make_uint4(0, 0, 0, 0);
-        if (i < rows) q = __ldg((const uint4 *)from);
-        x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
-    }
-}
-
 /* ---- magnitudes -------------------------------------------------------------------------------
  */
-
-/* Those of a patch's rows and pairs of columns, two to a word; the number of its NaNs. */
-struct extent {
-    uint32_t row[ROWS], pair[4], all;
-    int nans;
-};
 
 /* Two elements, 0 for NaN. */
 static __device__ __forceinline__ uint32_t without_nans(uint32_t w)
 {
     w = (w & 0x7fff) > 0x7f80 ? w & 0xffff0000u : w;
     return (w & 0x7fff0000u) > 0x7f800000u ? w & 0xffff : w;
-}
-
-static __device__ __forceinline__ void find_extent(extent *it, const uint32_t x[ROWS][4])
-{
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        it->row[i] = magnitudes<4>(x[i]);
-#pragma unroll
-        for (int k = 0; k < 4; k++) it->pair[k] = i ? larger_pair(it->pair[k], x[i][k]) : x[i][k];
-    }
-    it->all = larger_half(magnitudes<4>(it->pair));
-    it->nans = 0;
-    if (it->all <= 0x7f80) return;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        uint32_t w[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            w[k] = without_nans(x[i][k]);
-            it->nans += (w[k] ^ x[i][k]) & 0x7fff ? 1 : 0;
-            it->nans += (w[k] ^ x[i][k]) & 0x7fff0000u ? 1 : 0;
-            it->pair[k] = i ? larger_pair(it->pair[k], w[k]) : w[k];
-        }
-        it->row[i] = magnitudes<4>(w);
-    }
-    it->all = larger_half(magnitudes<4>(it->pair));
 }
 
 /* The k-th of four: registers have no index. */
@@ -173,33 +126,58 @@ static __device__ __forceinline__ draws draws_of(const job &j, const tile &t, in
     return d;
 }
 
+/* A job with the keys of Philox's rounds from the fourth on, which are then at hand. */
+struct drawn_job {
+    job j;
+    uint32_t keys[7][2];
+};
+
+static inline drawn_job with_keys(const job *j)
+{
+    drawn_job w;
+    w.j = *j;
+    for (uint32_t r = 0; r < 7; r++) {
+        w.keys[r][0] = j->key[0] + (r + 3) * 0x9E3779B9u;
+        w.keys[r][1] = j->key[1] + (r + 3) * 0xBB67AE85u;
+    }
+    return w;
+}
+
+static __device__ __forceinline__ uint32_t round_key(const drawn_job &w, int round, int word)
+{
+    return w.keys[round][word];
+}
+static __device__ __forceinline__ uint32_t round_key(const job &j, int round, int word)
+{
+    return j.key[word] + ((uint32_t)round + 3) * (word ? 0xBB67AE85u : 0x9E3779B9u);
+}
+
 /* The bits of row i of a patch's elements, as they lie: a draw is eight elements. */
-static __device__ __forceinline__ void draw_row(uint32_t bits[4], const job &j, const draws &d,
+template <typename JOB>
+static __device__ __forceinline__ void draw_row(uint32_t bits[4], const JOB &j, const draws &d,
                                                 int i)
 {
-    const uint32_t m0 = 0xD2511F53u, m1 = 0xCD9E8D57u, w0 = 0x9E3779B9u, w1 = 0xBB67AE85u;
+    const uint32_t m0 = 0xD2511F53u, m1 = 0xCD9E8D57u;
     const uint64_t p = (uint64_t)m0 * ((d.first + (uint32_t)i) ^ d.row);
     const uint64_t q = (uint64_t)m1 * ((uint32_t)(p >> 32) ^ d.upper);
     uint32_t c0 = (uint32_t)(q >> 32) ^ d.word, c1 = (uint32_t)q, c2 = (uint32_t)p ^ d.lower,
              c3 = d.last;
 #pragma unroll
-    for (uint32_t round = 3; round < 10; round++) {
+    for (int round = 0; round < 7; round++) {
         const uint64_t p0 = (uint64_t)m0 * c0, p1 = (uint64_t)m1 * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (j.key[0] + round * w0), c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (j.key[1] + round * w1), c3 = (uint32_t)p0;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ round_key(j, round, 0), c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ round_key(j, round, 1), c3 = (uint32_t)p0;
     }
     bits[0] = c0, bits[1] = c1, bits[2] = c2, bits[3] = c3;
 }
 
-/* Of eight products; rounded stochastically where there are bits. */
-template <int KIND, int CODES>
+/* Of eight products; of E2M1 with powers of two. */
+template <int CODES>
 static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, const uint32_t w[4],
-                                                  const float enc[RUN], bool nans,
-                                                  const uint32_t *bits)
+                                                  const float enc[RUN], bool nans)
 {
     if (CODES == CODES_E2M1) {
-        q[0] = patches<KIND>::PLANAR ? shifted_nibbles(w, enc) : magnitude_nibbles(w, enc, bits);
-        q[0] |= nibble_signs(w, nans);
+        q[0] = shifted_nibbles(w, enc) | nibble_signs(w, nans);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) q[i] = encode_four<CODES>(s, w + i * 2, enc + i * 4);
@@ -213,58 +191,4 @@ static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2
         store_4(to, q[0]);
     else
         store_8(to, q[0], q[1]);
-}
-
-/* Scales of a patch's rows of NIBBLES, which two threads share out; both get what rows are
- * multiplied by. */
-static __device__ __forceinline__ void make_row_scales(float enc[ROWS], const job &j,
-                                                       const frame &f, const extent &it)
-{
-    enum { SHARERS = SEGMENT / RUN, EACH = ROWS / SHARERS };
-    const side &s = j.p.sides[MT_ROW];
-    const target &to = f.to[MT_ROW];
-    const int mine = lane_of_warp() % SHARERS, first = lane_of_warp() - mine;
-    const int column = patch_column() & ~(SEGMENT - 1), row0 = patch_row() + mine * EACH;
-    const int count = column < f.t.cols ? f.t.rows - row0 : 0;
-    uint32_t rows[4]; /* two rows to a word */
-    float own[EACH];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t a = it.row[i * 2], b = it.row[i * 2 + 1];
-        rows[i] = larger_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-        rows[i] = larger_halves(rows[i], __shfl_xor_sync(~0u, rows[i], 1));
-    }
-    const int64_t step = line_step(to.scales);
-    uint8_t *p = to.scales.at + scale_offset(to.scales, row0, column / SEGMENT);
-#pragma unroll
-    for (int i = 0; i < EACH; i++, p += step) {
-        const int k = mine * EACH + i;
-        cell e = cell_at<NIBBLES>(j, s, to.l, one_of(rows, k / 2) >> k % 2 * 16 & 0xffff);
-        own[i] = e.enc;
-        if (i < count) store_1(p, e.stored);
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) enc[i] = __shfl_sync(~0u, own[i % EACH], first + i / EACH);
-}
-
-/* Codes of rows, elements times enc of their row. Leaves the bits. */
-template <int KIND, int CODES, bool SR>
-static __device__ __forceinline__ void store_rows(const job &j, const frame &f,
-                                                  const uint32_t x[ROWS][4], const float row[ROWS],
-                                                  const draws &d, uint32_t bits[ROWS][4], bool nans)
-{
-    const int rows = patch_column() < f.t.cols ? f.t.rows - patch_row() : 0;
-    const int64_t pitch = f.to[MT_ROW].pitch;
-    uint8_t *to =
-        f.to[MT_ROW].codes + patch_row() * pitch + (patch_column() >> patches<KIND>::HALF);
-#pragma unroll
-    for (int i = 0; i < ROWS; i++, to += pitch) {
-        uint32_t q[2];
-        float same[RUN];
-        if (SR) draw_row(bits[i], j, d, i);
-#pragma unroll
-        for (int e = 0; e < RUN; e++) same[e] = row[i];
-        encode_run<KIND, CODES>(q, j.p.sides[MT_ROW], x[i], same, nans, SR ? bits[i] : NULL);
-        if (i < rows) store_run<KIND>(to, q);
-    }
 }

@@ -492,8 +492,8 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
     if ((decoded || !j->codes) && mt_cuda_warps_suffice(j))
         return mt_cuda_quantize_warps(stream, j);
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
+    if (mt_cuda_nvfp4_suffices(j)) return mt_cuda_quantize_nvfp4(stream, j);
     if (mt_cuda_chosen_suffices(j)) return mt_cuda_quantize_chosen(stream, j);
-    if (!decoded && mt_cuda_patches_suffice(j)) return mt_cuda_quantize_patches(stream, j);
     if (any_draws(j)) return launch<NIBBLES, true, NO_CHOICE>(stream, j);
     if (any_choice(j, true)) return launch<NIBBLES, false, BY_SQUARES>(stream, j);
     if (any_choice(j, false)) return launch<NIBBLES, false, BY_MAGNITUDES>(stream, j);

@@ -30,6 +30,7 @@ struct alignas(16) strip {
     int rows;                    /* 0: there is none */
     int height, width;           /* of the tile */
     uint32_t seen[MT_DIR_COUNT]; /* bits of the member's amaxes when the strip was begun */
+    int row;                     /* the tile's first in the member */
 };
 
 static __device__ __forceinline__ lattice scales_of(const part &d)
@@ -86,7 +87,7 @@ static __device__ __forceinline__ void fill_strip(strip *to, const plan &p, cons
         s.plain += m.offset * wide + i * s.plain_down;
     }
     s.first_row = m.offset / m.cols + i * TILE;
-    s.index = index, s.cols = (int)m.cols;
+    s.index = index, s.cols = (int)m.cols, s.row = i * TILE;
     s.rows = left < t.rows ? left : t.rows;
     s.height = left < TILE ? left : (int)TILE;
     *to = s;
@@ -130,6 +131,7 @@ static __device__ __forceinline__ void step_down(strip *own, int height)
         d->codes += d->codes_down, d->scales += d->scales_down;
     }
     if (lane == MT_DIR_COUNT)
-        own->plain += own->plain_down, own->first_row += TILE, own->height = height;
+        own->plain += own->plain_down, own->first_row += TILE, own->row += TILE,
+            own->height = height;
     __syncwarp();
 }

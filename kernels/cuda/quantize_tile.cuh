@@ -72,6 +72,14 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
 bool mt_cuda_bytes_suffice(const struct job *j);
 int mt_cuda_bytes_rows(const struct job *j);
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
+/* The same of nvfp4: quantize_nvfp4.cu, and quantize_chosen.cu under 4over6. */
+enum { MT_CUDA_NVFP4_ROWS = 3 * TILE };
+bool mt_cuda_nvfp4_suffices(const struct job *j);
+bool mt_cuda_chosen_suffices(const struct job *j);
+mt_status mt_cuda_quantize_nvfp4(mt_stream *stream, const struct job *j);
+mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
+/* quantize_rotated.cu: whether it knows a call of nvfp4, whose rows go by another way. */
+bool mt_cuda_rotated_suffices(const struct job *j);
 /* quantize_made.cu: members' amaxes of rows that are gathered or SwiGLU's; `found` holds
  * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
 enum { MT_CUDA_FOUND = sizeof(float2) };

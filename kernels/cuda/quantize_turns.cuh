@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/quantize_short.cuh"
+#include "kernels/cuda/quantize_strips.cuh"
 
 /* Whether what a sweep finds of members is wanted. */
 static __device__ __forceinline__ bool is_measured(const job &j)
@@ -43,19 +44,30 @@ static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t 
     if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
 }
 
+/* Raises the member's values by what a block's threads found, where that is more than it has had.
+ */
+template <typename SPACE>
+static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, const strip &p,
+                                                    uint32_t most, int nans)
+{
+    const int lane = lane_of_warp();
+    most = __reduce_max_sync(~0u, most), nans = __reduce_add_sync(~0u, nans);
+    if (lane == 0) sp->most[threadIdx.x / 32] = most, sp->nans[threadIdx.x / 32] = nans;
+    __syncthreads(); /* all have given */
+    if (threadIdx.x >= WARPS) return;
+    most = __reduce_max_sync((1u << WARPS) - 1, sp->most[lane]) << 16;
+    nans = __reduce_add_sync((1u << WARPS) - 1, sp->nans[lane]);
+    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane])
+        atomicMax((int *)j.amax[lane] + p.index, (int)most);
+    if (lane == 0 && j.nans && nans) atomicAdd(j.nans + p.index, (unsigned long long)nans);
+}
+
 extern "C" {
 /* quantize_short.cu: the kind of a call's directions, KINDS where the short ways do not know it. */
 int mt_cuda_short_kind(const struct job *j);
 /* quantize_warps.cu: whether it knows a call, which may be measured by it; a sweep. */
 bool mt_cuda_warps_suffice(const struct job *j);
 mt_status mt_cuda_quantize_warps(mt_stream *stream, const struct job *j);
-/* quantize_patch.cu: whether it knows a call of a kind; its sweep over codes. */
-bool mt_cuda_patches_suffice(const struct job *j);
-mt_status mt_cuda_quantize_patches(mt_stream *stream, const struct job *j);
-/* quantize_chosen.cu: whether it knows a call of nvfp4; its sweep over codes. */
-bool mt_cuda_chosen_suffices(const struct job *j);
-mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
-/* quantize_rotated.cu: whether it knows a call of nvfp4; a sweep of it. */
-bool mt_cuda_rotated_suffices(const struct job *j);
+/* quantize_rotated.cu: a sweep of it. */
 mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
 }
