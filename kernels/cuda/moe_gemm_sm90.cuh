@@ -112,7 +112,7 @@ static __device__ __forceinline__ sm90_factor moe_factor(const moe_result<C> &r)
 }
 
 /* A thread's pairs of sums, rounded. add: to the even and the odd ones, which are of two rows. */
-static __device__ __forceinline__ void moe_rounded(uint32_t (&z)[4], const float *sum,
+static __device__ __forceinline__ void moe_rounded(uint32_t *z, const float *sum,
                                                    const sm90_factor &by, float add0, float add1)
 {
 #pragma unroll
@@ -194,13 +194,12 @@ static __device__ __forceinline__ void moe_add_dots(const moe_result<C> &r, int 
 
 /* A warp's 16 x 16 sums, rounded, to the gradients of z, which stands where they go. i: of those
  * of its piece. */
-template <class C, bool PLAIN>
+template <class C>
 static __device__ __forceinline__ void moe_put_ungated(uint32_t address, const moe_result<C> &r,
-                                                       const float *sum, int i)
+                                                       const uint32_t *d, int i)
 {
-    uint32_t d[4], g[4], u[4];
+    uint32_t g[4], u[4];
     float even = 0, odd = 0;
-    moe_rounded(d, sum, moe_factor<C, PLAIN>(r), 0, 0); /* as ever: -0 becomes 0 */
     moe_take(address, g);
     moe_take(address + C::PART, u);
 #pragma unroll
@@ -257,26 +256,53 @@ static __device__ __forceinline__ void moe_store_gated(moe_result<C> &r,
     }
 }
 
-/* 64 rows of an ungated tile; each warp goes at its own pace. */
+/* A tile's sums, rounded. */
 template <class C, bool PLAIN>
-static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r, float (&d)[WGMMA_SUMS],
-                                                         int mi)
+static __device__ __forceinline__ void moe_round(uint32_t (&sum)[C::BLOCKS_M * WGMMA_SUMS / 2],
+                                                 const moe_result<C> &r,
+                                                 float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
-    const int len = r.len();
-    if (r.column(mi) >= r.args->m) return;
 #pragma unroll
-    for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
-        if (j * C::PIECE >= len) continue;
-        barrier_wait(r.old(r.buffer), r.parity);
-        const uint32_t to = r.address(r.buffer);
+    for (int mi = 0; mi < C::BLOCKS_M; mi++)
 #pragma unroll
-        for (int i = 0; i < C::PIECE / 16; i++)
-            moe_put_ungated<C, PLAIN>(to + moe_place(i), r, &d[j * 16 + i * 8], i);
-        shared_to_copies();
-        __syncwarp();
-        if (thread_now() % 32 == 0) barrier_arrive(r.written());
-        if (r.args->dots) moe_add_dots(r, mi, j);
-        r.next();
+        for (int i = 0; i < WGMMA_SUMS / 8; i++)
+            moe_rounded(sum + mi * (WGMMA_SUMS / 2) + i * 4, &d[mi][i * 8], moe_factor<C, PLAIN>(r),
+                        0, 0); /* as ever: -0 becomes 0 */
+}
+
+/* An ungated tile; each warp goes at its own pace. All sums are rounded first, which leaves
+ * registers to the work. A quarter of them is worked on, then the next moves to its place: the same
+ * instructions again, since those of a whole tile are more than their cache holds. */
+template <class C>
+static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
+                                                         float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+{
+    enum { ALL = C::BLOCKS_M * WGMMA_SUMS / 2, PART = ALL / 4, AT_ONCE = C::WIDTH / C::PIECE / 2 };
+    uint32_t sum[ALL];
+    if (r.args->alpha)
+        moe_round<C, false>(sum, r, d);
+    else
+        moe_round<C, true>(sum, r, d);
+#pragma unroll 1
+    for (int part = 0; part < 4; part++) {
+        const int mi = part / 2, len = r.len();
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int j = part % 2 * AT_ONCE + i;
+            if (r.column(mi) >= r.args->m || j * C::PIECE >= len) continue;
+            barrier_wait(r.old(r.buffer), r.parity);
+            const uint32_t to = r.address(r.buffer);
+#pragma unroll
+            for (int x = 0; x < C::PIECE / 16; x++)
+                moe_put_ungated<C>(to + moe_place(x), r, sum + i * 8 + x * 4, x);
+            shared_to_copies();
+            __syncwarp();
+            if (thread_now() % 32 == 0) barrier_arrive(r.written());
+            if (r.args->dots) moe_add_dots(r, mi, j);
+            r.next();
+        }
+#pragma unroll
+        for (int i = 0; i < ALL - PART; i++) sum[i] = sum[i + PART];
     }
 }
 
@@ -336,28 +362,17 @@ static __device__ __forceinline__ void moe_help(uint8_t *shared, uint32_t base,
     copies_done<0>();
 }
 
-template <class C, bool PLAIN>
-static __device__ __forceinline__ void moe_store(moe_result<C> &r,
-                                                 float (&d)[C::BLOCKS_M][WGMMA_SUMS])
-{
-    if constexpr (C::BESIDE == MOE_GATED) {
-        moe_store_gated<C, PLAIN>(r, d);
-    } else {
-#pragma unroll
-        for (int mi = 0; mi < C::BLOCKS_M; mi++) moe_store_ungated<C, PLAIN>(r, d[mi], mi);
-    }
-}
-
 template <class C>
 static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
                                                        float (&d)[C::BLOCKS_M][WGMMA_SUMS])
 {
     /* The gated ping-pong has no registers for both: its launch sees to it. */
-    constexpr bool BOTH = C::BESIDE != MOE_GATED || !C::PINGPONG;
-    if (BOTH && (r.args->alpha || r.args->bias))
-        moe_store<C, false>(r, d);
+    if constexpr (C::BESIDE == MOE_UNGATED)
+        moe_store_ungated(r, d);
+    else if (!C::PINGPONG && (r.args->alpha || r.args->bias))
+        moe_store_gated<C, C::PINGPONG>(r, d);
     else
-        moe_store<C, true>(r, d);
+        moe_store_gated<C, true>(r, d);
 }
 
 /* ---- the producer ------------------------------------------------------------------------------
