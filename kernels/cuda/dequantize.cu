@@ -60,7 +60,7 @@ extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantiz
     if (units == 0) return MT_OK;
     MT_TRY(mt_cuda_scratch(stream, &scratch, mt_cuda_plan_bytes(&j.p.group)));
     mt_cuda_plan_place(&j.p, scratch);
-    MT_TRY(mt_cuda_plan_members(stream, &j.p));
+    if (mt_cuda_decode_needs_plan(&j)) MT_TRY(mt_cuda_plan_members(stream, &j.p));
     if (mt_cuda_decode_is_short(&j)) return mt_cuda_decode_short(stream, &j, units);
     MT_CUDA(cudaFuncSetAttribute(dequantize_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  BYTES));

@@ -1,6 +1,6 @@
 /* The common case of dequantize by a shorter way: bytes or nibbles of codes to bf16. The arithmetic
  * is that of the tiles. */
-#include "kernels/cuda/quantize_packed.cuh"
+#include "kernels/cuda/quantize_find.cuh"
 
 enum { RESIDENT = 3, RUN = 8, ACROSS = TILE / RUN };
 
@@ -12,6 +12,7 @@ struct frame {
     lattice scales;
     float dec; /* of the whole member; of nvfp4 what its scales are multiplied by */
     int rows, cols;
+    int down; /* the tile's first row among those of the scales */
     bool aligned;
 };
 
@@ -26,7 +27,11 @@ static __device__ __forceinline__ void set_frame(frame *f, const decode_job &j, 
     f->pitch = p.pitch, f->y_pitch = t.m.cols;
     f->codes = s.codes + t.m.at[AT_CODES + SOURCE] + line0 * p.pitch + (along0 >> half);
     f->y = (mt_bf16 *)j.p.sides[MT_ROW].codes + t.m.offset + t.r0 * t.m.cols + t.c0;
-    f->scales = lattice_of(s, p, scales, planar ? along0 : line0, planar ? line0 : along0);
+    f->down = (int)(t.r0 % TILE);
+    const int64_t row0 = t.r0 - f->down;
+    f->scales = columns  ? lattice_of(s, p, scales, line0, along0)
+                : planar ? lattice_of(s, p, scales, t.c0, row0)
+                         : lattice_of(s, p, scales, row0, t.c0);
     f->rows = t.rows, f->cols = t.cols;
     f->dec = 1.0f;
     if (s.whole && !s.bare) f->dec = *(const float *)scales;
@@ -151,9 +156,9 @@ static __device__ void rows_singly(const decode_job &j, const frame &f, bool pla
 {
     const side &s = j.p.sides[SOURCE];
     int half = s.codes_per_byte - 1;
-    for (int i = threadIdx.x; i < f.rows * TILE; i += TILE_THREADS) {
-        int r = i / TILE, c = i % TILE, line = planar ? c : r, along = planar ? r : c;
-        if (c >= f.cols) continue;
+    for (int i = threadIdx.x; i < f.rows * f.cols; i += TILE_THREADS) {
+        int r = i / f.cols, c = i % f.cols;
+        int line = planar ? c : f.down + r, along = planar ? f.down + r : c;
         uint32_t code = f.codes[r * f.pitch + (c >> half)] >> (half & c) * 4, raw[2] = { 0, 0 };
         float dec[2];
         load_scales<1>(raw, s, f, scale_offset(f.scales, line, along >> s.block_shift), 0,
@@ -163,79 +168,85 @@ static __device__ void rows_singly(const decode_job &j, const frame &f, bool pla
     }
 }
 
-/* Half warps have a row, warps 16 rows of a tile. */
-enum { STEP = 32 / ACROSS, ROWS = SEGMENT / STEP };
+enum { ROWS = 8 }; /* of a thread, below each other: in one block of scales */
 static_assert((int)ROWS == (int)RUN, "scales are of either");
 
-static __device__ __forceinline__ int run_row(void)
+/* By a warp: the block's tile, of rows of a member and as wide as its threads; false: there is
+ * none. */
+static __device__ __forceinline__ bool find_frame(frame *f, const decode_job &j)
 {
-    return (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() / ACROSS;
-}
-static __device__ __forceinline__ int run_column(void)
-{
-    return lane_of_warp() % ACROSS * RUN;
+    const side &s = j.p.sides[SOURCE];
+    const mt_group &g = j.p.group;
+    const int wide = RUN << j.shift, tall = ROWS * TILE_THREADS >> j.shift;
+    const unsigned across = ((unsigned)g.k + wide - 1) / wide, n = blockIdx.x / across;
+    const int k = (int)(blockIdx.x - n * across) * wide;
+    located it;
+    if (!locate_strip(&it, g, tall, (int)n)) return false;
+    if (lane_of_warp()) return true;
+    tile t = {};
+    t.m.rows = it.rows, t.m.cols = g.k, t.m.offset = it.before.rows * g.k;
+    t.m.at[AT_CODES + SOURCE] = codes_before(s, g.k, it.before);
+    t.m.at[AT_SCALES + SOURCE] = scales_before(s, g.k, it.index, it.before);
+    t.index = it.index, t.r0 = (int64_t)it.at * tall, t.c0 = k;
+    t.rows = (int)(it.rows - t.r0 < tall ? it.rows - t.r0 : tall);
+    t.cols = (int)(g.k - k < wide ? g.k - k : wide);
+    set_frame(f, j, t);
+    return true;
 }
 
-/* Sends for a thread's codes and scales. */
+/* A block has as much of a few rows as its threads reach across. */
 template <int CODES>
-static __device__ __forceinline__ void load_rows(uint2 q[ROWS], uint32_t raw[ROWS], const side &s,
-                                                 const frame &f)
+static __global__ void __launch_bounds__(TILE_THREADS, 5)
+    rows_kernel(const __grid_constant__ decode_job j)
 {
-    const int first = run_row(), c = run_column();
+    __shared__ frame own;
+    __shared__ bool is;
+    const side &s = j.p.sides[SOURCE];
+    const bool planar = s.dir == MT_COL;
+    wait_for_results();
+    if (threadIdx.x < 32) {
+        const bool found = find_frame(&own, j);
+        if (threadIdx.x == 0) is = found;
+    }
+    __syncthreads();
+    if (!is) return;
+    const frame &f = own;
+    const int across = (1 << j.shift) - 1;
+    const int first = ((int)threadIdx.x >> j.shift) * ROWS, c = ((int)threadIdx.x & across) * RUN;
+    if (!f.aligned) rows_singly(j, f, planar);
     const int rows = f.aligned && c < f.cols ? f.rows - first : 0;
+    if (rows <= 0) return;
+    uint2 q[ROWS];
+    uint32_t raw[ROWS];
     const int64_t pitch = f.pitch;
-    const uint8_t *p = f.codes + first * pitch + (CODES == CODES_E2M1 ? c / 2 : c);
+    const uint8_t *from = f.codes + first * pitch + (CODES == CODES_E2M1 ? c / 2 : c);
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < ROWS; i++, from += pitch) {
         q[i] = make_uint2(0, 0);
-        const uint8_t *from = p + i * STEP * pitch;
-        if (i * STEP >= rows) continue;
+        if (i >= rows) continue;
         if (CODES == CODES_E2M1)
             q[i].x = __ldg((const uint32_t *)from);
         else
             q[i] = __ldg((const uint2 *)from);
     }
-    if (s.dir == MT_COL) /* of eight columns; a warp's rows are of one block */
-        load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
-                         line_step(f.scales), [&](int) { return rows > 0; });
+    const int down = f.down + first;
+    if (planar) /* of eight columns */
+        load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, down >> s.block_shift),
+                         line_step(f.scales), [](int) { return true; });
     else
-        load_scales<ROWS>(raw, s, f, scale_offset(f.scales, first, c >> s.block_shift),
-                          STEP * line_step(f.scales), [&](int i) { return i * STEP < rows; });
-}
-
-template <int CODES>
-static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
-    rows_kernel(const __grid_constant__ decode_job j)
-{
-    __shared__ turns turned;
-    const side &s = j.p.sides[SOURCE];
-    const bool planar = s.dir == MT_COL;
-    wait_for_results();
-    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
-    uint2 q[ROWS];
-    uint32_t raw[ROWS];
-    int n = 0;
-    begin_turns(&turned, j, units);
-    if (blockIdx.x < units) load_rows<CODES>(q, raw, s, turned.frames[0]);
-    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
-        __syncthreads(); /* the frames are there, the last one done with */
-        const frame &f = turned.frames[n & 3];
-        const int rows = f.aligned && run_column() < f.cols ? f.rows - run_row() : 0;
-        prepare_turns(&turned, j, units, n);
-        if (!f.aligned) rows_singly(j, f, planar);
-        float dec[ROWS], decs[RUN];
-        scale_values<ROWS>(dec, s, j, f.dec, raw);
-        const int64_t y_pitch = f.y_pitch;
-        mt_bf16 *y = f.y + run_row() * y_pitch + run_column();
+        load_scales<ROWS>(raw, s, f, scale_offset(f.scales, down, c >> s.block_shift),
+                          line_step(f.scales), [&](int i) { return i < rows; });
+    float dec[ROWS], decs[RUN];
+    scale_values<ROWS>(dec, s, j, f.dec, raw);
+    const int64_t y_pitch = f.y_pitch;
+    mt_bf16 *y = f.y + first * y_pitch + c;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            float v[RUN];
-            run_values<CODES>(v, s.codec, q[i]);
+    for (int i = 0; i < ROWS; i++, y += y_pitch) {
+        float v[RUN];
+        run_values<CODES>(v, s.codec, q[i]);
 #pragma unroll
-            for (int e = 0; e < RUN; e++) decs[e] = planar ? dec[e] : dec[i];
-            if (i * STEP < rows) put_run(y + i * STEP * y_pitch, v, decs);
-        }
-        if (u + step < units) load_rows<CODES>(q, raw, s, turned.frames[(n + 1) & 3]);
+        for (int e = 0; e < RUN; e++) decs[e] = planar ? dec[e] : dec[i];
+        if (i < rows) put_run(y, v, decs);
     }
 }
 
@@ -370,10 +381,19 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
+/* Rows are found by the blocks themselves, without a plan. */
+static bool finds_rows(const decode_job *j)
+{
+    const mt_group *g = &j->p.group;
+    return !j->p.sides[SOURCE].transposed && !g->last_dims && g->m <= INT32_MAX &&
+           g->k <= INT32_MAX && mt_cuda_plan_units(g) <= INT32_MAX;
+}
+
 bool mt_cuda_decode_is_short(const decode_job *j)
 {
     const side *y = &j->p.sides[MT_ROW];
-    return y->dtype == MT_BF16 && mt_is_short(j->p.sides[SOURCE]);
+    return y->dtype == MT_BF16 && mt_is_short(j->p.sides[SOURCE]) &&
+           (j->p.sides[SOURCE].transposed || finds_rows(j));
 }
 
 template <int CODES> static mt_status launch(mt_stream *stream, const decode_job *j, int64_t units)
@@ -386,10 +406,23 @@ template <int CODES> static mt_status launch(mt_stream *stream, const decode_job
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
         MT_TRY(follow(stream, columns_kernel<CODES>, blocks, TILE_THREADS, BYTES, *j));
     } else {
-        MT_TRY(follow(stream, rows_kernel<CODES>, blocks, TILE_THREADS, 0, *j));
+        const side *s = &j->p.sides[SOURCE];
+        const mt_group *g = &j->p.group;
+        decode_job own = *j;
+        own.shift = 4;
+        while (!(s->swizzled && s->dir == MT_COL) && own.shift < 8 && g->k > RUN << own.shift)
+            own.shift++;
+        blocks = (unsigned)(mt_cuda_plan_strips(g, ROWS * TILE_THREADS >> own.shift) *
+                            mt_ceil_div(g->k, RUN << own.shift));
+        MT_TRY(follow(stream, rows_kernel<CODES>, blocks, TILE_THREADS, 0, own));
     }
     MT_LAUNCHED(stream, "dequantize: bf16");
     return MT_OK;
+}
+
+bool mt_cuda_decode_needs_plan(const decode_job *j)
+{
+    return !mt_cuda_decode_is_short(j) || j->p.sides[SOURCE].transposed;
 }
 
 mt_status mt_cuda_decode_short(mt_stream *stream, const decode_job *j, int64_t units)

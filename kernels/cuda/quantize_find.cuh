@@ -1,0 +1,86 @@
+/* Finding a strip without the plan: a warp counts the members' rows itself. Blocks that the card
+ * begins first do so and need not wait for the plan, which others find it in. */
+#pragma once
+
+#include "kernels/cuda/quantize_strips.cuh"
+
+/* Of members before another: rows, tiles, blocks of 32 rows. */
+struct counts {
+    int rows, tiles, blocks;
+};
+
+static __device__ __forceinline__ void count_rows(counts *c, int rows)
+{
+    c->rows += rows, c->tiles += (rows + TILE - 1) / TILE, c->blocks += (rows + 31) / 32;
+}
+
+/* Rows of member i, and the strips of `each` rows that they take. */
+static __device__ __forceinline__ int rows_of_member(const mt_group &g, int64_t i)
+{
+    return (int)mt_group_rows(&g, i);
+}
+static __device__ __forceinline__ int strips_of_rows(const mt_group &g, int rows, int each)
+{
+    return g.k ? (rows + each - 1) / each : 0;
+}
+
+/* What member `index`'s parts begin at, as the plan has it. */
+static __device__ __forceinline__ int64_t codes_before(const side &s, int64_t k, const counts &c)
+{
+    if (s.line) return (int64_t)c.tiles * TILE;
+    return c.rows * (s.transposed ? k : shift_up(k, s.codes_per_byte - 1));
+}
+static __device__ __forceinline__ int64_t scales_before(const side &s, int64_t k, int index,
+                                                        const counts &c)
+{
+    const int64_t across = shift_up(k, s.block_shift);
+    if (s.scale == MT_SCALE_NONE) return 0;
+    if (s.whole) return index;
+    if (s.swizzled) return c.tiles * (s.dir == MT_ROW ? shift_up(across, 2) : shift_up(k, 7)) * 512;
+    if (s.dir == MT_ROW) return (s.shared ? c.tiles : c.rows) * across;
+    return (s.block_shift == 7 ? c.tiles : c.blocks) * (s.shared ? across : k);
+}
+
+/* Where a strip lies: which one of a member of so many rows it is. */
+struct located {
+    counts before; /* of members before it */
+    int index, rows, at;
+};
+
+/* By a warp: strip n of those of `each` rows; false: there is none. Lanes have members that follow
+ * each other. */
+static __device__ __forceinline__ bool locate_strip(located *to, const mt_group &g, int each, int n)
+{
+    const int lane = lane_of_warp(), count = (int)g.members, share = (count + 31) / 32;
+    const int begin = lane * share, end = begin + share < count ? begin + share : count;
+    counts c = {};
+    int strips = 0;
+    for (int i = begin; i < end; i++) {
+        const int rows = rows_of_member(g, i);
+        strips += strips_of_rows(g, rows, each), count_rows(&c, rows);
+    }
+    int sum = strips;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += below;
+    }
+    const int owner = __ffs((int)__ballot_sync(~0u, sum > n)) - 1;
+    if (owner < 0) return false;
+    int index = begin, at = n - (sum - strips), rows = 0;
+    if (lane >= owner) c = counts{};
+    if (lane == owner) {
+        for (;; index++) {
+            rows = rows_of_member(g, index);
+            const int of = strips_of_rows(g, rows, each);
+            if (at < of) break;
+            at -= of, count_rows(&c, rows);
+        }
+    }
+    to->index = __shfl_sync(~0u, index, owner), to->at = __shfl_sync(~0u, at, owner);
+    to->rows = __shfl_sync(~0u, rows, owner);
+    to->before.rows = __reduce_add_sync(~0u, c.rows);
+    to->before.tiles = __reduce_add_sync(~0u, c.tiles);
+    to->before.blocks = __reduce_add_sync(~0u, c.blocks);
+    return true;
+}
