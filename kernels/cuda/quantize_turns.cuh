@@ -55,6 +55,9 @@ mt_status mt_cuda_quantize_patches(mt_stream *stream, const struct job *j);
 /* quantize_chosen.cu: whether it knows a call of nvfp4; its sweep over codes. */
 bool mt_cuda_chosen_suffices(const struct job *j);
 mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
+/* quantize_kept.cu: whether it knows a call's rows of nvfp4, which are kept decoded; its sweep. */
+bool mt_cuda_kept_suffices(const struct job *j);
+mt_status mt_cuda_quantize_kept(mt_stream *stream, const struct job *j);
 /* quantize_rotated.cu: whether it knows a call of nvfp4; a sweep of it. */
 bool mt_cuda_rotated_suffices(const struct job *j);
 mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
