@@ -226,8 +226,8 @@ static __device__ __forceinline__ void make_column_scales(float enc[NIBBLE_SCALE
 }
 
 /* Four squares rotated, columns g and g + 8 of each in a word, and the larger magnitudes of both;
- * NaNs, which do not count, without a sign. odd: a bit for each whose sums may round, or that is not
- * whole: those are not rotated. */
+ * NaNs, which do not count, without a sign. odd: a bit for each whose sums may round, or that is
+ * not whole: those are not rotated. */
 static __device__ __forceinline__ void rotate_squares(uint32_t z[4][4], uint32_t most[4],
                                                       const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
                                                       int c0, const uint32_t rotation[4],

@@ -16,6 +16,8 @@ struct rotated_space {
     uint8_t scales[2][TILE * SEGMENTS];
     float enc[2][NIBBLE_SCALES]; /* of columns of this member and of the next */
     order turns;
+    int64_t taken;        /* the first unit of those that the block took last */
+    int end;              /* the first turn that has not been looked up */
     frame frames[FRAMES]; /* of turns; member -1: there is none */
     block_found found[2];
 };
@@ -167,6 +169,20 @@ static __device__ __forceinline__ void place_tile(frame *f, const job &j, int64_
     if (SWEEP != MEASURES) set_target(&f->to[MT_COL], j, t, MT_COL);
 }
 
+/* Takes units that nobody has, as many as there are lanes to look them up, and fewer when few are
+ * left: rows of tiles are of many heights. Their count is above that of the blocks that are done.
+ */
+static __device__ __forceinline__ int take_units(rotated_space *sp, const job &j)
+{
+    const int64_t left = (sp->turns.units - sp->taken) / (2 * gridDim.x);
+    const int count = left < 1 ? 1 : left < WARPS ? (int)left : (int)WARPS;
+    __syncwarp();
+    if (lane_of_warp() == 0)
+        sp->taken = (int64_t)(atomicAdd(j.blocks_done, (unsigned long long)count << 32) >> 32);
+    __syncwarp();
+    return count;
+}
+
 /* Of a multiprocessor. */
 template <int SWEEP> static constexpr int BLOCKS = SWEEP == MEASURES ? 3 : 2;
 
@@ -178,19 +194,21 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
     rotated_space *sp = &space;
     wait_for_results();
     const int warp = (int)threadIdx.x / 32;
-    if (threadIdx.x == 0) sp->turns = order_of(j.p.units[j.p.group.members], j.run);
+    if (threadIdx.x == 0) sp->turns = order_of(j.p.units[j.p.group.members], j.run), sp->taken = 0;
     __syncthreads();
     /* Turns from n on, by a warp: a lane each. */
     const auto look_up = [&](int n) {
         const int lane = lane_of_warp();
-        if (lane < WARPS) {
+        const int count = SWEEP == ENCODES ? take_units(sp, j) : (int)WARPS;
+        if (lane < count) {
             frame *f = &sp->frames[(n + lane) % FRAMES];
-            const int64_t unit = unit_at(sp->turns, n + lane);
+            const int64_t unit = SWEEP == ENCODES ? sp->taken + lane : unit_at(sp->turns, n + lane);
             f->t.index = -1;
             if (unit < sp->turns.units) place_tile<SWEEP>(f, j, sp->turns.units, unit);
         }
+        if (lane == 0) sp->end = n + count;
         __syncwarp();
-        for (int i = 0; j.row_token && i < WARPS; i++) {
+        for (int i = 0; j.row_token && i < count; i++) {
             const frame &f = sp->frames[(n + i) % FRAMES];
             for (int r = lane; f.t.index >= 0 && r < TILE; r += 32)
                 sp->tokens[(n + i) % FRAMES][r] = r < f.t.rows ? j.row_token[f.row0 + r] : 0;
@@ -203,7 +221,10 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
     bool after = false;  /* the tile before has left ends of its lines to this one */
     make_rotation(rotation, j.p.sides[MT_COL].options.rht_mask);
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
-    if (warp == 0) look_up(0);
+    if (warp == 0) {
+        look_up(0);
+        if (sp->end < 2) look_up(1);
+    }
     __syncthreads();
     if (sp->frames[0].t.index >= 0) {
         if (SWEEP != MEASURES) make_column_scales(sp->enc[0], j, sp->frames[0]);
@@ -218,7 +239,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
         passed = given >= 0;
         const bool more = next.t.index >= 0;
         const bool changes = more && next.t.index != f.t.index;
-        if (n % WARPS == WARPS - 2 && warp == n / WARPS % WARPS) look_up(n + 2);
+        if (warp == n % WARPS && n == sp->end - 2) look_up(n + 2);
         if (warp == n % WARPS && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
@@ -263,6 +284,7 @@ bool mt_cuda_rotated_suffices(const job *j)
         g->k > INT32_MAX - TILE || (uintptr_t)j->p.sides[SOURCE].codes % 16)
         return false;
     if (!j->codes) return true;
+    if (mt_cuda_plan_units(g) > INT32_MAX / 2) return false;
     const bool counts = j->nans || j->measure[MT_ROW] || j->measure[MT_COL];
     if (col->options.four_over_six || j->sums) return false;
     if (col->decoded && (counts || (row->present && !row->decoded))) return false;

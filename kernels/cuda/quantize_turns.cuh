@@ -23,7 +23,7 @@ static __device__ __forceinline__ void end_block(const job &j)
     __shared__ bool last;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
+    if (threadIdx.x == 0) last = (uint32_t)atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
