@@ -3,9 +3,9 @@
 
 #include "kernels/cuda/quantize_patch.cuh"
 
-/* Lines of turned codes are rings of two tiles' words, so that those of the tile above are at hand.
- * How the words of a line change places: neither patches nor chunks of lines that lie `SPREAD`
- * apart meet in a bank. */
+/* Lines of turned codes are rings of TILES tiles' words, so that those of the tile above are at
+ * hand. How the words of a line change places: neither patches nor chunks of lines that lie
+ * `SPREAD` apart meet in a bank. */
 template <int KIND> static __device__ __forceinline__ int line_mask(int c)
 {
     const int patch = c >> 3;
@@ -54,7 +54,7 @@ static inline bool has_even_lines(const job *j)
 }
 
 /* Lines that begin at multiples of 16 bytes. */
-template <int KIND>
+template <int KIND, int TILES = 2>
 static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, int half, uint8_t *to,
                                                       int64_t pitch, int cols, int bytes)
 {
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, int
     for (int i = 0; i < TILE / STEP; i++, p += STEP * pitch) {
         const int c = first + i * STEP;
         const int mask = line_mask<KIND>(c), word = (half * LINE + at * 4) ^ (mask & ~3);
-        uint4 q = *(const uint4 *)(codes + c * LINE * 2 + word);
+        uint4 q = *(const uint4 *)(codes + c * LINE * TILES + word);
         if (mask & 2) q = make_uint4(q.z, q.w, q.x, q.y);
         if (mask & 1) q = make_uint4(q.y, q.x, q.w, q.z);
         if (c < cols) store_16(p, q.x, q.y, q.z, q.w);
@@ -83,16 +83,16 @@ struct uneven {
 enum { SECTOR = 32 };
 
 /* Sixteen bytes of line c, from `place` on, less than none being those of the tile above. */
-template <int KIND>
+template <int KIND, int TILES = 2>
 static __device__ __forceinline__ void get_chunk(uint32_t q[4], const uneven &u, int c, int place)
 {
     enum { LINE = patches<KIND>::LINE * 4 };
-    const int line = c * LINE * 2 ^ line_mask<KIND>(c) * 4, first = u.half * LINE + place;
+    const int line = c * LINE * TILES ^ line_mask<KIND>(c) * 4, first = u.half * LINE + place;
     uint32_t w[5];
 #pragma unroll
     for (int i = 0; i < 5; i++)
         w[i] = *(const uint32_t *)((const uint8_t *)u.codes +
-                                   (((first + i * 4) & (LINE * 2 - 4)) ^ line));
+                                   (((first + i * 4) & (LINE * TILES - 4)) ^ line));
 #pragma unroll
     for (int i = 0; i < 4; i++) q[i] = __funnelshift_r(w[i], w[i + 1], place * 8);
 }
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void put_head(uint8_t *p, const uint32_t q[4],
 }
 
 /* Lines' chunks that are not whole: a thread has the begin of a line, or its end. */
-template <int KIND>
+template <int KIND, int TILES = 2>
 static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes, int64_t pitch,
                                                 int cols, int bytes)
 {
@@ -132,16 +132,16 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
     p -= begin;
     if (threadIdx.x < TILE) {
         if (u.after || first == begin || (!u.on && last == first)) return;
-        get_chunk<KIND>(q, u, c, first - begin);
+        get_chunk<KIND, TILES>(q, u, c, first - begin);
         put_tail(p + first, q, begin - first);
         return;
     }
     if (u.on) return;
     if (last > LINE) { /* a whole chunk behind those of a line */
-        get_chunk<KIND>(q, u, c, LINE - begin);
+        get_chunk<KIND, TILES>(q, u, c, LINE - begin);
         store_16(p + LINE, q[0], q[1], q[2], q[3]);
     }
-    get_chunk<KIND>(q, u, c, last - begin);
+    get_chunk<KIND, TILES>(q, u, c, last - begin);
     if (u.after || last != first) {
         put_head(p + last, q, end - last);
     } else { /* begin and end */
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
     }
 }
 
-template <int KIND>
+template <int KIND, int TILES = 2>
 static __device__ __forceinline__ void put_uneven_lines(const uneven &u, uint8_t *codes,
                                                         int64_t pitch, int cols, int bytes)
 {
@@ -161,23 +161,24 @@ static __device__ __forceinline__ void put_uneven_lines(const uneven &u, uint8_t
     for (int i = 0; i < SPREAD / WARPS; i++, c += WARPS, p += WARPS * pitch) {
         const int begin = (int)((uintptr_t)p & (SECTOR - 1)), place = k - begin;
         uint32_t q[4];
-        get_chunk<KIND>(q, u, c, place);
+        get_chunk<KIND, TILES>(q, u, c, place);
         if (c < cols && (u.after || place >= 0) && (u.on || place + 16 <= bytes))
             store_16(p + place, q[0], q[1], q[2], q[3]);
     }
-    if (!(u.after && u.on)) put_ends<KIND>(u, codes, pitch, cols, bytes);
+    if (!(u.after && u.on)) put_ends<KIND, TILES>(u, codes, pitch, cols, bytes);
 }
 
 /* Turned nibbles and their scales to where they go. */
+template <int TILES = 2>
 static __device__ __forceinline__ void put_turned(const uint8_t *scales, const frame &f,
                                                   const uneven &u)
 {
     const target &to = f.to[MT_COL];
     const int bytes = ((to.padded ? (int)TILE : f.t.rows) + 1) / 2;
     if (to.even)
-        put_even_lines<NIBBLES>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
+        put_even_lines<NIBBLES, TILES>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
     else
-        put_uneven_lines<NIBBLES>(u, to.codes, to.pitch, f.t.cols, bytes);
+        put_uneven_lines<NIBBLES, TILES>(u, to.codes, to.pitch, f.t.cols, bytes);
     const int block = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
     if (block * SEGMENT >= rows) return;
     static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");

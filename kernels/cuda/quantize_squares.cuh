@@ -156,6 +156,31 @@ static __device__ __forceinline__ uint32_t rounds(uint32_t most, uint32_t least)
            (smaller_halves(least, LEAST * both) ^ LEAST * both);
 }
 
+/* Sums of two words' magnitudes, rounded to bf16. */
+static __device__ __forceinline__ uint32_t magnitude_sums(uint32_t a, uint32_t b)
+{
+    uint32_t w = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("{\n\t.reg .b32 c, d;\n\tabs.bf16x2 c, %1;\n\tabs.bf16x2 d, %2;\n\t"
+        "add.rn.bf16x2 %0, c, d;\n\t}"
+        : "=r"(w)
+        : "r"(a), "r"(b));
+#endif
+    return w;
+}
+
+/* As `rounds`, of the sums of columns' magnitudes and the least of them, with any sign: no sum has
+ * more than 24 bits, nor any element one beyond 24 from its column's largest, where the sum is
+ * below 2^17 times the least one's power of two; the sums have been rounded four times, and are off
+ * by less than 2 of 256. */
+static __device__ __forceinline__ uint32_t sums_round(uint32_t sum, uint32_t least)
+{
+    const uint32_t both = 0x10001, within = ((17 << 7) - 3) * both;
+    return (larger_halves(sum - (least & 0x7f807f80u), within) ^ within) |
+           (larger_halves(sum, MOST * both) ^ MOST * both) |
+           (smaller_halves(least & 0x7fff7fffu, LEAST * both) ^ LEAST * both);
+}
+
 /* A square rotated, whatever it is. */
 static __device__ __noinline__ uint4 rotated_square(uint4 square, uint4 rotation, uint32_t mask)
 {

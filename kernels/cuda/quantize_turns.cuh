@@ -24,7 +24,7 @@ static __device__ __forceinline__ void end_block(const job &j)
     __shared__ bool last;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
+    if (threadIdx.x == 0) last = (uint32_t)atomicAdd(j.blocks_done, 1ull) == gridDim.x - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
@@ -68,6 +68,9 @@ int mt_cuda_short_kind(const struct job *j);
 /* quantize_warps.cu: whether it knows a call, which may be measured by it; a sweep. */
 bool mt_cuda_warps_suffice(const struct job *j);
 mt_status mt_cuda_quantize_warps(mt_stream *stream, const struct job *j);
+/* quantize_kept.cu: whether it knows a call's rows of nvfp4, which are kept decoded; its sweep. */
+bool mt_cuda_kept_suffices(const struct job *j);
+mt_status mt_cuda_quantize_kept(mt_stream *stream, const struct job *j);
 /* quantize_rotated.cu: a sweep of it. */
 mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
 }
