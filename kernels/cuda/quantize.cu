@@ -1,4 +1,5 @@
 /* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
+#include "kernels/cuda/quantize_gathered.cuh"
 #include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_rotate.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
@@ -395,7 +396,7 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     if (a->weights) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
     job sweep = c->j;
     sweep.codes = a->pass != MT_QUANTIZE_AMAX;
-    if (mt_cuda_bytes_suffice(&sweep)) {
+    if (mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep)) {
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = mt_cuda_bytes_rows(&sweep);

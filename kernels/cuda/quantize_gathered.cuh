@@ -1,0 +1,8 @@
+/* Quantize of bf16 rows that are made on the way, where columns' codes go to padded lines. */
+#pragma once
+
+#include "kernels/cuda/quantize_tile.cuh"
+
+/* quantize_gathered.cu: whether it knows a sweep over codes; that sweep. */
+bool mt_cuda_gathered_suffice(const job *j);
+mt_status mt_cuda_quantize_gathered(mt_stream *stream, const job *j);
