@@ -396,7 +396,8 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     if (a->weights) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
     job sweep = c->j;
     sweep.codes = a->pass != MT_QUANTIZE_AMAX;
-    if (mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep)) {
+    if ((mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep)) &&
+        !mt_cuda_tokens_suffice(&sweep, a)) {
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = mt_cuda_bytes_rows(&sweep);
@@ -457,6 +458,8 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         MT_LAUNCHED(stream, "quantize: amax");
         return MT_OK;
     }
+    if (codes && mt_cuda_tokens_suffice(&c->j, c->args))
+        return mt_cuda_quantize_tokens(stream, &c->j, c->args);
     if (mt_cuda_short_suffices(&c->j)) {
         c->given = codes && !c->j.table.strips;
         return mt_cuda_quantize_short(stream, &c->j);
