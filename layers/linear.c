@@ -150,7 +150,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
     mt_dtype dtype = x->data.dtype;
     mt_value *made;
     MT_TRY(mt_tape_value(tape, &made, dtype, 2, (int64_t[]){ a.rows, a.out }));
-    bool saves_input = w->linear && w->linear->save_original_input;
+    bool saves_input =
+        w->linear && (w->linear->save_original_input || (route && mt_linear_keeps_x(w)));
     struct mt_linear_operand qx = {
         .q = mt_qtensor_plain(group_of(&a, a.in, a.in_at, rows ? &rows->counts->data : NULL,
                                        rows ? &rows->elements->data : NULL),
@@ -158,6 +159,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
         .wanted = { true, mt_tape_recording(tape) && !w->frozen && !saves_input },
         .row_token = route ? route->row_token->data.data : NULL,
         .tokens = route ? route->tokens : 0,
+        .position = route ? route->position->data.data : NULL,
+        .top_k = route ? route->top_k : 0,
         .swiglu = a.swiglu,
         .rows_used = rows && rows->offsets ? rows_used(&a, &rows->offsets->data) : NULL,
     };

@@ -1,7 +1,7 @@
 /* The formats of a linear layer: its compute copy of the weight, and its operands. */
 #include "layers/linear_priv.h"
 
-enum { ALIGN = 256 };
+enum { ALIGN = 256, NARROW = 512 };
 
 static mt_format_spec spec_of(const mt_recipe *recipe, mt_dtype compute, mt_operand operand,
                               mt_dir dir)
@@ -18,6 +18,15 @@ static const mt_recipe *recipe_of(const mt_param *w)
 bool mt_linear_is_native(const mt_param *w, mt_operand operand, mt_dir dir)
 {
     return spec_of(recipe_of(w), w->compute, operand, dir).format == mt_format_plain(w->compute);
+}
+
+/* Where scales are known beforehand, rows and columns take hardly longer one after the other. Of
+ * narrow experts columns are more than the forward's product gains, and less than the backward's
+ * do; X is less to keep than they are. */
+bool mt_linear_keeps_x(const mt_param *w)
+{
+    return spec_of(recipe_of(w), w->compute, MT_OPERAND_X, MT_COL).format->delayed &&
+           w->group.m <= NARROW;
 }
 
 /* ---- the weight --------------------------------------------------------------------------------

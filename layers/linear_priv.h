@@ -27,6 +27,9 @@ struct mt_linear_operand {
 /* Whether a GEMM reads this direction as it is, in the activations' dtype. */
 bool mt_linear_is_native(const mt_param *weight, mt_operand operand, mt_dir dir);
 
+/* Whether X, which is gathered, is kept for wgrad to quantize its columns, rather than these. */
+bool mt_linear_keeps_x(const mt_param *weight);
+
 /* The directions that are wanted and not native, in one pass over the plain tensor, whose rows may
  * be gathered or SwiGLU's on the way, and the row that a column under source=dequantized is made
  * from. Without any it does nothing, and leaves

@@ -1,4 +1,5 @@
 /* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
+#include "kernels/cuda/quantize_gathered.cuh"
 #include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_rotate.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
@@ -398,7 +399,8 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     if (mt_cuda_short_suffices(&sweep) && mt_cuda_rotated_suffices(&sweep))
         sweep.p.sides[MT_COL].present = false;
     const bool nvfp4 = mt_cuda_nvfp4_suffices(&sweep) || mt_cuda_chosen_suffices(&sweep);
-    if (nvfp4 || mt_cuda_bytes_suffice(&sweep)) {
+    const bool bytes = mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep);
+    if (nvfp4 || (bytes && !mt_cuda_tokens_suffice(&sweep, a))) {
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(&sweep);
@@ -459,6 +461,8 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         MT_LAUNCHED(stream, "quantize: amax");
         return MT_OK;
     }
+    if (codes && mt_cuda_tokens_suffice(&c->j, c->args))
+        return mt_cuda_quantize_tokens(stream, &c->j, c->args);
     if (mt_cuda_short_suffices(&c->j)) {
         c->given = codes && !c->j.table.strips;
         return mt_cuda_quantize_short(stream, &c->j);

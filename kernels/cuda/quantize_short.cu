@@ -2,6 +2,7 @@
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
 #include "kernels/cuda/quantize_follow.cuh"
+#include "kernels/cuda/quantize_gathered.cuh"
 #include "kernels/cuda/quantize_nibbles.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------
@@ -491,6 +492,7 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
     const bool decoded = (row->present && row->decoded) || (col->present && col->decoded);
     if ((decoded || !j->codes) && mt_cuda_warps_suffice(j))
         return mt_cuda_quantize_warps(stream, j);
+    if (mt_cuda_gathered_suffice(j)) return mt_cuda_quantize_gathered(stream, j);
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
     if (mt_cuda_nvfp4_suffices(j)) return mt_cuda_quantize_nvfp4(stream, j);
     if (mt_cuda_chosen_suffices(j)) return mt_cuda_quantize_chosen(stream, j);

@@ -5,11 +5,11 @@
 
 #include "tests/kernels/quantize_case.h"
 
-enum { N = 9 };
+enum { N = 9, PADDED = 1 << MT_DIR_COUNT };
 
 static const struct pair {
     const char *row, *col;
-    int decoded; /* bits of directions that are kept so */
+    int decoded; /* bits of directions that are kept so, or PADDED: the column direction is so */
 } pairs[] = { { "fp8_tensor", "fp8_tensor", 0 },
               { "fp8_delayed:e5m2", "fp8_delayed:e5m2", 0 },
               { "fp8_block", "fp8_block", 0 },
@@ -28,7 +28,12 @@ static const struct pair {
               { NULL, "fp8_tensor", 0 },
               { "nvfp4", "nvfp4:rht", 1 },
               { "nvfp4:sr", "nvfp4:rht+sr", 3 },
-              { "nvfp4", "nvfp4", 3 } };
+              { "nvfp4", "nvfp4", 3 },
+              { "fp8_tensor", "fp8_tensor", PADDED },
+              { "fp8_delayed:e5m2", "fp8_delayed:e5m2", PADDED },
+              { "fp8_block", "fp8_block", PADDED },
+              { "fp8_block:pow2=off", "fp8_block:pow2=off", PADDED },
+              { NULL, "fp8_block", PADDED } };
 
 enum way { GATHERED, WEIGHTED, SWIGLU, GRADIENT, WAYS };
 
@@ -54,24 +59,30 @@ static void *values(int64_t count, mt_dtype dtype, uint64_t seed)
     return p;
 }
 
-/* A weight and a place for each row; those that have no order among them too. */
+/* A place for each row. */
+static void place(struct made *m)
+{
+    m->top_k = m->rows / m->tokens + 1;
+    m->position = test_alloc(m->tokens * m->top_k, MT_I32);
+    for (int64_t i = 0; i < m->tokens * m->top_k; i++) m->position[i] = -1;
+    for (int64_t r = 0; r < *m->rows_used; r++)
+        m->position[m->row_token[r] * m->top_k + r / m->tokens] = (int32_t)r;
+}
+
+/* A weight for each; those that have no order among them too. */
 static void weigh(struct made *m)
 {
     mt_dtype real = mt_dtype_wide(m->dtype);
-    m->top_k = m->rows / m->tokens + 1;
     int64_t slots = m->tokens * m->top_k;
-    m->weights = test_alloc(slots, real), m->position = test_alloc(slots, MT_I32);
+    m->weights = test_alloc(slots, real);
     for (int64_t i = 0; i < slots; i++) {
         double w = (double)(int64_t)(case_mix((uint64_t)i) >> 40) * 0x1p-24;
-        m->position[i] = -1;
         mt_store_f64(m->weights, real, i,
                      i % 97 == 9    ? 0
                      : i % 307 == 8 ? (double)NAN
                      : i % 401 == 7 ? (double)INFINITY
                                     : w);
     }
-    for (int64_t r = 0; r < *m->rows_used; r++)
-        m->position[m->row_token[r] * m->top_k + r / m->tokens] = (int32_t)r;
 }
 
 static void make(struct made *m, mt_dtype dtype, enum way way, const int64_t *rows, int64_t k,
@@ -79,7 +90,7 @@ static void make(struct made *m, mt_dtype dtype, enum way way, const int64_t *ro
 {
     const bool swiglu = way == SWIGLU;
     if (way == GRADIENT) k += k % 2;
-    *m = (struct made){ .dtype = dtype, .swiglu = swiglu, .tokens = 131 };
+    *m = (struct made){ .dtype = dtype, .swiglu = swiglu, .tokens = 331 };
     case_make(&m->c, MT_GROUP_VARYING_FIRST, N, rows, &k, tail);
     m->rows = m->c.group.m;
     m->rows_used = test_alloc(1, MT_I64), *m->rows_used = m->rows - tail;
@@ -91,6 +102,7 @@ static void make(struct made *m, mt_dtype dtype, enum way way, const int64_t *ro
     if (swiglu || way == GRADIENT) return;
     m->row_token = test_alloc(m->rows, MT_I32); /* those past the rows in use name no token */
     for (int64_t r = 0; r < *m->rows_used; r++) m->row_token[r] = (int32_t)(r * 37 % m->tokens);
+    place(m);
     if (way == WEIGHTED) weigh(m);
 }
 
@@ -117,6 +129,17 @@ static void decode_result(struct quantize_result *r, const struct quantize_case 
     r->code_bytes[dir] = (size_t)capacity * sizeof(uint16_t), r->scale_bytes[dir] = 0;
 }
 
+/* The column direction's codes in lines of all members. */
+static void pad_result(struct quantize_result *r, const struct quantize_case *c)
+{
+    mt_direction *d = &r->q.dir[MT_COL];
+    int64_t bytes = c->group.k * mt_padded_line(&c->group);
+    test_free(d->codes);
+    d->layout = MT_LAYOUT_PADDED, d->codes = test_alloc(bytes, MT_U8);
+    memset(d->codes, 0xAA, (size_t)bytes);
+    r->code_bytes[MT_COL] = (size_t)bytes;
+}
+
 /* Whether this device makes the pair. */
 static bool is_made(const struct made *m, const struct pair *p)
 {
@@ -133,6 +156,7 @@ static void run(const struct made *m, const struct pair *p, struct quantize_resu
     result_make(r, &m->c, p->row, p->col, false);
     for (int dir = 0; dir < MT_DIR_COUNT; dir++)
         if (p->decoded >> dir & 1) decode_result(r, &m->c, (mt_dir)dir);
+    if (p->decoded & PADDED) pad_result(r, &m->c);
     struct mt_quantize_args args = { .dtype = m->dtype,
                                      .src = &source,
                                      .out = &r->q,
