@@ -58,9 +58,10 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
         mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
-    if (variant == MT_CUDA_GEMM_DEEP)
-        return g->layout == MT_GEMM_NN ? &mt_cuda_gemm_sm90_deep_dgrad
-                                       : &mt_cuda_gemm_sm90_deep_wgrad[0];
+    static const gemm_sm90_variant *const deep[MT_GEMM_LAYOUT_COUNT] = {
+        &mt_cuda_gemm_sm90_deep_fwd, &mt_cuda_gemm_sm90_deep_dgrad, mt_cuda_gemm_sm90_deep_wgrad
+    };
+    if (variant == MT_CUDA_GEMM_DEEP) return deep[g->layout];
     if (variant == MT_CUDA_GEMM_TURNED_DEEP) return &mt_cuda_gemm_sm90_deep_wgrad[1];
     if (variant == MT_CUDA_GEMM_ADDING) return &mt_cuda_gemm_sm90_adding;
     if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned[!is_plain(g)];
@@ -134,7 +135,7 @@ static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
 static bool deep_suits(const gemm_problem *g)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    return is_plain(g) && (wgrad ? mean_rows(g) >= DEEP_ROWS : g->depth > SHORT_DEPTH) &&
+    return is_plain(g) && (wgrad ? mean_rows(g) >= DEEP_ROWS : g->depth >= SHORT_DEPTH) &&
            shared_bytes(&mt_cuda_gemm_sm90_deep_dgrad, g->rows.members) <= SM90_SHARED;
 }
 
@@ -153,7 +154,7 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     path->variant = alone ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
     path->width = SM90_WIDTH, path->super = TOGETHER;
     if (!g->fp8 && !hides && !(few && (tn || g->depth > SHORT_DEPTH))) {
-        path->variant = !tn && deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG;
+        path->variant = deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG;
         path->super = tn ? 1 : TOGETHER;
     } else if (few) {
         path->variant = MT_CUDA_GEMM_ALONE;
@@ -276,7 +277,6 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
         return false;
     if (path->variant >= MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_DEEP && !wgrad)
         return false;
-    if (path->variant == MT_CUDA_GEMM_DEEP && g->layout == MT_GEMM_TN) return false;
     if (is_plain_alone(path->variant) && !is_plain(g)) return false;
     if (path->variant == MT_CUDA_GEMM_PANEL && g->height % TILE) return false;
     if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||

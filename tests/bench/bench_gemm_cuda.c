@@ -249,7 +249,6 @@ static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n
     if (path->variant >= MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_DEEP &&
         layout != MT_GEMM_NT)
         return false;
-    if (path->variant == MT_CUDA_GEMM_DEEP && layout == MT_GEMM_TN) return false;
     if (path->variant > MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_ADDING && add)
         return false;
     if (path->variant == MT_CUDA_GEMM_PANEL && n % 256) return false;
@@ -292,7 +291,8 @@ static void check(void)
             for (int i = 0; path_at(&path, i); i++)
                 for (int c = 0; c < C_FORMS && runs(&path, layout, n, k, c); c++) {
                     check_path(&p, layout, &path, c, false, false), done++;
-                    if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true, false), done++;
+                    if (layout == MT_GEMM_TN && path.variant != MT_CUDA_GEMM_DEEP)
+                        check_path(&p, layout, &path, c, true, false), done++;
                     if (layout == MT_GEMM_NT) check_path(&p, layout, &path, c, false, true), done++;
                 }
             done += check_cublaslt(&p, layout);
