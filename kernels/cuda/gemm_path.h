@@ -26,6 +26,9 @@ enum {
     MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X; without C or a factor */
     MT_CUDA_GEMM_PANEL, /* wgmma, NT of bf16: ping-pong whose rows of dY stay for a row of tiles;
                            without C or a factor, the result's rows a multiple of 256 */
+    MT_CUDA_GEMM_DEEP,  /* wgmma: ping-pong by five stages; without C, a bias or a factor */
+    MT_CUDA_GEMM_TURNED_DEEP, /* NT: the same, the result turned */
+    MT_CUDA_GEMM_ADDING,      /* wgmma, NT of bf16: ping-pong, more of C ahead */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,

@@ -13,6 +13,7 @@ enum {
     SOME_ROWS = 512,
     MANY_ROWS = 2048,
     SHORT_CODES = 512,    /* depth */
+    DEEP_ROWS = 1280,     /* of a member, on average: see deep_suits */
     PANEL_ROWS = 288,     /* of a member, on average, and ... */
     PANEL_COLUMNS = 1024, /* fewest: see panel_suits */
     TILE = 256,           /* rows of P, but where tiles are of half as many */
@@ -35,6 +36,11 @@ static int64_t most_rows(const mt_group *rows)
     return rows->first_dims ? rows->m : rows->members * rows->m;
 }
 
+static int64_t mean_rows(const gemm_problem *g)
+{
+    return mt_ceil_div(most_rows(&g->rows), g->rows.members);
+}
+
 /* Whether the sums are the result, or else the variant that adds to them and multiplies them. */
 static bool is_plain(const gemm_problem *g)
 {
@@ -52,6 +58,12 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
         mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
+    static const gemm_sm90_variant *const deep[MT_GEMM_LAYOUT_COUNT] = {
+        &mt_cuda_gemm_sm90_deep_fwd, &mt_cuda_gemm_sm90_deep_dgrad, mt_cuda_gemm_sm90_deep_wgrad
+    };
+    if (variant == MT_CUDA_GEMM_DEEP) return deep[g->layout];
+    if (variant == MT_CUDA_GEMM_TURNED_DEEP) return &mt_cuda_gemm_sm90_deep_wgrad[1];
+    if (variant == MT_CUDA_GEMM_ADDING) return &mt_cuda_gemm_sm90_adding;
     if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned[!is_plain(g)];
     if (variant == MT_CUDA_GEMM_TURNED_WIDE) return &mt_cuda_gemm_sm90_turned_wide;
     if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
@@ -113,13 +125,27 @@ static bool goes_by_rows(const gemm_problem *g, int64_t rows)
     return rows >= MANY_ROWS || (rows >= SOME_ROWS && g->depth <= SHORT_CODES);
 }
 
+static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
+{
+    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
+}
+
+/* Whether sums are so long that a store by one buffer ends meanwhile. Measured on an H200: with
+ * shorter ones the buffers are worth more than a fifth stage. */
+static bool deep_suits(const gemm_problem *g)
+{
+    bool wgrad = g->layout == MT_GEMM_NT;
+    return is_plain(g) && (wgrad ? mean_rows(g) >= DEEP_ROWS : g->depth >= SHORT_DEPTH) &&
+           shared_bytes(&mt_cuda_gemm_sm90_deep_dgrad, g->rows.members) <= SM90_SHARED;
+}
+
 /* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once, but
  * an odd number of pieces loses by being made even; a depth that is not long hides a tile's end but
  * beside another tile, unless members are so small that ping-pong moves too much; products of few
  * tiles live by their last round. */
 static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
-    int64_t members = g->rows.members, rows = mt_ceil_div(most_rows(&g->rows), members);
+    int64_t members = g->rows.members, rows = mean_rows(g);
     int64_t pieces = mt_ceil_div(rows, SM90_WIDTH), tiles_m = mt_ceil_div(g->cols, 256);
     bool tn = g->layout == MT_GEMM_TN, alone = pieces <= FEW_PIECES && (tn || pieces % 2);
     if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128);
@@ -128,7 +154,7 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     path->variant = alone ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
     path->width = SM90_WIDTH, path->super = TOGETHER;
     if (!g->fp8 && !hides && !(few && (tn || g->depth > SHORT_DEPTH))) {
-        path->variant = MT_CUDA_GEMM_PINGPONG;
+        path->variant = deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG;
         path->super = tn ? 1 : TOGETHER;
     } else if (few) {
         path->variant = MT_CUDA_GEMM_ALONE;
@@ -151,24 +177,33 @@ static int64_t excess(int64_t extent)
 static bool turned_suits(const gemm_problem *g)
 {
     return g->cols % TILE == 0 && excess(g->cols) >= excess(g->height) + 2 &&
-           (is_plain(g) || g->cols == TILE ||
-            mt_ceil_div(most_rows(&g->rows), g->rows.members) >= MANY_ROWS);
-}
-
-static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
-{
-    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
+           (is_plain(g) || g->cols == TILE || mean_rows(g) >= MANY_ROWS);
 }
 
 static int turned_variant(const gemm_problem *g)
 {
-    return g->cols == TILE && is_plain(g) && !g->d_real ? MT_CUDA_GEMM_TURNED_WIDE
-                                                        : MT_CUDA_GEMM_TURNED;
+    return deep_suits(g)                                  ? MT_CUDA_GEMM_TURNED_DEEP
+           : g->cols == TILE && is_plain(g) && !g->d_real ? MT_CUDA_GEMM_TURNED_WIDE
+                                                          : MT_CUDA_GEMM_TURNED;
+}
+
+/* Of members of few rows C of f32 is most of what there is to bring. */
+static bool adding_suits(const gemm_problem *g)
+{
+    return g->c && g->d_real && mean_rows(g) <= PANEL_ROWS &&
+           shared_bytes(&mt_cuda_gemm_sm90_adding, g->rows.members) <= SM90_SHARED;
 }
 
 static bool is_turned(const mt_cuda_gemm_path *path)
 {
-    return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_WIDE;
+    return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_WIDE ||
+           path->variant == MT_CUDA_GEMM_TURNED_DEEP;
+}
+
+static bool is_plain_alone(int variant)
+{
+    return variant == MT_CUDA_GEMM_TURNED_WIDE || variant == MT_CUDA_GEMM_PANEL ||
+           variant == MT_CUDA_GEMM_DEEP || variant == MT_CUDA_GEMM_TURNED_DEEP;
 }
 
 /* Whether most members have all of their rows, up to 320, in a block's shared memory. Measured on
@@ -176,8 +211,7 @@ static bool is_turned(const mt_cuda_gemm_path *path)
 static bool panel_suits(const gemm_problem *g)
 {
     return is_plain(g) && g->height % TILE == 0 && g->cols < g->height &&
-           g->cols >= PANEL_COLUMNS &&
-           mt_ceil_div(most_rows(&g->rows), g->rows.members) <= PANEL_ROWS &&
+           g->cols >= PANEL_COLUMNS && mean_rows(g) <= PANEL_ROWS &&
            shared_bytes(&mt_cuda_gemm_sm90_panel, g->rows.members) <= SM90_SHARED;
 }
 
@@ -192,12 +226,14 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
     path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64);
     path->super = g->fp8 ? CODES_TOGETHER : TOGETHER;
     if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
-    path->variant = g->fp8                      ? MT_CUDA_GEMM_FP8
-                    : panel_suits(g) && !few    ? MT_CUDA_GEMM_PANEL
-                    : turned_suits(g) && !few   ? turned_variant(g)
-                    : path->width == SM90_WIDTH ? MT_CUDA_GEMM_PINGPONG
-                    : few || tiles % 2          ? MT_CUDA_GEMM_ALONE
-                                                : MT_CUDA_GEMM_WIDE;
+    path->variant = g->fp8                    ? MT_CUDA_GEMM_FP8
+                    : panel_suits(g) && !few  ? MT_CUDA_GEMM_PANEL
+                    : turned_suits(g) && !few ? turned_variant(g)
+                    : adding_suits(g)         ? MT_CUDA_GEMM_ADDING
+                    : path->width == SM90_WIDTH
+                        ? deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG
+                    : few || tiles % 2 ? MT_CUDA_GEMM_ALONE
+                                       : MT_CUDA_GEMM_WIDE;
     if (is_turned(path) || path->variant == MT_CUDA_GEMM_PANEL) path->width = SM90_WIDTH;
 }
 
@@ -207,7 +243,8 @@ void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int 
         plan_wgrad(path, g, multiprocessors);
     else
         plan_rows(path, g, multiprocessors);
-    if (!g->fp8 && !is_plain(g) && path->variant != MT_CUDA_GEMM_TURNED)
+    if (!g->fp8 && !is_plain(g) && path->variant != MT_CUDA_GEMM_TURNED &&
+        path->variant != MT_CUDA_GEMM_ADDING)
         path->variant = general_variant(g), path->super = TOGETHER;
 }
 
@@ -235,12 +272,13 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
     bool pairs = path->variant == MT_CUDA_GEMM_FP8_PAIRS;
     if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g)) &&
                      !(pairs && pairs_suit(g))
-               : !is_turned(path) && path->variant != MT_CUDA_GEMM_PANEL &&
-                     (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS))
+               : (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS) &&
+                     (path->variant < MT_CUDA_GEMM_TURNED || path->variant > MT_CUDA_GEMM_ADDING))
         return false;
-    if ((is_turned(path) || path->variant == MT_CUDA_GEMM_PANEL) && !wgrad) return false;
-    if (path->variant == MT_CUDA_GEMM_TURNED_WIDE && !is_plain(g)) return false;
-    if (path->variant == MT_CUDA_GEMM_PANEL && (!is_plain(g) || g->height % TILE)) return false;
+    if (path->variant >= MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_DEEP && !wgrad)
+        return false;
+    if (is_plain_alone(path->variant) && !is_plain(g)) return false;
+    if (path->variant == MT_CUDA_GEMM_PANEL && g->height % TILE) return false;
     if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||
         !suits_operands(g))
         return false;

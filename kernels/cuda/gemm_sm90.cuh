@@ -60,6 +60,11 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS +
     mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
 /* NT with P X, Q dY, D(i, j) stored at (j, i): of such a sum, then of one with C or a factor. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_turned[2], mt_cuda_gemm_sm90_turned_wide;
+/* TN, NN, NT and NT turned of such a sum by ping-pong of five stages. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_deep_fwd, mt_cuda_gemm_sm90_deep_dgrad,
+    mt_cuda_gemm_sm90_deep_wgrad[2];
+/* NT of a sum with C, more of which is under way: three stages. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_adding;
 /* NT of such a sum whose P stays for a row of tiles; M is a multiple of 256. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_panel;
 

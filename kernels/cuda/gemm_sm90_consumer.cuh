@@ -11,7 +11,8 @@ enum sm90_stored { SM90_ANY, SM90_HALF, SM90_REAL };
 
 /* 64 rows of the tile's result: each piece is written to a buffer in the copies' order (128-byte
  * lines, their 16-byte parts exchanged), and stored while the next is written; the next buffer is
- * free. C comes into the same buffer first, two pieces ahead. */
+ * free, or is waited for where there is but one. C comes into the same buffer first, as many
+ * pieces ahead as there are other buffers. */
 template <class C, int STORED>
 static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&d)[WGMMA_SUMS],
                                                      int mi)
@@ -39,6 +40,10 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
         const bool begins = !pairs || j % 2 == 0,
                    ends = !pairs || j % 2 || (j + 1) * C::PIECE >= len;
         if (begins && add) barrier_wait(r.old(r.buffer), r.parity);
+        if (C::BUFFERS == 1 && begins) {
+            if (thread == 0) copies_read<0>();
+            barrier_threads(1 + r.group(), 128);
+        }
         const uint32_t to = r.address(r.buffer);
         if (C::TURNED) {
             sm90_put_turned(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2, add, by);
@@ -55,13 +60,13 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
         }
         if (!ends) continue;
         shared_to_copies();
-        if (!add && thread == 0) copies_read<C::BUFFERS - 2>();
+        if (C::BUFFERS > 1 && !add && thread == 0) copies_read<C::BUFFERS - 2>();
         barrier_threads(1 + r.group(), 128);
         if (thread == 0) {
             r.store(mi, (pairs ? j / 2 * 2 : j) * C::PIECE);
             if (add) {
                 copies_read<1>(); /* the buffer of the piece before */
-                r.load(x + 2, 2);
+                r.load(x + C::BUFFERS - 1, C::BUFFERS - 1);
             }
         }
         x++;
@@ -335,8 +340,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         if (!C::PLAIN && !C::BY_ROWS && !C::HELPED && a.add) {
             if (threadIdx.x % 128 == 0) {
                 copies_read<0>();
-                result.load(0, 0);
-                result.load(1, 1);
+#pragma unroll
+                for (int x = 0; x < C::BUFFERS - 1; x++) result.load(x, x);
             }
             __syncwarp();
         }

@@ -13,7 +13,7 @@
  * multiplying warpgroup has tiles of its own, else each has half of the rows of every tile. TURNED:
  * NT whose P is X and Q dY, so that D(i, j) is the element (j, i) of the result. */
 template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAIN_,
-          bool TURNED_ = false>
+          bool TURNED_ = false, int STAGES_ = PINGPONG_ ? 4 : 3, int BUFFERS_ = 3>
 struct sm90 {
     enum {
         LAYOUT = LAYOUT_,
@@ -49,11 +49,11 @@ struct sm90 {
         DEPTH = 64, /* elements of 128 bytes */
         WIDTH = SM90_WIDTH,
         GRAIN = WGRAD ? 64 : 8, /* of widths */
-        STAGES = PINGPONG ? 4 : 3,
+        STAGES = STAGES_,
         BOX_Q = WGRAD || CLUSTER_M == 1 ? 64 : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
-        BUFFERS = 3, /* of a warpgroup */
+        BUFFERS = BUFFERS_, /* of a warpgroup */
         BUFFER = 8192,
         PIECES = STAGES * STAGE,
         TILES = PIECES + 2 * BUFFERS * BUFFER,
@@ -552,6 +552,8 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
 template <class C> static gemm_sm90_variant sm90_variant_of()
 {
     static_assert(C::STAGE % 1024 == 0 && C::WIDTH % C::BOX_Q == 0, "stages and boxes are whole");
+    static_assert((int)C::STAGES + 3 <= (int)C::RING,
+                  "tiles of a step each: two stored, one ahead");
     return {
         (const void *)gemm_sm90_kernel<C>, C::TILE, C::CLUSTER_M, C::CLUSTER_N, C::BOX_Q, C::TABLE
     };
@@ -561,4 +563,10 @@ template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG, bool PLAIN, b
 static gemm_sm90_variant sm90_variant()
 {
     return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG, PLAIN, TURNED>>();
+}
+
+/* Ping-pong by five stages; what is left holds one buffer for a warpgroup's results. */
+template <int LAYOUT, bool TURNED> static gemm_sm90_variant sm90_deep()
+{
+    return sm90_variant_of<sm90<LAYOUT, 2, 1, true, true, TURNED, 5, 1>>();
 }

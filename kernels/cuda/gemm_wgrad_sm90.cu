@@ -14,3 +14,9 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_turned[2] = {
 const gemm_sm90_variant mt_cuda_gemm_sm90_turned_wide =
     sm90_variant<MT_GEMM_NT, 1, 2, false, true, true>();
 const gemm_sm90_variant mt_cuda_gemm_sm90_panel = sm90_variant_of<sm90_panel>();
+const gemm_sm90_variant mt_cuda_gemm_sm90_deep_wgrad[2] = {
+    sm90_deep<MT_GEMM_NT, false>(),
+    sm90_deep<MT_GEMM_NT, true>(),
+};
+const gemm_sm90_variant mt_cuda_gemm_sm90_adding =
+    sm90_variant_of<sm90<MT_GEMM_NT, 2, 1, true, false, false, 3, 6>>();

@@ -121,6 +121,7 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (!describe(g, stream, args)) return false;
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
     mt_cuda_gemm_path parts = *path;
+    if (path->variant == MT_CUDA_GEMM_DEEP) path->variant = MT_CUDA_GEMM_PINGPONG;
     if (g->layout == MT_GEMM_NT || (args->act && g->depth > SHORT_DEPTH) ||
         (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;

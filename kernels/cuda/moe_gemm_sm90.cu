@@ -32,7 +32,9 @@ static bool fits_gather(const struct mt_moe_gemm_args *args, const gemm_problem 
 bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm_problem *g,
                                  const mt_cuda_gemm_path *path)
 {
-    if (!mt_cuda_gemm_sm90_suits(g, path) || !fits_gather(args, g)) return false;
+    if (path->variant >= MT_CUDA_GEMM_VARIANTS || !mt_cuda_gemm_sm90_suits(g, path) ||
+        !fits_gather(args, g))
+        return false;
     if (g->layout == MT_GEMM_NT) return args->row_token && path->variant < MT_CUDA_GEMM_PINGPONG;
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;
     const void *beside = g->layout == MT_GEMM_TN ? args->act : args->z;

@@ -228,8 +228,10 @@ static bool path_at(mt_cuda_gemm_path *path, int i)
         return true;
     }
     int variant = (i - 1) / per;
-    static const int beside[] = { MT_CUDA_GEMM_TURNED, MT_CUDA_GEMM_TURNED_WIDE,
-                                  MT_CUDA_GEMM_PANEL };
+    static const int beside[] = {
+        MT_CUDA_GEMM_TURNED, MT_CUDA_GEMM_TURNED_WIDE, MT_CUDA_GEMM_PANEL,
+        MT_CUDA_GEMM_DEEP,   MT_CUDA_GEMM_TURNED_DEEP, MT_CUDA_GEMM_ADDING
+    };
     enum { BESIDE = sizeof beside / sizeof *beside };
     if (variant >= MT_CUDA_GEMM_VARIANTS + BESIDE) return false;
     *path = (mt_cuda_gemm_path){ .variant = variant < MT_CUDA_GEMM_VARIANTS
@@ -244,8 +246,11 @@ static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n
                  bool add)
 {
     if (path->variant == MT_CUDA_GEMM_TILED) return true;
-    if (path->variant >= MT_CUDA_GEMM_TURNED && layout != MT_GEMM_NT) return false;
-    if (path->variant > MT_CUDA_GEMM_TURNED && add) return false;
+    if (path->variant >= MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_DEEP &&
+        layout != MT_GEMM_NT)
+        return false;
+    if (path->variant > MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_ADDING && add)
+        return false;
     if (path->variant == MT_CUDA_GEMM_PANEL && n % 256) return false;
     return !strcmp(device->kernel_set, "sm_90a") && n % 8 == 0 && k % 8 == 0 &&
            (layout != MT_GEMM_NT || path->width % 64 == 0);
@@ -286,7 +291,8 @@ static void check(void)
             for (int i = 0; path_at(&path, i); i++)
                 for (int c = 0; c < C_FORMS && runs(&path, layout, n, k, c); c++) {
                     check_path(&p, layout, &path, c, false, false), done++;
-                    if (layout == MT_GEMM_TN) check_path(&p, layout, &path, c, true, false), done++;
+                    if (layout == MT_GEMM_TN && path.variant != MT_CUDA_GEMM_DEEP)
+                        check_path(&p, layout, &path, c, true, false), done++;
                     if (layout == MT_GEMM_NT) check_path(&p, layout, &path, c, false, true), done++;
                 }
             done += check_cublaslt(&p, layout);
