@@ -378,6 +378,12 @@ extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                       : 0;
 }
 
+/* Whether codes need the member's amax before them. */
+static bool needs_amax(const side *s)
+{
+    return s->present && ((s->whole && !s->delayed) || s->second_level);
+}
+
 /* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
 static mt_status take_scratch(call *c, mt_stream *stream)
 {
@@ -405,13 +411,15 @@ static mt_status take_scratch(call *c, mt_stream *stream)
         c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(&sweep);
         c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
+        c->j.gives = a->pass == MT_QUANTIZE_ALL && !nvfp4 && !mt_cuda_gathered_suffice(&sweep) &&
+                     !needs_amax(&c->j.p.sides[MT_ROW]) && !needs_amax(&c->j.p.sides[MT_COL]);
     }
     c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;
-    c->nans = (unsigned long long *)p;
+    c->nans = c->j.gives && a->nan ? (unsigned long long *)a->nan : (unsigned long long *)p;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         float *given = a->out->dir[dir].amax;
         c->j.amax[dir] = (float *)(p + nans + (size_t)dir * amax);
-        if (c->known[dir] && given) c->j.amax[dir] = given; /* read only */
+        if ((c->known[dir] || c->j.gives) && given) c->j.amax[dir] = given;
     }
     return MT_OK;
 }
@@ -464,7 +472,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     if (codes && mt_cuda_tokens_suffice(&c->j, c->args))
         return mt_cuda_quantize_tokens(stream, &c->j, c->args);
     if (mt_cuda_short_suffices(&c->j)) {
-        c->given = codes && !c->j.table.strips;
+        c->given = codes && (!c->j.table.strips || c->j.gives);
         return mt_cuda_quantize_short(stream, &c->j);
     }
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
@@ -476,12 +484,6 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     return draws     ? launch_tiles<true, true>(stream, &c->j, blocks)
            : c->hard ? launch_tiles<false, true>(stream, &c->j, blocks)
                      : launch_tiles<false, false>(stream, &c->j, blocks);
-}
-
-/* Whether codes need the member's amax before them. */
-static bool needs_amax(const side *s)
-{
-    return s->present && ((s->whole && !s->delayed) || s->second_level);
 }
 
 static mt_status run_sweeps(call *c, mt_stream *stream)
@@ -575,7 +577,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     if (args->weights)
         MT_TRY(mt_cuda_weigh_rows(stream, (float *)c.j.row_weight, (const float *)args->weights,
                                   args->position, args->tokens * args->top_k));
-    MT_TRY(mt_cuda_plan_tiles(stream, &c.j.p, &c.j.table));
+    MT_TRY(mt_cuda_plan_job(stream, &c.j));
     unsigned wide = (unsigned)mt_cuda_multiprocessors(stream) * 4;
     for (int dir = 0; dir < MT_DIR_COUNT && args->pass != MT_QUANTIZE_AMAX; dir++) {
         const side *s = &c.j.p.sides[dir];

@@ -92,8 +92,9 @@ struct strip_table {
     struct strip *strips; /* NULL: they are not wanted */
     int64_t most;         /* that there may be */
     int rows;
-    bool gathered; /* kernels know where elements of a row lie */
-    bool swiglu;   /* they are made of rows twice as wide */
+    bool gathered;  /* kernels know where elements of a row lie */
+    bool swiglu;    /* they are made of rows twice as wide */
+    unsigned early; /* the first blocks, which do not wait for it */
 };
 
 /* What dequantize's kernels know; by value. */
@@ -112,8 +113,7 @@ mt_status mt_cuda_decode_short(mt_stream *stream, const struct decode_job *j, in
 size_t mt_cuda_plan_bytes(const mt_group *group);
 void mt_cuda_plan_place(struct plan *plan, void *scratch);
 mt_status mt_cuda_plan_members(mt_stream *stream, const struct plan *plan);
-mt_status mt_cuda_plan_tiles(mt_stream *stream, const struct plan *plan,
-                             const struct strip_table *strips);
+mt_status mt_cuda_plan_job(mt_stream *stream, const struct job *j);
 /* At least the number of strips of `rows` rows; bytes of scratch for them. */
 int64_t mt_cuda_plan_strips(const mt_group *group, int64_t rows);
 size_t mt_cuda_strip_bytes(int64_t strips);

@@ -4,6 +4,7 @@
  * tile are on their way meanwhile, each to where only its thread looks. Only magnitudes, codes of
  * columns and planar scales of rows meet in shared memory. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_bytes.cuh"
+#include "kernels/cuda/quantize_find.cuh"
 
 /* ---- tiles ------------------------------------------------------------------------------------
  */
@@ -98,11 +99,16 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     const int lane = lane_of_warp();
     strip &p = sp->strips[threadIdx.x / 32];
     uint32_t x[ROWS][4], most = 0; /* what a thread has found */
-    int nans = 0;
-    bool after = false; /* the tile before has left ends of its lines to this one */
-    wait_for_results();
+    bool after = false;            /* the tile before has left ends of its lines to this one */
+    const bool early = blockIdx.x < j.table.early;
+    if (!early) wait_for_results();
     let_follow();
-    if (!take_strip(&p, j.table, j.p.group.k, at::BY_TOKEN)) return;
+    if (!(early ? find_strip(&p, j.p, j.table, at::BY_TOKEN)
+                : take_strip(&p, j.table, j.p.group.k, at::BY_TOKEN))) {
+        wait_for_results();
+        return;
+    }
+    if (lane == 0) sp->nans[threadIdx.x / 32] = 0;
     float weight = FROM == WEIGHTED ? row_value<at>(j.row_weight, p, 0, p.height) : 0;
     if (FROM == LYING)
         load_patch<at>(x, p);
@@ -110,7 +116,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         send_patch<at, FROM>(sp->slots, p, 0, p.height,
                              at::BY_TOKEN ? row_value<at>(j.row_token, p, 0, p.height) : 0);
     if (threadIdx.x < MT_DIR_COUNT && j.measure[lane])
-        p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
+        p.seen[lane] = early ? 0 : __ldcg((const uint32_t *)j.amax[lane] + p.index);
     if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
         p.parts[lane].whole = whole_scale(j, lane, p.index);
     __syncwarp();
@@ -128,8 +134,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         float row[ROWS] = {}, column[RUN] = {};
         reach e = {};
         if (FROM != GRADIENT && more) send_patch<at, FROM>(sp->slots, p, TILE, below, token);
-        if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE>(&e, x);
-        nans += e.nans, raise(&most, e.all);
+        if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE && at::IN_ROWS>(&e, x);
+        if (e.nans) atomicAdd(&sp->nans[threadIdx.x / 32], e.nans); /* seldom */
+        raise(&most, e.all);
         if (KIND == WHOLE) run_whole<at, DIRS, CODES>(j, sp->codes, p, n & 1, x);
         if (at::IS_PLANAR) {
             if (at::IN_ROWS) planar_rows<at>(row, j, sp->scales[n & 1], e);
@@ -148,7 +155,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
             }
             if (at::IN_COLUMNS) {
                 __syncthreads(); /* the magnitudes are there */
-                line_columns(column, j, p, sp->partial, ((int)blockIdx.x + n) & (WARPS - 1));
+                line_columns(sp->enc, j, p, sp->partial);
+                __syncthreads(); /* what columns are multiplied by is there */
+#pragma unroll
+                for (int i = 0; i < RUN; i += 4) {
+                    const float4 q = *(const float4 *)(sp->enc + at::column() + i);
+                    column[i] = q.x, column[i + 1] = q.y, column[i + 2] = q.z, column[i + 3] = q.w;
+                }
                 leave_columns<at, CODES>(sp->codes, n & 1, j.p.sides[MT_COL], x, column);
             }
         }
@@ -168,7 +181,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         if (!more) break;
         step_down(&p, below);
     }
-    if (is_measured(j)) raise_member(j, sp, p, most, nans);
+    wait_for_results(); /* early blocks do so here */
+    if (is_measured(j)) raise_member(j, sp, p, most, lane ? 0 : sp->nans[threadIdx.x / 32]);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------
@@ -178,11 +192,18 @@ template <int KIND, int DIRS, int CODES, int FROM>
 static mt_status launch(mt_stream *stream, const job *j)
 {
     enum { BYTES = sizeof(bytes_space<KIND, DIRS, FROM>) };
+    enum { MANY = 1024 /* members that a warp may count in time */ };
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
+    job own = *j;
+    /* who clears swizzled scales comes between */
+    const bool cleared = j->p.sides[MT_ROW].swizzled || j->p.sides[MT_COL].swizzled;
+    if (j->gives && !cleared && j->p.group.members <= MANY)
+        own.table.early =
+            (unsigned)mt_cuda_multiprocessors(stream) * layout<KIND, DIRS, FROM>::RESIDENT;
     MT_CUDA(cudaFuncSetAttribute(bytes_kernel<KIND, DIRS, CODES, FROM>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
     MT_TRY(follow(stream, bytes_kernel<KIND, DIRS, CODES, FROM>, (unsigned)blocks, TILE_THREADS,
-                  BYTES, *j));
+                  BYTES, own));
     MT_LAUNCHED(stream, "quantize: bytes");
     return MT_OK;
 }

@@ -38,8 +38,9 @@ template <int KIND, int DIRS, int FROM> struct bytes_space {
     uint4 slots[at::SLOTS][TILE_THREADS]; /* elements on their way, each thread's own */
     alignas(16) uint32_t codes[at::TURNED ? AREA / 2 : 4]; /* of columns, turned; of two tiles */
     alignas(16) uint32_t partial[at::TURNED && KIND == LINES ? WARPS : 1][PAIRS];
-    strip strips[WARPS];                                         /* each warp's own */
-    uint32_t scales[2][at::IS_PLANAR && at::IN_ROWS ? TILE : 1]; /* four of each row */
+    alignas(16) float enc[at::TURNED && KIND == LINES ? TILE : 4]; /* of columns */
+    strip strips[WARPS];                                           /* each warp's own */
+    uint32_t scales[2][at::IS_PLANAR && at::IN_ROWS ? TILE : 1];   /* four of each row */
     uint32_t most[WARPS]; /* what warps found of the member */
     int nans[WARPS];
 };
@@ -360,30 +361,17 @@ static __device__ __forceinline__ void leave_pairs(uint32_t partial[WARPS][PAIRS
             make_uint4(m[0], m[1], m[2], m[3]);
 }
 
-/* Of columns' blocks of 128, from what all warps have left. Half warps share eight columns out;
- * warp `storing` stores. */
-static __device__ __forceinline__ void line_columns(float enc[RUN], const job &j, const strip &p,
-                                                    const uint32_t partial[WARPS][PAIRS],
-                                                    int storing)
+/* Of columns' blocks of 128, from what all warps have left: a thread a column. */
+static __device__ __forceinline__ void line_columns(float enc[TILE], const job &j, const strip &p,
+                                                    const uint32_t partial[WARPS][PAIRS])
 {
-    const int patch = lane_of_warp() % 16, part = lane_of_warp() / 16;
-    const int c = patch * RUN + part * 4;
-    uint2 most = make_uint2(0, 0);
-    float2 e[4];
-#pragma unroll 4
-    for (int w = 0; w < WARPS; w++) {
-        const uint2 m = *(const uint2 *)(partial[w] + c / 2);
-        most.x = larger_halves(most.x, m.x), most.y = larger_halves(most.y, m.y);
-    }
-    e[0] = line_cell(j.p.sides[MT_COL], most.x & 0xffff);
-    e[1] = line_cell(j.p.sides[MT_COL], most.x >> 16);
-    e[2] = line_cell(j.p.sides[MT_COL], most.y & 0xffff);
-    e[3] = line_cell(j.p.sides[MT_COL], most.y >> 16);
+    const int c = (int)threadIdx.x;
+    uint32_t most = 0;
+    if (c >= TILE) return;
 #pragma unroll
-    for (int i = 0; i < RUN; i++) enc[i] = __shfl_sync(~0u, e[i % 4].x, patch + i / 4 * 16);
-    if ((int)threadIdx.x / 32 != storing || c >= p.width) return;
+    for (int w = 0; w < WARPS; w++) most = larger_halves(most, partial[w][c / 2]);
+    const float2 e = line_cell(j.p.sides[MT_COL], c & 1 ? most >> 16 : most & 0xffff);
+    enc[c] = e.x;
     const lattice l = scales_of(p.parts[MT_COL]);
-    uint8_t *to = l.at + scale_offset(l, c, 0) * 4;
-#pragma unroll
-    for (int i = 0; i < 4; i++) store_4(to + i * l.line * 4, mt_f32_bits(e[i].y));
+    if (c < p.width) store_4(l.at + scale_offset(l, c, 0) * 4, mt_f32_bits(e.y));
 }

@@ -84,3 +84,43 @@ static __device__ __forceinline__ bool locate_strip(located *to, const mt_group 
     to->before.blocks = __reduce_add_sync(~0u, c.blocks);
     return true;
 }
+
+/* As take_strip, without the table. */
+static __device__ __noinline__ bool find_strip(strip *own, const plan &p, const strip_table &t,
+                                               bool down_first)
+{
+    const mt_group &g = p.group;
+    const int lane = lane_of_warp();
+    const unsigned across = (unsigned)shift_up(g.k, 7), most = (unsigned)t.most;
+    const unsigned slow = blockIdx.x / (down_first ? most : across);
+    const unsigned fast = blockIdx.x - slow * (down_first ? most : across);
+    const int n = (int)(down_first ? fast : slow), k = (int)(down_first ? slow : fast);
+    located it;
+    if (!locate_strip(&it, g, t.rows, n)) return false;
+    const int down = it.at * (t.rows / TILE), left = it.rows - it.at * t.rows;
+    if (lane < MT_DIR_COUNT && p.sides[lane].present) {
+        const side &s = p.sides[lane];
+        part *d = &own->parts[lane];
+        member m = {};
+        m.rows = it.rows, m.cols = g.k;
+        m.at[AT_CODES] = codes_before(s, g.k, it.before);
+        m.at[AT_SCALES] = scales_before(s, g.k, it.index, it.before);
+        fill_part(d, s, m, 0);
+        d->codes += down * d->codes_down + k * d->codes_across;
+        d->scales += down * d->scales_down + k * d->scales_across;
+    }
+    if (lane == MT_DIR_COUNT) {
+        const int64_t pitch = t.swiglu ? 2 * g.k : g.k;
+        const int width = (int)g.k - k * TILE;
+        own->first_row = it.before.rows + down * TILE;
+        own->plain_down = t.gathered ? 0 : pitch * TILE;
+        own->plain = (mt_bf16 *)p.sides[SOURCE].codes + k * TILE;
+        if (!t.gathered) own->plain += own->first_row * pitch;
+        own->index = it.index, own->cols = (int)g.k;
+        own->rows = left < t.rows ? left : t.rows;
+        own->height = left < TILE ? left : (int)TILE;
+        own->width = width < TILE ? width : (int)TILE;
+    }
+    __syncwarp();
+    return true;
+}

@@ -1,5 +1,6 @@
 /* Members and directions of quantize and dequantize as kernels want them. */
 #include "kernels/cuda/quantize_strips.cuh"
+#include "kernels/cuda/quantize_tile.cuh"
 
 side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool reading)
 {
@@ -162,10 +163,8 @@ static __device__ __forceinline__ void write_strips(const plan &p, const strip_t
 }
 
 /* One block; each thread has consecutive members. */
-static __global__ void __launch_bounds__(PLANNERS)
-    plan_kernel(const __grid_constant__ plan p, const __grid_constant__ strip_table t)
+static __device__ __forceinline__ void make_plan(const plan &p, const strip_table &t)
 {
-    let_follow();
     int64_t count = p.group.members, each = mt_ceil_div(count, PLANNERS);
     int64_t begin = threadIdx.x * each, end = begin + each < count ? begin + each : count;
     int64_t at[ATS] = {};
@@ -194,15 +193,35 @@ static __global__ void __launch_bounds__(PLANNERS)
     if (t.strips) write_strips(p, t, strips, each);
 }
 
-mt_status mt_cuda_plan_tiles(mt_stream *stream, const plan *p, const strip_table *t)
+static __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan p)
 {
-    plan_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*p, *t);
-    MT_LAUNCHED(stream, "quantize: members");
-    return MT_OK;
+    const strip_table none = {};
+    let_follow();
+    make_plan(p, none);
+}
+
+/* Results of members begin as of those without rows. */
+static __global__ void __launch_bounds__(PLANNERS) job_kernel(const __grid_constant__ job j)
+{
+    let_follow();
+    make_plan(j.p, j.table);
+    if (!j.gives) return;
+    for (int64_t i = threadIdx.x; i < j.p.group.members; i += PLANNERS) {
+        const float none[MT_DIR_COUNT] = {};
+        give_member(j, i, none, 0);
+    }
 }
 
 mt_status mt_cuda_plan_members(mt_stream *stream, const plan *p)
 {
-    const strip_table none = {};
-    return mt_cuda_plan_tiles(stream, p, &none);
+    plan_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*p);
+    MT_LAUNCHED(stream, "quantize: members");
+    return MT_OK;
+}
+
+mt_status mt_cuda_plan_job(mt_stream *stream, const job *j)
+{
+    job_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*j);
+    MT_LAUNCHED(stream, "quantize: members");
+    return MT_OK;
 }

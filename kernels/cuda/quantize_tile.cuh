@@ -34,6 +34,7 @@ struct job {
     bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
     const mt_bf16 *z;                /* they are its gradient, the source's half as wide; NULL */
     strip_table table;               /* of strips, for quantize_bytes.cu */
+    bool gives; /* the sweep over codes raises results of members, which the plan begins */
 };
 
 enum {
@@ -515,12 +516,11 @@ static __device__ __forceinline__ void pass_on(block_found *from, const job &j, 
     *from = block_found{};
 }
 
-/* The results of member i. Other blocks have raised its amax: not from the nearer cache. */
-static __device__ __forceinline__ void give_results(const job &j, int64_t i)
+/* The results of member i, of whose source these are the amaxes and the NaNs. */
+static __device__ __forceinline__ void give_member(const job &j, int64_t i,
+                                                   const float most[MT_DIR_COUNT], int64_t nans)
 {
     const results &out = j.out;
-    const int64_t nans = (int64_t)__ldcg(out.nans + i);
-    const float most[MT_DIR_COUNT] = { __ldcg(j.amax[MT_ROW] + i), __ldcg(j.amax[MT_COL] + i) };
 #pragma unroll
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         const side &s = j.p.sides[dir];
@@ -533,6 +533,13 @@ static __device__ __forceinline__ void give_results(const job &j, int64_t i)
     }
     if (out.nan) out.nan[i] = nans;
     if (out.running_nan) out.running_nan[i] += nans;
+}
+
+/* Other blocks have raised them: not from the nearer cache. */
+static __device__ __forceinline__ void give_results(const job &j, int64_t i)
+{
+    const float most[MT_DIR_COUNT] = { __ldcg(j.amax[MT_ROW] + i), __ldcg(j.amax[MT_COL] + i) };
+    give_member(j, i, most, (int64_t)__ldcg(j.out.nans + i));
 }
 
 /* Measures a direction, makes its codes (`make`) and stores them (`write`). HARD: square blocks,

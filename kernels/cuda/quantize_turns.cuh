@@ -57,9 +57,15 @@ static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, con
     if (threadIdx.x >= WARPS) return;
     most = __reduce_max_sync((1u << WARPS) - 1, sp->most[lane]) << 16;
     nans = __reduce_add_sync((1u << WARPS) - 1, sp->nans[lane]);
-    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane])
+    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane]) {
         atomicMax((int *)j.amax[lane] + p.index, (int)most);
-    if (lane == 0 && j.nans && nans) atomicAdd(j.nans + p.index, (unsigned long long)nans);
+        if (j.gives && j.out.running[lane])
+            atomicMax((int *)j.out.running[lane] + p.index, (int)most);
+    }
+    if (lane || !j.nans || !nans) return;
+    atomicAdd(j.nans + p.index, (unsigned long long)nans);
+    if (j.gives && j.out.running_nan)
+        atomicAdd((unsigned long long *)j.out.running_nan + p.index, (unsigned long long)nans);
 }
 
 extern "C" {
