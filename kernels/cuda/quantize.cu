@@ -1,5 +1,4 @@
 /* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
-#include "kernels/cuda/quantize_gathered.cuh"
 #include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_rotate.cuh"
 #include "kernels/cuda/quantize_tile.cuh"

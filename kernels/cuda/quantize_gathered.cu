@@ -5,7 +5,6 @@
  * to one. Codes pass by L2, in which the rows' source is to stay. The arithmetic is that of the
  * tiles. */
 #include "kernels/cuda/quantize_bytes.cuh"
-#include "kernels/cuda/quantize_gathered.cuh"
 
 /* A thread's registers: four columns of DEEP rows, in each half of a gradient. */
 enum { WIDE = 4, HELD = 32 };

@@ -2,7 +2,6 @@
  * member, either direction or both. Tiles lie in shared memory as elements do, the next one on its
  * way while one is worked on. The arithmetic and its order are those of the tiles. */
 #include "kernels/cuda/quantize_follow.cuh"
-#include "kernels/cuda/quantize_gathered.cuh"
 #include "kernels/cuda/quantize_nibbles.cuh"
 
 /* ---- rows -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 /* One direction of a tile: amaxes, scales, codes. */
 #pragma once
 
-#include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/quantize_ways.cuh"
 
 /* What there is one of per member, where it goes; NULL: not wanted. */
 struct results {
@@ -60,35 +60,6 @@ struct space {
                                                      kernels only */
 };
 /* Behind it where a direction rounds stochastically: the 16 bits of every element. */
-
-extern "C" {
-/* quantize_rows.cu: whether the short way knows the sweep over codes of a call; that sweep. */
-bool mt_cuda_rows_suffice(const struct job *j);
-mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned blocks);
-/* quantize_short.cu: whether its kernels know a call; a sweep of it. */
-bool mt_cuda_short_suffices(const struct job *j);
-mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
-/* quantize_bytes.cu: whether it knows a call of a kind; the rows of its strips, which the plan is
- * to write; its sweep over codes. */
-bool mt_cuda_bytes_suffice(const struct job *j);
-int mt_cuda_bytes_rows(const struct job *j);
-mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
-/* The same of nvfp4: quantize_nvfp4.cu, and quantize_chosen.cu under 4over6. */
-enum { MT_CUDA_NVFP4_ROWS = 3 * TILE };
-bool mt_cuda_nvfp4_suffices(const struct job *j);
-bool mt_cuda_chosen_suffices(const struct job *j);
-mt_status mt_cuda_quantize_nvfp4(mt_stream *stream, const struct job *j);
-mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
-/* quantize_rotated.cu: whether it knows a call of nvfp4, whose rows go by another way. */
-bool mt_cuda_rotated_suffices(const struct job *j);
-/* quantize_made.cu: members' amaxes of rows that are gathered or SwiGLU's; `found` holds
- * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
-enum { MT_CUDA_FOUND = sizeof(float2) };
-mt_status mt_cuda_measure_made(mt_stream *stream, const struct job *j, int64_t tokens, void *found);
-/* The weight of each row, from those of tokens' slots, `count` of them all. */
-mt_status mt_cuda_weigh_rows(mt_stream *stream, float *row_weight, const float *weights,
-                             const int32_t *position, int64_t count);
-}
 
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
 static __device__ __forceinline__ int draw_place(int r, int d)

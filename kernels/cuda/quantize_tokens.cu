@@ -2,7 +2,6 @@
  * go to each of its rows. Blocks of 128 or one scale a member. The arithmetic is that of the tiles.
  */
 #include "kernels/cuda/quantize_bytes.cuh"
-#include "kernels/cuda/quantize_gathered.cuh"
 
 enum { READERS = 256, READING_WARPS = READERS / 32, STEP = 32 * RUN, MANY = 3, PER_CARD = 4 };
 

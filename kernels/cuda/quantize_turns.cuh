@@ -67,16 +67,3 @@ static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, con
     if (j.gives && j.out.running_nan)
         atomicAdd((unsigned long long *)j.out.running_nan + p.index, (unsigned long long)nans);
 }
-
-extern "C" {
-/* quantize_short.cu: the kind of a call's directions, KINDS where the short ways do not know it. */
-int mt_cuda_short_kind(const struct job *j);
-/* quantize_warps.cu: whether it knows a call, which may be measured by it; a sweep. */
-bool mt_cuda_warps_suffice(const struct job *j);
-mt_status mt_cuda_quantize_warps(mt_stream *stream, const struct job *j);
-/* quantize_kept.cu: whether it knows a call's rows of nvfp4, which are kept decoded; its sweep. */
-bool mt_cuda_kept_suffices(const struct job *j);
-mt_status mt_cuda_quantize_kept(mt_stream *stream, const struct job *j);
-/* quantize_rotated.cu: a sweep of it. */
-mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
-}

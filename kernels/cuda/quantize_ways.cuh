@@ -1,0 +1,51 @@
+/* The ways of quantize: whether each knows a call, and its sweep. */
+#pragma once
+
+#include "kernels/cuda/quantize.cuh"
+
+struct job;
+
+extern "C" {
+/* quantize_rows.cu: the sweep over codes. */
+bool mt_cuda_rows_suffice(const struct job *j);
+mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned blocks);
+/* quantize_short.cu: by itself or by those below; the kind of a call's directions, KINDS where it
+ * does not know it. */
+bool mt_cuda_short_suffices(const struct job *j);
+mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
+int mt_cuda_short_kind(const struct job *j);
+/* quantize_bytes.cu: of a kind; the rows of its strips, which the plan is to write; the sweep over
+ * codes. */
+bool mt_cuda_bytes_suffice(const struct job *j);
+int mt_cuda_bytes_rows(const struct job *j);
+mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
+/* The same of nvfp4: quantize_nvfp4.cu, and quantize_chosen.cu under 4over6. */
+enum { MT_CUDA_NVFP4_ROWS = 3 * TILE };
+bool mt_cuda_nvfp4_suffices(const struct job *j);
+bool mt_cuda_chosen_suffices(const struct job *j);
+mt_status mt_cuda_quantize_nvfp4(mt_stream *stream, const struct job *j);
+mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
+/* quantize_rotated.cu: nvfp4, whose rows go by another way. */
+bool mt_cuda_rotated_suffices(const struct job *j);
+mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
+/* quantize_kept.cu: rows of nvfp4 that are kept decoded. */
+bool mt_cuda_kept_suffices(const struct job *j);
+mt_status mt_cuda_quantize_kept(mt_stream *stream, const struct job *j);
+/* quantize_warps.cu: may be measured by it. */
+bool mt_cuda_warps_suffice(const struct job *j);
+mt_status mt_cuda_quantize_warps(mt_stream *stream, const struct job *j);
+/* quantize_gathered.cu: rows that are made on the way, where columns' codes go to padded lines. */
+bool mt_cuda_gathered_suffice(const struct job *j);
+mt_status mt_cuda_quantize_gathered(mt_stream *stream, const struct job *j);
+/* quantize_tokens.cu: rows alone of gathered ones, whose places among a token's slots are known. */
+bool mt_cuda_tokens_suffice(const struct job *j, const struct mt_quantize_args *args);
+mt_status mt_cuda_quantize_tokens(mt_stream *stream, const struct job *j,
+                                  const struct mt_quantize_args *args);
+/* quantize_made.cu: members' amaxes of rows that are gathered or SwiGLU's; `found` holds
+ * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
+enum { MT_CUDA_FOUND = sizeof(float2) };
+mt_status mt_cuda_measure_made(mt_stream *stream, const struct job *j, int64_t tokens, void *found);
+/* The weight of each row, from those of tokens' slots, `count` of them all. */
+mt_status mt_cuda_weigh_rows(mt_stream *stream, float *row_weight, const float *weights,
+                             const int32_t *position, int64_t count);
+}
