@@ -81,14 +81,6 @@ static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-/* What all elements of a member are multiplied by. */
-static __device__ __forceinline__ float whole_scale(const job &j, int dir, int member)
-{
-    const side &s = j.p.sides[dir];
-    if (!s.delayed) return mt_encode_scale(j.amax[dir][member], s.max, s.options.pow2, FLT_MAX);
-    return j.scale[dir] ? j.scale[dir][member] : 1.0f;
-}
-
 template <int KIND, int DIRS, int CODES, int FROM>
 static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>::RESIDENT))
     bytes_kernel(const __grid_constant__ job j)
@@ -182,7 +174,10 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         step_down(&p, below);
     }
     wait_for_results(); /* early blocks do so here */
-    if (is_measured(j)) raise_member(j, sp, p, most, lane ? 0 : sp->nans[threadIdx.x / 32]);
+    if (!is_measured(j)) return;
+    most = __reduce_max_sync(~0u, most);
+    if (lane == 0) sp->most[threadIdx.x / 32] = most;
+    raise_by<WARPS>(j, sp, p);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------

@@ -336,13 +336,6 @@ static __device__ __forceinline__ void put_columns(gathered_space<FROM> *sp, con
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ float scale_of_member(const job &j, int dir, int member)
-{
-    const side &s = j.p.sides[dir];
-    if (!s.delayed) return mt_encode_scale(j.amax[dir][member], s.max, s.options.pow2, FLT_MAX);
-    return j.scale[dir] ? j.scale[dir][member] : 1.0f;
-}
-
 /* Adds what a warp has found in a tile to what it has. */
 template <int FROM>
 static __device__ __forceinline__ void leave_found(gathered_space<FROM> *sp, const span<FROM> &e)
@@ -351,22 +344,6 @@ static __device__ __forceinline__ void leave_found(gathered_space<FROM> *sp, con
     const int nans = __reduce_add_sync(~0u, e.nans), warp = (int)threadIdx.x / 32;
     if (lane_of_warp()) return;
     sp->most[warp] = max(sp->most[warp], most), sp->nans[warp] += nans;
-}
-
-/* Raises the member's values by that, where it is more than it has had. */
-template <int FROM>
-static __device__ __forceinline__ void raise_by(const job &j, gathered_space<FROM> *sp,
-                                                const strip &p)
-{
-    enum { COUNT = held<FROM>::WARPS };
-    const int lane = lane_of_warp();
-    __syncthreads(); /* all have left theirs */
-    if (threadIdx.x >= COUNT) return;
-    const uint32_t most = __reduce_max_sync((1u << COUNT) - 1, sp->most[lane]) << 16;
-    const int nans = __reduce_add_sync((1u << COUNT) - 1, sp->nans[lane]);
-    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane])
-        atomicMax((int *)j.amax[lane] + p.index, (int)most);
-    if (lane == 0 && j.nans && nans) atomicAdd(j.nans + p.index, (unsigned long long)nans);
 }
 
 /* Codes of rows, code(i) of row i of those held, two halves beside each other; stored or not. */
@@ -449,7 +426,7 @@ static __global__ void __launch_bounds__(held<FROM>::THREADS, (held<FROM>::RESID
     if (threadIdx.x < MT_DIR_COUNT && j.measure[lane])
         p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
     if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
-        p.parts[lane].whole = scale_of_member(j, lane, p.index);
+        p.parts[lane].whole = whole_scale(j, lane, p.index);
     __syncwarp();
     origin o = origin_of<FROM>(j, p, 0, p.height);
     for (int left = p.rows - TILE;; left -= TILE) { /* rows below the tile */
@@ -470,7 +447,7 @@ static __global__ void __launch_bounds__(held<FROM>::THREADS, (held<FROM>::RESID
         if (KIND == WHOLE) __syncthreads(); /* they have been read */
         step_down(&p, left < TILE ? left : (int)TILE);
     }
-    if (is_measured(j)) raise_by(j, sp, p);
+    if (is_measured(j)) raise_by<held<FROM>::WARPS>(j, sp, p);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------

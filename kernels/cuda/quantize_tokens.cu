@@ -60,9 +60,7 @@ static __device__ __forceinline__ token_row row_of(const token_job &t, const int
     if (r.row < 0) return r;
     r.member = member_of(first, members, (int)r.row);
     if (KIND == WHOLE) {
-        r.whole = s.delayed
-                      ? j.scale[MT_ROW] ? j.scale[MT_ROW][r.member] : 1.0f
-                      : mt_encode_scale(j.amax[MT_ROW][r.member], s.max, s.options.pow2, FLT_MAX);
+        r.whole = whole_scale(j, MT_ROW, r.member);
     } else {
         const member &m = j.p.members[r.member];
         const shape p = shape_of(s, m.rows, m.cols);

@@ -44,19 +44,24 @@ static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t 
     if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
 }
 
-/* Raises the member's values by what a block's threads found, where that is more than it has had.
- */
-template <typename SPACE>
-static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, const strip &p,
-                                                    uint32_t most, int nans)
+/* What all elements of a member are multiplied by. */
+static __device__ __forceinline__ float whole_scale(const job &j, int dir, int member)
+{
+    const side &s = j.p.sides[dir];
+    if (!s.delayed) return mt_encode_scale(j.amax[dir][member], s.max, s.options.pow2, FLT_MAX);
+    return j.scale[dir] ? j.scale[dir][member] : 1.0f;
+}
+
+/* Raises the member's values by what each of a block's warps has left, where that is more than it
+ * has had. */
+template <int COUNT, typename SPACE>
+static __device__ __forceinline__ void raise_by(const job &j, SPACE *sp, const strip &p)
 {
     const int lane = lane_of_warp();
-    most = __reduce_max_sync(~0u, most), nans = __reduce_add_sync(~0u, nans);
-    if (lane == 0) sp->most[threadIdx.x / 32] = most, sp->nans[threadIdx.x / 32] = nans;
-    __syncthreads(); /* all have given */
-    if (threadIdx.x >= WARPS) return;
-    most = __reduce_max_sync((1u << WARPS) - 1, sp->most[lane]) << 16;
-    nans = __reduce_add_sync((1u << WARPS) - 1, sp->nans[lane]);
+    __syncthreads(); /* all have left theirs */
+    if (threadIdx.x >= COUNT) return;
+    const uint32_t most = __reduce_max_sync((1u << COUNT) - 1, sp->most[lane]) << 16;
+    const int nans = __reduce_add_sync((1u << COUNT) - 1, sp->nans[lane]);
     if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane]) {
         atomicMax((int *)j.amax[lane] + p.index, (int)most);
         if (j.gives && j.out.running[lane])
@@ -66,4 +71,14 @@ static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, con
     atomicAdd(j.nans + p.index, (unsigned long long)nans);
     if (j.gives && j.out.running_nan)
         atomicAdd((unsigned long long *)j.out.running_nan + p.index, (unsigned long long)nans);
+}
+
+template <typename SPACE>
+static __device__ __forceinline__ void raise_member(const job &j, SPACE *sp, const strip &p,
+                                                    uint32_t most, int nans)
+{
+    const int warp = (int)threadIdx.x / 32;
+    most = __reduce_max_sync(~0u, most), nans = __reduce_add_sync(~0u, nans);
+    if (lane_of_warp() == 0) sp->most[warp] = most, sp->nans[warp] = nans;
+    raise_by<WARPS>(j, sp, p);
 }
