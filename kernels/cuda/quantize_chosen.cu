@@ -37,21 +37,7 @@ static __device__ __forceinline__ void send_rows(uint32_t *rows, const strip &p,
     for (int i = 0; i < SEGMENT; i += 2)
         copy_16(to + i * CHUNKS * 4, from + (i < count ? (uint64_t)(uint32_t)i * pitch : 0),
                 i < count ? 16 : 0);
-#if defined(__CUDA_ARCH__)
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* All but the rows sent for last are there. */
-static __device__ __forceinline__ void wait_for_rows(bool more)
-{
-#if defined(__CUDA_ARCH__)
-    if (more)
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-#endif
-    __syncwarp();
+    copies_sent();
 }
 
 /* Codes of a warp's rows. */
@@ -158,7 +144,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT<DIRS>)
         const int below = left < TILE ? left : (int)TILE;
         const uint32_t *rows = sp->rows[n][warp];
         if (more) send_rows(sp->rows[n ^ 1][warp], p, TILE, below);
-        wait_for_rows(more);
+        copies_before(more);
         if (in_rows) choose_rows<FOUR>(j, p, rows, sp->enc[MT_ROW], sp->ones[0], row, &it);
         if (in_columns) {
             choose_columns<FOUR>(j, p, sp->codes, sp->scales[n], n, rows, sp->enc[MT_COL],

@@ -232,6 +232,24 @@ static __device__ __forceinline__ void copies_done(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+/* What was sent for since the last time is one group, */
+static __device__ __forceinline__ void copies_sent(void)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/* and a warp waits for all groups, but the last where there is `more`. */
+static __device__ __forceinline__ void copies_before(bool more)
+{
+#if defined(__CUDA_ARCH__)
+    if (more)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+    __syncwarp();
+}
 
 /* ---- decode -----------------------------------------------------------------------------------
  */

@@ -75,21 +75,7 @@ static __device__ __forceinline__ void load_strip(uint32_t *words, const job &j,
                         r < p.rows ? bytes : 0);
         }
     }
-#if defined(__CUDA_ARCH__)
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* All but the loads sent for last are there. */
-static __device__ __forceinline__ void wait_for_strip(bool more)
-{
-#if defined(__CUDA_ARCH__)
-    if (more)
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-#endif
-    __syncwarp();
+    copies_sent();
 }
 
 /* ---- rows -------------------------------------------------------------------------------------
@@ -190,7 +176,7 @@ static __device__ __forceinline__ void run_turns(const job &j, warp_space *sp, u
         else if (lane_of_warp() == 0)
             f.t.rows = at.rows, f.t.cols = at.cols;
         along = next.row == at.row;
-        wait_for_strip(more);
+        copies_before(more);
         if (MEASURES) {
             measure_strip(j, f, words, rotation, it);
             continue;
