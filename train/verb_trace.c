@@ -6,6 +6,7 @@
 #include "train/checkpoint.h"
 #include "train/cli.h"
 #include "train/config.h"
+#include "train/fileio.h"
 #include "train/trace.h"
 
 struct options {
@@ -132,6 +133,7 @@ static mt_status trace(const char *given, const struct options *o)
     mt_trace_input in = { 0 };
     mt_config config;
     MT_TRY(check_options(o, &dtype));
+    MT_TRY(mt_file_check_result(o->out, o->tokens));
     MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
     fputs(skipped, stderr);
     mt_status status = mt_checkpoint_open(&checkpoint, path);

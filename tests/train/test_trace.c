@@ -345,6 +345,9 @@ static void mistakes_are_refused(void **state)
     snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("none"), in_dir("in.h5"),
              in_dir("out.h5"));
     assert_verb(line, MT_EXIT_FILES, "none");
+    snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("ckpt"), in_dir("in.h5"),
+             in_dir("in.h5"));
+    assert_verb(line, MT_EXIT_USAGE, "the result needs another name");
     snprintf(line, sizeof line, "trace %s -o %s", in_dir("ckpt"), in_dir("out.h5"));
     assert_verb(line, MT_EXIT_USAGE, "--tokens IN.h5 is missing");
 }
