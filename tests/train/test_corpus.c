@@ -158,7 +158,7 @@ static void test_npy(void **state)
 {
     (void)state;
     const uint16_t u16[4] = { 5, 6, 700, 8 };
-    const int64_t i64[3] = { 1, 2, 99 }, negative[2] = { 3, -1 };
+    const int64_t i64[3] = { 1, 2, 99 }, negative[2] = { 3, -7 };
     const int32_t want_u16[4] = { 5, 6, 700, 8 }, want_i64[3] = { 1, 2, 99 };
     const char *path = in_dir("a.npy"), *out = in_dir("a.h5");
     put_npy(path, 1, "{'descr': '<u2', 'fortran_order': False, 'shape': (4,), }  \n", u16, 8);
@@ -179,7 +179,8 @@ static void test_npy(void **state)
         { "{'descr': '<u2'}", "one dimension" },
         { "{'descr': '<u2', 'shape': (9,), }", "only 16 bytes" },
         { "{'descr': '<u2', 'shape': (9223372036854775807,), }", "only 16 bytes" },
-        { "{'descr': '<i8', 'shape': (2,), }", "token -1 at position 1" },
+        { "{'descr': '|i1', 'shape': (9,), }", "token -7 at position 8" },
+        { "{'descr': '<i8', 'shape': (2,), }", "token -7 at position 1" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         put_npy(path, 1, bad[i].dictionary, negative, 16);
@@ -213,7 +214,6 @@ static void test_bad_arguments(void **state)
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "needs a file");
     args.valid_output = out;
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "cannot both go");
-    args.split = NULL, args.valid_output = in_dir("y.h5");
     char other_name[300];
     snprintf(other_name, sizeof other_name, "%s/./x.h5", files_dir);
     put_text(inputs[0], "four");
@@ -223,6 +223,7 @@ static void test_bad_arguments(void **state)
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "the result needs another name");
     args.output = out, args.valid_output = inputs[0];
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "the result needs another name");
+    args.split = NULL, args.valid_output = in_dir("y.h5");
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "needs a split rule");
     static const char *const rules[] = {
         "tail", "tail:1", "tail:x", "tail:", "half", "tails:3", ""
