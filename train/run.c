@@ -250,6 +250,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     r->gemm_path = kernels->gemm_path;
     MT_TRY(enter_directory(r, options));
     MT_TRY(mt_trainer_create(&r->trainer, r->device, &r->trainer_config));
+    MT_TRY(mt_statistics_check_layers(c, r->trainer));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
     r->tokens = malloc(count * sizeof *r->tokens);
     r->targets = malloc(count * sizeof *r->targets);
