@@ -297,7 +297,8 @@ static void empty_groups_make_empty_files(void **state)
 {
     (void)state;
     const int64_t none[] = { 0, COLS };
-    static const char *const options[] = { "--first-dims 0,0,0", "--first-dims=", "--members 3",
+    static const char *const options[] = { "--first-dims 0,0,0 --swizzled",
+                                           "--first-dims=", "--members 3",
                                            "--first-dims 0,0 --last-dims 5,0" };
     for (int i = 0; i < 4; i++) {
         static const int64_t members[] = { 3, 0, 3, 2 };
@@ -381,16 +382,15 @@ static void mistakes_are_refused(void **state)
     snprintf(line, sizeof line, "quantize %s -o %s --format f32", in_dir("none.h5"),
              in_dir("out.h5"));
     assert_verb(line, MT_EXIT_FILES, "none.h5");
-    const int64_t shape[] = { 2 };
     snprintf(line, sizeof line, "quantize %s -o %s --format f32", in_dir("in.h5"), in_dir("in.h5"));
     assert_verb(line, MT_EXIT_USAGE, "the result needs another name");
+    const int64_t shape[] = { 2 };
     put_input(MT_F64, 1, shape, (double[]){ 1, 2 });
     assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "its type is not f32, f16");
     put_input(MT_F32, 0, shape, source);
     assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "a scalar");
 }
 
-int main(void)
 /* Whatever is no regular file keeps its name: of a device, a result would take the place. */
 static void only_files_are_replaced(void **state)
 {
@@ -417,6 +417,7 @@ static void only_files_are_replaced(void **state)
     for (int i = 0; i < 2; i++) assert_verb(QUANTIZE("--format f32"), 0, "1517 elements");
 }
 
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_file_by_hand),
@@ -428,7 +429,7 @@ static void only_files_are_replaced(void **state)
         cmocka_unit_test(empty_groups_make_empty_files),
         cmocka_unit_test(the_file_says_what_made_it),
         cmocka_unit_test(mistakes_are_refused),
-    };
         cmocka_unit_test(only_files_are_replaced),
+    };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
