@@ -172,6 +172,7 @@ static const struct bad {
     { "", "train.micro_batch_size=3", MT_ECONFIG, "3 does not divide train.batch_size 8" },
     { "", "optim.warmup_steps=2000", MT_ECONFIG, "is 2000, above train.steps 1000" },
     { "", "train.eval_every=5", MT_ECONFIG, "data.valid names no corpus" },
+    { "", "optim.eps=1e-46", MT_ECONFIG, "--set optim.eps=1e-46: optim.eps is 1e-46, which is 0" },
     { "", "model.max_position_embeddings=128", MT_ECONFIG, "data.sequence_length is 256" },
     { "device: tpu\n", NULL, MT_ECONFIG, "t.yaml:11: device 'tpu' is not one of" },
     { "device: 'cuda:'\n", NULL, MT_ECONFIG, "device 'cuda:' is not one of" },
@@ -317,6 +318,7 @@ static void numbers_read_back_to_the_same_bits(void **state)
         assert_ok(parse(&c, "", NULL));
         c.trainer.optim.lr = mt_rng_uniform(1, 0, i);
         c.trainer.optim.eps = ldexp(1 + mt_rng_uniform(1, 1, i), -1000 - (int)i / 3);
+        c.trainer.dtype = MT_F64; /* in which such an eps is not 0 */
         c.trainer.seed = mt_rng_u32(1, 2, i) * 1000003ull;
         mt_config again = reread(&c);
         assert_memory_equal(&c.trainer.optim.lr, &again.trainer.optim.lr, sizeof(double));
