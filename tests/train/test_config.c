@@ -180,7 +180,8 @@ static const struct bad {
     { "", "device=cuda:1x", MT_ECONFIG, "is not one of" },
     { "", "device=cpu:0", MT_ECONFIG, "is not one of" },
     /* known, not available */
-    { "statistics: {tensors: [Y]}\n", NULL, MT_ECONFIG, "'Y' is not one of W X dY" },
+    { "statistics: {every: 1, tensors: [Y]}\n", "statistics.every=2", MT_ECONFIG,
+      "t.yaml:11: statistics.tensors: 'Y' is not one of W X dY" },
     { "statistics: {what_if: [nvfp5]}\n", NULL, MT_ECONFIG, "nvfp5" },
     { "recipe: nvfp5\n", NULL, MT_ECONFIG, "t.yaml:11: recipe: 'nvfp5'" },
     { "recipe: fprop=mxfp8:rht dgrad=bf16 wgrad=bf16\n", NULL, MT_ECONFIG, "fprop W row" },
@@ -317,8 +318,8 @@ static void numbers_read_back_to_the_same_bits(void **state)
         mt_config c;
         assert_ok(parse(&c, "", NULL));
         c.trainer.optim.lr = mt_rng_uniform(1, 0, i);
-        c.trainer.optim.eps = ldexp(1 + mt_rng_uniform(1, 1, i), -1000 - (int)i / 3);
         c.trainer.dtype = MT_F64; /* in which such an eps is not 0 */
+        c.trainer.optim.eps = ldexp(1 + mt_rng_uniform(1, 1, i), -1000 - (int)i / 3);
         c.trainer.seed = mt_rng_u32(1, 2, i) * 1000003ull;
         mt_config again = reread(&c);
         assert_memory_equal(&c.trainer.optim.lr, &again.trainer.optim.lr, sizeof(double));
