@@ -156,6 +156,19 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_int_equal(access("c", F_OK), -1);
 }
 
+static void what_cannot_be_printed_is_an_error(void **state)
+{
+    (void)state;
+    static const char *const lines[] = { "help", "--help", "train --help", "train --help-config" };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        char command[8192];
+        snprintf(command, sizeof command, "%s %s >/dev/full 2>out", program_path, lines[i]);
+        int status = system(command);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), MT_EXIT_FILES);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -165,6 +178,7 @@ int main(void)
         cmocka_unit_test(each_class_of_error_has_its_code),
         cmocka_unit_test(every_verb_has_help),
         cmocka_unit_test(the_program_refuses_what_it_does_not_know),
+        cmocka_unit_test(what_cannot_be_printed_is_an_error),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -466,6 +466,7 @@ static void bad_input_has_the_code_of_its_class(void **state)
 #endif
         { "--device cuda:x", 2, "not one of auto, cpu, cuda, cuda:N" },
         { "--device cuda:1 --gpus 2", 2, "one GPU" },
+        { "--gpus -1", 2, "--gpus -1: must be from 1" },
         { "--device tpu", 2, "tpu" },
     };
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* no GPU here, whatever the machine has */
@@ -476,6 +477,32 @@ static void bad_input_has_the_code_of_its_class(void **state)
         assert_int_equal(access("refused", F_OK), -1); /* before anything is written */
     }
     unsetenv("CUDA_VISIBLE_DEVICES");
+    assert_program("train t.yaml --run t.yaml", 5, "run t.yaml: Not a directory");
+    assert_program("eval straight --device plan", 2, "device 'plan' is not one of auto, cpu, cuda");
+    assert_program(
+        "train t.yaml --run typed --set statistics.every=1 --set statistics.layers=*up_proj", 2,
+        "*up_proj fits no linear layer; the first of them: model.layers.0.self_attn");
+    write_file("typed.yaml", config);
+    FILE *file = fopen("typed.yaml", "a");
+    assert_non_null(file);
+    fputs("recipe: [{use: mxfp8}, {layers: '*.0.up_proj', use: bf16}]\n", file);
+    assert_int_equal(fclose(file), 0);
+    assert_program("train typed.yaml --run typed", 2, "layers=*.0.up_proj fits no linear layer");
+    assert_program("train t.yaml --run typed --set train.steps=2 --set model.capacity_factor=1e30",
+                   0, "done: 2 steps");
+}
+
+/* A file that takes the place of a closed standard one would get what is printed. */
+static void records_stay_whole_without_standard_files(void **state)
+{
+    (void)state;
+    char command[8192];
+    snprintf(command, sizeof command, "%s train t.yaml --run closed <&- >&- 2>&-", program_path);
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), MT_EXIT_FILES); /* nobody could read of its progress */
+    assert_same_metrics("closed", "straight");
+    assert_same_weights("closed", "straight", 24);
 }
 
 static void copy_file(const char *from, const char *to)
@@ -584,6 +611,7 @@ int main(void)
         cmocka_unit_test(a_run_has_one_process),
         cmocka_unit_test(another_model_or_corpus_is_refused),
         cmocka_unit_test(bad_input_has_the_code_of_its_class),
+        cmocka_unit_test(records_stay_whole_without_standard_files),
         cmocka_unit_test(damaged_corpora_are_refused),
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
