@@ -556,6 +556,26 @@ static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
     assert_program("train t.yaml --run fallback --resume", 5, "no complete checkpoint");
 }
 
+/* It may be whole: nothing is begun again, cut back or removed in its place. */
+static void a_checkpoint_that_cannot_be_read_ends_the_run(void **state)
+{
+    (void)state;
+    assert_int_equal(program("train t.yaml --run unread"), 0);
+    assert_int_equal(rename("unread/ckpt/step_00000024/model.h5", "unread/kept"), 0);
+    assert_int_equal(mkdir("unread/ckpt/step_00000024/model.h5", 0700), 0);
+    assert_program("train t.yaml --run unread --resume", 5, "model.h5': not a regular file");
+    assert_program("eval unread", 5, "model.h5': not a regular file");
+    assert_int_equal(rmdir("unread/ckpt/step_00000024/model.h5"), 0);
+    assert_int_equal(rename("unread/kept", "unread/ckpt/step_00000024/model.h5"), 0);
+    assert_same_run("straight", "unread");
+    assert_int_equal(rename("unread/ckpt", "unread/kept"), 0);
+    write_file("unread/ckpt", "");
+    assert_program("train t.yaml --run unread --resume", 5, "cannot list 'unread/ckpt'");
+    assert_int_equal(unlink("unread/ckpt"), 0);
+    assert_int_equal(rename("unread/kept", "unread/ckpt"), 0);
+    assert_same_run("straight", "unread");
+}
+
 static void a_full_disk_leaves_the_old_checkpoint(void **state)
 {
     (void)state;
@@ -614,6 +634,7 @@ int main(void)
         cmocka_unit_test(records_stay_whole_without_standard_files),
         cmocka_unit_test(damaged_corpora_are_refused),
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
+        cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
         cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
         cmocka_unit_test(ten_skipped_updates_end_the_run),
