@@ -505,6 +505,23 @@ static void records_stay_whole_without_standard_files(void **state)
     assert_same_weights("closed", "straight", 24);
 }
 
+static void a_reader_that_leaves_does_not_end_the_run(void **state)
+{
+    (void)state;
+    char command[8192];
+    snprintf(command, sizeof command, "(%s train t.yaml --run piped; echo $? >code) 2>out | true",
+             program_path);
+    assert_int_equal(system(command), 0);
+    FILE *code = fopen("code", "r");
+    int number = 0;
+    assert_non_null(code);
+    assert_int_equal(fscanf(code, "%d", &number), 1);
+    fclose(code);
+    assert_int_equal(number, MT_EXIT_FILES);
+    assert_same_metrics("piped", "straight");
+    assert_same_weights("piped", "straight", 24);
+}
+
 static void copy_file(const char *from, const char *to)
 {
     char *text = NULL;
@@ -632,6 +649,7 @@ int main(void)
         cmocka_unit_test(another_model_or_corpus_is_refused),
         cmocka_unit_test(bad_input_has_the_code_of_its_class),
         cmocka_unit_test(records_stay_whole_without_standard_files),
+        cmocka_unit_test(a_reader_that_leaves_does_not_end_the_run),
         cmocka_unit_test(damaged_corpora_are_refused),
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
