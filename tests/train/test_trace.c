@@ -318,7 +318,7 @@ static void mistakes_are_refused(void **state)
         { "--dtype f23", "f23", MT_EXIT_USAGE },
         { "--activations nothing.*", "fits no activation; the first of them are: model.embed",
           MT_EXIT_USAGE },
-        { "--steps 4", "tokens", MT_EXIT_FILES }, /* the file has one batch */
+        { "--steps 4", "must be i64[*,*,*]", MT_EXIT_FILES }, /* the file has one batch */
         { "--steps -1", "--steps is -1", MT_EXIT_USAGE },
         { "--targets --set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE },
         { "--set train.dtype=bf16", "not from --set", MT_EXIT_USAGE },
