@@ -149,6 +149,8 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("doctor --device tpu", 2, "device 'tpu' is not one of auto, cpu, cuda");
     assert_program("gradcheck --samples -1", 2, "--samples is -1");
     assert_program("gradcheck --set train.steps=1", 2, "--set is for the model");
+    assert_program("eval nowhere --sequence 0", 2, "--sequence is 0, must be positive");
+    assert_program("eval nowhere --batch -1", 2, "--batch is -1, must be positive");
     assert_program("sample nowhere --top-p 2x", 2, "'2x' is not a number");
     assert_program("export nowhere there", 5, "nowhere");
     assert_program("import nowhere", 2, "no -o CKPT");
