@@ -1,6 +1,7 @@
 /* The param store: every param's master, gradient and compute copy in flat buffers. */
 #include "core/param.h"
 
+#include <fnmatch.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -409,6 +410,23 @@ mt_param *mt_param_store_find(const mt_param_store *store, const char *name)
     for (int64_t i = 0; i < store->count; i++)
         if (!strcmp(store->params[i]->name, name)) return store->params[i];
     return NULL;
+}
+
+mt_status mt_param_store_check_pattern(const mt_param_store *store, const char *key,
+                                       const char *pattern)
+{
+    enum { NAMES = 400 };
+    char names[NAMES] = "";
+    size_t used = 0;
+    for (int64_t i = 0; i < store->count; i++) {
+        const char *name = store->params[i]->name;
+        if (!store->params[i]->packed) continue;
+        if (fnmatch(pattern, name, 0) == 0) return MT_OK;
+        if (used + strlen(name) + 2 < NAMES)
+            used += (size_t)snprintf(names + used, NAMES - used, "%s%s", used ? " " : "", name);
+    }
+    return MT_FAIL(MT_ECONFIG, "%s%s fits no linear layer; the first of them: %s", key, pattern,
+                   names);
 }
 
 int64_t mt_param_store_elements(const mt_param_store *store)

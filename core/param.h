@@ -202,6 +202,10 @@ mt_device *mt_param_store_device(const mt_param_store *store);
 int64_t mt_param_store_count(const mt_param_store *store);
 mt_param *mt_param_store_get(const mt_param_store *store, int64_t i);
 mt_param *mt_param_store_find(const mt_param_store *store, const char *name);
+/* MT_ECONFIG, with the first names, where the glob `pattern` fits no weight of a linear layer;
+ * `key` stands before it in the error. */
+mt_status mt_param_store_check_pattern(const mt_param_store *store, const char *key,
+                                       const char *pattern);
 /* A unit: its params, its place in the flat buffers, the same on every rank, and this rank among
  * those that it is cut among: all, or those with the same members. */
 typedef struct mt_unit {

@@ -78,6 +78,9 @@ mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *ru
 bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
                           const mt_recipe **recipe);
 
+/* The name pattern of clause `i`, from 0; NULL: every layer. False: there is no such clause. */
+bool mt_recipe_rules_layers(const char **layers, const mt_recipe_rules *rules, size_t i);
+
 /* The next step after `step` at which some layer's recipe may change; -1: none. */
 int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step);
 

@@ -128,6 +128,13 @@ mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *ru
     return status;
 }
 
+bool mt_recipe_rules_layers(const char **layers, const mt_recipe_rules *rules, size_t i)
+{
+    if (i >= rules->count) return false;
+    *layers = rules->rules[i].layers;
+    return true;
+}
+
 bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
                           const mt_recipe **recipe)
 {

@@ -63,8 +63,8 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
     int64_t f = layer->down.weight->group.k;
     int64_t widths[MT_ROUTE_WIDTHS] = { width, f, 2 * f };
     double fair = (double)(tokens * s->top_k) / (double)s->experts;
-    int64_t capacity =
-        layer->capacity_factor > 0 ? (int64_t)ceil(layer->capacity_factor * fair) : 0;
+    double most = fmin(ceil(layer->capacity_factor * fair), (double)tokens); /* an expert gets */
+    int64_t capacity = layer->capacity_factor > 0 ? (int64_t)most : 0;
     mt_route route;
     MT_TRY(mt_router(tape, routing, x, layer->router, s));
     MT_TRY(mt_tape_observe(tape, routing->weights, "%s.routing_weights", name));

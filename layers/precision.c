@@ -101,6 +101,15 @@ static mt_status check_options(const mt_precision_options *o)
     return MT_OK;
 }
 
+/* A rule that is for no layer was meant for one. */
+static mt_status check_rules(const mt_precision *p)
+{
+    const char *layers;
+    for (size_t i = 0; p->rules && mt_recipe_rules_layers(&layers, p->rules, i); i++)
+        if (layers) MT_TRY(mt_param_store_check_pattern(p->store, "recipe rules: layers=", layers));
+    return MT_OK;
+}
+
 static mt_status build(mt_precision *p, const mt_precision_options *o)
 {
     int64_t params = mt_param_store_count(p->store);
@@ -124,7 +133,7 @@ static mt_status build(mt_precision *p, const mt_precision_options *o)
         }
         MT_TRY(reserve(p, l));
     }
-    return MT_OK;
+    return check_rules(p);
 }
 
 mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,

@@ -67,6 +67,8 @@ mt_status mt_optim_config_check_real(const mt_optim_config *c, mt_dtype real)
     MT_REQUIRE(real == MT_F32 || c->master == MT_MASTER_REAL, MT_ECONFIG,
                "optim.master is %s, must be f32 under train.dtype f64, which keeps f64",
                mt_master_name(c->master));
+    MT_REQUIRE(real != MT_F32 || (float)c->eps > 0, MT_ECONFIG,
+               "optim.eps is %g, which is 0 in f32: must be positive there", c->eps);
     return MT_OK;
 }
 

@@ -65,6 +65,8 @@ static mt_status verify_line(const char *dir, const char *line)
                    name[0] != '.',
                MT_EDAMAGED, "'%s/DONE': the line '%.80s' is not 'size hash name'", dir, line);
     MT_TRY(mt_path_format(path, "%s/%s", dir, name));
+    MT_REQUIRE(mt_path_exists(path), MT_EDAMAGED, "'%s', which DONE names: %s", path,
+               strerror(ENOENT));
     MT_TRY(mt_file_xxh128(got, &bytes, path));
     if (bytes == size && !strcmp(got, want)) return MT_OK;
     MT_TRY(check_foreign(dir, path));
@@ -272,6 +274,15 @@ static mt_status share_path(char path[MT_CHECKPOINT_PATH], const char *dir, cons
     return mt_comm_broadcast(comm, NULL, path, MT_CHECKPOINT_PATH, 0, "a checkpoint's path");
 }
 
+mt_status mt_checkpoint_count_dirs(int64_t *count, const char *dir)
+{
+    step_list list = { NULL, 0, 0 };
+    mt_status status = mt_path_exists(dir) ? list_steps(&list, dir) : MT_OK;
+    *count = list.count;
+    free(list.items);
+    return status;
+}
+
 /* The name in `latest` is for people and scripts: a kill between rename and marker leaves it one
  * behind, so the steps decide here. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
@@ -287,8 +298,11 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
     for (int64_t i = 0; status == MT_OK && !found; i++) {
         status = share_path(path, dir, &list, i, comm);
         if (status != MT_OK || !*path) break;
-        found = mt_checkpoint_verify(path, comm, &files) == MT_OK;
-        if (!found && used < skipped_bytes)
+        status = mt_checkpoint_verify(path, comm, &files);
+        found = status == MT_OK;
+        if (status != MT_EDAMAGED) continue; /* what cannot be read may well be whole */
+        status = MT_OK;
+        if (used < skipped_bytes)
             used += (size_t)snprintf(skipped + used, skipped_bytes - used, "%s: %s\n",
                                      strrchr(path, '/') + 1, mt_error_message());
     }

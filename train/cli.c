@@ -185,12 +185,31 @@ static const verb *find_verb(const char *name)
     return NULL;
 }
 
+/* What was printed has arrived, or it is an error; errors are said on stderr. Returns the exit
+ * code.
+ */
+static int end(const char *name, mt_status status)
+{
+    if (status == MT_OK) {
+        errno = 0;
+        if (fflush(stdout) != 0 || ferror(stdout))
+            status = MT_FAIL(MT_EIO, "standard output: %s",
+                             errno ? strerror(errno) : "a write to it has failed");
+    }
+    if (status != MT_OK) {
+        const char *traced = getenv("MIXTAPE_TRACE");
+        fprintf(stderr, "mixtape %s: %s: %s\n", name, mt_status_name(status), mt_error_message());
+        if (traced && *traced) fprintf(stderr, "  passed %s\n", mt_error_trace());
+    }
+    return mt_exit_code(status);
+}
+
 int mt_cli_main(int argc, char **argv)
 {
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_help();
-        return argc < 2 ? MT_EXIT_USAGE : MT_EXIT_DONE;
+        return argc < 2 ? MT_EXIT_USAGE : end("help", MT_OK);
     }
     const verb *found = find_verb(argv[1]);
     if (!found) {
@@ -199,14 +218,5 @@ int mt_cli_main(int argc, char **argv)
                 near ? ": did you mean " : "", near ? near : "");
         return MT_EXIT_USAGE;
     }
-    mt_status status = found->run(argc - 1, argv + 1);
-    if (status == MT_OK && (fflush(stdout) != 0 || ferror(stdout)))
-        status = MT_FAIL(MT_EIO, "standard output: %s", strerror(errno));
-    if (status != MT_OK) {
-        const char *traced = getenv("MIXTAPE_TRACE");
-        fprintf(stderr, "mixtape %s: %s: %s\n", found->name, mt_status_name(status),
-                mt_error_message());
-        if (traced && *traced) fprintf(stderr, "  passed %s\n", mt_error_trace());
-    }
-    return mt_exit_code(status);
+    return end(found->name, found->run(argc - 1, argv + 1));
 }

@@ -231,13 +231,18 @@ mt_status mt_compare_write(const mt_comparison *c, const char *path)
 
 mt_status mt_compare_plot(const mt_comparison *c, const char *path)
 {
-    char script[MT_PATH_BYTES];
+    char script[MT_PATH_BYTES], image[MT_PATH_BYTES];
     const char *ending = strrchr(path, '.');
     MT_REQUIRE(ending && strcmp(ending, ".png") == 0, MT_ECONFIG, "--plot '%.*s' must end in .png",
                PATH_SHOWN, path);
+    MT_TRY(mt_file_check_name(path));
     MT_TRY(mt_path_format(script, "%s.gnuplot", path));
-    MT_TRY(write_file(c, script, path, write_script));
+    MT_TRY(mt_path_format(image, "%s.tmp", path));
+    MT_TRY(write_file(c, script, image, write_script));
     mt_status status = run_gnuplot(script);
     unlink(script);
+    if (status == MT_OK && rename(image, path) != 0)
+        status = MT_FAIL(MT_EIO, "--plot '%.*s': %s", PATH_SHOWN, path, strerror(errno));
+    if (status != MT_OK) unlink(image);
     return status;
 }

@@ -146,6 +146,13 @@ static bool device_known(const char *name)
     return digits > 0 && digits <= 4 && !name[5 + digits];
 }
 
+mt_status mt_config_check_device(const char *name)
+{
+    MT_REQUIRE(device_known(name), MT_ECONFIG,
+               "device '%s' is not one of auto, cpu, cuda, cuda:N (N from 0)", name);
+    return MT_OK;
+}
+
 mt_status mt_config_check(const mt_config_reader *r)
 {
     MT_TRY(check_present(r));
@@ -159,8 +166,7 @@ mt_status mt_config_check(const mt_config_reader *r)
     MT_TRY(check_recipe(r));
     MT_TRY(check_parallel(r));
     status = mt_statistics_check(r->config);
-    if (status != MT_OK) return fail_at(r, "statistics.every", status);
-    RULE(device_known(r->config->device), "device",
-         "'%s' is not one of auto, cpu, cuda, cuda:N (N from 0)", r->config->device);
-    return MT_OK;
+    if (status != MT_OK) return fail_where_named(r, "statistics", status);
+    status = mt_config_check_device(r->config->device);
+    return status == MT_OK ? MT_OK : fail_at(r, "device", status);
 }

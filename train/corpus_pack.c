@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "train/corpus_priv.h"
@@ -109,6 +110,10 @@ static mt_status check_args(const mt_corpus_pack_args *args)
                "vocab_size %lld is not in [1, 2^31)", (long long)args->vocab_size);
     MT_REQUIRE(!args->tokenizer || strlen(args->tokenizer) < MT_CORPUS_TEXT, MT_ECONFIG,
                "tokenizer '%s' has more than %d bytes", args->tokenizer, MT_CORPUS_TEXT - 1);
+    for (int64_t i = 0; i < args->input_count; i++) {
+        MT_TRY(mt_file_check_result(args->output, args->inputs[i]));
+        if (args->valid_output) MT_TRY(mt_file_check_result(args->valid_output, args->inputs[i]));
+    }
     return MT_OK;
 }
 
@@ -123,6 +128,18 @@ static mt_status hash_sources(char hex[MT_CORPUS_TEXT], const mt_corpus_source *
     MT_REQUIRE(!args->sha256 || !strcmp(args->sha256, hex), MT_EDAMAGED,
                "'%s'%s has sha256 %s, must be %s", args->inputs[0],
                args->input_count > 1 ? " and the other files together" : "", hex, args->sha256);
+    return MT_OK;
+}
+
+/* Two spellings of one name. */
+static mt_status check_apart(const packer out[2], const char *const paths[2])
+{
+    struct stat a, b;
+    MT_REQUIRE(fstat(mt_h5_descriptor(out[0].file), &a) != 0 ||
+                   fstat(mt_h5_descriptor(out[1].file), &b) != 0 || a.st_dev != b.st_dev ||
+                   a.st_ino != b.st_ino,
+               MT_ECONFIG, "training and held-out tokens cannot both go to '%s', which is '%s'",
+               paths[0], paths[1]);
     return MT_OK;
 }
 
@@ -142,6 +159,7 @@ static mt_status pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *
     MT_TRY_CLEANUP(hash_sources(result->sha256, sources, args));
     for (int k = 0; k < 2 && paths[k]; k++)
         MT_TRY_CLEANUP(packer_begin(&out[k], paths[k], k == 1, pieces));
+    if (paths[1]) MT_TRY_CLEANUP(check_apart(out, paths));
     for (int64_t i = 0; i < pieces->count; i++)
         MT_TRY_CLEANUP(packer_add(&out[pieces->items[i].held_out],
                                   &sources[pieces->items[i].source], &pieces->items[i]));

@@ -115,13 +115,13 @@ void mt_corpus_source_close(mt_corpus_source *source)
     mt_file_map_close(&source->map);
 }
 
-/* A negative element becomes a number above every vocabulary. */
+/* A negative element, extended to 64 bits, is a number above every vocabulary. */
 static uint64_t element(const mt_corpus_source *s, int64_t i)
 {
     const unsigned char *p = s->data + i * s->bytes;
     uint64_t x = 0;
     for (int b = 0; b < s->bytes; b++) x |= (uint64_t)p[b] << (8 * b);
-    if (s->is_signed && p[s->bytes - 1] & 0x80) return UINT64_MAX;
+    if (s->is_signed && s->bytes < 8 && p[s->bytes - 1] & 0x80) x |= UINT64_MAX << (8 * s->bytes);
     return x;
 }
 

@@ -125,6 +125,32 @@ int mt_write_fully(int fd, const void *data, size_t bytes, int64_t offset)
     return 0;
 }
 
+mt_status mt_file_check_name(const char *path)
+{
+    struct stat st;
+    MT_REQUIRE(*path, MT_EIO, "cannot write '': a file needs a name");
+    MT_REQUIRE(lstat(path, &st) != 0 || S_ISREG(st.st_mode), MT_EIO,
+               "cannot write '%s': it is there and not a regular file, so it is not replaced",
+               path);
+    return MT_OK;
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+mt_status mt_file_check_result(const char *path, const char *source)
+{
+    char temp[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(temp, "%s.tmp", path));
+    MT_REQUIRE(!same_file(path, source) && !same_file(temp, source), MT_ECONFIG,
+               "'%s' is read and would be written over by '%s': the result needs another name",
+               source, path);
+    return mt_file_check_name(path);
+}
+
 mt_status mt_file_writer_open(mt_file_writer **writer, const char *path)
 {
     mt_file_writer *w = calloc(1, sizeof *w);
@@ -133,6 +159,7 @@ mt_status mt_file_writer_open(mt_file_writer **writer, const char *path)
     mt_status status;
     MT_TRY_CLEANUP(mt_path_format(w->path, "%s", path));
     MT_TRY_CLEANUP(mt_path_format(w->temp, "%s.tmp", path));
+    MT_TRY_CLEANUP(mt_file_check_name(path));
     w->fd = open(w->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (w->fd < 0) {
         status = MT_FAIL(MT_EIO, "cannot create '%s': %s", w->temp, strerror(errno));

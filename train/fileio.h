@@ -29,6 +29,13 @@ mt_status mt_file_map_open(mt_file_map *map, const char *path);
 /* NULL-safe; leaves an empty map. */
 void mt_file_map_close(mt_file_map *map);
 
+/* Whether a new file may take the name `path`: it is free, or that of a regular file. A device, a
+ * pipe, a directory or a link is not replaced: MT_EIO. */
+mt_status mt_file_check_name(const char *path);
+/* The same for what is made of the file `source`, which must not be lost: MT_ECONFIG where the new
+ * file, or what becomes it, would be that one. */
+mt_status mt_file_check_result(const char *path, const char *source);
+
 /* A file that appears under its name only when complete: written to `<path>.tmp`, fsynced, renamed.
  */
 typedef struct mt_file_writer mt_file_writer;

@@ -106,6 +106,7 @@ static mt_status open_file(mt_h5 **file, const char *path, bool writing)
     struct stat st;
     MT_TRY_CLEANUP(mt_path_format(f->path, "%s", path));
     MT_TRY_CLEANUP(mt_path_format(f->temp, "%s.tmp", path));
+    if (writing) MT_TRY_CLEANUP(mt_file_check_name(path));
     const char *name = writing ? f->temp : f->path;
     f->state.fd = writing ? open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666)
                           : open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

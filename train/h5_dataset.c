@@ -29,7 +29,10 @@ void mt_h5_format(char text[96], int type, int ndim, const int64_t *shape)
 {
     int n = snprintf(text, 96, "%s[", type == MT_H5_U64 ? "u64" : mt_dtype_name((mt_dtype)type));
     for (int i = 0; i < ndim && n < 90; i++)
-        n += snprintf(text + n, (size_t)(96 - n), i ? ",%lld" : "%lld", (long long)shape[i]);
+        if (shape[i] < 0) /* any */
+            n += snprintf(text + n, (size_t)(96 - n), i ? ",*" : "*");
+        else
+            n += snprintf(text + n, (size_t)(96 - n), i ? ",%lld" : "%lld", (long long)shape[i]);
     if (n < 95) memcpy(text + n, "]", 2);
 }
 

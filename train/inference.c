@@ -52,8 +52,9 @@ static mt_status build(mt_inference *n, const char *given, const mt_inference_op
     MT_TRY(mt_checkpoint_resolve(n->path, n->skipped, SKIPPED_BYTES, given));
     MT_TRY(read_config(n));
     MT_TRY(settle(n, options));
-    MT_TRY(
-        mt_device_open(&n->device, options->device ? options->device : n->config.device, NULL, 0));
+    const char *device = options->device ? options->device : n->config.device;
+    MT_TRY(mt_config_check_device(device));
+    MT_TRY(mt_device_open(&n->device, device, NULL, 0));
     MT_TRY(mt_trainer_create(&n->trainer, n->device, &n->config.trainer));
     return mt_checkpoint_load_model(mt_trainer_model(n->trainer), n->path);
 }

@@ -1,8 +1,17 @@
 /* The program: everything is behind mt_cli_main. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "train/cli.h"
+
+/* The first files opened would take the place of standard ones that are closed, and what is printed
+ * would land in them. What stands in fails as a closed one does: neither reads nor writes. */
+static void hold_standard_files(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return;
+}
 
 /* How long threads spin for each other before they sleep. libgomp's default outlasts a time slice:
  * on a machine that has other work too, each of the hundreds of meetings a step then costs slices,
@@ -20,6 +29,7 @@ static void limit_spinning(char **argv)
 
 int main(int argc, char **argv)
 {
+    hold_standard_files();
     limit_spinning(argv);
     return mt_cli_main(argc, argv);
 }

@@ -15,7 +15,8 @@ mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
     double loss;
     int64_t counted;
     int32_t *tokens = calloc((size_t)(c->batch_size * c->sequence_length), sizeof *tokens);
-    MT_REQUIRE(tokens, MT_ENOMEM, "plan: no memory for a batch of tokens");
+    MT_REQUIRE(tokens, MT_ENOMEM, "plan: no memory for a batch of %lld x %lld tokens",
+               (long long)c->batch_size, (long long)c->sequence_length);
     for (int i = 0; i < 2; i++) MT_TRY_CLEANUP(mt_trainer_step(trainer, tokens, tokens, &result));
     if (evaluates)
         MT_TRY_CLEANUP(

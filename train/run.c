@@ -154,22 +154,17 @@ static mt_status announce(run *r)
 static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
 {
     char skipped[REASONS] = "";
-    int64_t there = r->lead && mt_path_exists(r->dir.checkpoints);
+    int64_t there = 0;
+    mt_status status = r->lead ? mt_checkpoint_count_dirs(&there, r->dir.checkpoints) : MT_OK;
     *path = '\0';
+    MT_TRY(mt_comm_agree(r->comm, status, "a directory of checkpoints"));
     MT_TRY(mt_ranks_largest(r->comm, &there, "a directory of checkpoints"));
     if (!there) {
         mt_progress_note(&r->progress, "nothing saved in %s yet: from the beginning", r->dir.path);
         return MT_OK;
     }
-    mt_status status =
-        mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints, r->comm);
+    status = mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints, r->comm);
     if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
-    if (status == MT_EIO && !*skipped) {
-        mt_error_clear();
-        *path = '\0';
-        mt_progress_note(&r->progress, "no checkpoint in %s yet: from the beginning", r->dir.path);
-        return MT_OK;
-    }
     r->damaged = *skipped != '\0';
     return status;
 }
@@ -250,6 +245,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     r->gemm_path = kernels->gemm_path;
     MT_TRY(enter_directory(r, options));
     MT_TRY(mt_trainer_create(&r->trainer, r->device, &r->trainer_config));
+    MT_TRY(mt_statistics_check_layers(c, r->trainer));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
     r->tokens = malloc(count * sizeof *r->tokens);
     r->targets = malloc(count * sizeof *r->targets);

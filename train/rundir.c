@@ -15,14 +15,17 @@
 
 enum { CONFIG_LIMIT = 1 << 20 };
 
-static bool is_empty_or_absent(const char *path)
+static mt_status look_for_entries(bool *any, const char *path)
 {
     DIR *dir = opendir(path);
-    if (!dir) return errno == ENOENT;
+    *any = false;
+    if (!dir && errno == ENOENT) return MT_OK;
+    MT_REQUIRE(dir, MT_EIO, "run %.300s: %s", path, strerror(errno));
     int entries = 0;
     while (entries < 3 && readdir(dir)) entries++;
     closedir(dir);
-    return entries < 3; /* . and .. */
+    *any = entries > 2; /* . and .. */
+    return MT_OK;
 }
 
 static mt_status choose_path(mt_rundir *dir, const mt_config *config,
@@ -76,10 +79,12 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
 {
     char path[MT_PATH_BYTES], *text = NULL;
     size_t bytes = 0;
+    bool any;
     mt_config old;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
     if (!mt_path_exists(path)) {
-        MT_REQUIRE(is_empty_or_absent(dir->path), MT_ECONFIG,
+        MT_TRY(look_for_entries(&any, dir->path));
+        MT_REQUIRE(!any, MT_ECONFIG,
                    "%.300s is not empty and has no config.resolved.yaml: not a run to resume",
                    dir->path);
         return MT_OK;
@@ -107,14 +112,15 @@ static mt_status lock(mt_rundir *dir)
 static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
                        const mt_rundir_options *options)
 {
+    bool any = false;
     MT_TRY(choose_path(dir, config, options));
     MT_TRY(mt_path_format(dir->checkpoints, "%s/ckpt", dir->path));
     MT_TRY(mt_path_format(dir->metrics, "%s/metrics.jsonl", dir->path));
     if (options->resume)
         MT_TRY(compare_with_recorded(changed, dir, config, options->force));
     else
-        MT_REQUIRE(is_empty_or_absent(dir->path), MT_ECONFIG,
-                   "run %.300s is not empty: --resume goes on with it", dir->path);
+        MT_TRY(look_for_entries(&any, dir->path));
+    MT_REQUIRE(!any, MT_ECONFIG, "run %.300s is not empty: --resume goes on with it", dir->path);
     MT_TRY(mt_dir_create(dir->path));
     return lock(dir);
 }

@@ -147,6 +147,8 @@ mt_status mt_safetensors_write_dir(const char *dir, const mt_st_entry *entries, 
     MT_REQUIRE(items, MT_ENOMEM, "no memory for %lld tensors", (long long)count);
     int64_t shards = assign_shards(items, entries, count, shard_bytes);
     qsort(items, (size_t)count, sizeof *items, by_width_and_name);
+    MT_TRY_CLEANUP(mt_path_format(index, "%s/model.safetensors.index.json", dir));
+    if (shards > 1) unlink(index); /* until all shards are there it would name old and new ones */
     for (int64_t shard = 0, first = 0; shard < shards; shard++) {
         int64_t n = 0;
         while (first + n < count && items[first + n].shard == shard) n++;
@@ -155,7 +157,6 @@ mt_status mt_safetensors_write_dir(const char *dir, const mt_st_entry *entries, 
         MT_TRY_CLEANUP(write_file(path, items + first, n, fill, user));
         first += n;
     }
-    MT_TRY_CLEANUP(mt_path_format(index, "%s/model.safetensors.index.json", dir));
     MT_TRY_CLEANUP(mt_path_format(path, "%s/model.safetensors", dir));
     if (shards > 1) MT_TRY_CLEANUP(write_index(index, items, count, shards));
     unlink(shards > 1 ? path : index); /* of an earlier export: readers would prefer it */

@@ -25,6 +25,7 @@ void mt_signals_install(void)
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
 }
 
 int mt_signals_pending(void)

@@ -6,8 +6,9 @@
 extern "C" {
 #endif
 
-/* From here on the signals are requests. A write past the process' file size limit fails, as one to
- * a full disk does, and ends nothing by itself (SIGXFSZ). */
+/* From here on the signals are requests. A write past the process' file size limit or to a pipe
+ * that nobody reads any more fails, as one to a full disk does, and ends nothing by itself
+ * (SIGXFSZ, SIGPIPE). */
 void mt_signals_install(void);
 /* The signal that asked to stop, or 0. */
 int mt_signals_pending(void);

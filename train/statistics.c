@@ -94,6 +94,13 @@ mt_status mt_statistics_check(const mt_config *config)
     return read_config(&s, config);
 }
 
+mt_status mt_statistics_check_layers(const mt_config *config, mt_trainer *trainer)
+{
+    if (!config->statistics_every || !*config->statistics_layers) return MT_OK;
+    return mt_param_store_check_pattern(mt_model_params(mt_trainer_model(trainer)),
+                                        "statistics.layers: ", config->statistics_layers);
+}
+
 mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
                                const mt_config *config, mt_metrics *metrics, const char *run_path)
 {

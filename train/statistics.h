@@ -27,6 +27,8 @@ mt_status mt_statistics_end(mt_statistics *statistics);
 
 /* Fails where the configuration's section cannot be carried out. */
 mt_status mt_statistics_check(const mt_config *config);
+/* The same of statistics.layers, once the layers are known. */
+mt_status mt_statistics_check_layers(const mt_config *config, mt_trainer *trainer);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #include "kernels/ops.h"
 #include "train/build_info.h"
 #include "train/cli.h"
+#include "train/config.h"
 #include "train/fabric.h"
 #include "train/fileio.h"
 #include "train/h5.h"
@@ -307,6 +308,7 @@ mt_status mt_verb_doctor(int argc, char **argv)
     free(words);
     MT_TRY(status);
     if (help) return MT_OK;
+    MT_TRY(mt_config_check_device(device));
     MT_TRY(mt_launch_detect(&launch));
     if (launch.rank > 0 && !freopen("/dev/null", "w", stdout))
         return MT_FAIL(MT_EIO, "rank %d: cannot be silent", launch.rank);

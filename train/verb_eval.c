@@ -6,6 +6,8 @@
 #include "train/evaluate.h"
 #include "train/inference.h"
 
+static const int64_t not_given = INT64_MIN; /* --sequence, --batch */
+
 static mt_status evaluate(const mt_inference *inference, const char *data)
 {
     mt_corpus *corpus = NULL;
@@ -25,17 +27,25 @@ cleanup:
     return status;
 }
 
+static mt_status take_count(int64_t *to, const char *name, int64_t given)
+{
+    if (given == not_given) return MT_OK;
+    MT_REQUIRE(given > 0, MT_ECONFIG, "--%s is %lld, must be positive", name, (long long)given);
+    *to = given;
+    return MT_OK;
+}
+
 mt_status mt_verb_eval(int argc, char **argv)
 {
     mt_inference_options how = { .device = NULL };
+    int64_t sequence = not_given, batch = not_given;
     const char *data = NULL;
     bool help;
     int count;
     const mt_option options[] = {
         { "data", MT_OPTION_TEXT, &data, "CORPUS.h5", "corpus (default: data.valid of the run)" },
-        { "sequence", MT_OPTION_INT, &how.sequence_length, "N",
-          "tokens of a window (default: the run's)" },
-        { "batch", MT_OPTION_INT, &how.batch_size, "N", "windows at once (default: the run's)" },
+        { "sequence", MT_OPTION_INT, &sequence, "N", "tokens of a window (default: the run's)" },
+        { "batch", MT_OPTION_INT, &batch, "N", "windows at once (default: the run's)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
         { "device", MT_OPTION_TEXT, &how.device, "NAME",
           "auto, cpu, cuda or cuda:N (default: the run's)" },
@@ -51,6 +61,8 @@ mt_status mt_verb_eval(int argc, char **argv)
     };
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
+    MT_TRY(take_count(&how.sequence_length, "sequence", sequence));
+    MT_TRY(take_count(&how.batch_size, "batch", batch));
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));
     if (*inference->skipped) fprintf(stderr, "left aside: %s", inference->skipped);

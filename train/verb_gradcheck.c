@@ -6,6 +6,8 @@
 #include "train/config.h"
 #include "train/gradcheck.h"
 
+enum { SAMPLES = 16 };
+
 /* The worst case of each op, and every case when asked or when it fails. */
 struct table {
     bool every;
@@ -54,7 +56,7 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
 {
     const char *glob = NULL, *model = NULL;
     bool every = false, help;
-    int64_t samples = 16;
+    int64_t samples = SAMPLES;
     int count;
     static mt_option_list sets;
     const mt_option options[] = {
@@ -78,6 +80,11 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
     };
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
+    MT_REQUIRE(samples >= 0, MT_ECONFIG, "--samples is %lld, must not be negative",
+               (long long)samples);
+    MT_REQUIRE(model || (samples == SAMPLES && !sets.count), MT_ECONFIG,
+               "%s is for the model of a configuration: it needs --model CONFIG",
+               sets.count ? "--set" : "--samples");
 
     struct table t = { .every = every };
     int64_t failed = 0;

@@ -7,6 +7,7 @@
 
 #include "kernels/ops.h"
 #include "train/cli.h"
+#include "train/fileio.h"
 #include "train/h5.h"
 
 enum { MEMBERS_MAX = 1 << 24 };
@@ -343,6 +344,7 @@ static mt_status run_job(struct job *j, const char *path)
     mt_status status = MT_OK;
     mt_h5 *in = NULL, *out = NULL;
     MT_TRY(check_options(j));
+    MT_TRY(mt_file_check_result(j->o->out, path));
     MT_TRY(mt_h5_open(&in, path));
     MT_TRY_CLEANUP(read_shape(j, in));
     MT_TRY_CLEANUP(mt_device_open(&j->device, "cpu", NULL, 0));

@@ -6,7 +6,10 @@
 #include "train/checkpoint.h"
 #include "train/cli.h"
 #include "train/config.h"
+#include "train/fileio.h"
 #include "train/trace.h"
+
+static const int64_t not_given = INT64_MIN; /* --steps */
 
 struct options {
     const char *tokens, *out, *dtype;
@@ -22,7 +25,6 @@ static mt_status check_options(const struct options *o, mt_dtype *dtype)
     MT_TRY(mt_dtype_parse(dtype, o->dtype));
     MT_REQUIRE(*dtype == MT_F32 || *dtype == MT_BF16 || *dtype == MT_F64, MT_ECONFIG,
                "--dtype is %s, must be f32, bf16 or f64", o->dtype);
-    MT_REQUIRE(o->steps >= 0, MT_ECONFIG, "--steps is %lld, must be positive", (long long)o->steps);
     MT_REQUIRE(!o->trace.grads || o->trace.targets, MT_ECONFIG, "--grads needs --targets");
     MT_REQUIRE(!o->steps || !(o->trace.grads || o->trace.activations), MT_ECONFIG,
                "--steps writes losses only: --grads and --activations are of one batch");
@@ -132,6 +134,7 @@ static mt_status trace(const char *given, const struct options *o)
     mt_trace_input in = { 0 };
     mt_config config;
     MT_TRY(check_options(o, &dtype));
+    MT_TRY(mt_file_check_result(o->out, o->tokens));
     MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
     fputs(skipped, stderr);
     mt_status status = mt_checkpoint_open(&checkpoint, path);
@@ -152,6 +155,7 @@ cleanup:
 mt_status mt_verb_trace(int argc, char **argv)
 {
     struct options o = { .dtype = "f32" };
+    int64_t steps = not_given;
     const mt_option options[] = {
         { "tokens", MT_OPTION_TEXT, &o.tokens, "IN.h5",
           "dataset tokens int64 [B,S], maybe targets [B,S] (-100: ignored)" },
@@ -164,7 +168,7 @@ mt_status mt_verb_trace(int argc, char **argv)
           "activations/<name> of those that fit, [B,S,width]" },
         { "dtype", MT_OPTION_TEXT, &o.dtype, "DTYPE",
           "compute in f32 (default), bf16 or f64; f64 is written as f64, the others as f32" },
-        { "steps", MT_OPTION_INT, &o.steps, "N",
+        { "steps", MT_OPTION_INT, &steps, "N",
           "tokens are [N,B,S]: one AdamW step each, losses f64 [N] are written" },
         { "set", MT_OPTION_LIST, &o.sets, "K=V", "a configuration key, such as optim.lr=1e-3" },
     };
@@ -182,5 +186,10 @@ mt_status mt_verb_trace(int argc, char **argv)
     int count;
     bool help;
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
-    return help ? MT_OK : trace(argv[1], &o);
+    if (help) return MT_OK;
+    if (steps != not_given) {
+        MT_REQUIRE(steps > 0, MT_ECONFIG, "--steps is %lld, must be positive", (long long)steps);
+        o.steps = steps;
+    }
+    return trace(argv[1], &o);
 }

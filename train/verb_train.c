@@ -6,12 +6,12 @@
 #include "train/ranks.h"
 #include "train/run.h"
 
-enum { NOT_GIVEN = -1 };
+static const int64_t not_given = INT64_MIN; /* --gpus */
 
 /* --gpus: the same again, once for each. Returns in the ranks, and where there is only one. */
 static mt_status start_ranks(int64_t gpus, const mt_config *config, char *const *words)
 {
-    if (gpus == NOT_GIVEN) return MT_OK;
+    if (gpus == not_given) return MT_OK;
     MT_REQUIRE(strcmp(config->device, "cpu") != 0, MT_ECONFIG,
                "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)gpus);
     MT_REQUIRE(gpus == 1 || strncmp(config->device, "cuda:", 5), MT_ECONFIG,
@@ -43,7 +43,7 @@ static mt_status train(const char *path, given *g, char *const *words)
 
 mt_status mt_verb_train(int argc, char **argv)
 {
-    given g = { .gpus = NOT_GIVEN };
+    given g = { .gpus = not_given };
     bool help_config = false, help;
     int count;
     char **words = NULL;

@@ -259,7 +259,8 @@ static void clear_swizzled(const job *j, mt_dir dir)
     if (!j->write[dir] || !s->d.swizzled || j->count == 0) return;
     const member *m = &j->members[j->count - 1];
     mt_direction_shape last = mt_direction_shape_of(&s->d, dir, m->rows, m->cols);
-    memset(s->d.scales, 0, (size_t)(m->scales[dir] + last.scale_count));
+    int64_t bytes = m->scales[dir] + last.scale_count;
+    if (bytes) memset(s->d.scales, 0, (size_t)bytes);
 }
 
 /* F's overflow value: the largest finite value of the type that is quantized. */

@@ -146,11 +146,29 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("data info bad.yaml", 5, "bad.yaml");
     assert_program("data pack bad.yaml", 2, "no -o");
     assert_program("eval nowhere", 5, "nowhere");
+    assert_program("doctor --device tpu", 2, "device 'tpu' is not one of auto, cpu, cuda");
+    assert_program("gradcheck --samples -1", 2, "--samples is -1");
+    assert_program("gradcheck --set train.steps=1", 2, "--set is for the model");
+    assert_program("eval nowhere --sequence 0", 2, "--sequence is 0, must be positive");
+    assert_program("eval nowhere --batch -1", 2, "--batch is -1, must be positive");
     assert_program("sample nowhere --top-p 2x", 2, "'2x' is not a number");
     assert_program("export nowhere there", 5, "nowhere");
     assert_program("import nowhere", 2, "no -o CKPT");
     assert_program("import nowhere -o c", 5, "nowhere");
     assert_int_equal(access("c", F_OK), -1);
+}
+
+static void what_cannot_be_printed_is_an_error(void **state)
+{
+    (void)state;
+    static const char *const lines[] = { "help", "--help", "train --help", "train --help-config" };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        char command[8192];
+        snprintf(command, sizeof command, "%s %s >/dev/full 2>out", program_path, lines[i]);
+        int status = system(command);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), MT_EXIT_FILES);
+    }
 }
 
 int main(void)
@@ -162,6 +180,7 @@ int main(void)
         cmocka_unit_test(each_class_of_error_has_its_code),
         cmocka_unit_test(every_verb_has_help),
         cmocka_unit_test(the_program_refuses_what_it_does_not_know),
+        cmocka_unit_test(what_cannot_be_printed_is_an_error),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

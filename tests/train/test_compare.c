@@ -255,6 +255,33 @@ static void a_picture_is_drawn(void **state)
     }
 }
 
+/* A plot that fails half-way leaves the one before, and no other file. */
+static void a_failed_plot_leaves_the_old_one(void **state)
+{
+    (void)state;
+    static const char program[] = "#!/bin/sh\n"
+                                  "out=$(sed -n \"s/^set output '\\(.*\\)'/\\1/p\" \"$1\")\n"
+                                  "echo half >\"$out\"\nexit 1\n";
+    char options[300], path[4096];
+    const char *before = getenv("PATH");
+    char *kept = strdup(before ? before : "");
+    size_t bytes;
+    assert_ok(mt_dir_create(in_dir("bin")));
+    put_text(in_dir("bin/gnuplot"), program);
+    assert_int_equal(chmod(in_dir("bin/gnuplot"), 0700), 0);
+    put_text(in_dir("old.png"), "old");
+    snprintf(options, sizeof options, " --plot %s", in_dir("old.png"));
+    snprintf(path, sizeof path, "%s:%s", in_dir("bin"), kept);
+    setenv("PATH", path, 1);
+    assert_verb(compare("bf16-0", options), MT_EXIT_FILES, "gnuplot failed");
+    setenv("PATH", kept, 1);
+    free(kept);
+    char *text = get_file(in_dir("old.png"), &bytes);
+    assert_string_equal(text, "old");
+    free(text);
+    assert_false(mt_path_exists(in_dir("old.png.tmp")));
+}
+
 /* ---- mistakes ----------------------------------------------------------------------------------
  */
 
@@ -356,6 +383,7 @@ int main(void)
         cmocka_unit_test(the_table_says_what_is_noise),
         cmocka_unit_test(other_programs_read_the_files),
         cmocka_unit_test(a_picture_is_drawn),
+        cmocka_unit_test(a_failed_plot_leaves_the_old_one),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(runs_must_pair),
         cmocka_unit_test(every_allocation_may_fail),

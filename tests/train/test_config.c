@@ -172,6 +172,7 @@ static const struct bad {
     { "", "train.micro_batch_size=3", MT_ECONFIG, "3 does not divide train.batch_size 8" },
     { "", "optim.warmup_steps=2000", MT_ECONFIG, "is 2000, above train.steps 1000" },
     { "", "train.eval_every=5", MT_ECONFIG, "data.valid names no corpus" },
+    { "", "optim.eps=1e-46", MT_ECONFIG, "--set optim.eps=1e-46: optim.eps is 1e-46, which is 0" },
     { "", "model.max_position_embeddings=128", MT_ECONFIG, "data.sequence_length is 256" },
     { "device: tpu\n", NULL, MT_ECONFIG, "t.yaml:11: device 'tpu' is not one of" },
     { "device: 'cuda:'\n", NULL, MT_ECONFIG, "device 'cuda:' is not one of" },
@@ -179,7 +180,8 @@ static const struct bad {
     { "", "device=cuda:1x", MT_ECONFIG, "is not one of" },
     { "", "device=cpu:0", MT_ECONFIG, "is not one of" },
     /* known, not available */
-    { "statistics: {tensors: [Y]}\n", NULL, MT_ECONFIG, "'Y' is not one of W X dY" },
+    { "statistics: {every: 1, tensors: [Y]}\n", "statistics.every=2", MT_ECONFIG,
+      "t.yaml:11: statistics.tensors: 'Y' is not one of W X dY" },
     { "statistics: {what_if: [nvfp5]}\n", NULL, MT_ECONFIG, "nvfp5" },
     { "recipe: nvfp5\n", NULL, MT_ECONFIG, "t.yaml:11: recipe: 'nvfp5'" },
     { "recipe: fprop=mxfp8:rht dgrad=bf16 wgrad=bf16\n", NULL, MT_ECONFIG, "fprop W row" },
@@ -316,6 +318,7 @@ static void numbers_read_back_to_the_same_bits(void **state)
         mt_config c;
         assert_ok(parse(&c, "", NULL));
         c.trainer.optim.lr = mt_rng_uniform(1, 0, i);
+        c.trainer.dtype = MT_F64; /* in which such an eps is not 0 */
         c.trainer.optim.eps = ldexp(1 + mt_rng_uniform(1, 1, i), -1000 - (int)i / 3);
         c.trainer.seed = mt_rng_u32(1, 2, i) * 1000003ull;
         mt_config again = reread(&c);

@@ -70,7 +70,11 @@ static void test_bytes(void **state)
     put_text(in_dir("one.txt"), "Hello, ");
     put_text(in_dir("none.txt"), "");
     put_text(in_dir("two.txt"), "world\xff");
-    const char *const inputs[3] = { in_dir("one.txt"), in_dir("none.txt"), in_dir("two.txt") };
+    char one[300], none[300], two[300], sha256[MT_CORPUS_TEXT];
+    snprintf(one, sizeof one, "%s/one.txt", files_dir);
+    snprintf(none, sizeof none, "%s/none.txt", files_dir);
+    snprintf(two, sizeof two, "%s/two.txt", files_dir);
+    const char *const inputs[3] = { one, none, two };
     mt_corpus_pack_result result;
     mt_corpus_pack_args args = { .inputs = inputs, .input_count = 3, .output = in_dir("c.h5") };
     assert_ok(mt_corpus_pack(&result, &args));
@@ -93,7 +97,8 @@ static void test_bytes(void **state)
     assert_ok(mt_corpus_check_vocab(corpus, 256));
     assert_fails(mt_corpus_check_vocab(corpus, 255), MT_ECONFIG, "token 255");
     mt_corpus_close(&corpus);
-    args.sha256 = result.sha256;
+    args.output = in_dir("c.h5");
+    args.sha256 = strcpy(sha256, result.sha256);
     assert_ok(mt_corpus_pack(&result, &args));
     args.sha256 = "00";
     assert_fails(mt_corpus_pack(&result, &args), MT_EDAMAGED, "must be 00");
@@ -153,7 +158,7 @@ static void test_npy(void **state)
 {
     (void)state;
     const uint16_t u16[4] = { 5, 6, 700, 8 };
-    const int64_t i64[3] = { 1, 2, 99 }, negative[2] = { 3, -1 };
+    const int64_t i64[3] = { 1, 2, 99 }, negative[2] = { 3, -7 };
     const int32_t want_u16[4] = { 5, 6, 700, 8 }, want_i64[3] = { 1, 2, 99 };
     const char *path = in_dir("a.npy"), *out = in_dir("a.h5");
     put_npy(path, 1, "{'descr': '<u2', 'fortran_order': False, 'shape': (4,), }  \n", u16, 8);
@@ -174,7 +179,8 @@ static void test_npy(void **state)
         { "{'descr': '<u2'}", "one dimension" },
         { "{'descr': '<u2', 'shape': (9,), }", "only 16 bytes" },
         { "{'descr': '<u2', 'shape': (9223372036854775807,), }", "only 16 bytes" },
-        { "{'descr': '<i8', 'shape': (2,), }", "token -1 at position 1" },
+        { "{'descr': '|i1', 'shape': (9,), }", "token -7 at position 8" },
+        { "{'descr': '<i8', 'shape': (2,), }", "token -7 at position 1" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         put_npy(path, 1, bad[i].dictionary, negative, 16);
@@ -208,6 +214,15 @@ static void test_bad_arguments(void **state)
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "needs a file");
     args.valid_output = out;
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "cannot both go");
+    char other_name[300];
+    snprintf(other_name, sizeof other_name, "%s/./x.h5", files_dir);
+    put_text(inputs[0], "four");
+    args.valid_output = other_name;
+    assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "cannot both go");
+    args.output = inputs[0], args.valid_output = out;
+    assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "the result needs another name");
+    args.output = out, args.valid_output = inputs[0];
+    assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "the result needs another name");
     args.split = NULL, args.valid_output = in_dir("y.h5");
     assert_fails(mt_corpus_pack(&r, &args), MT_ECONFIG, "needs a split rule");
     static const char *const rules[] = {

@@ -297,7 +297,8 @@ static void empty_groups_make_empty_files(void **state)
 {
     (void)state;
     const int64_t none[] = { 0, COLS };
-    static const char *const options[] = { "--first-dims 0,0,0", "--first-dims=", "--members 3",
+    static const char *const options[] = { "--first-dims 0,0,0 --swizzled",
+                                           "--first-dims=", "--members 3",
                                            "--first-dims 0,0 --last-dims 5,0" };
     for (int i = 0; i < 4; i++) {
         static const int64_t members[] = { 3, 0, 3, 2 };
@@ -381,11 +382,39 @@ static void mistakes_are_refused(void **state)
     snprintf(line, sizeof line, "quantize %s -o %s --format f32", in_dir("none.h5"),
              in_dir("out.h5"));
     assert_verb(line, MT_EXIT_FILES, "none.h5");
+    snprintf(line, sizeof line, "quantize %s -o %s --format f32", in_dir("in.h5"), in_dir("in.h5"));
+    assert_verb(line, MT_EXIT_USAGE, "the result needs another name");
     const int64_t shape[] = { 2 };
     put_input(MT_F64, 1, shape, (double[]){ 1, 2 });
     assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "its type is not f32, f16");
     put_input(MT_F32, 0, shape, source);
     assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "a scalar");
+}
+
+/* Whatever is no regular file keeps its name: of a device, a result would take the place. */
+static void only_files_are_replaced(void **state)
+{
+    (void)state;
+    struct stat st;
+    char name[300], target[300];
+    snprintf(name, sizeof name, "%s/special", files_dir);
+    snprintf(target, sizeof target, "%s/target", files_dir);
+    make_input(MT_F32);
+    put_text(target, "kept");
+    for (int kind = 0; kind < 3; kind++) {
+        assert_int_equal(kind == 0   ? mkfifo(name, 0600)
+                         : kind == 1 ? mkdir(name, 0700)
+                                     : symlink(target, name),
+                         0);
+        snprintf(line, sizeof line, "quantize %s -o %s --format f32", in_dir("in.h5"), name);
+        assert_verb(line, MT_EXIT_FILES, "not a regular file");
+        assert_int_equal(lstat(name, &st), 0);
+        assert_false(S_ISREG(st.st_mode));
+        assert_int_equal(remove(name), 0);
+    }
+    assert_int_equal(stat(target, &st), 0);
+    assert_int_equal(st.st_size, 4);
+    for (int i = 0; i < 2; i++) assert_verb(QUANTIZE("--format f32"), 0, "1517 elements");
 }
 
 int main(void)
@@ -400,6 +429,7 @@ int main(void)
         cmocka_unit_test(empty_groups_make_empty_files),
         cmocka_unit_test(the_file_says_what_made_it),
         cmocka_unit_test(mistakes_are_refused),
+        cmocka_unit_test(only_files_are_replaced),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -214,6 +214,12 @@ static void test_failing_writes(void **state)
     assert_int_equal(with_file_limit(100, write_limited), 0);
     check_written(in_dir("full"));
     assert_false(mt_path_exists(in_dir("full/model.safetensors.tmp")));
+    /* of shards no mixture of new and old is left that an index names */
+    assert_ok(mt_dir_create(in_dir("cut")));
+    assert_ok(mt_safetensors_write_dir(in_dir("cut"), entries, ENTRIES, 40, fill_random, NULL));
+    assert_fails(mt_safetensors_write_dir(in_dir("cut"), entries, ENTRIES, 40, fill_failing, NULL),
+                 MT_EDAMAGED, "tensor 3");
+    assert_false(mt_path_exists(in_dir("cut/model.safetensors.index.json")));
     assert_fails(
         mt_safetensors_write_dir(in_dir("nowhere"), entries, ENTRIES, 0, fill_random, NULL), MT_EIO,
         "nowhere");

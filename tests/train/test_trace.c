@@ -318,8 +318,9 @@ static void mistakes_are_refused(void **state)
         { "--dtype f23", "f23", MT_EXIT_USAGE },
         { "--activations nothing.*", "fits no activation; the first of them are: model.embed",
           MT_EXIT_USAGE },
-        { "--steps 4", "tokens", MT_EXIT_FILES }, /* the file has one batch */
+        { "--steps 4", "must be i64[*,*,*]", MT_EXIT_FILES }, /* the file has one batch */
         { "--steps -1", "--steps is -1", MT_EXIT_USAGE },
+        { "--steps 0", "--steps is 0, must be positive", MT_EXIT_USAGE },
         { "--targets --set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE },
         { "--set train.dtype=bf16", "not from --set", MT_EXIT_USAGE },
         { "--set model.num_experts=4", "it is 8 in the checkpoint", MT_EXIT_USAGE },
@@ -345,6 +346,9 @@ static void mistakes_are_refused(void **state)
     snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("none"), in_dir("in.h5"),
              in_dir("out.h5"));
     assert_verb(line, MT_EXIT_FILES, "none");
+    snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("ckpt"), in_dir("in.h5"),
+             in_dir("in.h5"));
+    assert_verb(line, MT_EXIT_USAGE, "the result needs another name");
     snprintf(line, sizeof line, "trace %s -o %s", in_dir("ckpt"), in_dir("out.h5"));
     assert_verb(line, MT_EXIT_USAGE, "--tokens IN.h5 is missing");
 }

@@ -1,0 +1,213 @@
+/* What goes wrong around a run: bad input, damaged files and such as cannot be read, full disks,
+ * readers that leave and bad numbers end it with the code of their class, or not at all, and lose
+ * nothing. */
+#include "tests/train/runs.h"
+
+static void bad_input_has_the_code_of_its_class(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options;
+        int code;
+        const char *words;
+    } cases[] = {
+        { "--set model.num_expertz=4", 2, "did you mean model.num_experts" },
+        { "--set model.num_experts_per_tok=5", 2, "num_experts_per_tok is 5" },
+        { "--set model.num_key_value_heads=3", 2, "num_key_value_heads" },
+        { "--set model.vocab_size=100", 2, "100" },
+        { "--set data.train=short.h5", 2, "not one window of data.sequence_length" },
+        { "--set data.valid=short.h5", 2, "not one window of data.sequence_length" },
+        { "--set data.train=none.h5", 5, "none.h5" },
+        { "--set data.train=train.txt", 5, "train.txt" },
+        { "--set recipe=nvfp5", 2, "nvfp5" },
+        { "--set optim.moments_sr=true", 2, "it must be bf16" },
+#ifdef MT_HAVE_cuda
+        { "--device cuda", 6, "cuda" },
+        { "--device cuda:7", 6, "cuda" },
+#else
+        { "--device cuda", 2, "cuda" },
+        { "--device cuda:7", 2, "cuda" },
+#endif
+        { "--device cuda:x", 2, "not one of auto, cpu, cuda, cuda:N" },
+        { "--device cuda:1 --gpus 2", 2, "one GPU" },
+        { "--gpus -1", 2, "--gpus -1: must be from 1" },
+        { "--device tpu", 2, "tpu" },
+    };
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* no GPU here, whatever the machine has */
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[256];
+        snprintf(line, sizeof line, "train t.yaml --run refused %s", cases[i].options);
+        assert_program(line, cases[i].code, cases[i].words);
+        assert_int_equal(access("refused", F_OK), -1); /* before anything is written */
+    }
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    assert_program("train t.yaml --run t.yaml", 5, "run t.yaml: Not a directory");
+    assert_program("eval straight --device plan", 2, "device 'plan' is not one of auto, cpu, cuda");
+    assert_program(
+        "train t.yaml --run typed --set statistics.every=1 --set statistics.layers=*up_proj", 2,
+        "*up_proj fits no linear layer; the first of them: model.layers.0.self_attn");
+    write_file("typed.yaml", config);
+    FILE *file = fopen("typed.yaml", "a");
+    assert_non_null(file);
+    fputs("recipe: [{use: mxfp8}, {layers: '*.0.up_proj', use: bf16}]\n", file);
+    assert_int_equal(fclose(file), 0);
+    assert_program("train typed.yaml --run typed", 2, "layers=*.0.up_proj fits no linear layer");
+    assert_program("train t.yaml --run typed --set train.steps=2 --set model.capacity_factor=1e30",
+                   0, "done: 2 steps");
+}
+
+/* A file that takes the place of a closed standard one would get what is printed. */
+static void records_stay_whole_without_standard_files(void **state)
+{
+    (void)state;
+    char command[8192];
+    snprintf(command, sizeof command, "%s train t.yaml --run closed <&- >&- 2>&-", program_path);
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), MT_EXIT_FILES); /* nobody could read of its progress */
+    assert_same_metrics("closed", "straight");
+    assert_same_weights("closed", "straight", 24);
+}
+
+static void a_reader_that_leaves_does_not_end_the_run(void **state)
+{
+    (void)state;
+    char command[8192];
+    snprintf(command, sizeof command, "(%s train t.yaml --run piped; echo $? >code) 2>out | true",
+             program_path);
+    assert_int_equal(system(command), 0);
+    FILE *code = fopen("code", "r");
+    int number = 0;
+    assert_non_null(code);
+    assert_int_equal(fscanf(code, "%d", &number), 1);
+    fclose(code);
+    assert_int_equal(number, MT_EXIT_FILES);
+    assert_same_metrics("piped", "straight");
+    assert_same_weights("piped", "straight", 24);
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    assert_ok(mt_file_read_all(&text, &bytes, from, 1 << 26));
+    assert_ok(mt_file_write_all(to, text, bytes));
+    free(text);
+}
+
+static void flip_bit(const char *path, long at_thousandth)
+{
+    FILE *file = fopen(path, "r+");
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    long at = ftell(file) / 1000 * at_thousandth;
+    fseek(file, at, SEEK_SET);
+    int byte = fgetc(file);
+    fseek(file, at, SEEK_SET);
+    fputc(byte ^ 16, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void damaged_corpora_are_refused(void **state)
+{
+    (void)state;
+    copy_file("train.h5", "flipped.h5");
+    flip_bit("flipped.h5", 700);
+    assert_program("train t.yaml --run hurt --set data.train=flipped.h5", 5, "flipped.h5");
+    copy_file("train.h5", "cut.h5");
+    assert_int_equal(truncate("cut.h5", 20000), 0);
+    assert_program("train t.yaml --run hurt --set data.train=cut.h5", 5, "cut.h5");
+}
+
+static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
+{
+    (void)state;
+    assert_int_equal(program("train t.yaml --run fallback"), 0);
+    flip_bit("fallback/ckpt/step_00000024/model.h5", 500);
+    assert_program("eval fallback", 0, "left aside: step_00000024");
+    assert_program("train t.yaml --run fallback --resume", 0,
+                   "resumed from fallback/ckpt/step_00000020");
+    assert_same_run("straight", "fallback");
+    assert_int_equal(unlink("fallback/ckpt/step_00000024/DONE"), 0);
+    assert_program("train t.yaml --run fallback --resume", 0,
+                   "resumed from fallback/ckpt/step_00000020");
+    assert_same_run("straight", "fallback");
+    flip_bit("fallback/ckpt/step_00000024/model.h5", 500);
+    flip_bit("fallback/ckpt/step_00000020/model.h5", 500);
+    assert_program("train t.yaml --run fallback --resume", 5, "no complete checkpoint");
+}
+
+/* It may be whole: nothing is begun again, cut back or removed in its place. */
+static void a_checkpoint_that_cannot_be_read_ends_the_run(void **state)
+{
+    (void)state;
+    assert_int_equal(program("train t.yaml --run unread"), 0);
+    assert_int_equal(rename("unread/ckpt/step_00000024/model.h5", "unread/kept"), 0);
+    assert_int_equal(mkdir("unread/ckpt/step_00000024/model.h5", 0700), 0);
+    assert_program("train t.yaml --run unread --resume", 5, "model.h5': not a regular file");
+    assert_program("eval unread", 5, "model.h5': not a regular file");
+    assert_int_equal(rmdir("unread/ckpt/step_00000024/model.h5"), 0);
+    assert_int_equal(rename("unread/kept", "unread/ckpt/step_00000024/model.h5"), 0);
+    assert_same_run("straight", "unread");
+    assert_int_equal(rename("unread/ckpt", "unread/kept"), 0);
+    write_file("unread/ckpt", "");
+    assert_program("train t.yaml --run unread --resume", 5, "cannot list 'unread/ckpt'");
+    assert_int_equal(unlink("unread/ckpt"), 0);
+    assert_int_equal(rename("unread/kept", "unread/ckpt"), 0);
+    assert_same_run("straight", "unread");
+}
+
+static void a_full_disk_leaves_the_old_checkpoint(void **state)
+{
+    (void)state;
+    assert_int_equal(program("train t.yaml --run full --set train.steps=5"), 0);
+    /* room for the metrics and the configuration, not for a checkpoint */
+    pid_t child = program_start("train t.yaml --run full --resume", "1", 50000);
+    assert_int_equal(program_wait(child), MT_EXIT_FILES);
+    assert_non_null(strstr(program_text, "the checkpoint of step 10 was not saved"));
+    assert_non_null(strstr(program_text, "there is still full/ckpt/step_00000005"));
+    assert_program("eval full", 0, "step_00000005");
+    assert_program("train t.yaml --run full --resume", 0, "resumed from full/ckpt/step_00000005");
+}
+
+static void a_loss_that_is_not_finite_ends_the_run(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run bad --set optim.lr=1e30 --set optim.grad_clip=0 --set "
+                   "optim.warmup_steps=0 "
+                   "--set checkpoint.every=1",
+                   3, "the first tensor that is not finite: ");
+    assert_null(strstr(program_text, "not finite: none"));
+    assert_program("inspect bad/ckpt/step_00000001", 0, "step 1");
+    assert_int_equal(access("bad/ckpt/step_00000002", F_OK), -1);
+}
+
+/* Gradients that overflow under a loss that does not: embeddings of 1e-15 without an epsilon under
+ * the norm. */
+static void ten_skipped_updates_end_the_run(void **state)
+{
+    (void)state;
+    assert_program(
+        "train t.yaml --run skips --set model.z_loss_coef=1e30 --set model.rms_norm_eps=0 "
+        "--set train.embed_init_std=1e-15",
+        3, "10 updates in a row were skipped");
+    assert_true(has_line("skips", "\"step\":10,"));
+    assert_true(has_line("skips", "\"skipped\":10,"));
+    assert_false(has_line("skips", "\"step\":11,"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_input_has_the_code_of_its_class),
+        cmocka_unit_test(records_stay_whole_without_standard_files),
+        cmocka_unit_test(a_reader_that_leaves_does_not_end_the_run),
+        cmocka_unit_test(damaged_corpora_are_refused),
+        cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
+        cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
+        cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
+        cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
+        cmocka_unit_test(ten_skipped_updates_end_the_run),
+    };
+    return cmocka_run_group_tests(tests, setup, program_teardown);
+}
