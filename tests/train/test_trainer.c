@@ -535,7 +535,9 @@ static void test_bad_batches(void **state)
     }
     assert_fails(mt_trainer_step(t, tokens, NULL, &r), MT_EINVAL, "without targets");
     assert_fails(mt_trainer_eval(t, tokens, targets, 5, &loss, &count), MT_EINVAL, "5 sequences");
+    assert_fails(mt_trainer_eval(t, tokens, targets, -1, &loss, &count), MT_EINVAL, "-1 sequences");
     assert_fails(mt_trainer_logits(t, tokens, 5, 12, &loss), MT_EINVAL, "60 tokens");
+    assert_fails(mt_trainer_logits(t, tokens, -1, 12, &loss), MT_EINVAL, "-12 tokens");
     assert_fails(mt_trainer_logits(t, tokens, 2, 13, &loss), MT_EINVAL, "2 sequences of 13");
     int32_t ignored[MAX_TOKENS];
     for (int i = 0; i < 48; i++) ignored[i] = -100;
