@@ -33,17 +33,18 @@ bool mt_linear_keeps_x(const mt_param *w)
  * Native directions are packed for the backend; the others lie in front of them as one qtensor. */
 
 /* Whether a direction of W is kept as what its codes decode to, which GEMMs would decode anew each
- * time. */
+ * time. Where columns are made from the rows' codes neither is: both come from one call. */
 static bool is_decoded(const struct mt_kernels *kernels, const mt_param *w, const mt_recipe *recipe,
                        mt_dir dir)
 {
     mt_format_spec spec = spec_of(recipe, w->compute, MT_OPERAND_W, dir),
+                   col = spec_of(recipe, w->compute, MT_OPERAND_W, MT_COL),
                    rows = spec_of(recipe, w->compute, dir == MT_ROW ? MT_OPERAND_X : MT_OPERAND_DY,
                                   MT_ROW);
     mt_gemm_layout layout = dir == MT_ROW ? MT_GEMM_TN : MT_GEMM_NN;
     bool codes = kernels->gemm_codes && kernels->gemm_codes(layout, &spec, &rows);
     return kernels->decoded_weights && w->compute == MT_BF16 && !codes &&
-           kernels->gemm_operand(&spec) == MT_BF16;
+           !col.options.from_dequantized && kernels->gemm_operand(&spec) == MT_BF16;
 }
 
 /* Whether native directions of W are its values in bf16, which a split master keeps as they are. */

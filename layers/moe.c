@@ -55,6 +55,15 @@ static mt_status run_there(mt_tape *tape, mt_value **y, mt_value *x, const mt_mo
     return MT_OK;
 }
 
+/* Rows that an expert keeps; 0: all, which are no more than there are tokens. */
+static int64_t capacity_of(const mt_moe_layer *layer, int64_t tokens)
+{
+    const mt_router_shape *s = &layer->shape;
+    double fair = (double)(tokens * s->top_k) / (double)s->experts;
+    double rows = ceil(layer->capacity_factor * fair);
+    return rows < (double)tokens ? (int64_t)rows : 0;
+}
+
 mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_value *x,
                          const mt_moe_layer *layer, const char *name)
 {
@@ -62,14 +71,12 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
     int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
     int64_t f = layer->down.weight->group.k;
     int64_t widths[MT_ROUTE_WIDTHS] = { width, f, 2 * f };
-    double fair = (double)(tokens * s->top_k) / (double)s->experts;
-    double most = fmin(ceil(layer->capacity_factor * fair), (double)tokens); /* an expert gets */
-    int64_t capacity = layer->capacity_factor > 0 ? (int64_t)most : 0;
     mt_route route;
     MT_TRY(mt_router(tape, routing, x, layer->router, s));
     MT_TRY(mt_tape_observe(tape, routing->weights, "%s.routing_weights", name));
     MT_TRY(mt_tape_observe(tape, routing->chosen, "%s.chosen_experts", name));
-    MT_TRY(mt_route_tokens(tape, &route, routing, s->experts, capacity, widths, layer->dropped));
+    MT_TRY(mt_route_tokens(tape, &route, routing, s->experts, capacity_of(layer, tokens), widths,
+                           layer->dropped));
     if (layer->exchange)
         MT_TRY(run_there(tape, y, x, layer, &route, routing, widths));
     else

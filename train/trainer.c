@@ -266,7 +266,7 @@ mt_status mt_trainer_eval(mt_trainer *t, const int32_t *tokens, const int32_t *t
                           int64_t sequences, double *loss_sum, int64_t *count)
 {
     int64_t s = t->config.sequence_length;
-    MT_REQUIRE(sequences <= t->config.batch_size, MT_EINVAL,
+    MT_REQUIRE(sequences >= 0 && sequences <= t->config.batch_size, MT_EINVAL,
                "trainer: %lld sequences to evaluate at once, at most %lld", (long long)sequences,
                (long long)t->config.batch_size);
     MT_TRY(mt_trainer_upload(t, tokens, targets, sequences * s, count));
@@ -278,8 +278,10 @@ mt_status mt_trainer_logits(mt_trainer *t, const int32_t *tokens, int64_t batch,
                             double *logits)
 {
     int64_t counted;
-    MT_REQUIRE(batch * sequence <= t->config.batch_size * t->config.sequence_length, MT_EINVAL,
-               "trainer: %lld tokens at once, at most %lld", (long long)(batch * sequence),
+    MT_REQUIRE(batch >= 0 && sequence >= 0 &&
+                   batch * sequence <= t->config.batch_size * t->config.sequence_length,
+               MT_EINVAL, "trainer: %lld tokens at once, at most %lld",
+               (long long)(batch * sequence),
                (long long)(t->config.batch_size * t->config.sequence_length));
     MT_TRY(mt_trainer_upload(t, tokens, NULL, batch * sequence, &counted));
     return mt_trainer_forward(t, MT_PASS_LOGITS, batch, sequence, NULL, logits);

@@ -246,13 +246,20 @@ static mt_status record(mt_trainer *t)
     return status != MT_OK ? mt_error_pass(status, __FILE__, __LINE__) : ended;
 }
 
+/* Draws of an evaluation that follows go on where those of work would. */
+static mt_status replay(mt_trainer *t)
+{
+    mt_precision_set_pass(mt_model_precision(t->model), (uint32_t)mt_trainer_passes(t));
+    t->replayed++;
+    return mt_graph_launch(&t->graph);
+}
+
 static mt_status work_or_replay(mt_trainer *t)
 {
     bool known = t->kind == kind_of(t) && t->frees == t->device->frees;
     if (!known) mt_graph_destroy(&t->graph);
     if (known && !t->graph.device) MT_TRY(record(t));
-    MT_TRY(t->graph.device ? mt_graph_launch(&t->graph) : work(t));
-    t->replayed += t->graph.device != NULL;
+    MT_TRY(t->graph.device ? replay(t) : work(t));
     t->kind = kind_of(t), t->frees = t->device->frees;
     return advance(t);
 }

@@ -170,6 +170,7 @@ static const struct routing_case cases[] = {
     { "capacity 1", 2, true, 1, { 0 } },
     { "capacity 0.1: one row each", 2, true, 0.1, { 0 } },
     { "capacity of a crowd", 1, false, 1, { 0, 0, 9, 0, 0 } },
+    { "capacity past counting", 2, false, 1e30, { 0, 9, 0, 9, 0 } },
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -198,8 +199,7 @@ static void draw(struct plain_moe *m, const struct routing_case *c, mt_dtype dty
     }
     m->top_k = c->top_k, m->normalize = c->normalize;
     memcpy(m->bias, c->bias, sizeof m->bias);
-    m->capacity =
-        c->capacity_factor > 0 ? (int64_t)ceil(c->capacity_factor * (double)(T * c->top_k) / E) : 0;
+    m->capacity = (int64_t)fmin(ceil(c->capacity_factor * (double)(T * c->top_k) / E), T);
     plain_forward(m);
     plain_backward(m);
 }

@@ -167,6 +167,9 @@ static void decode(double *to, const struct rig *r, mt_operand operand, mt_dir d
     mt_format_spec spec = *mt_recipe_direction(&r->state.recipe, operand, dir);
     mt_qtensor plain = mt_qtensor_plain(group, dtype, source), codes = { .group = group };
     codes.dir[dir] = mt_direction_of(spec);
+    mt_format_spec row = *mt_recipe_direction(&r->state.recipe, operand, MT_ROW);
+    if (spec.options.from_dequantized && row.format != mt_format_plain(r->dtype))
+        codes.dir[MT_ROW] = mt_direction_of(row);
     void *memory = calloc(1, mt_qtensor_bytes(&codes) + 256);
     mt_qtensor_place(&codes, memory);
     mt_stream stream = r->stream;
@@ -321,6 +324,26 @@ static void every_recipe(void **state)
     running = "";
 }
 
+/* Columns that are made from their rows' values, whatever formats either has. */
+static void columns_of_rows(void **state)
+{
+    (void)state;
+    static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
+    static const char *const texts[] = {
+        "fprop=mxfp8 dgrad=nvfp4:1d+source=dequantized/nvfp4 wgrad=bf16",
+        "fprop=nvfp4:1d/bf16 dgrad=fp8_block:1d+pow2=off+source=dequantized/bf16 wgrad=bf16",
+        "fprop=bf16 dgrad=mxfp8:source=dequantized/mxfp8 wgrad=bf16",
+        "fprop=fp8_tensor dgrad=mxfp4:source=dequantized/bf16 wgrad=mxfp8:source=dequantized",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        mt_recipe recipe;
+        assert_ok(mt_recipe_parse(&recipe, texts[i]));
+        running = texts[i];
+        for (int way = 0; way < 6; way++) check_recipe(&recipe, dtypes[way % 3], way / 3, false);
+    }
+    running = "";
+}
+
 /* The weight's gradient in bf16 is the one in f32, rounded; all else keeps its bits. */
 static void check_bf16_gradient(const mt_recipe *recipe, bool dense, int options)
 {
@@ -399,6 +422,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_recipe),
+        cmocka_unit_test(columns_of_rows),
         cmocka_unit_test(bf16_gradients),
         cmocka_unit_test(slots_equal_presets),
     };

@@ -72,10 +72,10 @@ static void close_trainer(mt_trainer **trainer)
 /* ---- runs that must be one ----------------------------------------------------------------------
  */
 
-/* Everything a run leaves: results of each step, and a fingerprint of weights, moments and router
- * biases. */
+/* Everything a run leaves: results of each step, what an evaluation finds then, and a fingerprint
+ * of weights, moments and router biases. */
 struct outcome {
-    double numbers[STEPS][6];
+    double numbers[STEPS][6], evaluated;
     uint64_t state;
 };
 
@@ -120,7 +120,9 @@ static struct outcome run(const mt_trainer_config *c, const char *kernels, int t
         const double numbers[6] = { r.loss, r.aux_loss, r.z_loss, r.grad_norm, r.lr, r.max_vio };
         memcpy(o.numbers[step], numbers, sizeof numbers);
     }
+    int64_t counted;
     o.state = fingerprint(t);
+    assert_ok(mt_trainer_eval(t, tokens, targets, c->micro_batch_size, &o.evaluated, &counted));
     close_trainer(&t);
     return o;
 }
@@ -132,6 +134,9 @@ static void assert_same(const struct outcome *a, const struct outcome *b, const 
             fail_msg("%s: step %d has loss %.17g and norm %.17g, must be %.17g and %.17g", what, i,
                      b->numbers[i][0], b->numbers[i][3], a->numbers[i][0], a->numbers[i][3]);
     if (a->state != b->state) fail_msg("%s: weights or moments differ", what);
+    if (memcmp(&a->evaluated, &b->evaluated, sizeof a->evaluated) != 0)
+        fail_msg("%s: an evaluation finds %.17g, must find %.17g", what, b->evaluated,
+                 a->evaluated);
 }
 
 static const mt_dtype dtypes[] = { MT_F32, MT_BF16, MT_F64, MT_BF16 };
@@ -530,7 +535,9 @@ static void test_bad_batches(void **state)
     }
     assert_fails(mt_trainer_step(t, tokens, NULL, &r), MT_EINVAL, "without targets");
     assert_fails(mt_trainer_eval(t, tokens, targets, 5, &loss, &count), MT_EINVAL, "5 sequences");
+    assert_fails(mt_trainer_eval(t, tokens, targets, -1, &loss, &count), MT_EINVAL, "-1 sequences");
     assert_fails(mt_trainer_logits(t, tokens, 5, 12, &loss), MT_EINVAL, "60 tokens");
+    assert_fails(mt_trainer_logits(t, tokens, -1, 12, &loss), MT_EINVAL, "-12 tokens");
     assert_fails(mt_trainer_logits(t, tokens, 2, 13, &loss), MT_EINVAL, "2 sequences of 13");
     int32_t ignored[MAX_TOKENS];
     for (int i = 0; i < 48; i++) ignored[i] = -100;
