@@ -6,6 +6,8 @@
 struct job;
 
 extern "C" {
+/* quantize_measure.cu: of a plain source as it lies. */
+mt_status mt_cuda_quantize_measure(mt_stream *stream, const struct job *j, unsigned blocks);
 /* quantize_rows.cu: the sweep over codes. */
 bool mt_cuda_rows_suffice(const struct job *j);
 mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned blocks);
