@@ -6,6 +6,8 @@
 struct job;
 
 extern "C" {
+/* quantize_measure.cu: of a plain source as it lies. */
+mt_status mt_cuda_quantize_measure(mt_stream *stream, const struct job *j, unsigned blocks);
 /* quantize_rows.cu: the sweep over codes. */
 bool mt_cuda_rows_suffice(const struct job *j);
 mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned blocks);
@@ -25,6 +27,9 @@ bool mt_cuda_nvfp4_suffices(const struct job *j);
 bool mt_cuda_chosen_suffices(const struct job *j);
 mt_status mt_cuda_quantize_nvfp4(mt_stream *stream, const struct job *j);
 mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
+/* quantize_masters.cu: f32 to E4M3, its sweep over codes; directions may be decoded. */
+bool mt_cuda_masters_suffice(const struct job *j);
+mt_status mt_cuda_quantize_masters(mt_stream *stream, const struct job *j);
 /* quantize_rotated.cu: nvfp4, whose rows go by another way. */
 bool mt_cuda_rotated_suffices(const struct job *j);
 mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
