@@ -3,17 +3,22 @@
  */
 #include "train/bench.h"
 
-/* Activations of a dense layer, and of experts with ragged rows. */
+/* Activations of a dense layer, and of experts with ragged rows; weights of experts, as many rows
+ * each, from masters of the dtype's wide type as their compute copies are made. */
 static const struct shape {
     const char *name;
-    int64_t members, rows, cols;
+    int64_t members, rows, cols; /* rows of all members */
     unsigned devices;
+    bool weights;
 } shapes[] = {
-    { "dense_gpu", 1, 32768, 4096, MT_BENCH_GPU },
-    { "experts_gpu", 64, 65536, 2048, MT_BENCH_GPU },
-    { "dense_cpu", 1, 4096, 4096, MT_BENCH_CPU },
-    { "experts_cpu", 16, 16384, 512, MT_BENCH_CPU },
-    { "nano", 4, 96, 64, 0 },
+    { "dense_gpu", 1, 32768, 4096, MT_BENCH_GPU, false },
+    { "experts_gpu", 64, 65536, 2048, MT_BENCH_GPU, false },
+    { "weights_gpu", 64, 131072, 2048, MT_BENCH_GPU, true },
+    { "dense_cpu", 1, 4096, 4096, MT_BENCH_CPU, false },
+    { "experts_cpu", 16, 16384, 512, MT_BENCH_CPU, false },
+    { "weights_cpu", 16, 8192, 512, MT_BENCH_CPU, true },
+    { "nano", 4, 96, 64, 0, false },
+    { "weights_nano", 4, 1024, 384, 0, true },
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -22,10 +27,13 @@ const char *mt_bench_quantize_shape(int i)
     return i < SHAPES ? shapes[i].name : NULL;
 }
 
-static const char *const formats[] = { "fp8_tensor", "fp8_delayed", "fp8_block",
-                                       "mxfp8",      "mxfp4",       "nvfp4",
-                                       "nvfp4:sr",   "nvfp4:rht",   "nvfp4:4over6" };
-enum { FORMATS = sizeof formats / sizeof *formats, ROTATED = 2 };
+/* Of activations; of weights, with what recipes turn on for them. */
+static const char *const formats[2][10] = {
+    { "fp8_tensor", "fp8_delayed", "fp8_block", "mxfp8", "mxfp4", "nvfp4", "nvfp4:sr", "nvfp4:rht",
+      "nvfp4:4over6" },
+    { "fp8_tensor", "fp8_delayed", "fp8_block:2d", "mxfp8", "mxfp4", "nvfp4:2d" }
+};
+enum { ROTATED = 2 };
 
 static const struct way {
     const char *name;
@@ -38,19 +46,31 @@ static const struct way {
 enum { WAYS = sizeof ways / sizeof *ways };
 
 struct job {
+    const struct shape *shape;
+    mt_dtype from;                        /* of the source */
     mt_qtensor source[ROTATED], whole, q; /* plain; codes of both directions; those of this way */
     mt_dir dir;                           /* that is dequantized */
     void *y;
 };
 
+/* Decoded directions in calls of their own, as mt_linear_refresh makes them. */
 static mt_status launch_quantize(mt_bench *b, void *context, int64_t turn)
 {
     const struct job *j = context;
-    return mt_quantize(&b->stream, &(struct mt_quantize_args){ .dtype = b->options.dtype,
-                                                               .src = &j->source[turn % ROTATED],
-                                                               .out = &j->q,
-                                                               .seed = 1,
-                                                               .step = (uint32_t)turn });
+    mt_qtensor codes = j->q, one;
+    struct mt_quantize_args args = { .dtype = b->options.dtype,
+                                     .src = &j->source[turn % ROTATED],
+                                     .seed = 1,
+                                     .step = (uint32_t)turn };
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        if (codes.dir[d].layout != MT_LAYOUT_DECODED) continue;
+        one = mt_qtensor_select(&codes, (mt_dir)d), args.out = &one;
+        MT_TRY(mt_quantize(&b->stream, &args));
+        codes.dir[d] = (mt_direction){ 0 };
+    }
+    args.out = &codes;
+    return codes.dir[MT_ROW].format || codes.dir[MT_COL].format ? mt_quantize(&b->stream, &args)
+                                                                : MT_OK;
 }
 
 static mt_status launch_dequantize(mt_bench *b, void *context, int64_t turn)
@@ -64,14 +84,31 @@ static mt_status launch_dequantize(mt_bench *b, void *context, int64_t turn)
                                                                    .y_dtype = b->options.dtype });
 }
 
+/* Whether GEMMs read weights of this format decoded. */
+static mt_status is_decoded(bool *decoded, const mt_bench *b, const mt_format_spec *spec)
+{
+    const struct mt_kernels *k;
+    mt_format_spec x = *spec;
+    x.options.two_d = false;
+    MT_TRY(mt_device_kernels(b->device, b->options.dtype, &k));
+    *decoded = k->decoded_weights && b->options.dtype == MT_BF16 &&
+               k->gemm_operand(spec) == MT_BF16 &&
+               !(k->gemm_codes && k->gemm_codes(MT_GEMM_TN, spec, &x));
+    return MT_OK;
+}
+
 /* Both directions of a format; rht concerns columns, their rows do without. */
 static mt_status place(mt_bench *b, struct job *j, const char *format)
 {
     mt_format_spec spec;
     void *memory;
+    bool decoded = false;
     MT_TRY(mt_format_spec_parse(&spec, format));
+    if (j->shape->weights) MT_TRY(is_decoded(&decoded, b, &spec));
     j->whole = (mt_qtensor){ .group = j->source[0].group };
-    j->whole.dir[MT_ROW] = j->whole.dir[MT_COL] = mt_direction_of(spec);
+    j->whole.dir[MT_ROW] = mt_direction_of(spec);
+    if (decoded) j->whole.dir[MT_ROW].layout = MT_LAYOUT_DECODED;
+    j->whole.dir[MT_COL] = j->whole.dir[MT_ROW];
     j->whole.dir[MT_ROW].options.rht = false, j->whole.dir[MT_ROW].options.rht_mask = 0;
     MT_TRY(mt_bench_alloc(b, &memory, mt_qtensor_bytes(&j->whole)));
     mt_qtensor_place(&j->whole, memory);
@@ -79,10 +116,10 @@ static mt_status place(mt_bench *b, struct job *j, const char *format)
     return launch_quantize(b, j, 0);
 }
 
-static double way_bytes(const mt_bench *b, const struct job *j, const struct way *w)
+static double way_bytes(const struct job *j, const struct way *w)
 {
     const mt_group *g = &j->source[0].group;
-    double plain = (double)mt_group_capacity(g) * (double)mt_dtype_size(b->options.dtype);
+    double plain = (double)mt_group_capacity(g) * (double)mt_dtype_size(j->from);
     double bytes = 0;
     bool amax = false;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
@@ -98,7 +135,7 @@ static double way_bytes(const mt_bench *b, const struct job *j, const struct way
 
 static mt_status bench_way(mt_bench *b, struct job *j, const struct way *w, mt_bench_case *c)
 {
-    double seconds, bytes = way_bytes(b, j, w);
+    double seconds, bytes = way_bytes(j, w);
     j->q = j->whole;
     for (int d = 0; d < MT_DIR_COUNT; d++)
         if (!w->dir[d]) j->q.dir[d] = (mt_direction){ 0 };
@@ -110,21 +147,24 @@ static mt_status bench_way(mt_bench *b, struct job *j, const struct way *w, mt_b
 
 static mt_status bench_format(mt_bench *b, const struct shape *s, const char *format)
 {
-    struct job j = { 0 };
+    struct job j = { .shape = s,
+                     .from = s->weights ? mt_dtype_wide(b->options.dtype) : b->options.dtype };
     mt_bench_case c = { "quantize", s->name, "all", format, "GB/s", 0, 0, { { NULL, 0 } } };
     int64_t count = s->rows * s->cols;
-    mt_group group;
+    mt_group group = mt_group_uniform(s->members, s->rows / s->members, s->cols);
     mt_status status = MT_OK;
     void *x;
-    MT_TRY_CLEANUP(mt_bench_rows(b, &group, s->members, s->rows, s->cols));
-    if (s->members == 1) group = mt_group_uniform(1, s->rows, s->cols);
+    if (s->members > 1 && !s->weights)
+        MT_TRY_CLEANUP(mt_bench_rows(b, &group, s->members, s->rows, s->cols));
     for (int i = 0; i < ROTATED; i++) {
-        MT_TRY_CLEANUP(mt_bench_random(b, &x, count, b->options.dtype, 1));
-        j.source[i] = mt_qtensor_plain(group, b->options.dtype, x);
+        MT_TRY_CLEANUP(mt_bench_random(b, &x, count, j.from, 1));
+        j.source[i] = mt_qtensor_plain(group, j.from, x);
     }
-    MT_TRY_CLEANUP(mt_bench_alloc(b, &j.y, (size_t)count * mt_dtype_size(b->options.dtype)));
+    if (!s->weights)
+        MT_TRY_CLEANUP(mt_bench_alloc(b, &j.y, (size_t)count * mt_dtype_size(b->options.dtype)));
     MT_TRY_CLEANUP(place(b, &j, format));
-    for (int w = 0; w < WAYS; w++) MT_TRY_CLEANUP(bench_way(b, &j, &ways[w], &c));
+    for (int w = 0; w < WAYS; w++)
+        if (ways[w].quantizes || !s->weights) MT_TRY_CLEANUP(bench_way(b, &j, &ways[w], &c));
 cleanup:
     if (status != MT_OK) status = mt_bench_give_up(b, &c, status);
     mt_bench_release(b);
@@ -134,8 +174,8 @@ cleanup:
 mt_status mt_bench_quantize(mt_bench *b)
 {
     for (int i = 0; i < SHAPES; i++)
-        for (int f = 0; f < FORMATS; f++)
+        for (const char *const *format = formats[shapes[i].weights]; *format; format++)
             if (mt_bench_selected(b, shapes[i].name, shapes[i].devices))
-                MT_TRY(bench_format(b, &shapes[i], formats[f]));
+                MT_TRY(bench_format(b, &shapes[i], *format));
     return MT_OK;
 }

@@ -127,7 +127,7 @@ static void test_moe(void **state)
 static void test_quantize(void **state)
 {
     (void)state;
-    enum { ELEMENTS = 96 * 64 };
+    enum { ELEMENTS = 96 * 64, WEIGHTS = 1024 * 384 };
     json_t *lines = bench("quantize --shape nano");
     for (size_t i = 1; i < json_array_size(lines); i++) check_line(json_array_get(lines, i));
     assert_int_equal((json_array_size(lines) - 1) % 5, 0);
@@ -136,6 +136,10 @@ static void test_quantize(void **state)
     assert_work(lines, "dequantize_row", "mxfp8", 1e9, ELEMENTS * (2 + 1 + 1.0 / 32));
     /* bf16 twice: the amax comes first; a scale for each of 4 members */
     assert_work(lines, "quantize_row", "fp8_tensor", 1e9, ELEMENTS * (4 + 1) + 4 * 4);
+    json_decref(lines);
+    lines = bench("quantize --shape weights_nano"); /* f32 once; a scale for a square of 128 */
+    assert_int_equal((json_array_size(lines) - 1) % 3, 0);
+    assert_work(lines, "quantize_row", "fp8_block:2d", 1e9, WEIGHTS * (4 + 1 + 4.0 / (128 * 128)));
     json_decref(lines);
 }
 
