@@ -166,27 +166,16 @@ mt_status mt_linear_master(const mt_param *weight, mt_stream *stream, void **mas
                                                                  .low = weight->low });
 }
 
-/* Directions that are not packed, from the master; decoded ones in calls of their own. NaNs are
- * counted once. */
-static mt_status make_codes(mt_stream *stream, mt_qtensor *codes, const mt_param *weight)
+/* Directions that are not packed, from the master. */
+static mt_status make_codes(mt_stream *stream, const mt_qtensor *codes, const mt_param *weight)
 {
     void *master;
     if (!codes->dir[MT_ROW].format && !codes->dir[MT_COL].format) return MT_OK;
     MT_TRY(mt_linear_master(weight, stream, &master));
     mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
     struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
-    args.src = &source;
+    args.src = &source, args.out = codes;
     if (weight->linear) args.running_nan = weight->linear->nan[MT_OPERAND_W];
-    for (int d = 0; d < MT_DIR_COUNT; d++) {
-        if (codes->dir[d].layout != MT_LAYOUT_DECODED) continue;
-        mt_qtensor one = mt_qtensor_select(codes, (mt_dir)d);
-        args.out = &one;
-        MT_TRY(mt_quantize(stream, &args));
-        codes->dir[d] = (mt_direction){ 0 };
-        args.running_nan = NULL;
-    }
-    if (!codes->dir[MT_ROW].format && !codes->dir[MT_COL].format) return MT_OK;
-    args.out = codes;
     return mt_quantize(stream, &args);
 }
 

@@ -53,24 +53,14 @@ struct job {
     void *y;
 };
 
-/* Decoded directions in calls of their own, as mt_linear_refresh makes them. */
 static mt_status launch_quantize(mt_bench *b, void *context, int64_t turn)
 {
     const struct job *j = context;
-    mt_qtensor codes = j->q, one;
-    struct mt_quantize_args args = { .dtype = b->options.dtype,
-                                     .src = &j->source[turn % ROTATED],
-                                     .seed = 1,
-                                     .step = (uint32_t)turn };
-    for (int d = 0; d < MT_DIR_COUNT; d++) {
-        if (codes.dir[d].layout != MT_LAYOUT_DECODED) continue;
-        one = mt_qtensor_select(&codes, (mt_dir)d), args.out = &one;
-        MT_TRY(mt_quantize(&b->stream, &args));
-        codes.dir[d] = (mt_direction){ 0 };
-    }
-    args.out = &codes;
-    return codes.dir[MT_ROW].format || codes.dir[MT_COL].format ? mt_quantize(&b->stream, &args)
-                                                                : MT_OK;
+    return mt_quantize(&b->stream, &(struct mt_quantize_args){ .dtype = b->options.dtype,
+                                                               .src = &j->source[turn % ROTATED],
+                                                               .out = &j->q,
+                                                               .seed = 1,
+                                                               .step = (uint32_t)turn });
 }
 
 static mt_status launch_dequantize(mt_bench *b, void *context, int64_t turn)
@@ -125,7 +115,8 @@ static double way_bytes(const struct job *j, const struct way *w)
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         const mt_direction *dir = &j->whole.dir[d];
         const mt_format *f = dir->format;
-        if (!w->dir[d]) continue;
+        bool twin = d && w->dir[MT_ROW] && dir->codes == j->whole.dir[MT_ROW].codes;
+        if (!w->dir[d] || twin) continue;
         bytes += (double)(mt_direction_code_bytes(dir, (mt_dir)d, g) +
                           mt_direction_scale_bytes(dir, (mt_dir)d, g));
         amax |= f->second_level || (f->scale == MT_SCALE_F32 && !f->block && !f->delayed);

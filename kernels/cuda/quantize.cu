@@ -474,6 +474,8 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         c->given = codes && (!c->j.table.strips || c->j.gives);
         return mt_cuda_quantize_short(stream, &c->j);
     }
+    if (codes && mt_cuda_master_nibbles_suffice(&c->j, c->args))
+        return mt_cuda_quantize_master_nibbles(stream, &c->j);
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     if (codes && col->line) /* tiles write no more than their codes */
         MT_CUDA(cudaMemsetAsync(col->codes, 0, (size_t)(col->line * c->j.p.group.k),
@@ -540,13 +542,24 @@ extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quanti
            !((args->weights || args->z) && args->bias_grad);
 }
 
-/* Tiles keep one direction decoded, the short way both, or one beside codes. */
-static mt_status check_decoded(const call *c)
+/* Tiles keep one direction decoded, other ways both, or one beside codes. */
+static bool is_apart(const call *c)
 {
     const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
-    bool both = row->present && col->present && (row->decoded || col->decoded);
-    MT_REQUIRE(!both || mt_cuda_short_suffices(&c->j), MT_EUNSUPPORTED,
-               "quantize: a decoded direction of this call is the only one");
+    return row->present && col->present && (row->decoded || col->decoded) &&
+           !mt_cuda_short_suffices(&c->j) && !mt_cuda_master_nibbles_suffice(&c->j, c->args);
+}
+
+/* Each direction by itself; what is the source's is taken once. */
+static mt_status quantize_apart(mt_stream *stream, const struct mt_quantize_args *args)
+{
+    struct mt_quantize_args part = *args;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_qtensor one = mt_qtensor_select(args->out, (mt_dir)dir);
+        part.out = &one;
+        MT_TRY(mt_cuda_quantize(stream, &part));
+        part.nan = part.running_nan = NULL, part.bias_grad = NULL;
+    }
     return MT_OK;
 }
 
@@ -570,7 +583,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     c.j.first_member = args->first_member, c.j.first_row = args->first_row;
     if (c.j.p.group.members == 0) return MT_OK;
     set_sides(&c);
-    MT_TRY(check_decoded(&c));
+    if (is_apart(&c)) return quantize_apart(stream, args);
     MT_TRY(take_scratch(&c, stream));
     set_results(&c);
     if (args->weights)
