@@ -91,6 +91,17 @@ size_t mt_direction_scale_bytes(const mt_direction *d, mt_dir dir, const mt_grou
     return (size_t)(count * unit) * scale_sizes[f->scale];
 }
 
+/* Whether columns are the same bytes as rows: plain ones, and what codes of square blocks that both
+ * have decode to. */
+static bool is_twin(const mt_direction *col, const mt_direction *row)
+{
+    mt_format_spec a = mt_direction_spec(row), b = mt_direction_spec(col);
+    if (!row->format || row->format != col->format) return false;
+    if (col->format->element == MT_ELEMENT_PLAIN) return true;
+    return col->layout == MT_LAYOUT_DECODED && row->layout == MT_LAYOUT_DECODED &&
+           col->options.two_d && mt_format_spec_equal(&a, &b);
+}
+
 /* Gives each part of `q` its place from `at` on; returns where the parts end. */
 static size_t place(mt_qtensor *q, char *memory)
 {
@@ -99,12 +110,10 @@ static size_t place(mt_qtensor *q, char *memory)
         mt_direction *d = &q->dir[dir];
         if (!d->format) continue;
         const mt_direction *row = &q->dir[MT_ROW];
-        bool plain = d->format->element == MT_ELEMENT_PLAIN;
         size_t codes = mt_direction_code_bytes(d, (mt_dir)dir, &q->group);
         size_t scales = mt_direction_scale_bytes(d, (mt_dir)dir, &q->group);
         size_t amax = (size_t)q->group.members * sizeof(float);
-        size_t parts[] = { plain && dir == MT_COL && row->format == d->format ? 0 : codes, scales,
-                           amax };
+        size_t parts[] = { dir == MT_COL && is_twin(d, row) ? 0 : codes, scales, amax };
         char *pointers[3];
         for (int i = 0; i < 3; i++) {
             pointers[i] = memory ? memory + at : NULL;

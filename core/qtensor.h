@@ -112,7 +112,8 @@ bool mt_direction_pads(const mt_direction *d, mt_dir dir, const mt_group *group)
 
 /* Bytes of everything mt_qtensor_place lays out, and the layout itself: pointers of both directions
  * into `memory`, each part at a multiple of 256 bytes. Two plain directions of one dtype share
- * their bytes. `q` holds the group and the directions' formats. */
+ * their bytes, and so do two decoded ones of the same square blocks. `q` holds the group and the
+ * directions' formats. */
 size_t mt_qtensor_bytes(const mt_qtensor *q);
 void mt_qtensor_place(mt_qtensor *q, void *memory);
 

@@ -115,7 +115,8 @@ static double way_bytes(const struct job *j, const struct way *w)
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         const mt_direction *dir = &j->whole.dir[d];
         const mt_format *f = dir->format;
-        if (!w->dir[d]) continue;
+        bool twin = d && w->dir[MT_ROW] && dir->codes == j->whole.dir[MT_ROW].codes;
+        if (!w->dir[d] || twin) continue;
         bytes += (double)(mt_direction_code_bytes(dir, (mt_dir)d, g) +
                           mt_direction_scale_bytes(dir, (mt_dir)d, g));
         amax |= f->second_level || (f->scale == MT_SCALE_F32 && !f->block && !f->delayed);

@@ -349,6 +349,8 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         c->given = codes && (!c->j.table.strips || c->j.gives);
         return mt_cuda_quantize_short(stream, &c->j);
     }
+    if (codes && mt_cuda_master_nibbles_suffice(&c->j, c->args))
+        return mt_cuda_quantize_master_nibbles(stream, &c->j);
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     if (codes && col->line) /* tiles write no more than their codes */
         MT_CUDA(cudaMemsetAsync(col->codes, 0, (size_t)(col->line * c->j.p.group.k),
@@ -420,7 +422,8 @@ static bool is_apart(const call *c)
 {
     const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
     return row->present && col->present && (row->decoded || col->decoded) &&
-           !mt_cuda_short_suffices(&c->j) && !mt_cuda_masters_suffice(&c->j);
+           !mt_cuda_short_suffices(&c->j) && !mt_cuda_masters_suffice(&c->j) &&
+           !mt_cuda_master_nibbles_suffice(&c->j, c->args);
 }
 
 /* Each direction by itself; what is the source's is taken once. */

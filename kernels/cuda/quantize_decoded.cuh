@@ -43,11 +43,9 @@ static __device__ __noinline__ uint32_t signs_of_numbers(uint32_t w)
     return signs;
 }
 
-/* The values of eight codes less their signs, those of the elements w; half of them under each
- * scale. */
-static __device__ __forceinline__ void nibble_values(uint32_t y[4], uint32_t codes,
-                                                     const uint32_t w[4], const uint32_t scales[2],
-                                                     bool nans)
+/* The values of eight codes less their signs, those of the elements w. */
+static __device__ __forceinline__ void signed_nibbles(uint32_t y[4], uint32_t codes,
+                                                      const uint32_t w[4], bool nans)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -62,7 +60,17 @@ static __device__ __forceinline__ void nibble_values(uint32_t y[4], uint32_t cod
         for (int i = 0; i < 4; i++) signs[i] = signs_of_numbers(w[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = times_scale(y[i] | (signs[i] & 0x80008000u), scales[i / 2]);
+    for (int i = 0; i < 4; i++) y[i] |= signs[i] & 0x80008000u;
+}
+
+/* Half of them under each scale. */
+static __device__ __forceinline__ void nibble_values(uint32_t y[4], uint32_t codes,
+                                                     const uint32_t w[4], const uint32_t scales[2],
+                                                     bool nans)
+{
+    signed_nibbles(y, codes, w, nans);
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = times_scale(y[i], scales[i / 2]);
 }
 
 /* ---- rows -------------------------------------------------------------------------------------

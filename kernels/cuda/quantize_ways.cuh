@@ -46,6 +46,9 @@ mt_status mt_cuda_quantize_gathered(mt_stream *stream, const struct job *j);
 bool mt_cuda_tokens_suffice(const struct job *j, const struct mt_quantize_args *args);
 mt_status mt_cuda_quantize_tokens(mt_stream *stream, const struct job *j,
                                   const struct mt_quantize_args *args);
+/* quantize_master_nibbles.cu: E2M1 from f32, of tiles that are whole. */
+bool mt_cuda_master_nibbles_suffice(const struct job *j, const struct mt_quantize_args *args);
+mt_status mt_cuda_quantize_master_nibbles(mt_stream *stream, const struct job *j);
 /* quantize_made.cu: members' amaxes of rows that are gathered or SwiGLU's; `found` holds
  * MT_CUDA_FOUND bytes for each of the tokens that rows are gathered from. */
 enum { MT_CUDA_FOUND = sizeof(float2) };

@@ -229,6 +229,20 @@ static void test_views(void **state)
     mt_qtensor_place(&plain, shared);
     assert_ptr_equal(plain.dir[MT_ROW].codes, plain.dir[MT_COL].codes);
     test_free(shared);
+    /* so do decoded ones of square blocks, but for their amaxes; of lines not */
+    for (int square = 0; square < 2; square++) {
+        mt_format_spec nvfp4 = mt_format_spec_default(MT_FORMAT_NVFP4);
+        nvfp4.options.two_d = square;
+        mt_direction d = mt_direction_of(nvfp4);
+        d.layout = MT_LAYOUT_DECODED;
+        mt_qtensor decoded = { .group = mt_group_uniform(2, 16, 16), .dir = { d, d } };
+        assert_int_equal(mt_qtensor_bytes(&decoded), (square ? 1 : 2) * 1024 + 2 * 256);
+        shared = test_alloc((int64_t)mt_qtensor_bytes(&decoded), MT_U8);
+        mt_qtensor_place(&decoded, shared);
+        assert_int_equal(decoded.dir[MT_ROW].codes == decoded.dir[MT_COL].codes, square);
+        assert_ptr_not_equal(decoded.dir[MT_ROW].amax, decoded.dir[MT_COL].amax);
+        test_free(shared);
+    }
     mt_direction swizzled = mt_direction_of(mt_format_spec_default(MT_FORMAT_FP8_BLOCK));
     swizzled.swizzled = true;
     plain.dir[MT_ROW] = swizzled;
