@@ -471,7 +471,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     if (codes && mt_cuda_tokens_suffice(&c->j, c->args))
         return mt_cuda_quantize_tokens(stream, &c->j, c->args);
     if (mt_cuda_short_suffices(&c->j)) {
-        c->given = codes && (!c->j.table.strips || c->j.gives);
+        c->given = codes && (!c->j.table.strips || c->j.gives || mt_cuda_bytes_give(&c->j));
         return mt_cuda_quantize_short(stream, &c->j);
     }
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
