@@ -346,7 +346,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         return mt_cuda_quantize_tokens(stream, &c->j, c->args);
     if (codes && mt_cuda_masters_suffice(&c->j)) return mt_cuda_quantize_masters(stream, &c->j);
     if (mt_cuda_short_suffices(&c->j)) {
-        c->given = codes && (!c->j.table.strips || c->j.gives);
+        c->given = codes && (!c->j.table.strips || c->j.gives || mt_cuda_bytes_give(&c->j));
         return mt_cuda_quantize_short(stream, &c->j);
     }
     if (codes && mt_cuda_master_nibbles_suffice(&c->j, c->args))

@@ -36,10 +36,12 @@ static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
 
 /* Leaves codes of a patch's columns, each with its own scale. */
 template <typename AT, int CODES>
-static __device__ __forceinline__ void leave_columns(uint32_t *codes, int half, const side &s,
+static __device__ __forceinline__ void leave_columns(uint8_t *codes, int half, const side &s,
                                                      const uint32_t x[ROWS][4],
                                                      const float enc[RUN])
 {
+    const bool above = is_left_above(half, AT::row());
+    uint8_t *to = tile_lines(codes, half) + line_place(AT::column()) + AT::row();
 #pragma unroll
     for (int c = 0; c < RUN; c++) {
         uint32_t w[4], q[2];
@@ -47,13 +49,13 @@ static __device__ __forceinline__ void leave_columns(uint32_t *codes, int half, 
         for (int i = 0; i < 4; i++)
             w[i] = __byte_perm(x[i * 2][c / 2], x[i * 2 + 1][c / 2], c % 2 ? 0x7632 : 0x5410);
         encode_row<CODES>(q, s, w, enc[c]);
-        leave_codes<LINES>(codes, half, AT::column() + c, q[0], q[1]);
+        leave_column(to, c, above, q[0], q[1]);
     }
 }
 
 /* Codes of a patch of a member with one scale. */
 template <typename AT, int DIRS, int CODES>
-static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, const strip &p,
+static __device__ __forceinline__ void run_whole(const job &j, uint8_t *codes, const strip &p,
                                                  int half, const uint32_t x[ROWS][4])
 {
     enum { LAST = DIRS & COLUMN_CODES ? MT_COL : MT_ROW };
@@ -75,11 +77,29 @@ static __device__ __forceinline__ void run_whole(const job &j, uint32_t *codes, 
         encode_row<CODES>(q[i], j.p.sides[LAST], x[i], enc);
         if ((DIRS & ROW_CODES) && alike && i < rows) store_8(to, q[i][0], q[i][1]);
     }
-    if (DIRS & COLUMN_CODES) leave_turned(codes, half, AT::column(), q);
+    if (DIRS & COLUMN_CODES)
+        leave_turned(tile_lines(codes, half) + line_place(AT::column()) + AT::row(),
+                     is_left_above(half, AT::row()), q);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
+
+/* From so many rows on, columns of tiles are written from end to end. */
+enum { LONG = 64 * TILE };
+
+/* Results of members that a sweep before has found. */
+static __device__ __noinline__ void give_found(const job &j)
+{
+    const int64_t count = j.p.group.members, step = (int64_t)gridDim.x * TILE_THREADS;
+    int64_t i = (int64_t)blockIdx.x * TILE_THREADS + threadIdx.x;
+    for (; i < count; i += step) give_results(j, i);
+}
+/* Whether nothing more is found of them. */
+static __host__ __device__ __forceinline__ bool gives_found(const job &j)
+{
+    return !j.gives && !j.nans && !j.measure[MT_ROW] && !j.measure[MT_COL];
+}
 
 template <int KIND, int DIRS, int CODES, int FROM>
 static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>::RESIDENT))
@@ -92,12 +112,15 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     strip &p = sp->strips[threadIdx.x / 32];
     uint32_t x[ROWS][4], most = 0; /* what a thread has found */
     bool after = false;            /* the tile before has left ends of its lines to this one */
+    const bool lines = FROM == LYING && DIRS == COLUMN_CODES && at::TURNED;
+    const bool down = at::BY_TOKEN || (lines && !j.p.group.first_dims && j.p.group.m >= LONG);
     const bool early = blockIdx.x < j.table.early;
     if (!early) wait_for_results();
     let_follow();
-    if (!(early ? find_strip(&p, j.p, j.table, at::BY_TOKEN)
-                : take_strip(&p, j.table, j.p.group.k, at::BY_TOKEN))) {
+    if (!(early ? find_strip(&p, j.p, j.table, down)
+                : take_strip(&p, j.table, j.p.group.k, down))) {
         wait_for_results();
+        if (KIND == WHOLE && FROM == LYING && gives_found(j)) give_found(j);
         return;
     }
     if (lane == 0) sp->nans[threadIdx.x / 32] = 0;
@@ -109,6 +132,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
                              at::BY_TOKEN ? row_value<at>(j.row_token, p, 0, p.height) : 0);
     if (threadIdx.x < MT_DIR_COUNT && j.measure[lane])
         p.seen[lane] = early ? 0 : __ldcg((const uint32_t *)j.amax[lane] + p.index);
+    if (KIND == WHOLE && FROM == LYING && early && !j.gives)
+        wait_for_results(); /* for amaxes of the sweep before */
     if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
         p.parts[lane].whole = whole_scale(j, lane, p.index);
     __syncwarp();
@@ -140,14 +165,16 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
             }
         }
         if (KIND == LINES) {
-            if (at::IN_COLUMNS) leave_pairs(sp->partial, e);
+            if (at::IN_COLUMNS) {
+                leave_pairs(sp->partial, e);
+                __syncthreads(); /* the magnitudes are there */
+                line_columns(sp->enc, j, p, sp->partial);
+            }
             if (at::IN_ROWS) {
                 line_rows<at>(row, j, p, e);
                 put_rows<at, KIND, ROW_CODES, CODES>(j, p, x, row, column, false);
             }
             if (at::IN_COLUMNS) {
-                __syncthreads(); /* the magnitudes are there */
-                line_columns(sp->enc, j, p, sp->partial);
                 __syncthreads(); /* what columns are multiplied by is there */
 #pragma unroll
                 for (int i = 0; i < RUN; i += 4) {
@@ -159,21 +186,22 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         }
         if (at::TURNED) {
             const bool even = is_even(p, MT_COL), on = !even && more;
-            const uneven u = { sp->codes, n & 1, after, on };
+            const unevenly u = { tile_lines(sp->codes, n & 1), after, on };
             const part &to = p.parts[MT_COL];
             const int bytes = to.padded ? (int)TILE : p.height;
             after = on;
             __syncthreads(); /* all codes are there */
             if (even)
-                put_even_lines<WHOLE>(u.codes, u.half, to.codes, to.pitch, p.width, bytes);
+                put_even_codes(u.lines, to.codes, to.pitch, p.width, bytes);
             else
-                put_uneven_lines<WHOLE>(u, to.codes, to.pitch, p.width, bytes);
+                put_uneven_codes(u, to.codes, to.pitch, p.width, bytes);
             if (on) __syncthreads(); /* those of two tiles have been read */
         }
         if (!more) break;
         step_down(&p, below);
     }
     wait_for_results(); /* early blocks do so here */
+    if (KIND == WHOLE && FROM == LYING && gives_found(j)) give_found(j);
     if (!is_measured(j)) return;
     most = __reduce_max_sync(~0u, most);
     if (lane == 0) sp->most[threadIdx.x / 32] = most;
@@ -192,7 +220,7 @@ static mt_status launch(mt_stream *stream, const job *j)
     job own = *j;
     /* who clears swizzled scales comes between */
     const bool cleared = j->p.sides[MT_ROW].swizzled || j->p.sides[MT_COL].swizzled;
-    if (j->gives && !cleared && j->p.group.members <= MANY)
+    if ((j->gives || (KIND == WHOLE && FROM == LYING)) && !cleared && j->p.group.members <= MANY)
         own.table.early =
             (unsigned)mt_cuda_multiprocessors(stream) * layout<KIND, DIRS, FROM>::RESIDENT;
     MT_CUDA(cudaFuncSetAttribute(bytes_kernel<KIND, DIRS, CODES, FROM>,
@@ -234,6 +262,12 @@ bool mt_cuda_bytes_suffice(const job *j)
     if (row->present && (uintptr_t)row->codes % run) return false;
     if (col->present && !col->transposed && (uintptr_t)col->codes % run) return false;
     return !both || row->options.element == col->options.element;
+}
+
+bool mt_cuda_bytes_give(const job *j)
+{
+    const bool made = j->row_token || j->swiglu || j->z;
+    return mt_cuda_bytes_suffice(j) && mt_cuda_short_kind(j) == WHOLE && !made && gives_found(*j);
 }
 
 int mt_cuda_bytes_rows(const job *j)

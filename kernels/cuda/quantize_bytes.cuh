@@ -2,8 +2,8 @@
  * its rows and columns. */
 #pragma once
 
-#include "kernels/cuda/quantize_ring.cuh"
 #include "kernels/cuda/quantize_strips.cuh"
+#include "kernels/cuda/quantize_turned.cuh"
 
 /* where elements come from; gathered, with weights; gradients of what the SwiGLU is of */
 enum { LYING, GATHERED, SWIGLU, WEIGHTED, GRADIENT };
@@ -36,7 +36,7 @@ template <int KIND, int DIRS, int FROM> struct layout {
 template <int KIND, int DIRS, int FROM> struct bytes_space {
     typedef layout<KIND, DIRS, FROM> at;
     uint4 slots[at::SLOTS][TILE_THREADS]; /* elements on their way, each thread's own */
-    alignas(16) uint32_t codes[at::TURNED ? AREA / 2 : 4]; /* of columns, turned; of two tiles */
+    alignas(16) uint8_t codes[at::TURNED ? TURNED_BYTES : 16]; /* of columns, turned */
     alignas(16) uint32_t partial[at::TURNED && KIND == LINES ? WARPS : 1][PAIRS];
     alignas(16) float enc[at::TURNED && KIND == LINES ? TILE : 4]; /* of columns */
     strip strips[WARPS];                                           /* each warp's own */

@@ -192,3 +192,27 @@ static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2
     else
         store_8(to, q[0], q[1]);
 }
+
+/* ---- parts of lines that begin anywhere -------------------------------------------------------
+ */
+
+enum { SECTOR = 32 }; /* bytes */
+
+/* The last bytes of sixteen, from `from` on, which is not 0; the first ones, before `to`. */
+static __device__ __forceinline__ void put_tail(uint8_t *p, const uint32_t q[4], int from)
+{
+    const uint32_t w = one_of(q, from >> 2);
+    const int words = (from + 3) & ~3;
+    if (from & 1) store_1(p + from, w >> (from & 3) * 8);
+    if ((from + 1) & 2) store_2(p + (from | 3) - 1, w >> 16);
+    if (words & 4) store_4(p + words, words & 8 ? q[3] : q[1]);
+    if (words <= 8) store_8(p + 8, q[2], q[3]);
+}
+static __device__ __forceinline__ void put_head(uint8_t *p, const uint32_t q[4], int to)
+{
+    const uint32_t w = one_of(q, to >> 2);
+    if (to & 8) store_8(p, q[0], q[1]);
+    if (to & 4) store_4(p + (to & 8), to & 8 ? q[2] : q[0]);
+    if (to & 2) store_2(p + (to & 12), w);
+    if (to & 1) store_1(p + (to & 14), w >> (to & 2) * 8);
+}

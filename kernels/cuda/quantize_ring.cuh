@@ -27,23 +27,6 @@ static __device__ __forceinline__ void leave_codes(uint32_t *codes, int half, in
         *(uint2 *)to = mask & 1 ? make_uint2(high, low) : make_uint2(low, high);
 }
 
-/* Those of all of a patch's columns, from `column` on, where rows and columns have one scale: codes
- * of its rows. */
-static __device__ __forceinline__ void leave_turned(uint32_t *codes, int half, int column,
-                                                    const uint32_t rows[ROWS][2])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t x[2][4], y[2][4];
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) x[i / 4][i % 4] = rows[i][h];
-        turn_bytes(y[0], x[0]), turn_bytes(y[1], x[1]);
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-            leave_codes<WHOLE>(codes, half, column + h * 4 + c, y[0][c], y[1][c]);
-    }
-}
-
 /* Whether all lines of columns are known to begin and end at multiples of 16 bytes. */
 static inline bool has_even_lines(const job *j)
 {
@@ -80,7 +63,6 @@ struct uneven {
     int half;
     bool after, on; /* a tile has left ends of its lines to this one; this one does so */
 };
-enum { SECTOR = 32 };
 
 /* Sixteen bytes of line c, from `place` on, less than none being those of the tile above. */
 template <int KIND, int TILES = 2>
@@ -95,25 +77,6 @@ static __device__ __forceinline__ void get_chunk(uint32_t q[4], const uneven &u,
                                    (((first + i * 4) & (LINE * TILES - 4)) ^ line));
 #pragma unroll
     for (int i = 0; i < 4; i++) q[i] = __funnelshift_r(w[i], w[i + 1], place * 8);
-}
-
-/* The last bytes of sixteen, from `from` on, which is not 0; the first ones, before `to`. */
-static __device__ __forceinline__ void put_tail(uint8_t *p, const uint32_t q[4], int from)
-{
-    const uint32_t w = one_of(q, from >> 2);
-    const int words = (from + 3) & ~3;
-    if (from & 1) store_1(p + from, w >> (from & 3) * 8);
-    if ((from + 1) & 2) store_2(p + (from | 3) - 1, w >> 16);
-    if (words & 4) store_4(p + words, words & 8 ? q[3] : q[1]);
-    if (words <= 8) store_8(p + 8, q[2], q[3]);
-}
-static __device__ __forceinline__ void put_head(uint8_t *p, const uint32_t q[4], int to)
-{
-    const uint32_t w = one_of(q, to >> 2);
-    if (to & 8) store_8(p, q[0], q[1]);
-    if (to & 4) store_4(p + (to & 8), to & 8 ? q[2] : q[0]);
-    if (to & 2) store_2(p + (to & 12), w);
-    if (to & 1) store_1(p + (to & 14), w >> (to & 2) * 8);
 }
 
 /* Lines' chunks that are not whole: a thread has the begin of a line, or its end. */

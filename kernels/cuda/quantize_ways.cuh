@@ -16,9 +16,10 @@ mt_status mt_cuda_quantize_rows(mt_stream *stream, const struct job *j, unsigned
 bool mt_cuda_short_suffices(const struct job *j);
 mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
 int mt_cuda_short_kind(const struct job *j);
-/* quantize_bytes.cu: of a kind; the rows of its strips, which the plan is to write; the sweep over
- * codes. */
+/* quantize_bytes.cu: of a kind; whether members' results, found before, are given by it, too; the
+ * rows of its strips, which the plan is to write; the sweep over codes. */
 bool mt_cuda_bytes_suffice(const struct job *j);
+bool mt_cuda_bytes_give(const struct job *j);
 int mt_cuda_bytes_rows(const struct job *j);
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
 /* The same of nvfp4: quantize_nvfp4.cu, and quantize_chosen.cu under 4over6. */
