@@ -5,18 +5,14 @@
 #include "kernels/cuda/quantize_ring.cuh"
 #include "kernels/cuda/quantize_strips.cuh"
 
-/* make_scales, and the member's levels; a thread has a scale of a direction. */
-template <bool WIDE>
-static __device__ __forceinline__ void make_levels(float enc[MT_DIR_COUNT][NIBBLE_SCALES],
-                                                   float *ones, level levels[MT_DIR_COUNT],
-                                                   const job &j, int member)
+/* What follows from a member's amax. */
+static __device__ __forceinline__ level nvfp4_level(const side &s, float amax)
 {
-    const int dir = (int)threadIdx.x / NIBBLE_SCALES;
-    const side &s = j.p.sides[dir];
-    if (!s.present) return;
-    const level l = member_level(s, j.amax[dir][member], NULL);
-    make_scale<WIDE>(enc, ones, j, s, l);
-    if (threadIdx.x % NIBBLE_SCALES == 0) levels[dir] = l;
+    level l = { amax, 1.0f, 1.0f, 0, 0, 0 };
+    l.s_enc = mt_nvfp4_encode_scale(&s.options, amax);
+    l.g = l.s_enc * (1.0f / 6.0f);
+    l.s_dec = 1.0f / l.s_enc;
+    return l;
 }
 
 /* Whether lines of columns begin and end at multiples of 16 bytes. */
@@ -44,13 +40,13 @@ static __device__ __forceinline__ void put_columns(const uint8_t *scales, const 
         put_even_lines<NIBBLES>(u.codes, u.half, to.codes, to.pitch, p.width, bytes);
     else
         put_uneven_lines<NIBBLES>(u, to.codes, to.pitch, p.width, bytes);
-    const int block = (int)threadIdx.x % SEGMENTS;
+    const int block = (int)(threadIdx.x % SEGMENTS), line = (int)(threadIdx.x / SEGMENTS);
     if (block * SEGMENT >= p.height) return;
     static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
     const lattice l = scales_of(to);
     const int64_t step = lines_step(l);
-    uint8_t *at = l.at + scale_offset(l, (int)threadIdx.x / SEGMENTS, block);
+    uint8_t *at = l.at + scale_offset(l, line, block);
 #pragma unroll
-    for (int i = threadIdx.x; i < TILE * SEGMENTS; i += TILE_THREADS, at += step)
-        if (i / SEGMENTS < p.width) store_1(at, scales[i]);
+    for (int i = 0; i < TILE; i += 32, at += step)
+        if (line + i < p.width) store_1(at, scales[threadIdx.x + i * SEGMENTS]);
 }

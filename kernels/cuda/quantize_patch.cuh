@@ -18,11 +18,11 @@ template <int KIND> struct patches {
 };
 static __device__ __forceinline__ int patch_row(void)
 {
-    return (int)threadIdx.x / 16 * ROWS;
+    return (int)(threadIdx.x / 16) * ROWS;
 }
 static __device__ __forceinline__ int patch_column(void)
 {
-    return (int)threadIdx.x % 16 * RUN;
+    return (int)(threadIdx.x % 16) * RUN;
 }
 
 /* The units of a block's turns. Where codes are turned, several follow each other, down a column as

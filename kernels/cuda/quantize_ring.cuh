@@ -42,7 +42,7 @@ static __device__ __forceinline__ void put_even_lines(const uint32_t *codes, int
                                                       int64_t pitch, int cols, int bytes)
 {
     enum { LINE = patches<KIND>::LINE, LANES = LINE / 4, STEP = TILE_THREADS / LANES };
-    const int at = (int)threadIdx.x % LANES, first = (int)threadIdx.x / LANES;
+    const int at = (int)(threadIdx.x % LANES), first = (int)(threadIdx.x / LANES);
     uint8_t *p = to + first * pitch + at * 16;
     if (at * 16 >= bytes) return;
 #pragma unroll
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void put_ends(const uneven &u, uint8_t *codes,
 {
     enum { LINE = patches<KIND>::LINE * 4 };
     static_assert(TILE_THREADS == 2 * TILE, "a line has two ends");
-    const int c = (int)threadIdx.x % TILE;
+    const int c = (int)(threadIdx.x % TILE);
     uint8_t *p = codes + c * pitch;
     const int begin = (int)((uintptr_t)p & (SECTOR - 1)), end = begin + bytes;
     const int first = begin & ~15, last = end & ~15;
@@ -117,8 +117,8 @@ static __device__ __forceinline__ void put_uneven_lines(const uneven &u, uint8_t
                                                         int64_t pitch, int cols, int bytes)
 {
     enum { LANES = patches<KIND>::LINE / 4, SPREAD = TILE * LANES / 32 /* of a warp's lines */ };
-    const int k = (int)threadIdx.x % LANES * 16;
-    int c = (int)threadIdx.x / 32 + lane_of_warp() / LANES * SPREAD;
+    const int k = (int)(threadIdx.x % LANES) * 16;
+    int c = (int)(threadIdx.x / 32) + lane_of_warp() / LANES * SPREAD;
     uint8_t *p = codes + c * pitch;
 #pragma unroll 2
     for (int i = 0; i < SPREAD / WARPS; i++, c += WARPS, p += WARPS * pitch) {
@@ -142,14 +142,14 @@ static __device__ __forceinline__ void put_turned(const uint8_t *scales, const f
         put_even_lines<NIBBLES, TILES>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
     else
         put_uneven_lines<NIBBLES, TILES>(u, to.codes, to.pitch, f.t.cols, bytes);
-    const int block = (int)threadIdx.x % SEGMENTS, rows = f.t.rows;
-    if (block * SEGMENT >= rows) return;
+    const int block = (int)(threadIdx.x % SEGMENTS), line = (int)(threadIdx.x / SEGMENTS);
+    if (block * SEGMENT >= f.t.rows) return;
     static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
     const int64_t step = lines_step(to.scales);
-    uint8_t *p = to.scales.at + scale_offset(to.scales, (int)threadIdx.x / SEGMENTS, block);
+    uint8_t *p = to.scales.at + scale_offset(to.scales, line, block);
 #pragma unroll
-    for (int i = threadIdx.x; i < TILE * SEGMENTS; i += TILE_THREADS, p += step)
-        if (i / SEGMENTS < f.t.cols) store_1(p, scales[i]);
+    for (int i = 0; i < TILE; i += 32, p += step)
+        if (line + i < f.t.cols) store_1(p, scales[threadIdx.x + i * SEGMENTS]);
 }
 
 /* Whether the tile of `next` is below that of f, in the same member. */
