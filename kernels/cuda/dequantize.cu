@@ -58,10 +58,10 @@ extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantiz
     int64_t units = mt_cuda_plan_units(&j.p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
     if (units == 0) return MT_OK;
+    if (mt_cuda_decode_is_short(&j)) return mt_cuda_decode_short(stream, &j);
     MT_TRY(mt_cuda_scratch(stream, &scratch, mt_cuda_plan_bytes(&j.p.group)));
     mt_cuda_plan_place(&j.p, scratch);
-    if (mt_cuda_decode_needs_plan(&j)) MT_TRY(mt_cuda_plan_members(stream, &j.p));
-    if (mt_cuda_decode_is_short(&j)) return mt_cuda_decode_short(stream, &j, units);
+    MT_TRY(mt_cuda_plan_members(stream, &j.p));
     MT_CUDA(cudaFuncSetAttribute(dequantize_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  BYTES));
     dequantize_kernel<<<(unsigned)(units < most ? units : most), TILE_THREADS, BYTES,

@@ -2,84 +2,54 @@
  * is that of the tiles. */
 #include "kernels/cuda/quantize_find.cuh"
 
-enum { RESIDENT = 3, RUN = 8, ACROSS = TILE / RUN };
+enum { RUN = 8 };
 
 /* A tile of codes and what is made of it. */
 struct frame {
     const uint8_t *codes; /* the tile's first */
-    int64_t pitch, y_pitch;
+    int64_t y_pitch;
+    uint32_t pitch;
     mt_bf16 *y;
     lattice scales;
-    float dec; /* of the whole member; of nvfp4 what its scales are multiplied by */
+    const float *member; /* its scale, or what that of nvfp4's scales follows from; NULL: neither */
+    const uint8_t *end;  /* of codes that may be read */
     int rows, cols;
-    int down; /* the tile's first row among those of the scales */
+    int down, right; /* the tile's first row, or column of codes, among those of the scales */
     bool aligned;
+    bool inside; /* it is whole, and so is what lies around its columns' ends */
 };
 
 static __device__ __forceinline__ void set_frame(frame *f, const decode_job &j, const tile &t)
 {
     const side &s = j.p.sides[SOURCE];
-    bool columns = s.transposed, planar = !columns && s.dir == MT_COL;
-    int half = s.codes_per_byte - 1, bytes = RUN >> half;
+    const bool columns = s.transposed;
+    const int half = s.codes_per_byte - 1, bytes = RUN >> half;
     int64_t line0 = columns ? t.c0 : t.r0, along0 = columns ? t.r0 : t.c0;
     shape p = shape_of(s, t.m.rows, t.m.cols);
     uint8_t *scales = s.scales + t.m.at[AT_SCALES + SOURCE] * (s.scale == MT_SCALE_F32 ? 4 : 1);
-    f->pitch = p.pitch, f->y_pitch = t.m.cols;
-    f->codes = s.codes + t.m.at[AT_CODES + SOURCE] + line0 * p.pitch + (along0 >> half);
+    const uint8_t *codes = s.codes + t.m.at[AT_CODES + SOURCE];
+    f->pitch = (uint32_t)p.pitch, f->y_pitch = t.m.cols;
+    f->codes = codes + line0 * p.pitch + (along0 >> half);
+    f->end = s.line ? s.codes + s.line * t.m.cols : codes + p.code_bytes;
     f->y = (mt_bf16 *)j.p.sides[MT_ROW].codes + t.m.offset + t.r0 * t.m.cols + t.c0;
-    f->down = (int)(t.r0 % TILE);
-    const int64_t row0 = t.r0 - f->down;
-    f->scales = columns  ? lattice_of(s, p, scales, line0, along0)
-                : planar ? lattice_of(s, p, scales, t.c0, row0)
-                         : lattice_of(s, p, scales, row0, t.c0);
+    f->down = columns ? 0 : (int)(t.r0 % TILE), f->right = columns ? (int)(t.c0 % TILE) : 0;
+    const int64_t row0 = t.r0 - f->down, col0 = t.c0 - f->right;
+    f->scales = s.dir == MT_COL ? lattice_of(s, p, scales, col0, row0)
+                                : lattice_of(s, p, scales, row0, col0);
     f->rows = t.rows, f->cols = t.cols;
-    f->dec = 1.0f;
-    if (s.whole && !s.bare) f->dec = *(const float *)scales;
-    if (s.second_level && !s.bare) f->dec = mt_nvfp4_decode_scale(&s.options, s.amax[t.index]);
+    f->member = NULL;
+    if (s.whole && !s.bare) f->member = (const float *)scales;
+    if (s.second_level && !s.bare) f->member = s.amax + t.index;
     f->aligned = t.m.cols % RUN == 0 && (uintptr_t)f->y % 16 == 0 &&
                  (columns || (((uintptr_t)f->codes | (uintptr_t)f->pitch) & (bytes - 1)) == 0);
 }
 
-/* A block's turns: the frame of turn n is frames[n & 3], its tile ahead[n & 1]. While a block is at
- * turn n the codes of n + 1 are on their way; one warp makes the frame of n + 2, another looks up
- * the tile of n + 3. */
-struct turns {
-    frame frames[4];
-    tile ahead[2];
-};
-
-static __device__ __forceinline__ void find_turn(turns *t, const decode_job &j, int64_t units,
-                                                 int turn)
+/* What all of a member is multiplied by, or its scales are. */
+static __device__ __forceinline__ float member_scale(const side &s, const frame &f)
 {
-    const int64_t unit = blockIdx.x + turn * (int64_t)gridDim.x;
-    if (unit >= units) return;
-    int64_t member = member_at_by_warp(j.p.units, j.p.group.members, unit);
-    if (lane_of_warp() == 0) t->ahead[turn & 1] = tile_of(j.p, member, unit);
-}
-static __device__ __forceinline__ void set_turn(turns *t, const decode_job &j, int64_t units,
-                                                int turn)
-{
-    if (lane_of_warp() == 0 && blockIdx.x + turn * (int64_t)gridDim.x < units)
-        set_frame(&t->frames[turn & 3], j, t->ahead[turn & 1]);
-}
-
-static __device__ __forceinline__ void begin_turns(turns *t, const decode_job &j, int64_t units)
-{
-    const int warp = (int)threadIdx.x / 32;
-    if (warp < 2) find_turn(t, j, units, warp);
-    __syncthreads();
-    if (warp < 2) set_turn(t, j, units, warp);
-    __syncthreads();
-    if (warp == 2) find_turn(t, j, units, 2);
-}
-
-/* At turn n: what is to be done for the next ones, by warps in their turn. */
-static __device__ __forceinline__ void prepare_turns(turns *t, const decode_job &j, int64_t units,
-                                                     int n)
-{
-    const int place = ((int)threadIdx.x / 32 - n) & (TILE_THREADS / 32 - 1);
-    if (place == 0) find_turn(t, j, units, n + 3);
-    if (place == 1) set_turn(t, j, units, n + 2);
+    if (!f.member) return 1.0f;
+    const float x = __ldg(f.member);
+    return s.whole ? x : mt_nvfp4_decode_scale(&s.options, x);
 }
 
 /* COUNT scales as they are stored, `step` apart, as far as wanted(i); nothing of whole members. */
@@ -151,19 +121,25 @@ static __device__ __forceinline__ void run_values(float v[RUN], const mt_codec &
     }
 }
 
-/* A tile that does not lie as it should. */
-static __device__ void rows_singly(const decode_job &j, const frame &f, bool planar)
+/* A tile that does not lie as it should, by `step` threads. */
+static __device__ __noinline__ void put_singly(const decode_job &j, const frame &f, int first,
+                                               int step)
 {
     const side &s = j.p.sides[SOURCE];
-    int half = s.codes_per_byte - 1;
-    for (int i = threadIdx.x; i < f.rows * f.cols; i += TILE_THREADS) {
-        int r = i / f.cols, c = i % f.cols;
-        int line = planar ? c : f.down + r, along = planar ? f.down + r : c;
-        uint32_t code = f.codes[r * f.pitch + (c >> half)] >> (half & c) * 4, raw[2] = { 0, 0 };
+    const bool columns = s.transposed, down_first = s.dir == MT_COL;
+    const int half = s.codes_per_byte - 1;
+    const float member = member_scale(s, f);
+    for (int i = first; i < f.rows * f.cols; i += step) {
+        const int r = i / f.cols, c = i % f.cols, down = f.down + r, right = f.right + c;
+        const int line = down_first ? right : down, along = down_first ? down : right;
+        const int at = columns ? r : c;
+        const uint8_t *codes = f.codes + (columns ? c : r) * (int64_t)f.pitch;
+        const uint32_t code = codes[at >> half] >> (half & at) * 4;
+        uint32_t raw[2] = { 0, 0 };
         float dec[2];
         load_scales<1>(raw, s, f, scale_offset(f.scales, line, along >> s.block_shift), 0,
                        [](int) { return true; });
-        scale_values<2>(dec, s, j, f.dec, raw);
+        scale_values<2>(dec, s, j, member, raw);
         from_f32(f.y + r * f.y_pitch + c, mt_decode(s.codec, (uint8_t)code) * dec[0]);
     }
 }
@@ -213,7 +189,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 5)
     const frame &f = own;
     const int across = (1 << j.shift) - 1;
     const int first = ((int)threadIdx.x >> j.shift) * ROWS, c = ((int)threadIdx.x & across) * RUN;
-    if (!f.aligned) rows_singly(j, f, planar);
+    if (!f.aligned) put_singly(j, f, (int)threadIdx.x, TILE_THREADS);
     const int rows = f.aligned && c < f.cols ? f.rows - first : 0;
     if (rows <= 0) return;
     uint2 q[ROWS];
@@ -237,7 +213,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 5)
         load_scales<ROWS>(raw, s, f, scale_offset(f.scales, down, c >> s.block_shift),
                           line_step(f.scales), [&](int i) { return i < rows; });
     float dec[ROWS], decs[RUN];
-    scale_values<ROWS>(dec, s, j, f.dec, raw);
+    scale_values<ROWS>(dec, s, j, member_scale(s, f), raw);
     const int64_t y_pitch = f.y_pitch;
     mt_bf16 *y = f.y + first * y_pitch + c;
 #pragma unroll
@@ -253,56 +229,88 @@ static __global__ void __launch_bounds__(TILE_THREADS, 5)
 /* ---- codes in columns -------------------------------------------------------------------------
  */
 
-/* The codes of a tile's columns as they lie: each begins at a multiple of 16 bytes before its first
- * code. Groups of eight columns are set off from each other, so that they meet in no bank. */
+/* The codes of a tile's columns as they lie, by lines of 128 bytes: a line is read at once, and is
+ * a row of shared memory. Pieces of 16 bytes change places in it, so that groups of eight columns
+ * meet in no bank. A thread has eight columns of two words of codes, ROWS rows below each other
+ * from `first` on and as many LEAP rows further: of one block of nvfp4's scales, of one each of
+ * others. */
 template <int CODES> struct columns {
     enum {
         HALF = CODES == CODES_E2M1,
-        BYTES = TILE >> HALF,    /* of a whole column */
-        CHUNKS = BYTES / 16 + 1, /* that it may touch */
-        PITCH = CHUNKS * 4 + 28, /* words */
-        LINES = 4 << HALF        /* codes of a word */
+        BYTES = HALF ? 256 : 256, /* of a whole column */
+        THREADS = BYTES,
+        TALL = BYTES << HALF,
+        WIDE = 64,
+        ACROSS = WIDE / RUN,
+        LINE = 128,
+        LINES = BYTES / LINE + 1, /* that a column may touch */
+        PIECES = LINE / 16,
+        PITCH = LINES * LINE,
+        WORD_ROWS = 4 << HALF,
+        FIRST = HALF ? (int)SEGMENT : (int)WORD_ROWS, /* of a thread's group */
+        LEAP = HALF ? (int)WORD_ROWS : (int)TILE
     };
-    turns turned;
-    alignas(16) uint32_t words[2][TILE * PITCH]; /* of this tile and the next */
 };
 
-template <int CODES> static __device__ __forceinline__ int column_place(int c, int word)
+template <int CODES>
+static __device__ __forceinline__ unsigned column_place(unsigned c, unsigned at)
 {
-    return c * columns<CODES>::PITCH + (c / RUN & 7) * 4 + word;
+    return c * columns<CODES>::PITCH + (at ^ c / RUN % 8 * 16);
 }
 
-/* Chunks that lie within the buffer of codes come as they are; of the others what exists. */
+/* Of a tile at the edge of its member: pieces that lie within the buffer of codes come as they are;
+ * of the others what exists. */
 template <int CODES>
-static __device__ __forceinline__ void load_columns(uint32_t *words, const frame &f,
-                                                    const uint8_t *begin, const uint8_t *end)
+static __device__ __noinline__ void load_edge(uint8_t *shared, const frame &f, const uint8_t *begin)
 {
-    enum { CHUNKS = columns<CODES>::CHUNKS, HALF = columns<CODES>::HALF };
-    int bytes = (f.rows + HALF) >> HALF;
-    for (int i = threadIdx.x; i < TILE * CHUNKS; i += TILE_THREADS) {
-        int c = i / CHUNKS, chunk = i % CHUNKS;
-        if (c >= f.cols) continue;
-        const uint8_t *p = f.codes + c * f.pitch;
-        int a = (int)((uintptr_t)p & 15), at = chunk * 16 - a;
-        uint32_t *to = words + column_place<CODES>(c, chunk * 4);
-        if (at >= bytes) continue;
-        if (p + at >= begin && p + at + 16 <= end) {
+    typedef columns<CODES> space;
+    enum { PIECES = space::LINES * space::PIECES };
+    const int bytes = (f.rows + space::HALF) >> space::HALF;
+    for (int i = (int)threadIdx.x; i < f.cols * PIECES; i += space::THREADS) {
+        const int c = i / PIECES, piece = i % PIECES;
+        const uint8_t *p = f.codes + c * (int64_t)f.pitch;
+        const int at = piece * 16 - (int)((uintptr_t)p % space::LINE);
+        uint8_t *to = shared + column_place<CODES>(c, piece * 16);
+        if (at <= -16 || at >= bytes) continue;
+        if (p + at >= begin && p + at + 16 <= f.end) {
             copy_16(to, p + at);
         } else {
             for (int b = 0; b < 16; b++)
-                if (at + b >= 0 && at + b < bytes) ((uint8_t *)to)[b] = p[at + b];
+                if (at + b >= 0 && at + b < bytes) to[b] = p[at + b];
         }
     }
 }
 
-/* y = the values of words of codes of eight columns, as far as `rows` and `columns`. */
+template <int CODES>
+static __device__ __forceinline__ void load_columns(uint8_t *shared, const frame &f,
+                                                    const uint8_t *begin)
+{
+    typedef columns<CODES> space;
+    enum { EACH = space::THREADS / space::PIECES };
+    if (!f.inside) return load_edge<CODES>(shared, f, begin);
+    const int piece = (int)(threadIdx.x % space::PIECES);
+#pragma unroll
+    for (int i = 0; i < space::WIDE / EACH; i++) {
+        const unsigned c = threadIdx.x / space::PIECES + i * EACH;
+        const uint8_t *p = f.codes + (uint64_t)c * f.pitch;
+        const int before = (int)((uintptr_t)p % space::LINE) - piece * 16;
+        uint8_t *to = shared + column_place<CODES>(c, piece * 16);
+#pragma unroll
+        for (int l = 0; l < space::LINES; l++) {
+            const bool wanted = l == 0 ? before < 16 : l + 1 < space::LINES || before > 0;
+            if (wanted) copy_16(to + l * space::LINE, p - before + l * space::LINE);
+        }
+    }
+}
+
+/* y = the values of words of codes of eight columns, as far as `rows`. */
 template <int CODES>
 static __device__ __forceinline__ void put_rows(mt_bf16 *y, int64_t pitch, const mt_codec &codec,
                                                 const uint32_t w[RUN], const float dec[RUN],
-                                                int rows, int columns, bool aligned)
+                                                int rows)
 {
 #pragma unroll
-    for (int i = 0; i < ::columns<CODES>::LINES; i++) {
+    for (int i = 0; i < columns<CODES>::WORD_ROWS; i++, y += pitch) {
         float v[RUN];
 #pragma unroll
         for (int e = 0; e < RUN; e += 2) {
@@ -315,120 +323,150 @@ static __device__ __forceinline__ void put_rows(mt_bf16 *y, int64_t pitch, const
                                         __byte_perm(w[e], w[e + 1], i | (i + 4) << 4));
             }
         }
-        if (i < rows && aligned) {
-            put_run(y + i * pitch, v, dec);
-        } else if (i < rows) {
-#pragma unroll
-            for (int e = 0; e < RUN; e++)
-                if (e < columns) from_f32(y + i * pitch + e, v[e] * dec[e]);
-        }
+        if (i < rows) put_run(y, v, dec);
     }
 }
 
+/* By a warp: the block's tile; false: there is none. */
 template <int CODES>
-static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
+static __device__ __forceinline__ bool find_columns(frame *f, const decode_job &j)
+{
+    enum { TALL = columns<CODES>::TALL, WIDE = columns<CODES>::WIDE };
+    const side &s = j.p.sides[SOURCE];
+    const mt_group &g = j.p.group;
+    const int lane = lane_of_warp();
+    const unsigned across = ((unsigned)g.k + WIDE - 1) / WIDE;
+    const unsigned n = blockIdx.x / across;
+    located it;
+    if (!locate_strip(&it, g, TALL, (int)n)) return false;
+    tile t = {};
+    t.m.at[AT_CODES + SOURCE] = codes_before(s, g.k, it.before);
+    t.m.at[AT_SCALES + SOURCE] = scales_before(s, g.k, it.index, it.before);
+    if (CODES == CODES_E2M1) { /* two codes of a column a byte, sixteen a scale */
+        const int shift = s.swizzled ? 6 : 4;
+        int bytes = 0, scales = 0;
+        for (int i = lane; i < it.index; i += 32) {
+            const int rows = rows_of_member(g, i);
+            bytes += (rows + 1) / 2, scales += (int)shift_up(rows, shift);
+        }
+        bytes = __reduce_add_sync(~0u, bytes), scales = __reduce_add_sync(~0u, scales);
+        t.m.at[AT_CODES + SOURCE] = bytes * g.k;
+        t.m.at[AT_SCALES + SOURCE] = scales * (s.swizzled ? shift_up(g.k, 7) * 512 : g.k);
+    }
+    if (lane) return true;
+    t.m.rows = it.rows, t.m.cols = g.k, t.m.offset = it.before.rows * g.k;
+    t.index = it.index;
+    t.r0 = (int64_t)it.at * TALL, t.c0 = (int64_t)(blockIdx.x - n * across) * WIDE;
+    t.rows = (int)(it.rows - t.r0 < TALL ? it.rows - t.r0 : TALL);
+    t.cols = (int)(g.k - t.c0 < WIDE ? g.k - t.c0 : WIDE);
+    set_frame(f, j, t);
+    f->inside = t.rows == TALL && t.cols == WIDE && f->codes >= s.codes + 15 &&
+                f->codes + (WIDE - 1) * (uint64_t)f->pitch + columns<CODES>::BYTES + 15 <= f->end;
+    return true;
+}
+
+template <int CODES>
+static __global__ void __launch_bounds__(columns<CODES>::THREADS, 1024 / columns<CODES>::THREADS)
     columns_kernel(const __grid_constant__ decode_job j)
 {
     typedef columns<CODES> space;
-    extern __shared__ uint4 mt_shared[];
-    space *sp = (space *)mt_shared;
+    enum { PARTS = 2, SCALES = space::HALF ? 1 : (int)PARTS };
+    extern __shared__ __align__(128) uint8_t mt_lines[];
+    __shared__ frame own;
+    __shared__ bool is;
     const side &s = j.p.sides[SOURCE];
     wait_for_results();
-    const uint8_t *begin = s.codes,
-                  *end = begin + (s.line ? s.line * j.p.group.k
-                                         : j.p.members[j.p.group.members].at[AT_CODES + SOURCE]);
-    const int64_t units = j.p.units[j.p.group.members], step = gridDim.x;
-    const int c = (int)threadIdx.x % ACROSS * RUN, first = (int)threadIdx.x / ACROSS * space::LINES;
-    uint32_t raw[RUN];
-    int n = 0;
-    const auto load = [&](uint32_t *words, const frame &f) {
-        load_columns<CODES>(words, f, begin, end);
-        /* a thread's rows are of one block */
-        load_scales<RUN>(raw, s, f, scale_offset(f.scales, c, first >> s.block_shift),
-                         line_step(f.scales),
-                         [&](int e) { return e < f.cols - c && first < f.rows; });
-    };
-    begin_turns(&sp->turned, j, units);
-    if (blockIdx.x < units) load(sp->words[0], sp->turned.frames[0]);
-    for (int64_t u = blockIdx.x; u < units; u += step, n++) {
-        float dec[RUN];
-        copies_done();
-        __syncthreads(); /* the codes and the frames are there, the last tile done with */
-        const frame &f = sp->turned.frames[n & 3];
-        const int rows = c < f.cols ? f.rows : 0, columns = f.cols - c;
-        const uint32_t *words = sp->words[n & 1], pitch = (uint32_t)f.pitch;
-        const uint32_t start = (uint32_t)(uintptr_t)f.codes + c * pitch;
-        scale_values<RUN>(dec, s, j, f.dec, raw);
-        if (u + step < units) load(sp->words[~n & 1], sp->turned.frames[(n + 1) & 3]);
-        prepare_turns(&sp->turned, j, units, n);
-        const int64_t y_pitch = f.y_pitch;
-        const bool aligned = f.aligned;
-        mt_bf16 *y = f.y + c;
-#pragma unroll 1
-        for (int r = first; r < rows; r += TILE_THREADS / ACROSS * space::LINES) {
-            uint32_t w[RUN];
+    if (threadIdx.x < 32) {
+        const bool found = find_columns<CODES>(&own, j);
+        if (threadIdx.x == 0) is = found;
+    }
+    __syncthreads();
+    if (!is) return;
+    const frame &f = own;
+    if (!f.aligned) return put_singly(j, f, (int)threadIdx.x, space::THREADS);
+    load_columns<CODES>(mt_lines, f, s.codes);
+    const int c = (int)(threadIdx.x % space::ACROSS) * RUN;
+    const int first = (int)(threadIdx.x / space::ACROSS) * space::FIRST;
+    const int rows = c < f.cols ? f.rows - first : 0;
+    uint32_t raw[SCALES][RUN] = {}, w[PARTS][RUN];
+    const float member = member_scale(s, f);
+    const int64_t line = line_step(f.scales);
 #pragma unroll
-            for (int e = 0; e < RUN; e++) {
-                int at = (int)((start + e * pitch) & 15) + (r >> space::HALF);
-                const uint32_t *from = words + column_place<CODES>(c + e, at / 4);
-                w[e] = __funnelshift_r(from[0], from[1], at % 4 * 8);
-            }
-            put_rows<CODES>(y + r * y_pitch, y_pitch, s.codec, w, dec, rows - r, columns, aligned);
-        }
+    for (int i = 0; i < SCALES; i++) {
+        const int block = (first + i * space::LEAP) >> s.block_shift;
+        if (s.whole || i * space::LEAP >= rows) continue;
+        const int64_t at = scale_offset(f.scales, f.right + c, block);
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            raw[i][e] = space::HALF ? __ldg(f.scales.at + at + e * line)
+                                    : __ldg((const uint32_t *)f.scales.at + at + e * line);
+    }
+    const uint32_t pitch = f.pitch, start = (uint32_t)(uintptr_t)f.codes + c * pitch;
+    copies_done();
+    __syncthreads(); /* the codes are there */
+    if (rows <= 0) return;
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        const uint32_t at = (start + e * pitch) % space::LINE + (first >> space::HALF);
+        const auto word = [&](int i) {
+            return *(const uint32_t *)(mt_lines + column_place<CODES>(c, (at & ~3u) + i % 4 * 4) +
+                                       e * space::PITCH + i / 4 * space::LINE);
+        };
+        const uint32_t a = word(0), b = word(1);
+        w[0][e] = __funnelshift_r(a, b, at * 8);
+        w[1][e] = space::HALF ? __funnelshift_r(b, word(2), at * 8)
+                              : __funnelshift_r(word(4), word(5), at * 8);
+    }
+    float dec[RUN];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        if (i < SCALES) scale_values<RUN>(dec, s, j, member, raw[i]);
+        put_rows<CODES>(f.y + (first + i * space::LEAP) * f.y_pitch + c, f.y_pitch, s.codec, w[i],
+                        dec, rows - i * space::LEAP);
     }
 }
 
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
-/* Rows are found by the blocks themselves, without a plan. */
-static bool finds_rows(const decode_job *j)
-{
-    const mt_group *g = &j->p.group;
-    return !j->p.sides[SOURCE].transposed && !g->last_dims && g->m <= INT32_MAX &&
-           g->k <= INT32_MAX && mt_cuda_plan_units(g) <= INT32_MAX;
-}
-
 bool mt_cuda_decode_is_short(const decode_job *j)
 {
-    const side *y = &j->p.sides[MT_ROW];
-    return y->dtype == MT_BF16 && mt_is_short(j->p.sides[SOURCE]) &&
-           (j->p.sides[SOURCE].transposed || finds_rows(j));
+    const mt_group *g = &j->p.group;
+    return j->p.sides[MT_ROW].dtype == MT_BF16 && mt_is_short(j->p.sides[SOURCE]) &&
+           !g->last_dims && g->m <= INT32_MAX && g->k <= INT32_MAX &&
+           mt_cuda_plan_units(g) <= INT32_MAX;
 }
 
-template <int CODES> static mt_status launch(mt_stream *stream, const decode_job *j, int64_t units)
+template <int CODES> static mt_status launch(mt_stream *stream, const decode_job *j)
 {
-    enum { BYTES = sizeof(columns<CODES>) };
-    int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * RESIDENT;
-    unsigned blocks = (unsigned)(units < most ? units : most);
-    if (j->p.sides[SOURCE].transposed) {
+    typedef columns<CODES> space;
+    enum { BYTES = space::WIDE * space::PITCH };
+    const side *s = &j->p.sides[SOURCE];
+    const mt_group *g = &j->p.group;
+    if (s->transposed) {
+        const unsigned blocks =
+            (unsigned)(mt_cuda_plan_strips(g, space::TALL) * mt_ceil_div(g->k, space::WIDE));
         MT_CUDA(cudaFuncSetAttribute(columns_kernel<CODES>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-        MT_TRY(follow(stream, columns_kernel<CODES>, blocks, TILE_THREADS, BYTES, *j));
+        MT_TRY(follow(stream, columns_kernel<CODES>, blocks, space::THREADS, BYTES, *j));
     } else {
-        const side *s = &j->p.sides[SOURCE];
-        const mt_group *g = &j->p.group;
         decode_job own = *j;
         own.shift = 4;
         while (!(s->swizzled && s->dir == MT_COL) && own.shift < 8 && g->k > RUN << own.shift)
             own.shift++;
-        blocks = (unsigned)(mt_cuda_plan_strips(g, ROWS * TILE_THREADS >> own.shift) *
-                            mt_ceil_div(g->k, RUN << own.shift));
+        const unsigned blocks =
+            (unsigned)(mt_cuda_plan_strips(g, ROWS * TILE_THREADS >> own.shift) *
+                       mt_ceil_div(g->k, RUN << own.shift));
         MT_TRY(follow(stream, rows_kernel<CODES>, blocks, TILE_THREADS, 0, own));
     }
     MT_LAUNCHED(stream, "dequantize: bf16");
     return MT_OK;
 }
 
-bool mt_cuda_decode_needs_plan(const decode_job *j)
+mt_status mt_cuda_decode_short(mt_stream *stream, const decode_job *j)
 {
-    return !mt_cuda_decode_is_short(j) || j->p.sides[SOURCE].transposed;
-}
-
-mt_status mt_cuda_decode_short(mt_stream *stream, const decode_job *j, int64_t units)
-{
-    static mt_status (*const launches[])(mt_stream *, const decode_job *,
-                                         int64_t) = { launch<CODES_E4M3>, launch<CODES_E5M2>,
-                                                      launch<CODES_E2M1> };
-    return launches[mt_codes_kind(j->p.sides[SOURCE])](stream, j, units);
+    static mt_status (*const launches[])(mt_stream *, const decode_job *) = { launch<CODES_E4M3>,
+                                                                              launch<CODES_E5M2>,
+                                                                              launch<CODES_E2M1> };
+    return launches[mt_codes_kind(j->p.sides[SOURCE])](stream, j);
 }

@@ -107,8 +107,7 @@ struct decode_job {
 extern "C" {
 /* dequantize_short.cu: whether the short way knows a call; its launch. */
 bool mt_cuda_decode_is_short(const struct decode_job *j);
-bool mt_cuda_decode_needs_plan(const struct decode_job *j);
-mt_status mt_cuda_decode_short(mt_stream *stream, const struct decode_job *j, int64_t units);
+mt_status mt_cuda_decode_short(mt_stream *stream, const struct decode_job *j);
 /* quantize_plan.cu: bytes of scratch for a plan; its layout there; the launch that fills it. */
 size_t mt_cuda_plan_bytes(const mt_group *group);
 void mt_cuda_plan_place(struct plan *plan, void *scratch);
