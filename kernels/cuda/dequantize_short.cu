@@ -237,8 +237,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, 5)
 template <int CODES> struct columns {
     enum {
         HALF = CODES == CODES_E2M1,
-        BYTES = HALF ? 256 : 256, /* of a whole column */
+        BYTES = 256, /* of a whole column */
         THREADS = BYTES,
+        BLOCKS = HALF ? 4 : 5, /* of a multiprocessor */
         TALL = BYTES << HALF,
         WIDE = 64,
         ACROSS = WIDE / RUN,
@@ -366,7 +367,7 @@ static __device__ __forceinline__ bool find_columns(frame *f, const decode_job &
 }
 
 template <int CODES>
-static __global__ void __launch_bounds__(columns<CODES>::THREADS, 1024 / columns<CODES>::THREADS)
+static __global__ void __launch_bounds__(columns<CODES>::THREADS, columns<CODES>::BLOCKS)
     columns_kernel(const __grid_constant__ decode_job j)
 {
     typedef columns<CODES> space;
