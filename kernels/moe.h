@@ -148,9 +148,14 @@ struct mt_weights_bwd_args {
  * TN, act: the SwiGLU of d as it is stored (mt_swiglu_fwd), [rows, n / 2].
  * NN, z: d [rows, 2k] = from the product, rounded to dtype, to the gradient of z [rows, 2k]
  * (mt_swiglu_bwd). dweights: of the weights that b's rows are weighted by (mt_weights_bwd).
- * NT, row_token: row r of X is row row_token[r] of gemm.a.
+ * NN, z, row_token, where mt_kernels.weighs_after: row r of dY is row row_token[r] of gemm.b, and
+ * its weight s comes after the product: of the product p and the SwiGLU y of z, both rounded to
+ * dtype, d is the gradient of z that s p gives, in real, act [rows, k] = s y (NULL: not stored),
+ * and dweights = <p, y>, 0 if dropped.
  *
- * A gathered operand is plain, of dtype: its group gives the rows, its codes are X [tokens, k]. TN
+ * NT, row_token: row r of X is row row_token[r] of gemm.a; gathers_b: that of dY, of gemm.b.
+ *
+ * A gathered operand is plain, of dtype: its group gives the rows, its codes are [tokens, k]. TN
  * with act and NN with z have c NULL and results of dtype. */
 struct mt_moe_gemm_args {
     mt_dtype dtype;
@@ -165,7 +170,8 @@ struct mt_moe_gemm_args {
     const void *weights;     /* real [tokens, top_k] */
     const int32_t *position; /* int32 [tokens, top_k]: as mt_route_plan_args has it */
     int64_t top_k;
-    void *scratch; /* mt_moe_gemm_scratch bytes */
+    void *scratch;  /* mt_moe_gemm_scratch bytes */
+    bool gathers_b; /* row_token is of gemm.b: NT */
 };
 
 /* Bytes that the op needs: what its parts hand on, or, one kernel, partial sums. */

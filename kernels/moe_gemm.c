@@ -1,17 +1,18 @@
 /* GEMMs of the expert layer as several ops: the checks, and what is done where they are not one. */
 #include "kernels/check.h"
 
-/* X as it is given and where it stands. */
+/* X or dY as it is given and where it stands. */
 static const mt_qtensor *gathered(const struct mt_moe_gemm_args *args)
 {
-    return args->gemm.layout == MT_GEMM_NT ? args->gemm.a : args->gemm.b;
+    return args->gemm.layout == MT_GEMM_NT && !args->gathers_b ? args->gemm.a : args->gemm.b;
 }
 
 static mt_status check_gather(const struct mt_moe_gemm_args *args)
 {
     const mt_qtensor *x = gathered(args);
     const mt_direction *d = args->gemm.layout == MT_GEMM_NT ? &x->dir[MT_COL] : &x->dir[MT_ROW];
-    MT_REQUIRE(args->gemm.layout != MT_GEMM_NN, MT_EINVAL, "moe_gemm NN: no rows are gathered");
+    MT_REQUIRE(args->gemm.layout != MT_GEMM_NN || (args->z && args->weights && args->position),
+               MT_EINVAL, "moe_gemm NN: gathered rows need z, weights and position");
     MT_REQUIRE(d->format == mt_format_plain(args->dtype) && d->layout == MT_LAYOUT_COMPACT,
                MT_EINVAL, "moe_gemm: gathered rows are %s, must be plain %s", d->format->name,
                mt_dtype_name(args->dtype));
@@ -28,7 +29,9 @@ mt_status mt_moe_gemm_check(const struct mt_moe_gemm_args *args)
     MT_TRY(mt_gemm_check(g));
     if (args->row_token) MT_TRY(check_gather(args));
     bool rounded = g->d_dtype == args->dtype && !g->c;
-    MT_REQUIRE(!args->act || (g->layout == MT_GEMM_TN && rounded && g->a->group.m % 2 == 0),
+    bool after = g->layout == MT_GEMM_NN && args->row_token;
+    MT_REQUIRE(!args->act || after ||
+                   (g->layout == MT_GEMM_TN && rounded && g->a->group.m % 2 == 0),
                MT_EINVAL, "moe_gemm: act is of a TN result of dtype, of even width, without c");
     MT_REQUIRE(!args->z || (g->layout == MT_GEMM_NN && rounded), MT_EINVAL,
                "moe_gemm: z is for an NN result of dtype, without c");
@@ -81,9 +84,11 @@ mt_status mt_moe_gemm_parts(mt_stream *stream, const struct mt_moe_gemm_args *ar
     mt_qtensor x;
     int64_t rows = g.b->group.first_dims ? g.b->group.m : g.b->group.members * g.b->group.m;
     MT_REQUIRE(args->scratch || between(args) == 0, MT_EINVAL, "moe_gemm: scratch is NULL");
+    MT_REQUIRE(g.layout != MT_GEMM_NN || !args->row_token, MT_EUNSUPPORTED,
+               "moe_gemm NN: this device weights rows before the product");
     if (args->row_token) {
         MT_TRY(gather(stream, &x, args));
-        *(g.layout == MT_GEMM_NT ? &g.a : &g.b) = &x;
+        *(g.layout == MT_GEMM_NT && !args->gathers_b ? &g.a : &g.b) = &x;
     }
     if (args->z) g.d = args->scratch;
     MT_TRY(mt_gemm(stream, &g));

@@ -110,6 +110,9 @@ struct mt_kernels {
     /* Whether quantize of bf16 elements keeps directions of this format decoded in the same pass,
      * as many as there are, rows being multiples of 16 bytes; NULL: never. */
     bool (*quantize_decodes)(const mt_format_spec *spec);
+    /* Whether the rows of dY of a down projection [D, F] are gathered in its products, and weighted
+     * after the first of them (mt_moe_gemm_args); NULL: they are weighted before, for all. */
+    bool (*weighs_after)(int64_t d, int64_t f);
 };
 
 #define MT_OP_DECLARE(op) mt_status mt_##op(mt_stream *stream, const struct mt_##op##_args *args);

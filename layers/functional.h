@@ -88,14 +88,14 @@ typedef struct mt_route mt_route;
  * mt_down's are then NULL or not stored (stores_a false).
  * mt_gate_up_takes_da: it is not stored but gets the gradient, and z's is only made as codes.
  * mt_down_combines: given weights, y is [T, D] as mt_combine makes it, and the gradient of the rows
- * is only made as codes. */
+ * is only made as codes, or, where the device weights after the product, not at all. */
 bool mt_down_reads_z(const mt_param *down);
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
                      const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                      const mt_route *route, bool stores_a);
 bool mt_gate_up_takes_da(const mt_grouped_linear_layer *layer, const mt_param *down);
 bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *down);
-bool mt_down_combines(const mt_grouped_linear_layer *down);
+bool mt_down_combines(const mt_device *device, const mt_grouped_linear_layer *down);
 mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_value *weights,
                   const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                   const mt_route *route);

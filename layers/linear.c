@@ -10,6 +10,8 @@ struct linear_attrs {
     bool bias;
     bool x_coded, dy_coded; /* what wgrad reads are column codes */
     bool swiglu;            /* the saved x is z: what X is the SwiGLU of */
+    bool gathers; /* dY [T, out], whose rows are weighted after dgrad's product, which leaves the
+                     weighted x in the place of the saved one */
 };
 
 static int8_t width_index(const mt_ragged *rows, int64_t width)
@@ -27,6 +29,7 @@ struct beside {
     mt_value *weights;     /* what y's rows, at `slots`, will be weighted by: a second input */
     mt_value *slots;
     const mt_route *combine; /* NULL, or the layer ends with mt_combine_fwd of y and `weights` */
+    bool gathers;            /* see linear_attrs */
     mt_value *a; /* the SwiGLU of y, or of z, that nobody stores: its gradient is what flows */
 };
 
@@ -104,7 +107,7 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
     }
     if (beside->combine) {
         spec->saved[a->token = n++] = beside->combine->row_token;
-        spec->saved[a->y = n++] = y;
+        if (!beside->gathers) spec->saved[a->y = n++] = y;
     }
     if (spec->params[0]->frozen) return;
     if (beside->route && !codes) spec->saved[a->row_token = n++] = beside->route->row_token;
@@ -144,7 +147,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                               .in_at = -1,
                               .out_at = -1,
                               .bias = layer->bias != NULL,
-                              .swiglu = x == beside->z };
+                              .swiglu = x == beside->z,
+                              .gathers = beside->gathers };
     if (rows) a.in_at = width_index(rows, a.in), a.out_at = width_index(rows, a.out);
     MT_TRY(check(x, layer, rows, &a));
     mt_dtype dtype = x->data.dtype;
@@ -251,9 +255,20 @@ bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *laye
            mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW);
 }
 
-bool mt_down_combines(const mt_grouped_linear_layer *layer)
+/* By the layer's shape alone: the weights' place is in the bits. */
+static bool gathers_dy(const mt_device *device, const mt_grouped_linear_layer *layer)
 {
     const mt_param *w = layer->weight;
+    return mt_down_weighs(device, layer) && mt_linear_is_native(w, MT_OPERAND_X, MT_COL) &&
+           mt_linear_is_native(w, MT_OPERAND_DY, MT_COL) &&
+           device->kernels[w->compute]->weighs_after &&
+           device->kernels[w->compute]->weighs_after(w->group.m, w->group.k);
+}
+
+bool mt_down_combines(const mt_device *device, const mt_grouped_linear_layer *layer)
+{
+    const mt_param *w = layer->weight;
+    if (gathers_dy(device, layer)) return true;
     return !layer->bias && !mt_linear_observed(w) &&
            !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW) &&
            (w->frozen || !mt_linear_is_native(w, MT_OPERAND_DY, MT_COL));
@@ -263,11 +278,13 @@ mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_valu
                   const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                   const mt_route *route)
 {
+    const mt_device *device = mt_tape_stream(tape)->device;
     struct beside beside = { .z = z,
                              .weights = weights,
                              .slots = weights ? route->position : NULL,
+                             .gathers = weights && gathers_dy(device, layer),
                              .a = a && !a->data.data ? a : NULL,
-                             .combine = weights && mt_down_combines(layer) ? route : NULL };
+                             .combine = weights && mt_down_combines(device, layer) ? route : NULL };
     return linear(tape, y, a && !beside.a ? a : z, layer, rows, &beside);
 }
 
@@ -292,7 +309,8 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
     const mt_tensor *counts = &job->extra[0], *elements = &job->extra[1];
     mt_param *w = job->param;
     const int64_t *used = rows_used(a, &job->extra[3]);
-    struct mt_linear_operand x = { .row_token = job->extra[2].data,
+    const int32_t *row_token = job->extra[2].data;
+    struct mt_linear_operand x = { .row_token = a->gathers ? NULL : row_token,
                                    .tokens = mt_tensor_rows(&job->x),
                                    .swiglu = a->swiglu && !a->x_coded,
                                    .rows_used = used };
@@ -308,8 +326,9 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
                                                .d = w->grad,
                                                .d_dtype = w->grad_dtype,
                                                .c = accumulate ? w->grad : NULL },
-                                     .row_token = x.memory[MT_COL] ? NULL : x.row_token,
-                                     .tokens = x.tokens,
+                                     .row_token = x.memory[MT_COL] ? NULL : row_token,
+                                     .gathers_b = a->gathers,
+                                     .tokens = a->gathers ? mt_tensor_rows(&job->dy) : x.tokens,
                                      .rows_used = used };
     MT_TRY(multiply(tape, &args));
     mt_linear_operand_release(tape, &x);
@@ -346,14 +365,17 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
 {
     const struct linear_attrs *a = mt_node_attrs(node);
     mt_param *w = mt_node_param(node, 0);
-    mt_tensor offsets = { 0 }, z = { 0 }, weights = { 0 }, slots = { 0 }, position;
+    mt_tensor offsets = { 0 }, z = { 0 }, weights = { 0 }, slots = { 0 }, token = { 0 }, x = { 0 };
+    mt_tensor position;
     void *to = dx->data;
     if (a->offsets >= 0) MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
     if (a->z >= 0) MT_TRY(mt_node_saved(tape, node, a->z, &z));
-    if (dweights->data) {
+    if (dweights->data || a->gathers) {
         MT_TRY(mt_node_saved(tape, node, a->weights, &weights));
         MT_TRY(mt_node_saved(tape, node, a->slots, &slots));
     }
+    if (a->gathers) MT_TRY(mt_node_saved(tape, node, a->token, &token));
+    if (a->gathers && a->x >= 0) MT_TRY(mt_node_saved(tape, node, a->x, &x));
     MT_REQUIRE(!z.data || !add->data, MT_EINTERNAL, "%s: its input has a second consumer", w->name);
     if (!to) MT_TRY(mt_node_scratch(tape, node, &to, mt_tensor_bytes(&z)));
     if (a->position >= 0)
@@ -367,12 +389,14 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
                                                .d = to,
                                                .d_dtype = dx->dtype,
                                                .c = a->position < 0 ? add->data : NULL },
+                                     .row_token = token.data,
                                      .rows_used = rows_used(a, &offsets),
+                                     .act = x.data,
                                      .z = z.data,
                                      .dweights = dweights->data,
                                      .weights = weights.data,
                                      .position = slots.data };
-    if (dweights->data) args.tokens = slots.shape[0], args.top_k = slots.shape[1];
+    if (weights.data) args.tokens = slots.shape[0], args.top_k = slots.shape[1];
     MT_TRY(multiply(tape, &args));
     if (a->position < 0) return MT_OK;
     MT_TRY(mt_node_saved(tape, node, a->position, &position));
@@ -428,6 +452,15 @@ static mt_status take_da(mt_tape *tape, mt_node *node, struct mt_linear_operand 
     return MT_OK;
 }
 
+/* dY as it comes: of tokens where it is gathered. */
+static mt_status observe_dy(mt_tape *tape, mt_node *node, const mt_qtensor *q, const mt_tensor *dy)
+{
+    const struct linear_attrs *a = mt_node_attrs(node);
+    mt_qtensor tokens =
+        mt_qtensor_plain(mt_group_uniform(1, mt_tensor_rows(dy), a->out), dy->dtype, dy->data);
+    return mt_linear_observe(tape, mt_node_param(node, 0), MT_OPERAND_DY, a->gathers ? &tokens : q);
+}
+
 static mt_status linear_backward(mt_tape *tape, mt_node *node)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
@@ -441,7 +474,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
     if (a->weights >= 0) MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
     MT_REQUIRE(!unused.data, MT_EINTERNAL, "%s: its weights have a second consumer", w->name);
-    bool dgrad = dx.data || (dweights.data && a->y < 0);
+    bool dgrad = dx.data || (dweights.data && a->y < 0) || (a->gathers && !w->frozen);
     struct mt_linear_operand qdy = {
         .q =
             mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
@@ -451,9 +484,10 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     if (a->y >= 0)
         MT_TRY(spread_dy(tape, node, &qdy, &dy, &dweights));
     else if (dy.data && a->own_z < 0)
-        MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_DY, &qdy.q));
+        MT_TRY(observe_dy(tape, node, &qdy.q, &dy));
     MT_TRY(prepare_dy(tape, node, &qdy));
-    /* The weight's gradient comes first: ranks reduce it while the rest is computed. */
+    if (dgrad && a->gathers) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
+    /* Else the weight's gradient comes first: ranks reduce it while the rest is computed. */
     struct mt_wgrad job = { .run = run_wgrad, .param = w };
     struct linear_attrs attrs = *a;
     attrs.dy_coded = qdy.memory[MT_COL] != NULL;
@@ -461,8 +495,9 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     memcpy(job.attrs, &attrs, sizeof attrs);
     MT_TRY(
         mt_tape_wgrad(tape, node, &job, a->x, qdy.memory[MT_COL],
-                      (int[MT_WGRAD_EXTRAS]){ a->counts, a->elements, a->row_token, a->offsets }));
-    if (dgrad) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
+                      (int[MT_WGRAD_EXTRAS]){ a->counts, a->elements,
+                                              a->gathers ? a->token : a->row_token, a->offsets }));
+    if (dgrad && !a->gathers) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
     mt_linear_operand_release(tape, &qdy);
     return MT_OK;
 }

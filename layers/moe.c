@@ -25,9 +25,10 @@ static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *wei
 static mt_status run_here(mt_tape *tape, mt_value **y, mt_value *x, const mt_moe_layer *layer,
                           const mt_route *route, mt_value *weights)
 {
-    bool weighs = mt_down_weighs(mt_tape_stream(tape)->device, &layer->down);
+    const mt_device *device = mt_tape_stream(tape)->device;
+    bool weighs = mt_down_weighs(device, &layer->down);
     mt_value *rows;
-    if (mt_down_combines(&layer->down))
+    if (mt_down_combines(device, &layer->down))
         return experts(tape, y, x, weights, &layer->gate_up, &layer->down, &route->rows, route);
     MT_TRY(experts(tape, &rows, x, weighs ? weights : NULL, &layer->gate_up, &layer->down,
                    &route->rows, route));

@@ -13,6 +13,7 @@ bool MT_CPU(moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *ar
     *scratch = 0;
     const struct mt_gemm_args *g = &args->gemm;
     bool known = args->rows_used || !g->b->group.first_dims; /* rows of members are all rows */
+    if (args->gathers_b || (g->layout == MT_GEMM_NN && args->row_token)) return false;
     return MT_ISA_LEVEL > 0 && MT_ELEM_BITS != 16 && known && is_plain(mt_gemm_a(g)) &&
            is_plain(mt_gemm_b(g));
 }

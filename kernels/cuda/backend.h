@@ -59,6 +59,7 @@ mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantize_args *arg
 
 /* quantize.cu, moe_gemm.cu */
 bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args);
+bool mt_cuda_weighs_after(int64_t d, int64_t f);
 bool mt_cuda_quantize_decodes(const mt_format_spec *spec);
 bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *args,
                             size_t *scratch);

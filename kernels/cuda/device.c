@@ -506,6 +506,8 @@ static void take_set(struct cuda *cuda, const struct mt_cuda_set *set,
         k->gemm_path = paths[i] ? paths[i] : cuda->gemm_path;
         if (compute_dtypes[i] == MT_BF16) k->gemm_chosen = mt_cuda_gemm_chosen_bf16;
         if (set->fp8 && compute_dtypes[i] == MT_BF16) k->gemm_codes = mt_cuda_gemm_reads_codes;
+        if (cuda->hopper && set->groups == MT_LT_OURS && compute_dtypes[i] == MT_BF16)
+            k->weighs_after = mt_cuda_weighs_after;
         cuda->device.kernels[compute_dtypes[i]] = k;
     }
 }

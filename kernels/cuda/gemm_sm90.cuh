@@ -43,6 +43,8 @@ struct gemm_sm90_args {
     const void *gathered;             /* and where they are */
     float *dots; /* [m / SM90_DOTS][room], sums of rows (moe_gemm_sm90.cuh), or NULL */
     int64_t room;
+    const float *row_weight; /* of gathered rows, after the product, */
+    void *weighted;          /* and where the weighted SwiGLU goes, or NULL */
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */

@@ -14,7 +14,7 @@ enum sm90_stored { SM90_ANY, SM90_HALF, SM90_REAL };
  * free, or is waited for where there is but one. C comes into the same buffer first, as many
  * pieces ahead as there are other buffers. */
 template <class C, int STORED>
-static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&d)[WGMMA_SUMS],
+static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
                                                      int mi)
 {
     constexpr bool ANY = STORED == SM90_ANY;
@@ -77,7 +77,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
 /* AHEAD, the same in bf16 where nothing is added: the buffers hold all of the 64 rows, which wait
  * for one another twice instead of at each piece. */
 template <class C>
-static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float (&d)[WGMMA_SUMS])
+static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float (&d)[C::WIDTH / 2])
 {
     enum { PAIRS = C::WIDTH / 64 };
     static_assert((int)PAIRS <= (int)C::BUFFERS, "64 rows of a tile have room");
@@ -107,7 +107,8 @@ static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float
 }
 
 template <class C>
-static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[WGMMA_SUMS], int mi)
+static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
+                                                  int mi)
 {
     if (r.m(mi) >= r.rows()) return;
     const bool plain =
@@ -127,7 +128,7 @@ static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[
 
 template <class C>
 static __device__ __forceinline__ void sm90_store_tile(sm90_result<C> &r,
-                                                       float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+                                                       float (&d)[C::BLOCKS_M][C::WIDTH / 2])
 {
 #pragma unroll
     for (int mi = 0; mi < C::BLOCKS_M; mi++) sm90_store(r, d[mi], mi);
@@ -162,7 +163,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     constexpr uint32_t APART_P = (C::ACROSS_P ? 512u : 1u) << 16,
                        APART_Q = (C::ACROSS_Q ? 512u : 1u) << 16;
     constexpr int STEP_P = C::ACROSS_P ? 128 : 2, STEP_Q = C::ACROSS_Q ? 128 : 2; /* of 16 deep */
-    float d[C::BLOCKS_M][WGMMA_SUMS];
+    float d[C::BLOCKS_M][C::WIDTH / 2];
     /* FRESH, for each tile: what has been stored of the one before leaves its registers to the work
      * on the rest. */
     auto zeros = [&]() __attribute__((always_inline))
@@ -170,7 +171,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
         for (int mi = 0; mi < C::BLOCKS_M; mi++)
 #pragma unroll
-            for (int i = 0; i < WGMMA_SUMS; i++)
+            for (int i = 0; i < C::WIDTH / 2; i++)
                 asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[mi][i]));
     };
     if (!C::FRESH) zeros();
@@ -190,9 +191,18 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         return (uint32_t)(lane < C::CLUSTER_N ? cm * C::CLUSTER_N + lane
                                               : (up + (up >= cm)) * C::CLUSTER_N + cn);
     };
+    /* SPLIT: of P, whose ring goes round twice while Q's does once. */
+    auto p_slot = [&](int s) __attribute__((always_inline))
+    {
+        return !C::SPLIT || s < C::SPLIT ? s : s - C::SPLIT;
+    };
     auto release = [&](int s) __attribute__((always_inline))
     {
-        if (C::CLUSTER == 1) {
+        if constexpr (C::SPLIT > 0) {
+            if (lane == 0) barrier_arrive(base + C::EMPTY + s * 8);
+            if (lane < C::CLUSTER_N)
+                barrier_arrive_at(base + C::SPLIT_EMPTY + p_slot(s) * 8, (uint32_t)lane);
+        } else if (C::CLUSTER == 1) {
             if (lane == 0) barrier_arrive(base + C::EMPTY + s * 8);
         } else if (lane < C::CLUSTER_M + C::CLUSTER_N - 1) {
             barrier_arrive_at(base + C::EMPTY + s * 8, C::FP8 ? told : block_told());
@@ -235,6 +245,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     };
     auto wait_step = [&]() __attribute__((always_inline))
     {
+        if constexpr (C::SPLIT > 0)
+            barrier_wait(base + C::SPLIT_FULL + p_slot(stage) * 8, stage >= C::SPLIT);
         barrier_wait(base + C::FULL + stage * 8, parity);
     };
     /* Skewed, once; else anew for each tile, so that no register holds it while sums are stored. */
@@ -247,16 +259,18 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         /* the same for all of the warpgroup, shown to the compiler: descriptors in uniform
          * registers take a step's wgmmas half of the instructions */
         if (C::FP8) p0 = __shfl_sync(~0u, p0, 0);
-        const uint32_t at_q =
-            (C::SKEWED ? base : anew(base)) + (C::PANEL ? (int)C::PANEL : 1) * C::P_BYTES;
+        constexpr int BEFORE = C::PANEL ? (int)C::PANEL : C::SPLIT ? (int)C::SPLIT : 1;
+        const uint32_t at_q = (C::SKEWED ? base : anew(base)) + BEFORE * C::P_BYTES;
         q0 = ((at_q & 0x3ffff) >> 4) | APART_Q;
         if (!C::SKEWED) lane = (int)(thread_now() % 32);
         if (C::FP8) told = anew(block_told());
     };
     auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
     {
-        const uint32_t p = p0 + (C::PANEL ? slot * (C::P_BYTES >> 4) : stage * (C::STAGE >> 4)) +
-                           k * STEP_P + mi * 512;
+        const int at = C::PANEL   ? slot * (C::P_BYTES >> 4)
+                       : C::SPLIT ? p_slot(stage) * (C::P_BYTES >> 4)
+                                  : stage * (C::STAGE >> 4);
+        const uint32_t p = p0 + at + k * STEP_P + mi * 512;
         const uint32_t q = q0 + stage * (C::STAGE >> 4) + k * STEP_Q;
         wgmma<decltype(width)::value, C::ACROSS_P, C::ACROSS_Q>(d[mi], (uint64_t)HIGH << 32 | p,
                                                                 (uint64_t)HIGH << 32 | q, !first);
@@ -305,9 +319,9 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             wait_step();
             if constexpr (C::PANEL > 0) barrier_wait(base + C::PANEL_FULL + slot * 8, slot_parity);
             sm90_begin_wgmma<C>();
-            multiply_rows(width, 0, step);
-            multiply_rows(width, 1, step);
-            wgmma_wait<2>();
+#pragma unroll
+            for (int mi = 0; mi < C::BLOCKS_M; mi++) multiply_rows(width, mi, step);
+            wgmma_wait<C::BLOCKS_M>();
             if (C::SKEWED || step > 0) release_last();
             advance();
         }
@@ -330,13 +344,14 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     auto settle = [&](int mi) __attribute__((always_inline))
     {
 #pragma unroll
-        for (int i = 0; i < WGMMA_SUMS; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
+        for (int i = 0; i < C::WIDTH / 2; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
     };
     int tile = C::PINGPONG ? result.group() : 0;
     /* What the tile's result needs, as soon as there is room for it. */
     auto begin_result = [&]() __attribute__((always_inline))
     {
         result.tile = tile;
+        if constexpr (C::AFTER) moe_ask_weights(result);
         if (!C::PLAIN && !C::BY_ROWS && !C::HELPED && a.add) {
             if (threadIdx.x % 128 == 0) {
                 copies_read<0>();

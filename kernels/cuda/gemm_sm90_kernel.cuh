@@ -25,7 +25,9 @@ struct sm90 {
          * the first begin the next tile; NT has few steps in a tile */
         SKEWED = PLAIN_ && WGRAD && !PINGPONG,
         FRESH = false,  /* see sm90_consume, */
-        HELPED = false, /* and moe_help */
+        HELPED = false, /* and moe_help; */
+        AFTER = false,  /* see moe_gemm_after_sm90.cuh */
+        SPLIT = 0,      /* stages of P, where its ring is its own: half as many as of Q */
         STORES = 128,   /* of so many threads, one stores */
         PANEL = 0,      /* see gemm_sm90_panel.cuh */
         AHEAD = false,  /* see sm90_fp8 */
@@ -91,6 +93,8 @@ struct sm90_fp8 {
         PINGPONG = false,
         FRESH = false,
         HELPED = false,
+        AFTER = false,
+        SPLIT = 0,
         STORES = 128,
         PANEL = 0,
         WGRAD = LAYOUT == MT_GEMM_NT,
@@ -138,10 +142,10 @@ struct sm90_fp8 {
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
- * GATHERS: all of whose threads bring lines; result: what is stored in its own way. */
+ * GATHERS: so many of whose threads bring lines; result: what is stored in its own way. */
 template <class C> struct sm90_result;
 template <class C> struct sm90_beside {
-    enum { PRODUCES = false, GATHERS = false };
+    enum { PRODUCES = false, GATHERS = 0 };
     typedef sm90_result<C> result;
 };
 template <class C> struct sm90_order;
@@ -153,6 +157,12 @@ template <class C>
 static __device__ __forceinline__ void moe_help(uint8_t *shared, uint32_t base,
                                                 const gemm_sm90_maps &maps, const gemm_sm90_args &a,
                                                 sm90_order<C> order, int cn, int group);
+template <class C>
+static __device__ __forceinline__ void
+moe_help_both(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+              sm90_order<C> order, int cn);
+template <class C> struct moe_result;
+template <class C> static __device__ __forceinline__ void moe_ask_weights(const moe_result<C> &r);
 
 /* As the producer describes it to the consumers. */
 struct sm90_tile {
@@ -502,11 +512,16 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::STAGES; i++) {
             barrier_init(base + C::FULL + i * 8,
-                         1 + (C::SCALED ? 32 : 0) + (sm90_beside<C>::GATHERS ? 128 : 0));
+                         !C::SPLIT + (C::SCALED ? 32 : 0) + (int)sm90_beside<C>::GATHERS);
             /* every warp that reads what this block brings */
             barrier_init(base + C::EMPTY + i * 8,
-                         (C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
+                         (C::SPLIT ? 1 : C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
         }
+        if constexpr (C::SPLIT > 0)
+            for (int i = 0; i < C::SPLIT; i++) {
+                barrier_init(base + C::SPLIT_FULL + i * 8, 1);
+                barrier_init(base + C::SPLIT_EMPTY + i * 8, C::CLUSTER_N * 4);
+            }
         for (int i = 0; i < 2; i++) barrier_init(base + C::ORDER + i * 8, 4);
         if constexpr (C::PANEL > 0)
             for (int i = 0; i < C::PANEL; i++) {
@@ -535,7 +550,9 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
             if (threadIdx.x == 0) sm90_produce_panel<C>(shared, at, maps, a, order, cm);
         } else if (threadIdx.x == 0)
             sm90_produce<C>(shared, at, maps, a, order, cm, cn);
-        if constexpr (C::HELPED)
+        if constexpr (C::AFTER) {
+            if (threadIdx.x == 96) moe_help_both<C>(shared, at, maps, a, order, cn);
+        } else if constexpr (C::HELPED)
             if (threadIdx.x == 32 || threadIdx.x == 64)
                 moe_help<C>(shared, at, maps, a, order, cn, (int)threadIdx.x / 32 - 1);
         if constexpr (C::SCALED)

@@ -13,7 +13,11 @@ enum {
     LONG_DEPTH = 4096,  /* ping-pong moves too much past it, */
     SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated */
     TOGETHER = 8,
-    RATE = 155,   /* FLOP in the time of a byte, on an H200 */
+    RATE = 155, /* FLOP in the time of a byte, on an H200 */
+    /* Where a tile has room for all of F, dY is gathered rather than spread; measured with D 1536,
+     * while layers of larger F lose by the weighted activations alone. */
+    AFTER_F = 256,
+    AFTER_D = 2048,
     LOSS_TN = 15, /* percent of the product's time that one kernel loses to the other work: */
     LOSS_NT = 25  /* a tile's epilogue is not hidden, lines come later than boxes */
 };
@@ -27,6 +31,16 @@ static bool is_bf16(mt_qtensor *as, const mt_qtensor *q, const mt_direction *d)
     if (d->format != mt_format_plain(MT_BF16))
         *as = mt_qtensor_plain(q->group, MT_BF16, (void *)(uintptr_t)ALIGNED);
     return mt_cuda_gemm_operand_bf16(&spec) == MT_BF16;
+}
+
+static bool weighs_after(const struct mt_moe_gemm_args *args)
+{
+    return args->gemm.layout == MT_GEMM_NN && args->row_token;
+}
+
+bool mt_cuda_weighs_after(int64_t d, int64_t f)
+{
+    return f == AFTER_F && d <= AFTER_D && d % 8 == 0;
 }
 
 /* The product where a fused kernel may run it: on Hopper, of bf16, in a kernel set whose ragged
@@ -44,7 +58,9 @@ static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gem
         return false;
     gemm.a = &a, gemm.b = &b;
     *g = gemm_problem();
-    return mt_cuda_gemm_describe(g, &gemm) == MT_OK && g->cols > 0 && g->rows.members > 0;
+    if (mt_cuda_gemm_describe(g, &gemm) != MT_OK) return false;
+    if (args->gathers_b) mt_cuda_gemm_sm90_turn(g);
+    return g->cols > 0 && g->rows.members > 0;
 }
 
 /* dots [parts, room]: a row's first becomes their sum. */
@@ -68,8 +84,26 @@ static __global__ void __launch_bounds__(THREADS) dots_kernel(struct mt_moe_gemm
     {
         const float w = ((const float *)a.weights)[i], *dots = (const float *)a.scratch;
         const int64_t row = a.position[i];
-        ((float *)a.dweights)[i] = row >= 0 && w != 0 ? dots[row] / w : 0;
+        const bool after = a.row_token; /* the dots are of unweighted rows */
+        ((float *)a.dweights)[i] = row < 0 ? 0 : after ? dots[row] : w != 0 ? dots[row] / w : 0;
     }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    row_weights_kernel(struct mt_moe_gemm_args a, float *rows)
+{
+    MT_GRID_STRIDE(i, a.tokens * a.top_k)
+    if (a.position[i] >= 0) rows[a.position[i]] = ((const float *)a.weights)[i];
+}
+static mt_status place_weights(mt_stream *stream, const struct mt_moe_gemm_args *args,
+                               const gemm_problem *g)
+{
+    const int64_t slots = args->tokens * args->top_k;
+    if (!weighs_after(args) || !slots) return MT_OK;
+    row_weights_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
+        *args, mt_cuda_moe_gemm_row_weights(args, g));
+    MT_LAUNCHED(stream, "moe_gemm weights");
+    return MT_OK;
 }
 
 /* A line of partial sums lies along the rows, in which those of a token's slots are apart: they are
@@ -81,9 +115,11 @@ static mt_status add_dots(mt_stream *stream, const struct mt_moe_gemm_args *args
     const int64_t room = mt_cuda_moe_gemm_room(&g->rows);
     cudaStream_t on = mt_cuda_stream(stream);
     if (!slots) return MT_OK;
-    add_dots_kernel<<<mt_blocks(stream, room, THREADS), THREADS, 0, on>>>(
-        (float *)args->scratch, (int)(g->cols / SM90_DOTS), room, args->rows_used);
-    MT_LAUNCHED(stream, "moe_gemm dweights");
+    if (!weighs_after(args)) {
+        add_dots_kernel<<<mt_blocks(stream, room, THREADS), THREADS, 0, on>>>(
+            (float *)args->scratch, (int)(g->cols / SM90_DOTS), room, args->rows_used);
+        MT_LAUNCHED(stream, "moe_gemm dweights");
+    }
     dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, on>>>(*args);
     MT_LAUNCHED(stream, "moe_gemm dweights");
     return MT_OK;
@@ -98,6 +134,8 @@ static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, &args->gemm));
     MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
     g.alpha = plain.alpha;
+    if (args->gathers_b) mt_cuda_gemm_sm90_turn(&g);
+    MT_TRY(place_weights(stream, args, &g));
     MT_TRY(mt_cuda_moe_gemm_sm90(stream, args, &g, path));
     return add_dots(stream, args, &g);
 }
@@ -108,7 +146,8 @@ static bool gains(const struct mt_moe_gemm_args *args, const gemm_problem *g)
     bool wgrad = g->layout == MT_GEMM_NT;
     int64_t k = wgrad ? g->cols : g->depth, n = wgrad ? g->height : g->cols;
     int64_t bytes = (args->row_token ? 4 * k : 0) + (args->act ? 3 * n : 0); /* of a row */
-    return args->z || 100 * RATE * bytes > (wgrad ? LOSS_NT : LOSS_TN) * (2 * k * n);
+    return args->z || args->gathers_b ||
+           100 * RATE * bytes > (wgrad ? LOSS_NT : LOSS_TN) * (2 * k * n);
 }
 
 /* As the product alone, but for what was measured otherwise: a pair stalls wherever one of its
@@ -125,6 +164,12 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (g->layout == MT_GEMM_NT || (args->act && g->depth > SHORT_DEPTH) ||
         (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
+    if (args->gathers_b) path->width = SM90_WIDTH;
+    if (weighs_after(args)) {
+        path->variant = MT_CUDA_GEMM_PINGPONG, path->width = SM90_AFTER_WIDTH, path->super = 1;
+        return mt_cuda_weighs_after(g->depth, g->cols) && !g->alpha &&
+               mt_cuda_moe_gemm_sm90_suits(args, g, path);
+    }
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
         path->variant = MT_CUDA_GEMM_PINGPONG, path->super = 1;
     if (mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g)) return true;
@@ -144,7 +189,7 @@ bool mt_cuda_moe_gemm_fuses(mt_stream *stream, const struct mt_moe_gemm_args *ar
     mt_cuda_gemm_path path;
     gemm_problem g;
     if (!choose(&g, stream, args, &path)) return false;
-    int64_t dots = args->dweights ? g.cols / SM90_DOTS : 0;
+    int64_t dots = weighs_after(args) ? 2 : args->dweights ? g.cols / SM90_DOTS : 0;
     *scratch = (size_t)(dots * mt_cuda_moe_gemm_room(&g.rows)) * sizeof(float);
     return true;
 }
@@ -154,7 +199,8 @@ mt_status mt_cuda_moe_gemm_by(mt_stream *stream, const struct mt_moe_gemm_args *
 {
     gemm_problem g;
     MT_TRY(mt_moe_gemm_check(args));
-    MT_REQUIRE(args->scratch || !args->dweights, MT_EINVAL, "moe_gemm: scratch is NULL");
+    MT_REQUIRE(args->scratch || !(args->dweights || weighs_after(args)), MT_EINVAL,
+               "moe_gemm: scratch is NULL");
     MT_REQUIRE(describe(&g, stream, args) && path->variant != MT_CUDA_GEMM_TILED &&
                    mt_cuda_moe_gemm_sm90_suits(args, &g, path),
                MT_EUNSUPPORTED, "moe_gemm: variant %d, width %d, %d together cannot run this",

@@ -3,7 +3,7 @@
  */
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
-enum { ROWS_OF_GATE = 64, PIECE = 32 };
+enum { ROWS_OF_GATE = 64, PIECE = 32, TILE = 256 };
 
 /* Gated, ping-pong has neither bias nor factor. */
 static const gemm_sm90_variant *variant_of(const struct mt_moe_gemm_args *args,
@@ -11,6 +11,8 @@ static const gemm_sm90_variant *variant_of(const struct mt_moe_gemm_args *args,
 {
     if (g->layout == MT_GEMM_TN && variant == MT_CUDA_GEMM_PINGPONG && (g->bias || g->alpha))
         variant = MT_CUDA_GEMM_ALONE;
+    if (args->gathers_b) return &mt_cuda_moe_gemm_wgrad_turned;
+    if (args->gemm.layout == MT_GEMM_NN && args->row_token) return &mt_cuda_moe_gemm_after;
     if (args->gemm.layout == MT_GEMM_TN)
         return &mt_cuda_moe_gemm_fwd[args->row_token != NULL][variant];
     return args->gemm.layout == MT_GEMM_NN ? &mt_cuda_moe_gemm_dgrad[variant]
@@ -35,7 +37,9 @@ bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm
     if (path->variant >= MT_CUDA_GEMM_VARIANTS || !mt_cuda_gemm_sm90_suits(g, path) ||
         !fits_gather(args, g))
         return false;
-    if (g->layout == MT_GEMM_NT) return args->row_token && path->variant < MT_CUDA_GEMM_PINGPONG;
+    if (g->layout == MT_GEMM_NT)
+        return args->row_token && path->variant < MT_CUDA_GEMM_PINGPONG &&
+               (!args->gathers_b || g->height % TILE == 0);
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;
     const void *beside = g->layout == MT_GEMM_TN ? args->act : args->z;
     size_t members = (size_t)(g->rows.members + 1) * SM90_MEMBER_BYTES;
@@ -56,6 +60,8 @@ static mt_status make_maps(gemm_sm90_maps *maps, const struct mt_moe_gemm_args *
         rows.box_rows = 64;
         size_t size = g->d_real ? sizeof(float) : sizeof(mt_bf16);
         gemm_sm90_matrix d = { "d", g->d, g->cols, g->height, members, 64, size }, c = d;
+        if (args->gathers_b)
+            d.columns = g->height, d.rows = g->cols, d.box_rows = g->d_real ? 32 : 64, c = d;
         if (g->c) c.data = g->c;
         MT_TRY(mt_cuda_gemm_sm90_map(&maps->p, &rows));
         MT_TRY(mt_cuda_gemm_sm90_map(&maps->q, &rows));
@@ -82,6 +88,10 @@ mt_status mt_cuda_moe_gemm_sm90_prepare(gemm_sm90_maps *maps, gemm_sm90_args *ke
     if (args->dweights) {
         kernel_args->dots = (float *)args->scratch;
         kernel_args->room = mt_cuda_moe_gemm_room(&g->rows);
+    }
+    if (args->row_token && args->z) {
+        kernel_args->row_weight = mt_cuda_moe_gemm_row_weights(args, g);
+        kernel_args->weighted = args->act;
     }
     kernel_args->row_token = args->row_token;
     kernel_args->gathered = g->layout == MT_GEMM_NT ? g->b.data : g->a.data;

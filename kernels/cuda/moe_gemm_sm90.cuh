@@ -17,6 +17,7 @@ struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> {
     typedef sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> plain;
     enum {
         GATHERS = GATHERS_,
+        GATHERERS = 128,
         BESIDE = BESIDE_,
         FRESH = BESIDE != MOE_NOTHING,
         HELPED = BESIDE == MOE_UNGATED,
@@ -67,7 +68,7 @@ template <class C> struct moe_result : sm90_result<C> {
 template <int LAYOUT, int CLUSTER_N, bool PINGPONG, bool GATHERS_, int BESIDE>
 struct sm90_beside<moe<LAYOUT, CLUSTER_N, PINGPONG, GATHERS_, BESIDE>> {
     typedef moe<LAYOUT, CLUSTER_N, PINGPONG, GATHERS_, BESIDE> C;
-    enum { GATHERS = GATHERS_, PRODUCES = GATHERS_ || BESIDE == (int)MOE_GATED };
+    enum { GATHERS = GATHERS_ ? 128 : 0, PRODUCES = GATHERS_ || BESIDE == (int)MOE_GATED };
     typedef typename std::conditional<BESIDE == MOE_NOTHING, sm90_result<C>, moe_result<C>>::type
         result;
 };
@@ -363,11 +364,17 @@ static __device__ __forceinline__ void moe_help(uint8_t *shared, uint32_t base,
 }
 
 template <class C>
+static __device__ __forceinline__ void moe_store_after(moe_result<C> &r,
+                                                       float (&d)[C::BLOCKS_M][C::WIDTH / 2]);
+
+template <class C>
 static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
-                                                       float (&d)[C::BLOCKS_M][WGMMA_SUMS])
+                                                       float (&d)[C::BLOCKS_M][C::WIDTH / 2])
 {
     /* The gated ping-pong has no registers for both: its launch sees to it. */
-    if constexpr (C::BESIDE == MOE_UNGATED)
+    if constexpr (C::AFTER)
+        moe_store_after(r, d);
+    else if constexpr (C::BESIDE == MOE_UNGATED)
         moe_store_ungated(r, d);
     else if (!C::PINGPONG && (r.args->alpha || r.args->bias))
         moe_store_gated<C, C::PINGPONG>(r, d);
@@ -379,12 +386,18 @@ static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
  */
 
 /* 16 bytes, zeros where there are none; what a thread asked for so far arrives once, when it is
- * there. */
+ * there. AHEAD: the L2 takes the line after this one too. */
+template <bool AHEAD>
 static __device__ __forceinline__ void copy_line(uint32_t to, const void *from, bool there)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
+    if (AHEAD)
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(there ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(there ? 16 : 0)
+                     : "memory");
 }
 static __device__ __forceinline__ void lines_arrive(uint32_t bar)
 {
@@ -408,7 +421,7 @@ static __device__ __forceinline__ moe_thread moe_this_thread()
 /* TN: rows of X are lines, whose places are looked up once for a tile. Lines past the tile's rows
  * repeat its last: what is made of them is not stored. */
 template <class C> struct moe_rows {
-    enum { EACH = C::WIDTH / MOE_LINES };
+    enum { LINES = C::GATHERERS / 8, EACH = C::WIDTH / LINES };
     uint32_t at[EACH]; /* in 16 bytes */
 
     __device__ __forceinline__ void begin(const gemm_sm90_args &a, const sm90_tile &t, int end)
@@ -417,7 +430,7 @@ template <class C> struct moe_rows {
         (void)end;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            int r = me.line + i * MOE_LINES;
+            int r = me.line + i * LINES;
             if (r < t.n)
                 at[i] = (uint32_t)a.row_token[t.row + min(r, t.len - 1)] * (uint32_t)(a.k / 8);
         }
@@ -430,9 +443,10 @@ template <class C> struct moe_rows {
         bool there = part * 8 < a.k;
 #pragma unroll
         for (int i = 0; i < EACH; i++)
-            if (me.line + i * MOE_LINES < t.n)
-                copy_line(q + me.place + i * MOE_LINES * 128,
-                          (const uint4 *)a.gathered + (there ? (uint64_t)at[i] + part : 0), there);
+            if (me.line + i * LINES < t.n)
+                copy_line<C::AFTER>(
+                    q + me.place + i * LINES * 128,
+                    (const uint4 *)a.gathered + (there ? (uint64_t)at[i] + part : 0), there);
     }
 };
 
@@ -467,8 +481,8 @@ template <class C> struct moe_depth {
             for (int i = 0; i < EACH; i++) {
                 bool there = token[i] >= 0 && column < a.n;
                 uint64_t at = there ? (uint64_t)token[i] * (uint32_t)(a.n / 8) + column / 8 : 0;
-                copy_line(q + b * 8192 + me.place + i * MOE_LINES * 128,
-                          (const uint4 *)a.gathered + at, there);
+                copy_line<C::TURNED>(q + b * 8192 + me.place + i * MOE_LINES * 128,
+                                     (const uint4 *)a.gathered + at, there);
             }
         }
         look(a, t, step + 1);
@@ -489,6 +503,30 @@ moe_bring_gated(uint32_t to, const gemm_sm90_maps &maps, const gemm_sm90_args &a
     }
 }
 
+/* P and the descriptions of tiles, where P has a ring of its own. */
+template <class C>
+static __device__ __forceinline__ void
+moe_produce_p(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
+              sm90_order<C> order, int cn)
+{
+    int slot = 0;
+    uint32_t parity = 1;
+    sm90_tile t;
+    for (int tile = 0; order.next(&t, a, 0, cn); tile++) {
+        int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
+        to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
+        to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
+        for (int step = 0; step < t.whole; step++) {
+            const uint32_t full = base + C::SPLIT_FULL + slot * 8;
+            barrier_wait(base + C::SPLIT_EMPTY + slot * 8, parity);
+            barrier_expect(full, C::P_BYTES);
+            sm90_bring_p<C>(base + slot * C::P_BYTES, maps, full, t, step, order.start, cn,
+                            (uint16_t)((1 << C::CLUSTER_N) - 1));
+            if (++slot == C::SPLIT) slot = 0, parity ^= 1;
+        }
+    }
+}
+
 /* As sm90_produce, by all four warps where rows are gathered, else by one thread. */
 template <class C>
 static __device__ __forceinline__ void
@@ -499,12 +537,16 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
     const uint16_t row = (uint16_t)((1 << C::CLUSTER_N) - 1);
     const bool leads = threadIdx.x == 0;
     if (!C::GATHERS && !leads) return;
+    if constexpr (C::SPLIT > 0) {
+        if (threadIdx.x == C::GATHERERS) moe_produce_p<C>(shared, base, maps, a, order, cn);
+        if (threadIdx.x >= C::GATHERERS) return;
+    }
     gathered lines;
     int stage = 0;
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, 0, cn); tile++) {
-        if (leads) {
+        if (leads && !C::SPLIT) {
             int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
             to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
             to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
@@ -517,7 +559,7 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
             if (!C::GATHERS || threadIdx.x % 32 == 0)
                 barrier_wait(base + C::EMPTY + stage * 8, parity);
             if (C::GATHERS) __syncwarp();
-            if (leads) {
+            if (leads && !C::SPLIT) {
                 barrier_expect(full, bytes);
                 if constexpr (C::BESIDE == MOE_GATED)
                     moe_bring_gated<C>(p, maps, a, full, t, step, cn, row);
@@ -527,7 +569,7 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
                     sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, order.start, 0, 1);
             }
             if constexpr (C::GATHERS) {
-                if (t.n) lines.bring(p + C::P_BYTES, a, t, step);
+                if (t.n) lines.bring(p + (C::SPLIT ? C::SPLIT : 1) * C::P_BYTES, a, t, step);
                 lines_arrive(full);
             }
             if (++stage == C::STAGES) stage = 0, parity ^= 1;

@@ -216,14 +216,14 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
-/* dw = dy^T x (+ dw) of gathered rows, stored as `to`. */
+/* dw = dy^T x (+ dw) of gathered rows of x, or of dy, stored as `to`. */
 static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dtype, mt_dtype to,
-                        bool accumulate)
+                        bool accumulate, bool of_dy)
 {
     int64_t *x_offsets, *dy_offsets, count = r->members * n * k;
-    void *x = random_buffer(r->tokens * k, dtype, 1, 1),
-         *dy = random_buffer(r->room * n, dtype, 1, 2);
-    void *rows = test_alloc(r->room * k, dtype);
+    void *x = random_buffer((of_dy ? r->room : r->tokens) * k, dtype, 1, 1),
+         *dy = random_buffer((of_dy ? r->tokens : r->room) * n, dtype, 1, 2);
+    void *rows = test_alloc(r->room * (of_dy ? n : k), dtype);
     void *dw = random_buffer(count, to, 1, 3), *want = random_buffer(count, to, 1, 3);
     mt_qtensor qx = ragged(r, k, dtype, x, &x_offsets), qdy = ragged(r, n, dtype, dy, &dy_offsets);
     struct mt_moe_gemm_args args = { .dtype = dtype,
@@ -235,12 +235,14 @@ static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dty
                                                .d_dtype = to,
                                                .c = accumulate ? dw : NULL },
                                      .row_token = r->row_token,
+                                     .gathers_b = of_dy,
                                      .tokens = r->tokens,
                                      .rows_used = r->offsets + r->members };
     bool ran = run(&args);
-    gather(rows, x, r, k, dtype);
-    mt_qtensor qr = mt_qtensor_plain(qx.group, dtype, rows);
-    args.gemm.a = &qr, args.gemm.d = want, args.gemm.c = accumulate ? want : NULL;
+    gather(rows, of_dy ? dy : x, r, of_dy ? n : k, dtype);
+    mt_qtensor qr = mt_qtensor_plain(of_dy ? qdy.group : qx.group, dtype, rows);
+    *(of_dy ? &args.gemm.b : &args.gemm.a) = &qr, args.gemm.d = want,
+                             args.gemm.c = accumulate ? want : NULL;
     assert_ok(mt_gemm(stream(), &args.gemm));
     assert_ok(mt_device_synchronize(test_device()));
     if (ran) assert_same_bits("dw", dw, want, count, to);
@@ -272,8 +274,10 @@ static void check_case(const struct moe_case *x, mt_dtype dtype)
     for (int bits = 0; bits < 4; bits++) check_gate_up(&r, x->f, x->d, dtype, bits & 1, bits & 2);
     for (int weighs = 0; weighs < 2; weighs++) check_down_dgrad(&r, x->f, x->d, dtype, weighs);
     for (int add = 0; add < 2; add++) {
-        check_wgrad(&r, 2 * x->f, x->d, dtype, mt_dtype_wide(dtype), add);
-        check_wgrad(&r, 2 * x->f, x->d, dtype, dtype, add);
+        for (int of_dy = 0; of_dy < 2; of_dy++) {
+            check_wgrad(&r, 2 * x->f, x->d, dtype, mt_dtype_wide(dtype), add, of_dy);
+            check_wgrad(&r, 2 * x->f, x->d, dtype, dtype, add, of_dy);
+        }
     }
     rows_free(&r);
 }
@@ -295,6 +299,102 @@ static void test_every_fused_kernel(void **state)
         for (int c = 0; c < CASES; c++) check_case(&cases[c], MT_BF16);
     forced = -1;
     if (fused == 0) print_message("no kernel of this device fuses\n");
+}
+
+/* Rows of dY gathered and weighted after the product, two of a token, by powers of two, which leave
+ * bits as the ops in turn make them. */
+static void check_after(const struct rows *r, int64_t f, int64_t n)
+{
+    int64_t *offsets, slots = r->room;
+    float *weights = test_alloc(slots, MT_F32), *dweights = test_alloc(slots, MT_F32);
+    int32_t *position = test_alloc(slots, MT_I32);
+    void *dy = random_buffer(r->tokens * n, MT_BF16, 1, 1);
+    void *w = random_buffer(r->members * n * f, MT_BF16, 1, 2);
+    void *z = random_buffer(r->room * 2 * f, MT_BF16, 3, 3);
+    void *rows = test_alloc(r->room * n, MT_BF16), *p = test_alloc(r->room * f, MT_BF16);
+    void *dz = test_alloc(r->room * 2 * f, MT_BF16), *act = test_alloc(r->room * f, MT_BF16);
+    void *want = test_alloc(r->room * 2 * f, MT_BF16), *y = test_alloc(r->room * f, MT_BF16);
+    double *dots = calloc((size_t)r->room + 1, sizeof *dots),
+           *sizes = calloc((size_t)r->room + 1, sizeof *sizes);
+    assert_true(dots && sizes);
+    for (int64_t i = 0; i < slots; i++) {
+        position[i] = (int32_t)(i < r->used ? r->used - 1 - i : -1);
+        weights[i] = ldexpf(1, -(int)(i % 5));
+    }
+    mt_qtensor qw = mt_qtensor_plain(mt_group_uniform(r->members, n, f), MT_BF16, w);
+    mt_qtensor qdy = ragged(r, n, MT_BF16, dy, &offsets);
+    mt_qtensor qrows = mt_qtensor_plain(qdy.group, MT_BF16, rows);
+    struct mt_moe_gemm_args args = { .dtype = MT_BF16,
+                                     .gemm = { .dtype = MT_BF16,
+                                               .layout = MT_GEMM_NN,
+                                               .a = &qw,
+                                               .b = &qdy,
+                                               .d = dz,
+                                               .d_dtype = MT_BF16 },
+                                     .row_token = r->row_token,
+                                     .tokens = slots,
+                                     .rows_used = r->offsets + r->members,
+                                     .act = act,
+                                     .z = z,
+                                     .dweights = dweights,
+                                     .weights = weights,
+                                     .position = position,
+                                     .top_k = 1 };
+    assert_true(run(&args));
+    gather(rows, dy, r, n, MT_BF16);
+    args.gemm.b = &qrows, args.gemm.d = p;
+    assert_ok(mt_gemm(stream(), &args.gemm));
+    assert_ok(mt_swiglu_fwd(stream(), &(struct mt_swiglu_fwd_args){ .dtype = MT_BF16,
+                                                                    .rows = r->room,
+                                                                    .width = f,
+                                                                    .rows_used = args.rows_used,
+                                                                    .y = y,
+                                                                    .x = z }));
+    assert_ok(mt_device_synchronize(test_device()));
+    for (int64_t i = 0; i < r->used; i++)
+        for (int64_t j = r->used - 1 - i, c = 0; c < f; c++) {
+            double a = mt_load_f64(y, MT_BF16, j * f + c), d = mt_load_f64(p, MT_BF16, j * f + c);
+            dots[i] += a * d, sizes[i] += fabs(a * d);
+            mt_store_f64(y, MT_BF16, j * f + c, (double)weights[i] * a);
+            mt_store_f64(p, MT_BF16, j * f + c, (double)weights[i] * d);
+        }
+    assert_ok(mt_swiglu_bwd(stream(), &(struct mt_swiglu_bwd_args){ .dtype = MT_BF16,
+                                                                    .rows = r->room,
+                                                                    .width = f,
+                                                                    .rows_used = args.rows_used,
+                                                                    .dx = want,
+                                                                    .dy = p,
+                                                                    .x = z }));
+    assert_ok(mt_device_synchronize(test_device()));
+    assert_same_bits("dz", dz, want, r->room * 2 * f, MT_BF16);
+    assert_same_bits("weighted", act, y, r->room * f, MT_BF16);
+    for (int64_t i = 0; i < slots; i++)
+        assert_true(fabs((double)dweights[i] - dots[i]) <=
+                    (double)(f + 2) * test_epsilon(MT_F32) * sizes[i]);
+    free(dots), free(sizes);
+    void *all[] = { weights, dweights, position, dy, w, z, rows, p, dz, act, want, y, offsets };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
+}
+
+static void test_weights_after(void **state)
+{
+    (void)state;
+    static const int64_t widths[] = { 8, 72, 136, 1536 };
+    const struct mt_kernels *kernels;
+    assert_ok(mt_device_kernels(test_device(), MT_BF16, &kernels));
+    if (!kernels->weighs_after) skip();
+    for (int c = 0; c < CASES; c++)
+        for (int i = 0; i < 4; i++) {
+            struct rows r =
+                rows_make(cases[c].members, cases[c].counts, cases[c].tail, cases[c].tokens);
+            assert_true(kernels->weighs_after(widths[i], 256));
+            check_after(&r, 256, widths[i]);
+            for (int add = 0; add < 2; add++) {
+                check_wgrad(&r, widths[i], 256, MT_BF16, MT_F32, add, true);
+                check_wgrad(&r, widths[i], 256, MT_BF16, MT_BF16, add, true);
+            }
+            rows_free(&r);
+        }
 }
 
 static void test_paths_have_names(void **state)
@@ -339,7 +439,7 @@ static void test_refusals(void **state)
     assert_ok(mt_moe_gemm_scratch(stream(), &args, &bytes)); /* 0: one kernel */
     if (bytes) assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "scratch is NULL");
     args.gemm.layout = MT_GEMM_NN;
-    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "no rows are gathered");
+    assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "need z, weights and position");
     args = good, args.z = x;
     assert_fails(mt_moe_gemm(stream(), &args), MT_EINVAL, "z is for an NN result");
     args = good, args.dweights = d;
@@ -356,9 +456,8 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_as_its_parts),
-        cmocka_unit_test(test_every_fused_kernel),
-        cmocka_unit_test(test_paths_have_names),
+        cmocka_unit_test(test_same_as_its_parts), cmocka_unit_test(test_every_fused_kernel),
+        cmocka_unit_test(test_weights_after),     cmocka_unit_test(test_paths_have_names),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
