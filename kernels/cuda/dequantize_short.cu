@@ -447,8 +447,8 @@ template <int CODES> static mt_status launch(mt_stream *stream, const decode_job
     if (s->transposed) {
         const unsigned blocks =
             (unsigned)(mt_cuda_plan_strips(g, space::TALL) * mt_ceil_div(g->k, space::WIDE));
-        MT_CUDA(cudaFuncSetAttribute(columns_kernel<CODES>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+        MT_TRY(
+            mt_cuda_give_shared((const void *)columns_kernel<CODES>, BYTES, "dequantize: columns"));
         MT_TRY(follow(stream, columns_kernel<CODES>, blocks, space::THREADS, BYTES, *j));
     } else {
         decode_job own = *j;

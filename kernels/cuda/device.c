@@ -65,6 +65,18 @@ int mt_cuda_multiprocessors(const mt_stream *stream)
     return cuda_of(stream->device)->multiprocessors;
 }
 
+mt_status mt_cuda_give_shared(const void *kernel, size_t bytes, const char *what)
+{
+    int index, most;
+    MT_CUDA(cudaGetDevice(&index));
+    MT_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
+    MT_REQUIRE(bytes <= (size_t)most, MT_EDEVICE,
+               "%s: a block needs %zu bytes of shared memory, the GPU has at most %d", what, bytes,
+               most);
+    MT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    return MT_OK;
+}
+
 void mt_cuda_spare(mt_device *device, int count)
 {
     struct cuda *cuda = cuda_of(device);

@@ -315,8 +315,7 @@ template <bool SR, bool HARD>
 static mt_status launch_tiles(mt_stream *stream, const job *j, unsigned blocks)
 {
     size_t bytes = space_bytes(HARD) + (SR ? AREA * sizeof(uint16_t) : 0);
-    MT_CUDA(cudaFuncSetAttribute(tile_kernel<SR, HARD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)bytes));
+    MT_TRY(mt_cuda_give_shared((const void *)tile_kernel<SR, HARD>, bytes, "quantize: tiles"));
     tile_kernel<SR, HARD><<<blocks, TILE_THREADS, bytes, mt_cuda_stream(stream)>>>(*j);
     MT_LAUNCHED(stream, "quantize: tiles");
     return MT_OK;

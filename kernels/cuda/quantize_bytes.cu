@@ -223,8 +223,8 @@ static mt_status launch(mt_stream *stream, const job *j)
     if ((j->gives || (KIND == WHOLE && FROM == LYING)) && !cleared && j->p.group.members <= MANY)
         own.table.early =
             (unsigned)mt_cuda_multiprocessors(stream) * layout<KIND, DIRS, FROM>::RESIDENT;
-    MT_CUDA(cudaFuncSetAttribute(bytes_kernel<KIND, DIRS, CODES, FROM>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    MT_TRY(mt_cuda_give_shared((const void *)bytes_kernel<KIND, DIRS, CODES, FROM>, BYTES,
+                               "quantize: bytes"));
     MT_TRY(follow(stream, bytes_kernel<KIND, DIRS, CODES, FROM>, (unsigned)blocks, TILE_THREADS,
                   BYTES, own));
     MT_LAUNCHED(stream, "quantize: bytes");

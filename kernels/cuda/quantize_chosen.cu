@@ -200,8 +200,7 @@ template <int DIRS, int FOUR> static mt_status launch(mt_stream *stream, const j
 {
     enum { BYTES = sizeof(chosen_space<DIRS, FOUR>) };
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
-    MT_CUDA(cudaFuncSetAttribute(chosen_kernel<DIRS, FOUR>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    MT_TRY(mt_cuda_give_shared((const void *)chosen_kernel<DIRS, FOUR>, BYTES, "quantize: 4over6"));
     MT_TRY(follow(stream, chosen_kernel<DIRS, FOUR>, (unsigned)blocks, TILE_THREADS, BYTES, *j));
     MT_LAUNCHED(stream, "quantize: 4over6");
     return MT_OK;

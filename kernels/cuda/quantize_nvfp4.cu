@@ -434,8 +434,7 @@ template <int DIRS, bool SR> static mt_status launch(mt_stream *stream, const jo
 {
     enum { BYTES = sizeof(nvfp4_space<DIRS>) };
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
-    MT_CUDA(cudaFuncSetAttribute(nvfp4_kernel<DIRS, SR>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    MT_TRY(mt_cuda_give_shared((const void *)nvfp4_kernel<DIRS, SR>, BYTES, "quantize: nvfp4"));
     MT_TRY(follow(stream, nvfp4_kernel<DIRS, SR>, (unsigned)blocks, TILE_THREADS, BYTES,
                   with_keys(j)));
     MT_LAUNCHED(stream, "quantize: nvfp4");

@@ -470,8 +470,8 @@ template <int KIND, bool SR, int FOUR> static mt_status launch(mt_stream *stream
     size_t bytes = sizeof(short_space) + (SR ? AREA * sizeof(uint16_t) : 0);
     int64_t units = mt_cuda_plan_units(&j->p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS<SR, FOUR>;
-    MT_CUDA(cudaFuncSetAttribute(short_kernel<KIND, SR, FOUR>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    MT_TRY(
+        mt_cuda_give_shared((const void *)short_kernel<KIND, SR, FOUR>, bytes, "quantize: bf16"));
     MT_TRY(follow(stream, short_kernel<KIND, SR, FOUR>, (unsigned)(units < most ? units : most),
                   TILE_THREADS, bytes, *j));
     MT_LAUNCHED(stream, "quantize: bf16");
