@@ -16,20 +16,6 @@ template <int DIRS, int FOUR> struct chosen_space {
     int nans[WARPS];
 };
 
-/* make_scales, and the member's levels; a thread has a scale of a direction. */
-template <bool WIDE>
-static __device__ __forceinline__ void make_levels(float enc[MT_DIR_COUNT][NIBBLE_SCALES],
-                                                   float *ones, level levels[MT_DIR_COUNT],
-                                                   const job &j, int member)
-{
-    const int dir = (int)(threadIdx.x / NIBBLE_SCALES);
-    const side &s = j.p.sides[dir];
-    if (!s.present) return;
-    const level l = nvfp4_level(s, j.amax[dir][member]);
-    make_scale<WIDE>(enc, ones, j, s, l);
-    if (threadIdx.x % NIBBLE_SCALES == 0) levels[dir] = l;
-}
-
 /* Words of chunk `chunk` of a warp's row r: neither rows nor segments meet in a bank. */
 static __device__ __forceinline__ int chunk_of_row(int r, int chunk)
 {

@@ -2,17 +2,15 @@
  * thread block has a strip of tiles and no more. Threads have eight elements each of eight rows, in
  * shared memory where only they look, whose places those of the next tile take one by one; only
  * codes and scales of columns meet there, to be turned. The arithmetic is that of the tiles. */
-#include "kernels/cuda/quantize_pairs.cuh"
+#include "kernels/cuda/quantize_nvfp4.cuh"
 
 template <int DIRS> struct nvfp4_space {
     enum { TURNED = (DIRS & COLUMN_CODES) != 0 };
     uint4 slots[ROWS][TILE_THREADS];                   /* elements, each thread's own */
     alignas(16) uint32_t codes[TURNED ? AREA / 4 : 4]; /* of columns, turned; of two tiles */
     uint8_t scales[2][TURNED ? TILE * SEGMENTS : 16];  /* of columns */
-    float enc[MT_DIR_COUNT][NIBBLE_SCALES];            /* of make_tables */
-    uint2 factors[MT_DIR_COUNT][NIBBLE_SCALES];
-    pair_level pairs;
-    float g[MT_DIR_COUNT];
+    float enc[MT_DIR_COUNT][NIBBLE_SCALES];            /* of make_levels */
+    level levels[MT_DIR_COUNT];
     strip strips[WARPS];  /* each warp's own */
     uint32_t most[WARPS]; /* what warps found of the member */
     int nans[WARPS];
@@ -107,54 +105,10 @@ static __device__ __forceinline__ void find_spans(spans *it, uint4 (*slots)[TILE
 /* ---- scales -----------------------------------------------------------------------------------
  */
 
-/* Tables of a member, a thread having a scale of a direction; which of them columns have: those of
- * rows, if both have one amax. */
-template <int DIRS, bool SR, typename SPACE>
-static __device__ __forceinline__ int make_tables(SPACE *sp, const job &j, int member)
-{
-    enum { BOTH = ROW_CODES | COLUMN_CODES };
-    const int dir = (int)(threadIdx.x / NIBBLE_SCALES);
-    const uint32_t stored = threadIdx.x % NIBBLE_SCALES;
-    float amax[MT_DIR_COUNT] = {};
-    if (DIRS & ROW_CODES) amax[MT_ROW] = j.amax[MT_ROW][member];
-    if (DIRS & COLUMN_CODES) amax[MT_COL] = j.amax[MT_COL][member];
-    const bool alike = DIRS == BOTH && amax[MT_ROW] == amax[MT_COL];
-    if (dir == MT_ROW ? DIRS & ROW_CODES : (DIRS & COLUMN_CODES) && !alike) {
-        const side &s = j.p.sides[dir];
-        const level l = nvfp4_level(s, dir == MT_ROW ? amax[MT_ROW] : amax[MT_COL]);
-        make_scale<false>(sp->enc, NULL, j, s, l);
-        const pair_level pairs = pair_level_of(l.amax);
-        if (!SR)
-            sp->factors[dir][stored] = factors_of(j, pairs, l.amax, sp->enc[dir][stored], stored);
-        if (stored == 0) sp->g[dir] = l.g, sp->pairs = pairs; /* not used if not alike */
-    }
-    return alike ? MT_ROW : MT_COL;
-}
-
-/* Scales of four rows of a block each, to where they go: of four threads that are two lanes apart
- * each has a row of their blocks then. */
-static __device__ __forceinline__ void put_row_scales(const strip &p, uint32_t own)
-{
-    const int at = (int)(threadIdx.x % 16), mine = at & 1, k = at >> 1 & 3, block = at >> 3 << 2;
-    const int row = patch_row() + mine * 4 + k;
-    own = __byte_perm(own, __shfl_xor_sync(~0u, own, 4), k & 2 ? 0x3276 : 0x5410);
-    own = __byte_perm(own, __shfl_xor_sync(~0u, own, 2), k & 1 ? 0x3715 : 0x6240);
-    const lattice l = scales_of(p.parts[MT_ROW]);
-    uint8_t *to = l.at + scale_offset(l, row, block);
-    if (row >= p.height) return;
-    if ((block + 3) * SEGMENT < p.width && (uintptr_t)to % 4 == 0)
-        store_4(to, own);
-    else
-        for (int i = 0; i < 4 && (block + i) * SEGMENT < p.width; i++)
-            store_1(to + i, own >> i * 8);
-}
-
 /* The scales of eight blocks, of which two threads whose lanes differ by `far` know the magnitudes
- * of their parts, two to a word: the upper one makes the last four. odd: one that is 0 is of a
- * block that is not. */
+ * of their parts, two to a word: the upper one makes the last four. */
 static __device__ __forceinline__ uint2 scales_of_eight(const job &j, const uint32_t most[4],
-                                                        float wanted, int far, uint32_t *own,
-                                                        bool *odd)
+                                                        float wanted, int far, uint32_t *own)
 {
     const bool up = lane_of_warp() & far;
     uint32_t m[2];
@@ -165,11 +119,6 @@ static __device__ __forceinline__ uint2 scales_of_eight(const job &j, const uint
     }
     *own = stored_pair(j, low_bf16(m[0]) * wanted, high_bf16(m[0]) * wanted) |
            stored_pair(j, low_bf16(m[1]) * wanted, high_bf16(m[1]) * wanted) << 16;
-    if ((*own - 0x01010101u) & 0x80808080u) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            *odd |= !(*own >> i * 8 & 0xff) && (m[i / 2] >> i % 2 * 16 & 0xffff);
-    }
     const uint32_t other = __shfl_xor_sync(~0u, *own, far);
     return up ? make_uint2(other, *own) : make_uint2(*own, other);
 }
@@ -197,35 +146,62 @@ template <bool SR> static __device__ __forceinline__ uint32_t with_signs(uint32_
     return (((q & 0x77777777u) + 0x66666666u) & 0x77777777u) | (signs & 0x88888888u);
 }
 
-static __device__ __forceinline__ uint32_t byte_of(uint2 w, int i)
+/* How often the loop over a patch's rows is unrolled. */
+template <int DIRS, bool SR> static constexpr int unrolled(void)
 {
-    return __byte_perm(i < 4 ? w.x : w.y, 0, 0x4440 | (i & 3));
+    if (DIRS == COLUMN_CODES) return 4;
+    return SR ? 1 : DIRS == ROW_CODES ? 2 : 8;
 }
 
-/* Where a patch's rows come from and go to, and what is sent for meanwhile. */
-struct patch_way {
-    uint8_t *to;          /* codes of the last row */
-    const char *next;     /* that of the tile below */
-    uint32_t pitch, line; /* bytes of a row of either */
-    int rows;             /* that are there */
-    bool sends;           /* for all eight of the tile below */
-};
-
-/* Codes of a patch, a row at a time: by_row has scales, column what columns are multiplied by. */
+/* Codes of a patch, and the sending for the next one, of a tile `below` rows high. */
 template <int DIRS, bool SR, typename SPACE>
-static __device__ __forceinline__ void put_rows(uint32_t codes[RUN], const drawn_job &drawn,
-                                                SPACE *sp, patch_way way, uint2 by_row,
-                                                const float column[RUN], const draws &d)
+static __device__ __forceinline__ void put_patch(const drawn_job &drawn, SPACE *sp, const strip &p,
+                                                 int n, const spans &e, const draws &d, bool more,
+                                                 int below)
 {
-    enum { TIMES = SR && DIRS == COLUMN_CODES ? 4 : 1 };
-    uint32_t signs[RUN] = {};
+    enum { TIMES = unrolled<DIRS, SR>() };
+    const job &j = drawn.j;
+    const int rows = patch_column() < p.width ? p.height - patch_row() : 0;
+    const auto next_rows = [&]() { return patch_column() < p.width ? below - patch_row() : 0; };
+    const bool sends = more && next_rows() >= ROWS;
+    const uint32_t cols = (uint32_t)p.cols, pitch = cols / 2;
+    const mt_bf16 *next =
+        p.plain + (uint64_t)(uint32_t)(TILE + patch_row() + ROWS - 1) * cols + patch_column();
+    uint8_t *to = p.parts[MT_ROW].codes + (uint64_t)(uint32_t)(patch_row() + ROWS - 1) * pitch +
+                  patch_column() / 2;
+    uint2 by_row = make_uint2(0, 0);
+    float column[RUN];
+    uint32_t q[RUN] = {}, signs[RUN] = {};
+    if (DIRS & ROW_CODES) {
+        const int mine = lane_of_warp() % 2, block = patch_column() / SEGMENT;
+        const int row0 = patch_row() + mine * 4, count = block * SEGMENT < p.width ? p.height : 0;
+        const lattice l = scales_of(p.parts[MT_ROW]);
+        uint32_t own;
+        by_row = scales_of_eight(j, e.rows, sp->levels[MT_ROW].g, 1, &own);
+        const int64_t step = line_step(l);
+        uint8_t *at = l.at + scale_offset(l, row0, block);
+#pragma unroll
+        for (int i = 0; i < 4; i++, at += step)
+            if (row0 + i < count) store_1(at, own >> i * 8);
+    }
+    if (DIRS & COLUMN_CODES) {
+        uint32_t own;
+        const uint2 s = scales_of_eight(j, e.pairs, sp->levels[MT_COL].g, 16, &own);
+        uint8_t *at = sp->scales[n] + (patch_column() + lane_of_warp() / 16 * 4) * SEGMENTS +
+                      threadIdx.x / 32;
+#pragma unroll
+        for (int i = 0; i < 4; i++) at[i * SEGMENTS] = (uint8_t)(own >> i * 8);
+#pragma unroll
+        for (int c = 0; c < RUN; c++)
+            column[c] = sp->enc[MT_COL][(c < 4 ? s.x : s.y) >> c % 4 * 8 & 0xff];
+    }
 #pragma unroll(TIMES)
-    for (int i = ROWS - 1; i >= 0; i--, way.to -= way.pitch, way.next -= way.line) {
+    for (int i = ROWS - 1; i >= 0; i--, to -= pitch, next -= cols) {
         const uint4 v = sp->slots[i][threadIdx.x];
         const uint32_t w[4] = { v.x, v.y, v.z, v.w };
-        uint32_t bits[4], of_row = 0;
+        uint32_t bits[4], codes = 0;
         if (SR) draw_row(bits, drawn, d, i);
-        if (way.sends) copy_16(sp->slots[i] + threadIdx.x, way.next);
+        if (sends) copy_16(sp->slots[i] + threadIdx.x, next);
         const float row = DIRS & ROW_CODES ? sp->enc[MT_ROW][by_row.y >> 24] : 0;
         by_row.y = __funnelshift_l(by_row.x, by_row.y, 8), by_row.x <<= 8;
 #pragma unroll
@@ -233,124 +209,26 @@ static __device__ __forceinline__ void put_rows(uint32_t codes[RUN], const drawn
             const float x = element_of(w, c);
             uint32_t u = 0;
             if (SR) u = c % 2 ? bits[c / 2] >> 4 : bits[c / 2] << 12 & 0x0fffffffu;
-            if (DIRS & ROW_CODES) of_row = join_code<SR, false>(of_row, x, row, u);
+            if (DIRS & ROW_CODES) codes = join_code<SR, false>(codes, x, row, u);
             if (DIRS & COLUMN_CODES) {
-                codes[c] = join_code<SR, true>(codes[c], x, column[c], u);
+                q[c] = join_code<SR, true>(q[c], x, column[c], u);
                 if (!SR) signs[c] = __funnelshift_l(mt_f32_bits(x), signs[c], 4);
             }
         }
         if (DIRS & ROW_CODES) {
-            of_row = with_signs<SR>(of_row, nibble_signs(w, false));
-            if (i < way.rows) store_4(way.to, of_row);
+            codes = with_signs<SR>(codes, nibble_signs(w, false));
+            if (i < rows) store_4(to, codes);
         }
     }
-#pragma unroll
-    for (int c = 0; (DIRS & COLUMN_CODES) && c < RUN; c++)
-        codes[c] = with_signs<SR>(codes[c], SR ? codes[c] : signs[c]);
-}
-
-/* The same to nearest, two elements at a time; table: of columns' factors. */
-template <int DIRS, typename SPACE>
-static __device__ __forceinline__ void put_pairs(uint32_t codes[RUN], SPACE *sp, patch_way way,
-                                                 uint2 by_row, uint2 by_column, int table)
-{
-    enum { HALF = ROWS / 2 };
-    const pair_level level = sp->pairs;
-    uint32_t lower[4], upper[4], second[4], q[2][4];
-#pragma unroll
-    for (int k = 0; (DIRS & COLUMN_CODES) && k < 4; k++) {
-        const uint2 even = sp->factors[table][byte_of(by_column, k * 2)];
-        const uint2 odd = sp->factors[table][byte_of(by_column, k * 2 + 1)];
-        lower[k] = __byte_perm(even.x, odd.x, 0x5410);
-        upper[k] = __byte_perm(even.x, odd.x, 0x7632);
-        second[k] = __byte_perm(even.y, odd.y, 0x5410);
-    }
-#pragma unroll
-    for (int h = 1; h >= 0; h--) {
-        uint32_t w[HALF][4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) q[h][k] = 0;
-#pragma unroll
-        for (int i = HALF - 1; i >= 0; i--, way.to -= way.pitch, way.next -= way.line) {
-            const int r = h * HALF + i;
-            const uint4 v = sp->slots[r][threadIdx.x];
-            w[i][0] = v.x, w[i][1] = v.y, w[i][2] = v.z, w[i][3] = v.w;
-            if (way.sends) copy_16(sp->slots[r] + threadIdx.x, way.next);
-            uint2 row = make_uint2(0, 0);
-            uint32_t of_row[4];
-            if (DIRS & ROW_CODES) row = sp->factors[MT_ROW][byte_of(by_row, r)];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const uint32_t x = f16_pair(w[i][k], level);
-                if (DIRS & ROW_CODES)
-                    of_row[k] = pair_above(x, __byte_perm(row.x, row.x, 0x1010),
-                                           __byte_perm(row.x, row.x, 0x3232), row.y);
-                if (DIRS & COLUMN_CODES)
-                    q[h][k] = (q[h][k] << 4) + pair_above(x, lower[k], upper[k], second[k]);
-            }
-            if ((DIRS & ROW_CODES) && r < way.rows) store_4(way.to, pairs_of_row(of_row, w[i]));
-        }
-#pragma unroll
-        for (int k = 0; (DIRS & COLUMN_CODES) && k < 4; k++)
-            q[h][k] = pairs_of_columns(q[h][k], w[0][k], w[1][k], w[2][k], w[3][k]);
-    }
-#pragma unroll
-    for (int k = 0; (DIRS & COLUMN_CODES) && k < 4; k++) {
-        codes[k * 2] = __byte_perm(q[0][k], q[1][k], 0x5410);
-        codes[k * 2 + 1] = __byte_perm(q[0][k], q[1][k], 0x7632);
-    }
-}
-
-/* Codes of a patch, and the sending for the next one, of a tile `below` rows high. */
-template <int DIRS, bool SR, typename SPACE>
-static __device__ __forceinline__ void put_patch(const drawn_job &drawn, SPACE *sp, const strip &p,
-                                                 int n, const spans &e, const draws &d, int table,
-                                                 bool more, int below)
-{
-    enum { BOTH = ROW_CODES | COLUMN_CODES };
-    const job &j = drawn.j;
-    const auto next_rows = [&]() { return patch_column() < p.width ? below - patch_row() : 0; };
-    const uint32_t cols = (uint32_t)p.cols, pitch = cols / 2;
-    patch_way way;
-    way.rows = patch_column() < p.width ? p.height - patch_row() : 0;
-    way.sends = more && next_rows() >= ROWS;
-    way.line = cols * (uint32_t)sizeof *p.plain, way.pitch = pitch;
-    way.next = (const char *)(p.plain + patch_column()) +
-               (uint64_t)(uint32_t)(TILE + patch_row() + ROWS - 1) * way.line;
-    way.to = p.parts[MT_ROW].codes + (uint64_t)(uint32_t)(patch_row() + ROWS - 1) * pitch +
-             patch_column() / 2;
-    uint2 by_row = make_uint2(0, 0), by_column = make_uint2(0, 0);
-    uint32_t q[RUN] = {}, own;
-    bool odd = SR || e.nans || e.all > sp->pairs.most;
-    if (DIRS == BOTH) odd |= table != MT_ROW;
-    if (DIRS & ROW_CODES) {
-        by_row = scales_of_eight(j, e.rows, sp->g[MT_ROW], 1, &own, &odd);
-        put_row_scales(p, own);
-    }
-    if (DIRS & COLUMN_CODES) {
-        by_column = scales_of_eight(j, e.pairs, sp->g[table], 16, &own, &odd);
-        uint8_t *at = sp->scales[n] + (patch_column() + lane_of_warp() / 16 * 4) * SEGMENTS +
-                      threadIdx.x / 32;
-#pragma unroll
-        for (int i = 0; i < 4; i++) at[i * SEGMENTS] = (uint8_t)(own >> i * 8);
-    }
-    if (!SR && !__any_sync(~0u, odd)) {
-        put_pairs<DIRS>(q, sp, way, by_row, by_column, table);
-    } else {
-        float by[RUN];
-#pragma unroll
-        for (int c = 0; (DIRS & COLUMN_CODES) && c < RUN; c++)
-            by[c] = sp->enc[table][byte_of(by_column, c)];
-        put_rows<DIRS, SR>(q, drawn, sp, way, by_row, by, d);
-    }
-    if (more && !way.sends) {
+    if (more && !sends) {
         const int count = next_rows();
         const uint64_t first = (uint64_t)(uint32_t)(TILE + patch_row()) * cols + patch_column();
         send_patch(sp->slots, p.plain + (count > 0 ? first : 0), cols, count);
     }
 #pragma unroll
     for (int c = 0; (DIRS & COLUMN_CODES) && c < RUN; c++)
-        leave_codes<NIBBLES>(sp->codes, n, patch_column() + c, q[c], 0);
+        leave_codes<NIBBLES>(sp->codes, n, patch_column() + c,
+                             with_signs<SR>(q[c], SR ? q[c] : signs[c]), 0);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
@@ -381,7 +259,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (RESIDENT<DIRS, SR>))
     }
     if (lane < MT_DIR_COUNT && j.measure[lane])
         p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
-    const int table = make_tables<DIRS, SR>(sp, j, p.index); /* of columns */
+    make_levels<false>(sp->enc, NULL, sp->levels, j, p.index);
     const int across = (int)((j.p.group.k + TILE - 1) / TILE);
     draws d = {};
     if (SR) {
@@ -397,7 +275,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (RESIDENT<DIRS, SR>))
         copies_done();
         find_spans<DIRS>(&e, sp->slots);
         it = larger_halves(it, e.all) + ((uint32_t)e.nans << 16);
-        put_patch<DIRS, SR>(drawn, sp, p, n, e, d, table, more, below);
+        put_patch<DIRS, SR>(drawn, sp, p, n, e, d, more, below);
         if (DIRS & COLUMN_CODES) {
             const uneven u = uneven_of(p, sp->codes, n, left);
             __syncthreads(); /* all codes are there */

@@ -15,6 +15,20 @@ static __device__ __forceinline__ level nvfp4_level(const side &s, float amax)
     return l;
 }
 
+/* make_scales, and the member's levels; a thread has a scale of a direction. */
+template <bool WIDE>
+static __device__ __forceinline__ void make_levels(float enc[MT_DIR_COUNT][NIBBLE_SCALES],
+                                                   float *ones, level levels[MT_DIR_COUNT],
+                                                   const job &j, int member)
+{
+    const int dir = (int)(threadIdx.x / NIBBLE_SCALES);
+    const side &s = j.p.sides[dir];
+    if (!s.present) return;
+    const level l = nvfp4_level(s, j.amax[dir][member]);
+    make_scale<WIDE>(enc, ones, j, s, l);
+    if (threadIdx.x % NIBBLE_SCALES == 0) levels[dir] = l;
+}
+
 /* Whether lines of columns begin and end at multiples of 16 bytes. */
 static __device__ __forceinline__ bool has_even_nibbles(const strip &p)
 {
