@@ -5,9 +5,10 @@
 # first of each start are replayed from a recorded graph, into which nothing that waits for the host can be recorded.
 #
 # Usage: tests/cuda/identity.sh [RECIPE...] (from the root of a built tree; default: none and every preset)
-# MIXTAPE: the program (build/release/mixtape), DEVICE: cuda or cuda:N, JOBS: runs at once (6), STEPS: an even number (50)
+# MIXTAPE: the program (build/release/mixtape), DEVICE: cuda or cuda:N, JOBS: runs at once (6), STEPS: an even number (50),
+# WIDTH: of an expert (64; at 256 the gradient of its result is gathered, weighted after the product)
 set -e
-program=${MIXTAPE:-$PWD/build/release/mixtape} device=${DEVICE:-cuda} jobs=${JOBS:-6} steps=${STEPS:-50}
+program=${MIXTAPE:-$PWD/build/release/mixtape} device=${DEVICE:-cuda} jobs=${JOBS:-6} steps=${STEPS:-50} width=${WIDTH:-64}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 half=$((steps / 2)) passed=0 failed=0
@@ -24,7 +25,7 @@ cat README.md Makefile core/*.c >"$work/text"
 "$program" data pack "$work/text" -o "$work/train.h5" >/dev/null
 cat >"$work/run.yaml" <<EOF
 model: { model_type: qwen3_moe, vocab_size: 256, hidden_size: 128, num_hidden_layers: 2, num_attention_heads: 4,
-         num_key_value_heads: 2, head_dim: 32, moe_intermediate_size: 64, num_experts: 8, num_experts_per_tok: 2,
+         num_key_value_heads: 2, head_dim: 32, moe_intermediate_size: $width, num_experts: 8, num_experts_per_tok: 2,
          router_bias_update_rate: 1e-3 }
 data: { train: $work/train.h5, sequence_length: 128 }
 train: { batch_size: 8, micro_batch_size: 4, dtype: bf16, seed: 3, log_every: 1 }
