@@ -319,8 +319,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             wait_step();
             if constexpr (C::PANEL > 0) barrier_wait(base + C::PANEL_FULL + slot * 8, slot_parity);
             sm90_begin_wgmma<C>();
+            multiply_rows(width, 0, step); /* in a loop, NT's wgmmas are serialised */
+            if constexpr (C::BLOCKS_M > 1) multiply_rows(width, 1, step);
 #pragma unroll
-            for (int mi = 0; mi < C::BLOCKS_M; mi++) multiply_rows(width, mi, step);
+            for (int mi = 2; mi < C::BLOCKS_M; mi++) multiply_rows(width, mi, step);
             wgmma_wait<C::BLOCKS_M>();
             if (C::SKEWED || step > 0) release_last();
             advance();
