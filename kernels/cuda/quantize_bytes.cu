@@ -16,9 +16,8 @@ static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
                                                 const float column[RUN], bool nans)
 {
     const int rows = AT::column() < p.width ? p.height - AT::row() : 0;
-    const uint32_t pitch = (uint32_t)p.cols >> patches<KIND>::HALF;
-    const uint64_t at =
-        (uint64_t)(uint32_t)AT::row() * pitch + (AT::column() >> patches<KIND>::HALF);
+    const uint32_t pitch = (uint32_t)p.cols >> kind<KIND>::HALF;
+    const uint64_t at = (uint64_t)(uint32_t)AT::row() * pitch + (AT::column() >> kind<KIND>::HALF);
     uint8_t *by_row = p.parts[MT_ROW].codes + at, *by_column = p.parts[MT_COL].codes + at;
 #pragma unroll
     for (int i = 0; i < ROWS; i++, by_row += pitch, by_column += pitch) {

@@ -11,7 +11,7 @@ enum { LYING, GATHERED, SWIGLU, WEIGHTED, GRADIENT };
 /* A warp's patches: ACROSS of them beside each other. */
 template <int KIND, int DIRS, int FROM> struct layout {
     enum {
-        IS_PLANAR = patches<KIND>::PLANAR,
+        IS_PLANAR = kind<KIND>::IS_PLANAR,
         IN_ROWS = (DIRS & ROW_CODES) != 0,
         IN_COLUMNS = (DIRS & COLUMN_CODES) != 0,
         TURNED = IN_COLUMNS && !IS_PLANAR,

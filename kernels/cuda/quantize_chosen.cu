@@ -85,9 +85,8 @@ choose_columns(const job &j, const strip &p, uint32_t *codes, uint8_t *scales, i
                const uint32_t *rows, const float *scale_enc, const float *ones, const level &l,
                bool again, found *it)
 {
-    enum { LINE = patches<NIBBLES>::LINE };
     const side &s = j.p.sides[MT_COL];
-    const int warp = (int)threadIdx.x / 32, word = half * LINE + warp * 2;
+    const int warp = (int)threadIdx.x / 32, word = half * LINE_WORDS + warp * 2;
     const float unit = unit_of(s, l, FOUR & WIDE);
     if (warp * SEGMENT >= p.height && !p.parts[MT_COL].padded) return; /* nothing of it is stored */
 #pragma unroll 1
@@ -108,9 +107,9 @@ choose_columns(const job &j, const strip &p, uint32_t *codes, uint8_t *scales, i
             if (!again) raise(&it->most[MT_ROW], m), it->nans += nans;
             scales[c * SEGMENTS + warp] =
                 (uint8_t)choose_codes<FOUR>(q, j, scale_enc, ones, unit, s, l, m, w, nans > 0);
-            uint32_t *line = codes + c * LINE * 2;
-            line[word ^ line_mask<NIBBLES>(c)] = q[0];
-            line[(word + 1) ^ line_mask<NIBBLES>(c)] = q[1];
+            uint32_t *line = codes + c * LINE_WORDS * 2;
+            line[word ^ line_mask(c)] = q[0];
+            line[(word + 1) ^ line_mask(c)] = q[1];
         }
     }
 }

@@ -227,8 +227,7 @@ static __device__ __forceinline__ void put_patch(const drawn_job &drawn, SPACE *
     }
 #pragma unroll
     for (int c = 0; (DIRS & COLUMN_CODES) && c < RUN; c++)
-        leave_codes<NIBBLES>(sp->codes, n, patch_column() + c,
-                             with_signs<SR>(q[c], SR ? q[c] : signs[c]), 0);
+        leave_codes(sp->codes, n, patch_column() + c, with_signs<SR>(q[c], SR ? q[c] : signs[c]));
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------

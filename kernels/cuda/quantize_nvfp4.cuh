@@ -51,9 +51,9 @@ static __device__ __forceinline__ void put_columns(const uint8_t *scales, const 
     const part &to = p.parts[MT_COL];
     const int bytes = ((to.padded ? (int)TILE : p.height) + 1) / 2;
     if (has_even_nibbles(p))
-        put_even_lines<NIBBLES>(u.codes, u.half, to.codes, to.pitch, p.width, bytes);
+        put_even_lines(u.codes, u.half, to.codes, to.pitch, p.width, bytes);
     else
-        put_uneven_lines<NIBBLES>(u, to.codes, to.pitch, p.width, bytes);
+        put_uneven_lines(u, to.codes, to.pitch, p.width, bytes);
     const int block = (int)(threadIdx.x % SEGMENTS), line = (int)(threadIdx.x / SEGMENTS);
     if (block * SEGMENT >= p.height) return;
     static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");

@@ -8,14 +8,6 @@ enum { RUN = 8, ROWS = 8 }; /* of a thread's patch: elements, rows */
 enum { ROW_CODES = 1, COLUMN_CODES = 2 };
 
 /* A warp has sixteen rows of a tile, half warps eight that follow each other. */
-template <int KIND> struct patches {
-    enum {
-        HALF = kind<KIND>::HALF,
-        PLANAR = kind<KIND>::IS_PLANAR,
-        WORDS = 2 >> HALF,      /* of eight codes */
-        LINE = TILE / 4 >> HALF /* words of a line of codes */
-    };
-};
 static __device__ __forceinline__ int patch_row(void)
 {
     return (int)(threadIdx.x / 16) * ROWS;
@@ -24,37 +16,6 @@ static __device__ __forceinline__ int patch_column(void)
 {
     return (int)(threadIdx.x % 16) * RUN;
 }
-
-/* The units of a block's turns. Where codes are turned, several follow each other, down a column as
- * far as it goes: all blocks have as many at a time, at the end what is left. */
-struct order {
-    int64_t units;
-    int run, last; /* units that follow each other; at the end */
-    int turns;     /* before the end */
-};
-enum { RUN_TILES = 8 };
-
-static __device__ __forceinline__ order order_of(int64_t units, int run)
-{
-    const int64_t rounds = units / (gridDim.x * run), rest = units - rounds * gridDim.x * run;
-    return order{ units, run, (int)mt_ceil_div(rest, gridDim.x), (int)(rounds * run) };
-}
-/* That of turn n; `units` where there is none. */
-static __device__ __forceinline__ int64_t unit_at(const order &o, int n)
-{
-    const int64_t blocks = gridDim.x, block = blockIdx.x;
-    if (n < o.turns) return (n / o.run * blocks + block) * o.run + n % o.run;
-    const int64_t unit = o.turns * blocks + block * o.last + n - o.turns;
-    return n - o.turns < o.last && unit < o.units ? unit : o.units;
-}
-
-struct patch_space {
-    order turns;
-    frame frames[2 * WARPS]; /* of turns; member -1: there is none */
-    block_found found[2];
-    alignas(16) uint32_t codes[AREA / 2]; /* of columns, turned; of two tiles */
-    uint8_t scales[TILE * SEGMENTS];
-};
 
 /* ---- magnitudes -------------------------------------------------------------------------------
  */
@@ -187,7 +148,7 @@ static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, 
 template <int KIND>
 static __device__ __forceinline__ void store_run(uint8_t *to, const uint32_t q[2])
 {
-    if (patches<KIND>::HALF)
+    if (kind<KIND>::HALF)
         store_4(to, q[0]);
     else
         store_8(to, q[0], q[1]);

@@ -9,9 +9,32 @@
  * next one's are made. */
 enum { RING = 4 };
 
+/* The units of a block's turns. Where codes are turned, several follow each other, down a column as
+ * far as it goes: all blocks have as many at a time, at the end what is left. */
+struct order {
+    int64_t units;
+    int run, last; /* units that follow each other; at the end */
+    int turns;     /* before the end */
+};
+enum { RUN_TILES = 8 };
+
+static __device__ __forceinline__ order order_of(int64_t units, int run)
+{
+    const int64_t rounds = units / (gridDim.x * run), rest = units - rounds * gridDim.x * run;
+    return order{ units, run, (int)mt_ceil_div(rest, gridDim.x), (int)(rounds * run) };
+}
+/* That of turn n; `units` where there is none. */
+static __device__ __forceinline__ int64_t unit_at(const order &o, int n)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x;
+    if (n < o.turns) return (n / o.run * blocks + block) * o.run + n % o.run;
+    const int64_t unit = o.turns * blocks + block * o.last + n - o.turns;
+    return n - o.turns < o.last && unit < o.units ? unit : o.units;
+}
+
 enum { FRAMES = 2 * WARPS };
 struct rotated_space {
-    alignas(16) uint32_t codes[TILE * patches<NIBBLES>::LINE * RING]; /* turned */
+    alignas(16) uint32_t codes[TILE * LINE_WORDS * RING]; /* turned */
     alignas(16) int32_t tokens[FRAMES][TILE];
     uint8_t scales[2][TILE * SEGMENTS];
     float enc[2][NIBBLE_SCALES]; /* of columns of this member and of the next */
@@ -27,7 +50,7 @@ static __device__ __forceinline__ void leave_code(uint32_t *codes, uint32_t code
 {
     const int q = lane_of_warp() % 4, line = first_column() + (q & 1) * (TILE / 2) + c;
     const uint32_t other = __shfl_xor_sync(~0u, code, 1);
-    codes[line * patches<NIBBLES>::LINE * RING + (word ^ line_mask<NIBBLES>(line))] =
+    codes[line * LINE_WORDS * RING + (word ^ line_mask(line))] =
         __byte_perm(code, other, q & 1 ? 0x3276 : 0x5410);
 }
 
@@ -50,7 +73,7 @@ encode_lanes(const job &j, rotated_space *sp, const float *scale_enc, const fram
     const uint32_t mask = j.p.sides[MT_COL].options.rht_mask;
     const int warp = (int)threadIdx.x / 32;
     const bool whole = (warp + 1) * SEGMENT <= f.t.rows, measured = is_measured(j);
-    const int word = n % RING * patches<NIBBLES>::LINE + warp * 2 + lane_of_warp() % 4 / 2;
+    const int word = n % RING * LINE_WORDS + warp * 2 + lane_of_warp() % 4 / 2;
     if (warp * SEGMENT >= f.t.rows && !f.to[MT_COL].padded) return; /* nothing of it is stored */
     const uint32_t odd = whole ? odd_squares(x) : ~0u;
     const float g = f.to[MT_COL].l.g;
@@ -149,6 +172,32 @@ static __device__ __forceinline__ void store_lanes(const uint32_t x[LANE_ROWS][2
             if (first + i < f.t.rows && first_column() + h * (TILE / 2) < f.t.cols)
                 store_16(to + h * TILE, w[0], w[1], w[2], w[3]);
         }
+}
+
+/* Turned nibbles and their scales to where they go. */
+static __device__ __forceinline__ void put_turned(const uint8_t *scales, const frame &f,
+                                                  const uneven &u)
+{
+    const target &to = f.to[MT_COL];
+    const int bytes = ((to.padded ? (int)TILE : f.t.rows) + 1) / 2;
+    if (to.even)
+        put_even_lines<RING>(u.codes, u.half, to.codes, to.pitch, f.t.cols, bytes);
+    else
+        put_uneven_lines<RING>(u, to.codes, to.pitch, f.t.cols, bytes);
+    const int block = (int)(threadIdx.x % SEGMENTS), line = (int)(threadIdx.x / SEGMENTS);
+    if (block * SEGMENT >= f.t.rows) return;
+    static_assert(TILE_THREADS == 32 * SEGMENTS, "a turn is 32 lines");
+    const int64_t step = lines_step(to.scales);
+    uint8_t *p = to.scales.at + scale_offset(to.scales, line, block);
+#pragma unroll
+    for (int i = 0; i < TILE; i += 32, p += step)
+        if (line + i < f.t.cols) store_1(p, scales[threadIdx.x + i * SEGMENTS]);
+}
+
+/* Whether the tile of `next` is below that of f, in the same member. */
+static __device__ __forceinline__ bool is_below(const frame &next, const frame &f)
+{
+    return next.t.index == f.t.index && next.t.c0 == f.t.c0 && next.t.r0 == f.t.r0 + TILE;
 }
 
 /* What a sweep does. */
@@ -256,7 +305,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
             after = on;
             if (changes) make_column_scales(sp->enc[table ^= 1], j, next);
             __syncthreads(); /* all codes are there; those of the last tile have been read */
-            put_turned<RING>(sp->scales[n & 1], f, u);
+            put_turned(sp->scales[n & 1], f, u);
         }
         if (SWEEP == DECODES && changes) {
             __syncthreads(); /* they are done with the last member's */
@@ -275,6 +324,15 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
 
 /* ---- the host's part --------------------------------------------------------------------------
  */
+
+/* Whether all lines of columns are known to begin and end at multiples of 16 bytes. */
+static inline bool has_even_lines(const job *j)
+{
+    const side *col = &j->p.sides[MT_COL];
+    const mt_group *g = &j->p.group;
+    const bool whole = mt_group_mode_of(g) == MT_GROUP_UNIFORM && g->m % 32 == 0;
+    return (whole || col->line) && (uintptr_t)col->codes % 16 == 0;
+}
 
 bool mt_cuda_rotated_suffices(const job *j)
 {
