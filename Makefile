@@ -28,8 +28,8 @@ endif
 say = $(if $(V),,@printf '  %-3s %s\n' $(1) $@;)
 OPT_release := -O3 -g
 OPT_debug   := -O1 -g
-OPT_asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-OPT_fuzz    := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-omit-frame-pointer
+OPT_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+OPT_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-omit-frame-pointer
 OPT := $(OPT_$(CONFIG))
 ifeq ($(OPT),)
 $(error CONFIG=$(CONFIG) is not one of release debug asan fuzz)
@@ -244,7 +244,7 @@ test-installed: test-builds
 	    tests/install/test_install.sh tests/guarded/test_guarded.sh tests/guarded/test_faults.sh tests/cuda/spills.sh $(call programs,asan,$(TEST_FAST)) $(call programs,fuzz,$(FUZZ_SRC))
 test-builds:
 	-@$(KEEP_ON) CONFIG=release all tests
-	-@$(KEEP_ON) CONFIG=asan build/asan/mixtape tests
+	-@$(KEEP_ON) CONFIG=asan build/asan/mixtape $(call programs,asan,$(TEST_FAST))
 	-@$(KEEP_ON) CONFIG=fuzz CC=clang fuzzers
 
 # By hand: what takes longer. Both compilers without a warning, every kernel set that runs here, everything under the
@@ -259,6 +259,7 @@ test-all: ## make test, and what takes longer: every kernel set, clang, valgrind
 test-all-installed: test-builds
 	-@$(KEEP_ON) CONFIG=release BUILD=build/clang CC=clang WERROR=1 build/clang/mixtape tests
 	-@$(KEEP_ON) CONFIG=release BUILD=build/gcc-werror CC=gcc WERROR=1 build/gcc-werror/mixtape tests
+	-@$(KEEP_ON) CONFIG=asan tests
 	@run() { echo "== $$1"; shift; sh tests/run.sh "$$@" | tee build/run.log | sed '$$d'; tail -n 1 build/run.log >>build/totals.log; }; \
 	rm -f build/totals.log; \
 	run "as released" -- $(call programs,release,$(TEST_SRC)) tests/install/test_install.sh; \
