@@ -465,6 +465,10 @@ static void test_broken_models(void **state)
     assert_false(mt_path_exists(in_dir("broken_ckpt.tmp")));
     assert_ok(mt_hf_import(ckpt, dir));
     assert_ok(mt_hf_import(in_dir("broken_ckpt/"), dir)); /* replaced */
+    assert_int_equal(symlink("broken_ckpt", in_dir("link")), 0);
+    assert_fails(mt_hf_import(in_dir("link"), in_dir("broken")), MT_EIO,
+                 "symbolic link: not replaced");
+    assert_false(mt_path_exists(in_dir("link.tmp")));
     assert_ok(mt_dir_remove(in_dir("broken_ckpt")));
     assert_ok(mt_dir_create(in_dir("broken_ckpt")));
     put_text(in_dir("broken_ckpt/precious"), "do not delete");
