@@ -12,6 +12,9 @@
 
 enum { ALIGN_ELEMENTS = MT_SHARD_ALIGN, ALIGN_BYTES = 256 };
 
+/* Up to here sums of bytes over masters, gradients, moments and copies fit an int64_t. */
+static const int64_t MOST_ELEMENTS = INT64_C(1) << 56;
+
 static int64_t round_up(int64_t x, int64_t to)
 {
     return mt_round_up(x, to);
@@ -64,6 +67,13 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param '%s' added after allocation", spec->name);
     MT_REQUIRE(!mt_param_store_find(store, spec->name), MT_EINVAL, "param '%s' added twice",
                spec->name);
+    int64_t more = spec->members;
+    bool over = __builtin_mul_overflow(more, spec->m, &more) ||
+                __builtin_mul_overflow(more, spec->k, &more) ||
+                __builtin_add_overflow(more, store->added, &more) || more > MOST_ELEMENTS;
+    MT_REQUIRE(!over, MT_ECONFIG,
+               "param '%s' of %lld x [%lld, %lld]: more than 2^56 elements in all params",
+               spec->name, (long long)spec->members, (long long)spec->m, (long long)spec->k);
     if (store->count == store->reserved) {
         int64_t n = store->reserved ? 2 * store->reserved : 32;
         mt_param **grown = realloc(store->params, (size_t)n * sizeof *grown);
@@ -86,6 +96,7 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
     p->unit = store->units - 1, p->atom = 1;
     p->weight.group = p->group;
     store->params[store->count++] = p;
+    store->added = more;
     *param = p;
     return MT_OK;
 }

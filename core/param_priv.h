@@ -17,6 +17,7 @@ struct mt_param_store {
     mt_unit *unit;
     int64_t *cuts;    /* [units, world + 1]: of the elements of a unit's params back to back */
     int64_t elements; /* of a flat buffer */
+    int64_t added;    /* elements of all params */
     size_t compute_bytes;
     bool allocated;
     /* Gradients in bf16, the last of their buffer. */

@@ -82,8 +82,9 @@ mt_status mt_value_bring(mt_tape *tape, value *v)
     MT_TRY(mt_storage_create(tape, &v->data, mt_tensor_bytes(&v->pub.data)));
     v->pub.data.data = v->data->p;
     v->where = ARRIVING, tape->arriving++;
-    MT_TRY(order(tape, tape->stream, &tape->side));
-    mt_status status = mt_device_copy_async(&tape->side, v->data->p, v->host, v->data->bytes);
+    mt_status status = order(tape, tape->stream, &tape->side);
+    if (status == MT_OK)
+        status = mt_device_copy_async(&tape->side, v->data->p, v->host, v->data->bytes);
     mt_arena_free(tape->host_pool, v->host_id); /* the next to lie there goes by the same stream */
     v->host = NULL;
     return status;

@@ -59,8 +59,15 @@ mt_status mt_tape_value(mt_tape *tape, mt_value **out, mt_dtype dtype, int ndim,
     value *v = mt_pool_get(&tape->values);
     MT_REQUIRE(v, MT_ENOMEM, "tape: out of memory");
     v->pub.data.dtype = dtype, v->pub.data.ndim = ndim;
-    for (int i = 0; i < ndim; i++) v->pub.data.shape[i] = shape[i];
-    MT_TRY(mt_storage_create(tape, &v->data, mt_tensor_bytes(&v->pub.data)));
+    size_t bytes = mt_dtype_size(dtype);
+    for (int i = 0; i < ndim; i++) {
+        v->pub.data.shape[i] = shape[i];
+        MT_REQUIRE(!__builtin_mul_overflow(bytes, (uint64_t)shape[i], &bytes), MT_ENOMEM,
+                   "tape: a value of %lld elements in dimension %d has more bytes than there are "
+                   "addresses",
+                   (long long)shape[i], i);
+    }
+    MT_TRY(mt_storage_create(tape, &v->data, bytes));
     v->pub.data.data = v->data->p;
     v->holds = 1;
     *out = &v->pub;

@@ -20,7 +20,7 @@ static mt_status plan_alloc(mt_device *device, void **p, size_t bytes, bool on_h
     (void)on_host;
     struct plan *plan = (struct plan *)device;
     size_t padded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (plan->next > UINTPTR_MAX - padded) return MT_ENOMEM;
+    if (padded > PTRDIFF_MAX - plan->next) return MT_ENOMEM; /* sums of bytes are int64_t */
     *p = (void *)plan->next;
     plan->next += padded;
     return MT_OK;

@@ -4,6 +4,9 @@
 
 #include "layers/model.h"
 
+/* Of all layers: each expert's matrices are tensors with names of their own. */
+enum { MOST_EXPERTS = 1 << 20 };
+
 const mt_architecture mt_architectures[] = {
     { .model_type = "qwen3_moe",
       .hf_class = "Qwen3MoeForCausalLM",
@@ -166,14 +169,17 @@ mt_status mt_model_config_check(mt_model_config *c)
     MT_REQUIRE(!c->architecture->norm_topk_fixed ||
                    c->norm_topk_prob == c->architecture->norm_topk_prob,
                MT_ECONFIG, "norm_topk_prob cannot be changed in %s", c->architecture->model_type);
-    bool any_dense = false, any_moe = false;
-    for (int64_t i = 0; i < c->num_hidden_layers; i++)
-        *(mt_model_layer_is_moe(c, i) ? &any_moe : &any_dense) = true;
-    MT_REQUIRE(!any_dense || c->intermediate_size > 0, MT_ECONFIG,
+    int64_t moe = 0;
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) moe += mt_model_layer_is_moe(c, i);
+    MT_REQUIRE(moe == c->num_hidden_layers || c->intermediate_size > 0, MT_ECONFIG,
                "intermediate_size is %lld, dense layers need a positive one",
                (long long)c->intermediate_size);
-    MT_REQUIRE(!any_moe || c->num_experts > 0, MT_ECONFIG, "num_experts is 0, %s needs experts",
+    MT_REQUIRE(!moe || c->num_experts > 0, MT_ECONFIG, "num_experts is 0, %s needs experts",
                c->architecture->model_type);
+    MT_REQUIRE(moe * c->num_experts <= MOST_EXPERTS, MT_ECONFIG,
+               "num_experts is %lld, in %lld layers %lld: must be at most %d in all",
+               (long long)c->num_experts, (long long)moe, (long long)(moe * c->num_experts),
+               MOST_EXPERTS);
     for (int64_t i = 0; i < c->mlp_only_layer_count; i++)
         MT_REQUIRE(c->mlp_only_layers[i] >= 0 && c->mlp_only_layers[i] < c->num_hidden_layers,
                    MT_ECONFIG, "mlp_only_layers has %lld, there are %lld layers",

@@ -138,9 +138,12 @@ mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path)
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path)
 {
     char file[MT_PATH_BYTES];
+    struct stat st;
     stage->file = NULL;
     stage->temp[0] = '\0';
     MT_TRY(trim_path(stage->path, path));
+    MT_REQUIRE(lstat(stage->path, &st) != 0 || !S_ISLNK(st.st_mode), MT_EIO,
+               "'%s' is a symbolic link: not replaced", stage->path);
     MT_TRY(mt_path_format(file, "%s/DONE", stage->path));
     MT_REQUIRE(!mt_path_exists(stage->path) || mt_path_exists(file), MT_EIO,
                "'%s' exists and is not a checkpoint: not replaced", stage->path);

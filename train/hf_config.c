@@ -197,6 +197,7 @@ static mt_status check_window(const json_t *json, const mt_model_config *config,
 static mt_status check_layer_types(const json_t *json, const char *what)
 {
     const json_t *types = value_of(json, "layer_types");
+    if (types && !json_is_array(types)) return wrong(what, "layer_types", types, "a list");
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
         if (!type || strcmp(type, "full_attention"))

@@ -101,7 +101,11 @@ static mt_status find_part(const importer *in, const mt_param *param, const mt_p
     const int64_t group_shape[3] = { g->members, g->m, g->k };
     mt_st_tensor *t = find_either(in, part->name);
     bool whole = t != NULL;
-    if (!t && fuse_name(fused, in->config->architecture, part->name)) t = find_either(in, fused);
+    mt_st_tensor *all =
+        fuse_name(fused, in->config->architecture, part->name) ? find_either(in, fused) : NULL;
+    MT_REQUIRE(!t || !all, MT_ECONFIG, "'%s' holds tensor '%s' and the same in '%s'", in->dir,
+               t->name, all->name);
+    if (!t) t = all;
     MT_REQUIRE(t, MT_ECONFIG, "'%s' has no tensor '%s'", in->dir, part->name);
     *found = mt_part_tensor(param, part, MT_F32);
     MT_TRY(mt_st_tensor_dtype(&found->dtype, t));

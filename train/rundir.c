@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,16 +29,31 @@ static mt_status look_for_entries(bool *any, const char *path)
     return MT_OK;
 }
 
+/* A directory named by the time; of runs that begin in one second, also on several hosts, each
+ * makes its own. */
+static mt_status make_dated(mt_rundir *dir, const mt_config *config)
+{
+    enum { SAME_SECOND = 1000 };
+    char date[32], more[16] = "";
+    time_t now = time(NULL);
+    struct tm local;
+    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
+    MT_TRY(mt_dir_create("runs"));
+    for (int n = 2;; n++) {
+        MT_TRY(mt_path_format(dir->path, "runs/%s-%s%s", config->name, date, more));
+        if (mkdir(dir->path, 0777) == 0) return MT_OK;
+        MT_REQUIRE(errno == EEXIST && n <= SAME_SECOND, MT_EIO, "cannot create directory '%s': %s",
+                   dir->path, strerror(errno));
+        snprintf(more, sizeof more, "-%d", n);
+    }
+}
+
 static mt_status choose_path(mt_rundir *dir, const mt_config *config,
                              const mt_rundir_options *options)
 {
-    char date[32];
-    time_t now = time(NULL);
-    struct tm local;
     if (options->path) return mt_path_format(dir->path, "%s", options->path);
     MT_REQUIRE(!options->resume, MT_ECONFIG, "--resume needs --run DIR");
-    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
-    return mt_path_format(dir->path, "runs/%s-%s", config->name, date);
+    return make_dated(dir, config);
 }
 
 /* ---- resuming -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ typedef struct mt_rundir {
 } mt_rundir;
 
 typedef struct mt_rundir_options {
-    const char *path; /* NULL: runs/<config name>-<date>; needed to resume */
+    const char *path; /* NULL: runs/<config name>-<date>[-n]; needed to resume */
     bool resume; /* go on with what is there; otherwise a directory that is not empty is refused */
     bool force;  /* resume although keys differ that belong to the run */
 } mt_rundir_options;

@@ -86,9 +86,20 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
                              const mt_trace_options *options)
 {
     mt_model *model;
-    MT_TRY(
-        mt_model_create(&model, device, &c->model, c->dtype, in->sequence, options->grads, NULL));
-    mt_status status = mt_checkpoint_load_model(model, path);
+    mt_recipe_rules *rules = NULL;
+    if (*c->recipe && strcmp(c->recipe, "none") != 0)
+        MT_TRY(mt_recipe_rules_create(&rules, c->recipe));
+    mt_precision_options precision = { .rules = rules,
+                                       .save_original_input = c->save_original_input,
+                                       .history = c->delayed_history,
+                                       .margin = c->delayed_margin,
+                                       .most_recent = c->delayed_most_recent,
+                                       .seed = c->seed };
+    mt_status status = mt_model_create(&model, device, &c->model, c->dtype, in->sequence,
+                                       options->grads, &precision);
+    mt_recipe_rules_destroy(&rules);
+    MT_TRY(status);
+    status = mt_checkpoint_load_model(model, path);
     if (status == MT_OK) status = mt_trace_batch(out, device, model, in, options);
     mt_model_destroy(&model);
     return status;

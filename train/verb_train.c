@@ -49,7 +49,7 @@ mt_status mt_verb_train(int argc, char **argv)
     char **words = NULL;
     const mt_option options[] = {
         { "run", MT_OPTION_TEXT, &g.run.path, "DIR",
-          "the run's directory (default: runs/<config name>-<date>)" },
+          "the run's directory (default: runs/<config name>-<date>[-n])" },
         { "resume", MT_OPTION_FLAG, &g.run.resume, NULL,
           "go on from the newest complete checkpoint in --run" },
         { "force", MT_OPTION_FLAG, &g.run.force, NULL,

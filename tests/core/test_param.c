@@ -93,8 +93,9 @@ static void test_misuse(void **state)
     assert_ok(mt_param_store_add(store, &p, &spec));
     assert_fails(mt_param_store_add(store, &p, &spec), MT_EINVAL, "'a' added twice");
     assert_null(p);
+    spec = (mt_param_spec){ .name = "b", .members = 1 << 16, .m = 1 << 21, .k = 1 << 20 };
+    assert_fails(mt_param_store_add(store, &p, &spec), MT_ECONFIG, "more than 2^56 elements");
     assert_ok(mt_param_store_allocate(store, true));
-    spec.name = "b";
     assert_fails(mt_param_store_add(store, &p, &spec), MT_EINVAL, "after allocation");
     assert_fails(mt_param_store_set_master(store, MT_MASTER_SPLIT), MT_EINVAL, "after allocation");
     assert_fails(mt_param_store_allocate(store, true), MT_EINVAL, "twice");

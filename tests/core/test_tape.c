@@ -312,6 +312,8 @@ static void test_misuse(void **state)
     assert_ok(mt_tape_begin(tape, 1, true));
     assert_fails(mt_tape_begin(tape, 1, true), MT_EINVAL, "within a pass");
     assert_fails(mt_tape_value(tape, &v, MT_F64, 5, NULL), MT_EINVAL, "5 dims");
+    assert_fails(mt_tape_value(tape, &v, MT_F64, 2, (int64_t[]){ 1 << 20, INT64_C(1) << 41 }),
+                 MT_ENOMEM, "more bytes than there are addresses");
     mt_value *vx = toy_input(tape, x, N);
     assert_ok(toy_scale(tape, &y, vx, mt_param_store_get(store, 0), 0));
     assert_fails(mt_tape_seed(tape, y, 1), MT_EINVAL, "scalar");

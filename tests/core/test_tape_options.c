@@ -473,6 +473,63 @@ static void test_abort_leaves_a_usable_tape(void **state)
     }
 }
 
+/* Events as a GPU has them, the one before `event_fuse` runs out fails. */
+static int64_t event_fuse;
+
+static mt_status make_event(mt_device *device, void **event)
+{
+    *event = device;
+    return MT_OK;
+}
+
+static void drop_event(mt_device *device, void *event)
+{
+    (void)device, (void)event;
+}
+
+static mt_status record_event(mt_stream *on, void *event)
+{
+    (void)on, (void)event;
+    return --event_fuse == 0 ? MT_FAIL(MT_EDEVICE, "no event") : MT_OK;
+}
+
+static mt_status wait_event(mt_stream *on, void *event)
+{
+    (void)on, (void)event;
+    return MT_OK;
+}
+
+/* Whichever event fails while values go to the host and come back, no pass after it is kept from
+ * beginning. */
+static void test_events_that_fail(void **state)
+{
+    (void)state;
+    struct program plain, p;
+    mt_device *device = test_device();
+    const struct mt_device_ops *usual = device->ops;
+    struct mt_device_ops ops = *usual;
+    ops.event_create = make_event, ops.event_destroy = drop_event;
+    ops.event_record = record_event, ops.event_wait = wait_event;
+    program_make(&plain, 2, NULL);
+    assert_ok(program_pass(&plain));
+    device->ops = &ops;
+    program_make(&p, 2, &(mt_tape_options){ .offload = true });
+    int64_t failures = 0;
+    for (int64_t n = 1; event_fuse <= 0; n++) {
+        mt_param_store_begin_step(p.store);
+        event_fuse = n;
+        mt_status status = program_pass(&p);
+        failures += status != MT_OK;
+        if (status != MT_OK) assert_fails(status, MT_EDEVICE, "no event");
+    }
+    assert_true(failures > 0);
+    assert_same(&plain, &p);
+    mt_tape_destroy(&plain.tape);
+    mt_param_store_destroy(&plain.store);
+    program_free(&p);
+    device->ops = usual;
+}
+
 static void test_segment_misuse(void **state)
 {
     (void)state;
@@ -496,6 +553,7 @@ int main(void)
         cmocka_unit_test(test_hook_of_unreached_blocks),
         cmocka_unit_test(test_deferred_order),
         cmocka_unit_test(test_abort_leaves_a_usable_tape),
+        cmocka_unit_test(test_events_that_fail),
         cmocka_unit_test(test_segment_misuse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -228,6 +228,22 @@ static void refuses_bad_input_and_says_where(void **state)
 
 /* Every key that has bounds refuses what lies outside; every one with one available value refuses
  * others. */
+/* libyaml alone takes minutes over as many brackets. */
+static void refuses_deep_nesting_at_once(void **state)
+{
+    (void)state;
+    enum { DEPTH = 100000 };
+    mt_config c;
+    char *text = malloc(DEPTH + 1);
+    assert_non_null(text);
+    memset(text, '[', DEPTH), text[DEPTH] = '\0';
+    assert_fails(mt_config_parse(&c, "t.yaml", text, DEPTH, NULL, 0), MT_ECONFIG,
+                 "t.yaml:1: lists and mappings nested more than 16 deep");
+    free(text);
+    assert_fails(parse(&c, "", "model.mlp_only_layers=[[[[[[[[[[[[[[[[[["), MT_ECONFIG,
+                 "more than 16 deep");
+}
+
 static void the_table_is_enforced(void **state)
 {
     (void)state;
@@ -383,6 +399,7 @@ int main(void)
         cmocka_unit_test(model_type_sets_defaults_wherever_it_stands),
         cmocka_unit_test(later_sets_win),
         cmocka_unit_test(refuses_bad_input_and_says_where),
+        cmocka_unit_test(refuses_deep_nesting_at_once),
         cmocka_unit_test(the_table_is_enforced),
         cmocka_unit_test(reads_back_what_it_writes),
         cmocka_unit_test(numbers_read_back_to_the_same_bits),

@@ -132,6 +132,7 @@ static void test_refusals(void **state)
         { QWEN(",\"rope_theta\":\"big\""), MT_ECONFIG, "rope_theta is \"big\"" },
         { QWEN(",\"rope_parameters\":7"), MT_ECONFIG, "rope_parameters is 7" },
         { QWEN(",\"layer_types\":[\"sliding_attention\"]"), MT_ECONFIG, "layer_types" },
+        { QWEN(",\"layer_types\":\"sliding_attention\""), MT_ECONFIG, "must be a list" },
         { QWEN(",\"mlp_only_layers\":[3],\"intermediate_size\":8"), MT_ECONFIG, "mlp_only_layers" },
         { QWEN(",\"mlp_only_layers\":\"all\""), MT_ECONFIG, "mlp_only_layers" },
         { QWEN(",\"mlp_only_layers\":[null]"), MT_ECONFIG, "mlp_only_layers is null" },
@@ -415,6 +416,13 @@ static void test_fused(void **state)
         mt_safetensors_close(&out);
         assert_ok(mt_dir_remove(in_dir("fckpt")));
         assert_ok(mt_dir_remove(in_dir("fout")));
+        /* nor is it guessed which of two is meant */
+        snprintf(name, sizeof name, "model.layers.1.%s.experts.2.%s.weight", block, n[2]);
+        add(&fused, name, MT_BF16, 2, D, F, 0);
+        put_model(in_dir("fused"), &fused, texts[k], 0);
+        assert_fails(mt_hf_import(in_dir("fckpt"), in_dir("fused")), MT_ECONFIG,
+                     "and the same in 'model.layers.1.mlp.experts.down_proj'");
+        fused.count--;
         /* transposed experts are not guessed at */
         int i = find(&fused, "model.layers.1.mlp.experts.gate_up_proj");
         fused.entries[i].shape[1] = D, fused.entries[i].shape[2] = 2 * F;
@@ -457,6 +465,10 @@ static void test_broken_models(void **state)
     assert_false(mt_path_exists(in_dir("broken_ckpt.tmp")));
     assert_ok(mt_hf_import(ckpt, dir));
     assert_ok(mt_hf_import(in_dir("broken_ckpt/"), dir)); /* replaced */
+    assert_int_equal(symlink("broken_ckpt", in_dir("link")), 0);
+    assert_fails(mt_hf_import(in_dir("link"), in_dir("broken")), MT_EIO,
+                 "symbolic link: not replaced");
+    assert_false(mt_path_exists(in_dir("link.tmp")));
     assert_ok(mt_dir_remove(in_dir("broken_ckpt")));
     assert_ok(mt_dir_create(in_dir("broken_ckpt")));
     put_text(in_dir("broken_ckpt/precious"), "do not delete");

@@ -220,6 +220,31 @@ static void the_verb_reports_it(void **state)
     assert_verb(line, MT_EXIT_FILES, "none.yaml");
 }
 
+/* What no count of bytes holds, or what would have millions of names, is refused and not planned
+ * wrong or for minutes. */
+static void absurd_sizes_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets, *words;
+    } cases[] = {
+        { "--set model.num_hidden_layers=128",
+          "num_experts is 65536, in 128 layers 8388608: must be at most 1048576" },
+        { "--set model.moe_intermediate_size=1048576",
+          "experts.gate_up' of 65536 x [2097152, 1048576]: more than 2^56 elements" },
+    };
+    put_text(in_dir("absurd.yaml"),
+             "model: {vocab_size: 256, hidden_size: 1048576, num_hidden_layers: 2,\n"
+             "  num_attention_heads: 4, head_dim: 64, moe_intermediate_size: 32,\n"
+             "  num_experts: 65536, num_experts_per_tok: 2}\n"
+             "data: {train: none.h5}\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[512];
+        snprintf(line, sizeof line, "plan %s %s", in_dir("absurd.yaml"), cases[i].sets);
+        assert_verb(line, MT_EXIT_USAGE, cases[i].words);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -228,6 +253,7 @@ int main(void)
         cmocka_unit_test(a_gpu_is_planned_for_without_one),
         cmocka_unit_test(parameters_and_work_are_counted),
         cmocka_unit_test(the_verb_reports_it),
+        cmocka_unit_test(absurd_sizes_are_refused),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

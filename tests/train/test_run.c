@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "train/config.h"
+#include "train/rundir.h"
 
 /* ---- going straight through
  * ----------------------------------------------------------------------
@@ -294,6 +295,24 @@ static void another_model_or_corpus_is_refused(void **state)
     assert_program("train t.yaml --resume", 2, "--resume needs --run");
 }
 
+/* Also within one second, and one after the other has ended. */
+static void runs_begun_together_have_directories_of_their_own(void **state)
+{
+    (void)state;
+    enum { RUNS = 3 };
+    static mt_config c;
+    static mt_rundir dirs[RUNS];
+    char *changed;
+    assert_ok(mt_config_defaults(&c));
+    snprintf(c.name, sizeof c.name, "sweep");
+    for (int i = 0; i < RUNS; i++) {
+        assert_ok(mt_rundir_open(&dirs[i], &changed, &c, &(mt_rundir_options){ NULL }));
+        if (i == 1) mt_rundir_close(&dirs[i]);
+        for (int j = 0; j < i; j++) assert_string_not_equal(dirs[i].path, dirs[j].path);
+    }
+    for (int i = 0; i < RUNS; i++) mt_rundir_close(&dirs[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,6 +327,7 @@ int main(void)
         cmocka_unit_test(a_signal_in_an_evaluation_stops_the_run_there),
         cmocka_unit_test(a_second_signal_quits_at_once),
         cmocka_unit_test(a_run_has_one_process),
+        cmocka_unit_test(runs_begun_together_have_directories_of_their_own),
         cmocka_unit_test(another_model_or_corpus_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);

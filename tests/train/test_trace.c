@@ -306,6 +306,23 @@ static void steps_equal_the_trainer(void **state)
     assert_true(get_f64("loss") == first);
 }
 
+/* A batch is computed in the formats that a step is. */
+static void a_recipe_holds_for_a_batch(void **state)
+{
+    (void)state;
+    mt_h5_info info;
+    make_model(false);
+    make_input(true, NULL);
+    assert_verb(TRACE("--steps 4 --dtype f64 --set recipe=mxfp8"), 0, "");
+    double *losses = get("losses", MT_F64, &info), first = losses[0];
+    free(losses);
+    make_input(false, NULL);
+    assert_verb(TRACE("--targets --grads --dtype f64 --set recipe=mxfp8"), 0, "");
+    assert_true(get_f64("loss") == first);
+    assert_verb(TRACE("--targets --dtype f64"), 0, "");
+    assert_true(get_f64("loss") != first);
+}
+
 static void mistakes_are_refused(void **state)
 {
     (void)state;
@@ -363,6 +380,7 @@ int main(void)
         cmocka_unit_test(activations_follow_the_pattern),
         cmocka_unit_test(bf16_is_written_as_f32),
         cmocka_unit_test(steps_equal_the_trainer),
+        cmocka_unit_test(a_recipe_holds_for_a_batch),
         cmocka_unit_test(mistakes_are_refused),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
