@@ -571,6 +571,7 @@ mt_status mt_tape_recompute(mt_tape *tape, mt_segment_fn run, void *context,
     mt_status status = run(tape, context, inputs, outputs);
     tape->suspended--;
     if (status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
+    MT_TRY(mt_segment_check_outputs(inputs, input_count, outputs, output_count));
     struct segment s = { run, context };
     mt_node_spec spec = { .op = &segment_op, .attrs = &s, .attrs_bytes = sizeof s };
     bool wanted = false;
@@ -588,5 +589,6 @@ mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_va
     if (tape->options.recompute)
         return mt_tape_recompute(tape, run, context, inputs, input_count, outputs, output_count);
     MT_TRY(check_segment(inputs, input_count, output_count));
-    return run(tape, context, inputs, outputs);
+    MT_TRY(run(tape, context, inputs, outputs));
+    return mt_segment_check_outputs(inputs, input_count, outputs, output_count);
 }

@@ -161,7 +161,7 @@ mt_tensor mt_value_grad(const mt_value *value);
 /* A stretch of forward that may be recomputed as one. `run` makes outputs from inputs and must be a
  * pure function of (context, inputs): it is called again in the sweep when options.recompute is
  * set. `context` is borrowed and must outlive the pass. The caller holds a reference on each
- * output. */
+ * output. No two of its inputs and outputs may be one value. */
 typedef mt_status (*mt_segment_fn)(mt_tape *tape, void *context, mt_value *const *inputs,
                                    mt_value **outputs);
 mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_value *const *inputs,

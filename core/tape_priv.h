@@ -102,6 +102,10 @@ void mt_value_settle(mt_tape *tape, value *v);
 /* A reader of a saved value is done with it. */
 void mt_value_unsave(mt_tape *tape, value *v);
 
+/* Of a segment that has run: MT_EINVAL where an output has no gradient of its own. */
+mt_status mt_segment_check_outputs(mt_value *const *inputs, int input_count,
+                                   mt_value *const *outputs, int output_count);
+
 static inline value *mt_value_of(mt_value *v)
 {
     return (value *)v;

@@ -152,6 +152,25 @@ void mt_value_unsave(mt_tape *tape, value *v)
     if (v->data) drop_data(tape, v);
 }
 
+static bool is_among(const mt_value *v, mt_value *const *values, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (values[i] == v) return true;
+    return false;
+}
+
+mt_status mt_segment_check_outputs(mt_value *const *inputs, int input_count,
+                                   mt_value *const *outputs, int output_count)
+{
+    for (int i = 0; i < output_count; i++) {
+        MT_REQUIRE(!is_among(outputs[i], inputs, input_count), MT_EINVAL,
+                   "tape: output %d of a segment is one of its inputs", i);
+        MT_REQUIRE(!is_among(outputs[i], outputs, i), MT_EINVAL,
+                   "tape: output %d of a segment is the same value as one before it", i);
+    }
+    return MT_OK;
+}
+
 mt_tensor mt_value_grad(const mt_value *pub)
 {
     const value *v = (const value *)pub;

@@ -2,7 +2,7 @@
  * differentiable op and for whole models. */
 #pragma once
 
-#include "layers/model.h"
+#include "train/trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,8 +27,9 @@ typedef void (*mt_gradcheck_report)(void *context, const mt_gradcheck_result *re
 mt_status mt_gradcheck_ops(mt_device *device, const char *glob, mt_gradcheck_report report,
                            void *context, int64_t *failed);
 
-/* Checks a model: `samples` elements of every param (0: all), one result per param. */
-mt_status mt_gradcheck_model(mt_device *device, const mt_model_config *config, int64_t batch,
+/* Checks the model of a configuration, under its memory options: `samples` elements of every param
+ * (0: all), one result per param. */
+mt_status mt_gradcheck_model(mt_device *device, const mt_trainer_config *config, int64_t batch,
                              int64_t sequence, int64_t samples, const char *name,
                              mt_gradcheck_report report, void *context, int64_t *failed);
 

@@ -131,14 +131,20 @@ static mt_status run(mt_device *device, const struct model_case *m, bool per_ten
     return mt_error_pass(status, __FILE__, __LINE__);
 }
 
-mt_status mt_gradcheck_model(mt_device *device, const mt_model_config *config, int64_t batch,
+mt_status mt_gradcheck_model(mt_device *device, const mt_trainer_config *config, int64_t batch,
                              int64_t sequence, int64_t samples, const char *name,
                              mt_gradcheck_report report, void *context, int64_t *failed)
 {
     MT_REQUIRE(batch > 0 && sequence > 0 && batch * sequence < MAX_TOKENS, MT_EINVAL,
                "gradcheck: %lld x %lld tokens, must be from 1 to %d", (long long)batch,
                (long long)sequence, MAX_TOKENS - 1);
-    struct model_case m = { name, config, batch, sequence, samples, { 0 }, NULL, 0 };
+    struct model_case m = { .name = name,
+                            .config = &config->model,
+                            .batch = batch,
+                            .sequence = sequence,
+                            .samples = samples,
+                            .options = mt_trainer_tape_options(config),
+                            .loss_chunk = config->loss_chunk };
     return run(device, &m, true, report, context, failed);
 }
 

@@ -70,15 +70,19 @@ static mt_status updated(void *trainer, mt_param *param)
     return fsdp ? mt_fsdp_updated(fsdp, param) : MT_OK;
 }
 
+mt_tape_options mt_trainer_tape_options(const mt_trainer_config *c)
+{
+    return (mt_tape_options){ .defer_wgrad = c->defer_wgrad,
+                              .offload = c->offload,
+                              .recompute = c->recompute == MT_RECOMPUTE_BLOCK,
+                              .recompute_activation = c->recompute == MT_RECOMPUTE_ACTIVATION };
+}
+
 static mt_status build(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
-    mt_tape_options options = { .defer_wgrad = c->defer_wgrad,
-                                .offload = c->offload,
-                                .recompute = c->recompute == MT_RECOMPUTE_BLOCK,
-                                .recompute_activation = c->recompute == MT_RECOMPUTE_ACTIVATION,
-                                .grad_ready = grad_ready,
-                                .context = t };
+    mt_tape_options options = mt_trainer_tape_options(c);
+    options.grad_ready = grad_ready, options.context = t;
     size_t real = mt_dtype_size(t->real);
     t->batch_bytes = (size_t)(c->batch_size * c->sequence_length) * sizeof(int32_t);
     MT_TRY(create_model(t));

@@ -56,6 +56,9 @@ typedef struct mt_step_result {
 
 typedef struct mt_trainer mt_trainer;
 
+/* The tape options that a configuration asks for. */
+mt_tape_options mt_trainer_tape_options(const mt_trainer_config *config);
+
 /* Builds everything; weights are drawn from the seed. Ownership: device borrowed. With ranks, this
  * and every call that trains, evaluates or loads is collective: all ranks pass the same. */
 mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,

@@ -48,8 +48,7 @@ static mt_status check_config(mt_device *device, const char *path, const mt_opti
     static mt_config config;
     MT_TRY(mt_config_load(&config, path, sets->items, sets->count));
     t->every = true;
-    return mt_gradcheck_model(device, &config.trainer.model, 2, 5, samples, "model", take, t,
-                              failed);
+    return mt_gradcheck_model(device, &config.trainer, 2, 5, samples, "model", take, t, failed);
 }
 
 mt_status mt_verb_gradcheck(int argc, char **argv)
@@ -62,7 +61,8 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
     const mt_option options[] = {
         { "op", MT_OPTION_TEXT, &glob, "GLOB",
           "only ops whose name matches ('model': the built-in models)" },
-        { "model", MT_OPTION_TEXT, &model, "CONFIG", "check the model of a configuration instead" },
+        { "model", MT_OPTION_TEXT, &model, "CONFIG",
+          "check the model of a configuration instead, under its memory options" },
         { "samples", MT_OPTION_INT, &samples, "N", "elements of each of its tensors (0: all; 16)" },
         { "set", MT_OPTION_LIST, &sets, "K=V", "override a key of the configuration" },
         { "all", MT_OPTION_FLAG, &every, NULL, "print every case, not the worst of each op" },

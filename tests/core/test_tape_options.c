@@ -530,16 +530,34 @@ static void test_events_that_fail(void **state)
     device->ops = usual;
 }
 
+/* Gives its input back, or one square twice. */
+static mt_status run_sharing(mt_tape *tape, void *context, mt_value *const *inputs,
+                             mt_value **outputs)
+{
+    outputs[0] = inputs[0];
+    if (context) return toy_square(tape, &outputs[1], inputs[0]);
+    MT_TRY(toy_square(tape, &outputs[0], inputs[0]));
+    outputs[1] = outputs[0];
+    return MT_OK;
+}
+
 static void test_segment_misuse(void **state)
 {
     (void)state;
     double x[WIDE] = { 0 };
-    mt_tape *tape = toy_tape(&stream, &(mt_tape_options){ .recompute = true });
-    assert_ok(mt_tape_begin(tape, 1, true));
-    mt_value *vx = toy_input(tape, x, WIDE), *twice[] = { vx, vx }, *out[2];
-    assert_fails(mt_tape_segment(tape, run_block, NULL, twice, 2, out, 2), MT_EINVAL, "same value");
-    mt_tape_abort(tape);
-    mt_tape_destroy(&tape);
+    for (int recompute = 0; recompute < 2; recompute++) {
+        mt_tape *tape = toy_tape(&stream, &(mt_tape_options){ .recompute = recompute });
+        assert_ok(mt_tape_begin(tape, 1, true));
+        mt_value *vx = toy_input(tape, x, WIDE), *twice[] = { vx, vx }, *out[2];
+        assert_fails(mt_tape_segment(tape, run_block, NULL, twice, 2, out, 2), MT_EINVAL,
+                     "same value");
+        assert_fails(mt_tape_segment(tape, run_sharing, x, &vx, 1, out, 2), MT_EINVAL,
+                     "output 0 of a segment is one of its inputs");
+        assert_fails(mt_tape_segment(tape, run_sharing, NULL, &vx, 1, out, 2), MT_EINVAL,
+                     "output 1 of a segment is the same value");
+        mt_tape_abort(tape);
+        mt_tape_destroy(&tape);
+    }
 }
 
 int main(void)

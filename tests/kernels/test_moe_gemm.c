@@ -266,7 +266,7 @@ static const struct moe_case cases[] = {
     { 2, { 3, 4 }, 0, 5, 7, 3 },       /* nothing is aligned */
     { 2, { 60, 3 }, 1, 20, 300, 600 }, /* more than one block wide, and than one chunk deep */
 };
-enum { CASES = sizeof cases / sizeof *cases };
+enum { CASES = sizeof cases / sizeof *cases, WIDE = 100 };
 
 static void check_case(const struct moe_case *x, mt_dtype dtype)
 {
@@ -276,7 +276,8 @@ static void check_case(const struct moe_case *x, mt_dtype dtype)
     for (int add = 0; add < 2; add++) {
         for (int of_dy = 0; of_dy < 2; of_dy++) {
             check_wgrad(&r, 2 * x->f, x->d, dtype, mt_dtype_wide(dtype), add, of_dy);
-            check_wgrad(&r, 2 * x->f, x->d, dtype, dtype, add, of_dy);
+            if (dtype != mt_dtype_wide(dtype))
+                check_wgrad(&r, 2 * x->f, x->d, dtype, dtype, add, of_dy);
         }
     }
     rows_free(&r);
@@ -285,8 +286,12 @@ static void check_case(const struct moe_case *x, mt_dtype dtype)
 static void test_same_as_its_parts(void **state)
 {
     (void)state;
+    /* The CPU has no other way in bf16, and in f64 none but that of f32. */
+    bool small = strcmp(test_device_name(), "cpu") == 0;
     for (int c = 0; c < CASES; c++)
-        for (int t = 0; t < DTYPES; t++) check_case(&cases[c], dtypes[t]);
+        for (int t = 0; t < DTYPES; t++)
+            if (!small || dtypes[t] == MT_F32 || cases[c].d < WIDE)
+                check_case(&cases[c], dtypes[t]);
 }
 
 /* Each kernel by name, wherever it takes the case; on a GPU other than Hopper, and on the cpu,

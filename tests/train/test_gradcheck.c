@@ -86,19 +86,37 @@ static void test_one_model(void **state)
 {
     (void)state;
     const mt_architecture *architecture;
-    mt_model_config config;
+    mt_trainer_config config = { 0 };
+    mt_model_config *m = &config.model;
     struct tally t = { 0 };
     int64_t failed = 0;
     assert_ok(mt_architecture_find(&architecture, "qwen3_moe"));
-    mt_model_config_defaults(&config, architecture);
-    config.vocab_size = 7, config.hidden_size = 6, config.num_hidden_layers = 1;
-    config.num_attention_heads = 1, config.num_key_value_heads = 1, config.head_dim = 4;
-    config.moe_intermediate_size = 3, config.num_experts = 3, config.num_experts_per_tok = 2;
+    mt_model_config_defaults(m, architecture);
+    m->vocab_size = 7, m->hidden_size = 6, m->num_hidden_layers = 1;
+    m->num_attention_heads = 1, m->num_key_value_heads = 1, m->head_dim = 4;
+    m->moe_intermediate_size = 3, m->num_experts = 3, m->num_experts_per_tok = 2;
     assert_ok(mt_gradcheck_model(device, &config, 1, 5, 4, "tiny", tally_case, &t, &failed));
     assert_int_equal(failed, 0);
     assert_int_equal(t.cases, 12); /* one for each param */
     assert_fails(mt_gradcheck_model(device, &config, 8, 8, 4, "", NULL, NULL, &failed), MT_EINVAL,
                  "8 x 8");
+
+    /* Memory options hold: less is kept, or goes to the host. */
+    int64_t *host = &device->peak[MT_MEMORY_HOST_POOL];
+    int64_t *activations = &device->peak[MT_MEMORY_ACTIVATIONS], before;
+    config.recompute = MT_RECOMPUTE_BLOCK, config.loss_chunk = 2;
+    *host = *activations = 0;
+    assert_ok(mt_gradcheck_model(device, &config, 1, 5, 1, "", NULL, NULL, &failed));
+    before = *activations;
+    config.recompute = MT_RECOMPUTE_NONE, config.loss_chunk = 0;
+    *activations = 0;
+    assert_ok(mt_gradcheck_model(device, &config, 1, 5, 1, "", NULL, NULL, &failed));
+    assert_true(before < *activations);
+    assert_int_equal(*host, 0);
+    config.offload = config.defer_wgrad = true;
+    assert_ok(mt_gradcheck_model(device, &config, 1, 5, 1, "", NULL, NULL, &failed));
+    assert_true(*host > 0);
+    assert_int_equal(failed, 0);
 }
 
 /* ---- wrong gradients ----------------------------------------------------------------------------
