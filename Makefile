@@ -161,10 +161,10 @@ $(BUILD)/%.cu.o: %.cu
 	    || { grep -vE '^ptxas info' $(@:.o=.ptxas); exit 1; }
 	@grep -E 'warning' $(@:.o=.ptxas) || true
 
-# The list of backends is made anew when CUDA= changes.
+# What depends on the list of backends is made anew when CUDA= changes.
 $(BUILD)/cuda: FORCE
 	@mkdir -p $(@D); echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
-$(BUILD)/kernels/device.o $(patsubst %,$(BUILD)/tests/%.o,support/pinned core/test_device kernels/test_cublaslt kernels/test_moe_gemm): $(BUILD)/cuda
+$(BUILD)/kernels/device.o $(BUILD)/kernels/plan.o $(patsubst %,$(BUILD)/tests/%.o,support/pinned support/guard core/test_device kernels/test_cublaslt kernels/test_moe_gemm train/test_plan train/test_run_faults): $(BUILD)/cuda
 
 define variant_rule
 $(BUILD)/%.$(1).$(2).o: %.c

@@ -97,11 +97,13 @@ static mt_status mpi_all_gather(mt_comm *c, mt_stream *stream, void *to, const v
         MT_MPI("MPI_Type_create_resized",
                MPI_Type_create_resized(run, 0, (MPI_Aint)bytes, &spaced));
         MT_MPI("MPI_Type_commit", MPI_Type_commit(&spaced));
-        int code =
-            MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, (char *)to + at, 1, spaced, of(c));
+        MPI_Request request;
+        int code = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, (char *)to + at, 1, spaced,
+                                  of(c), &request);
+        mt_status status = wait_all("MPI_Iallgather", code, 1, &request);
         MPI_Type_free(&run);
         MPI_Type_free(&spaced);
-        MT_MPI("MPI_Allgather", code);
+        MT_TRY(status);
     }
     return MT_OK;
 }

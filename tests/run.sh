@@ -11,7 +11,7 @@ log=$(mktemp)
 work=$(mktemp -d)
 trap 'rm -rf "$log" "$work"' EXIT
 export ASAN_OPTIONS="handle_segv=2:${ASAN_OPTIONS:-}"
-# Threads that wait sleep: where others have the cores too, spinning takes most of the time of small cases.
+# Threads that spin for each other lose whole time slices where cores are few; the program sees to that by itself.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 # Sum of the numbers in cmocka's lines of one kind: "[  PASSED  ] 7 test(s)."

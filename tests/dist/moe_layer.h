@@ -1,7 +1,7 @@
 /* One MoE layer and a pass through it, on one rank or over ranks, for tests over ranks. */
 #pragma once
 
-#include "tests/dist/ranks.h"
+#include "tests/dist/training.h"
 
 #include <math.h>
 
@@ -135,6 +135,17 @@ static inline mt_status fetch(double **to, const void *from, mt_dtype dtype, int
     return status;
 }
 
+/* A draw that many runs begin with: made once. */
+static inline double draw(uint32_t what, int64_t at)
+{
+    enum { KEPT = EXPERTS * T * D }; /* no more ranks than experts */
+    static double kept[3][KEPT];
+    static int64_t count[3];
+    for (; count[what] <= at; count[what]++)
+        kept[what][count[what]] = mt_rng_normal(17, what, (uint64_t)count[what]);
+    return kept[what][at];
+}
+
 /* Draws of a run's tokens of `what`, positive where lonely, on the device. */
 static inline mt_status draw_rows(void **p, const layer_run *run, uint32_t what)
 {
@@ -146,7 +157,7 @@ static inline mt_status draw_rows(void **p, const layer_run *run, uint32_t what)
     rank_check(host, "no memory");
     for (int64_t i = 0; i < tokens * D; i++) {
         uint64_t at = (uint64_t)(first * D + i), kind = mt_rng_below(17, 5 + what, at, 150);
-        double x = mt_rng_normal(17, what, at);
+        double x = draw(what, first * D + i);
         if (run->odd && kind < 5) x = odd[kind];
         mt_store_f64(host, dtype, i, run->lonely && what == 1 ? fabs(x) : x);
     }
@@ -203,5 +214,25 @@ static inline mt_status run_layer(outcome *o, const layer_run *run)
     if (l.nans) MT_TRY(mt_device_copy(rank_device, o->nans, l.nans, nan_bytes(&l)));
     if (l.exchange) o->bytes = mt_exchange_bytes(l.exchange);
     layer_destroy(&l);
+    return MT_OK;
+}
+
+/* What all experts on one rank give, made by the first rank for all. */
+static inline mt_status run_layer_alone(mt_comm *comm, outcome *o, const layer_run *run)
+{
+    int64_t all = run->tokens * D;
+    double **const values[] = { &o->y, &o->dx, &o->grads[0], &o->grads[1], &o->grads[2] };
+    const int64_t counts[] = { all, all, EXPERTS * D, EXPERTS * 2 * F * D, EXPERTS * D * F };
+    int used = run->evaluation ? 1 : run->frozen ? 3 : 5;
+    bool first = mt_comm_rank(comm) == 0;
+    *o = (outcome){ 0 };
+    mt_status status = first ? run_layer(o, run) : MT_OK;
+    MT_TRY(share_first(comm, status, o->nans, sizeof o->nans));
+    for (int i = 0; i < used; i++) {
+        size_t bytes = (size_t)counts[i] * sizeof(double);
+        if (!first) *values[i] = malloc(bytes);
+        rank_check(*values[i], "no memory");
+        MT_TRY(mt_comm_broadcast(comm, NULL, *values[i], bytes, 0, "made by one rank"));
+    }
     return MT_OK;
 }

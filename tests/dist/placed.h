@@ -46,5 +46,5 @@ static inline mt_status in_both(mt_comm *c, placed_case *run)
 static inline double element(int rank, int64_t i)
 {
     uint64_t x = ((uint64_t)rank * 1000003u + (uint64_t)i) * 0x9e3779b97f4a7c15u;
-    return ((double)(x >> 40) / 16777216.0 - 0.5) * ldexp(1, (int)(x & 15));
+    return ((double)(x >> 40) / 16777216.0 - 0.5) * (double)(1 << (x & 15));
 }

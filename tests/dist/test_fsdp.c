@@ -41,14 +41,23 @@ static mt_status close_to(const char *what, int step, double got, double want, d
     return MT_OK;
 }
 
-/* `limit`: relative; 0: to the bit. */
-static mt_status compare_training(mt_comm *comm, mt_trainer_config c, double limit)
+static mt_status train_alone(mt_comm *comm, const mt_trainer_config *c, history *h,
+                             double *validation)
+{
+    mt_status status = mt_comm_rank(comm) ? MT_OK : train(c, h, NULL, validation);
+    MT_TRY(share_first(comm, status, h, sizeof *h));
+    return share_first(comm, MT_OK, validation, sizeof *validation);
+}
+
+/* `limit`: relative; 0: to the bit. `counts` of the run over ranks, or NULL. */
+static mt_status compare_training(mt_comm *comm, mt_trainer_config c, double limit,
+                                  mt_fsdp_counts *counts)
 {
     static history one, many, again;
     double valid[3];
-    MT_TRY(train(&c, &one, NULL, &valid[0]));
+    MT_TRY(train_alone(comm, &c, &one, &valid[0]));
     c.comm = comm;
-    MT_TRY(train(&c, &many, NULL, &valid[1]));
+    MT_TRY(train(&c, &many, counts, &valid[1]));
     again = many, valid[2] = valid[1];
     if (mt_comm_size(comm) == 2) MT_TRY(train(&c, &again, NULL, &valid[2]));
     rank_check(!memcmp(&many, &again, sizeof many) && valid[1] == valid[2],
@@ -68,11 +77,11 @@ static mt_status compare_training(mt_comm *comm, mt_trainer_config c, double lim
 static mt_status training(mt_comm *comm)
 {
     mt_trainer_config c = few(MT_F64, "none");
-    MT_TRY(compare_training(comm, c, 1e-12));
+    MT_TRY(compare_training(comm, c, 1e-12, NULL));
     if (mt_comm_size(comm) > 2) return MT_OK;
     c.recompute = MT_RECOMPUTE_BLOCK, c.defer_wgrad = true, c.keep_gathered = true;
     c.model.tie_word_embeddings = true;
-    return compare_training(comm, c, 1e-12);
+    return compare_training(comm, c, 1e-12, NULL);
 }
 
 /* Under recipes one rank's run is met in f64, where sums in another order are too close to change a
@@ -80,18 +89,18 @@ static mt_status training(mt_comm *comm)
  * more from run to run. */
 static mt_status quantized_training(mt_comm *comm)
 {
-    static const char *const recipes[] = { "fp8_delayed", "nvfp4; steps=10.. mxfp8" };
+    static const char *const recipes[] = { "fp8_delayed", "nvfp4; steps=6.. mxfp8" };
     static history one, many, again;
     double valid[3];
     for (int i = 0; i < 2; i++) {
         mt_trainer_config c = few(MT_F64, recipes[i]);
         c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
-        MT_TRY(compare_training(comm, c, 1e-9));
+        MT_TRY(compare_training(comm, c, 1e-9, NULL));
         c = few(MT_BF16, recipes[i]);
         c.optim.moments = i ? MT_MOMENTS_FP8 : MT_MOMENTS_BF16, c.optim.moments_sr = !i;
         c.optim.master = i ? MT_MASTER_SPLIT : MT_MASTER_REAL;
         c.recompute = i ? MT_RECOMPUTE_BLOCK : MT_RECOMPUTE_NONE;
-        MT_TRY(train(&c, &one, NULL, &valid[0]));
+        MT_TRY(train_alone(comm, &c, &one, &valid[0]));
         c.comm = comm;
         MT_TRY(train(&c, &many, NULL, &valid[1]));
         MT_TRY(train(&c, &again, NULL, &valid[2]));
@@ -106,15 +115,11 @@ static mt_status quantized_training(mt_comm *comm)
 /* Widths of which no shard leaves a gap: gradients are sent from where backward wrote them. */
 static mt_status in_place(mt_comm *comm)
 {
-    static history h;
     mt_fsdp_counts counts;
-    double valid;
     mt_trainer_config c = few(MT_F64, "none");
     c.model.vocab_size = c.model.hidden_size = c.model.moe_intermediate_size = 128;
     c.model.head_dim = 128, c.model.num_attention_heads = c.model.num_key_value_heads = 1;
-    MT_TRY(compare_training(comm, c, 1e-12));
-    c.comm = comm;
-    MT_TRY(train(&c, &h, &counts, &valid));
+    MT_TRY(compare_training(comm, c, 1e-12, &counts));
     rank_check(counts.reduces > 0 && counts.in_place == counts.reduces,
                "%lld of %lld reductions in place", (long long)counts.in_place,
                (long long)counts.reduces);
@@ -150,29 +155,31 @@ static mt_status narrow_reduction(mt_comm *comm)
     return MT_OK;
 }
 
-/* Fifty steps twice, with everything that runs beside the passes: the same bits. */
+/* Many steps twice, with everything that runs beside the passes, which is on GPUs: the same bits.
+ */
 static mt_status repeated(mt_comm *comm)
 {
-    enum { LONG = 50 };
-    static mt_step_result runs[2][LONG];
+    enum { MOST = 50 };
+    static mt_step_result runs[2][MOST];
+    const int count = on_gpus() ? MOST : STEPS;
     mt_trainer_config c = wide_config(MT_BF16, "mxfp8; layers=*experts* fp8_current");
     int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
-    c.comm = comm, c.reduce_bf16 = true, c.steps = LONG;
+    c.comm = comm, c.reduce_bf16 = true, c.steps = count;
     memset(runs, 0, sizeof runs);
     for (int again = 0; again < 2; again++) {
         mt_trainer *t;
         MT_TRY(mt_trainer_create(&t, rank_device, &c));
-        for (int s = 0; s < LONG; s++) {
+        for (int s = 0; s < count; s++) {
             draw_batch(&c, s % 4, tokens, targets);
             MT_TRY(mt_trainer_step(t, tokens, targets, &runs[again][s]));
         }
         mt_trainer_destroy(&t);
     }
-    for (int s = 0; s < LONG; s++)
+    for (int s = 0; s < count; s++)
         rank_check(!memcmp(&runs[0][s], &runs[1][s], sizeof runs[0][s]),
                    "step %d: losses %.9g and %.9g, gradient norms %.9g and %.9g", s,
                    runs[0][s].loss, runs[1][s].loss, runs[0][s].grad_norm, runs[1][s].grad_norm);
-    rank_check(runs[0][LONG - 1].loss < runs[0][0].loss - 0.2, "nothing was learned");
+    rank_check(runs[0][count - 1].loss < runs[0][0].loss - 0.2, "nothing was learned");
     return MT_OK;
 }
 
@@ -185,7 +192,7 @@ static mt_status bf16_gradients(mt_comm *comm)
     c.comm = comm;
     MT_TRY(train(&c, &wide, NULL, &valid[0]));
     c.grad_dtype = MT_BF16, c.comm = NULL;
-    MT_TRY(train(&c, &one, NULL, &valid[0]));
+    MT_TRY(train_alone(comm, &c, &one, &valid[0]));
     c.comm = comm;
     for (int narrow = 0; narrow < 2; narrow++) {
         c.reduce_bf16 = narrow;

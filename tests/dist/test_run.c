@@ -2,6 +2,7 @@
  * ranks that disagree, are asked to stop, or die. */
 #include "tests/dist/ranks.h"
 
+#include <dirent.h>
 #include <math.h>
 
 #include "tests/train/program.h"
@@ -300,20 +301,36 @@ static const char *run_path(const char *run)
     return path;
 }
 
+/* Whether a process has `variable`, "NAME=value", and works here. */
+static bool is_rank(const char *process, const char *variable)
+{
+    static char text[1 << 18];
+    char path[300], folder[4096] = "";
+    snprintf(path, sizeof path, "/proc/%s/cwd", process);
+    if (readlink(path, folder, sizeof folder - 1) < 0 || strcmp(folder, program_dir) != 0)
+        return false;
+    snprintf(path, sizeof path, "/proc/%s/environ", process);
+    FILE *file = fopen(path, "r");
+    size_t n = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file) fclose(file);
+    text[n] = '\0';
+    for (const char *at = text; at < text + n; at += strlen(at) + 1)
+        if (!strcmp(at, variable)) return true;
+    return false;
+}
+
 /* The process of `rank`, from its environment. */
 static pid_t find_rank(int rank)
 {
-    char command[8192], want[64];
+    char variable[64];
     pid_t found = 0;
-    snprintf(want, sizeof want, "%s=%d", on_gpus() ? "MIXTAPE_RANK" : "OMPI_COMM_WORLD_RANK", rank);
-    snprintf(command, sizeof command,
-             "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -qx %s && "
-             "[ \"$(readlink $p/cwd)\" = %s ] && echo ${p#/proc/}; done 2>/dev/null",
-             want, program_dir);
-    FILE *out = popen(command, "r");
-    assert_non_null(out);
-    if (fscanf(out, "%d", &found) != 1) found = 0;
-    pclose(out);
+    DIR *processes = opendir("/proc");
+    assert_non_null(processes);
+    snprintf(variable, sizeof variable, "%s=%d",
+             on_gpus() ? "MIXTAPE_RANK" : "OMPI_COMM_WORLD_RANK", rank);
+    for (struct dirent *d; !found && (d = readdir(processes));)
+        if (atoi(d->d_name) > 0 && is_rank(d->d_name, variable)) found = atoi(d->d_name);
+    closedir(processes);
     return found;
 }
 
@@ -439,7 +456,7 @@ static void test_stuck(void **state)
     for (int rank = 0; rank < 2; rank++) {
         const char *run = rank ? "stuck" : "headless";
         double began = seconds_now();
-        assert_int_not_equal(signal_one(run, "--set parallel.timeout=4", rank, SIGSTOP), 0);
+        assert_int_not_equal(signal_one(run, "--set parallel.timeout=2", rank, SIGSTOP), 0);
         assert_true(seconds_now() - began < 60);
         if (!strstr(last_words(), words[rank]))
             fail_msg("nobody names rank %d:\n%s", rank, last_words());

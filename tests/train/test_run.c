@@ -91,8 +91,9 @@ static void nothing_that_should_be_neutral_changes_a_bit(void **state)
  * -----------------------------------------------------------------------
  */
 
-/* Runs and interrupts at moments drawn from `seed` within `longest` seconds, until a session comes
- * to its end. Returns how many were interrupted. */
+/* Runs and interrupts at moments drawn from `seed` within `longest` seconds, in the end longer ones
+ * (a busy machine may come no further than a checkpoint in these), until a session comes to its
+ * end. Returns how many were interrupted. */
 static int interrupt_run(const char *run, const char *file, int signal_number, uint64_t seed,
                          double longest)
 {
@@ -100,7 +101,7 @@ static int interrupt_run(const char *run, const char *file, int signal_number, u
     snprintf(line, sizeof line, "train %s --run %s --resume", file, run);
     for (int session = 0; session < 200; session++) {
         pid_t child = program_start(line, "1", 0);
-        nap(longest * mt_rng_uniform(seed, 1, (uint64_t)session));
+        nap(longest * (1 + session / 8.0) * mt_rng_uniform(seed, 1, (uint64_t)session));
         kill(child, signal_number);
         int code = program_wait(child);
         bool killed = code == 1000 + signal_number; /* SIGTERM: before it is listened for */

@@ -13,7 +13,7 @@
 #include "tests/support/guard.h"
 #include "train/trainer.h"
 
-enum { STEPS = 20, MAX_TOKENS = 512 };
+enum { STEPS = 8, MAX_TOKENS = 512 };
 
 static mt_trainer_config config_of(mt_dtype dtype)
 {
