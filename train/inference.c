@@ -42,6 +42,8 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
                "dtype %s is not one of f64, f32, bf16", mt_dtype_name(t->dtype));
     t->recompute = MT_RECOMPUTE_NONE;
     t->offload = false;
+    t->expert_parallel = 1;
+    t->forward_only = true;
     return MT_OK;
 }
 

@@ -44,7 +44,7 @@ static mt_status create_model(mt_trainer *t)
                                      .master = c->optim.master,
                                      .offload = c->optim.offload };
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
-                                       c->sequence_length, true, &options);
+                                       c->sequence_length, !c->forward_only, &options);
     mt_recipe_rules_destroy(&rules);
     return status;
 }
@@ -87,9 +87,11 @@ static mt_status build(mt_trainer *t)
     t->batch_bytes = (size_t)(c->batch_size * c->sequence_length) * sizeof(int32_t);
     MT_TRY(create_model(t));
     t->config.model = *mt_model_get_config(t->model);
-    MT_TRY(mt_optimizer_create(&t->optimizer, mt_model_params(t->model), &c->optim));
-    mt_optimizer_set_comm(t->optimizer, c->comm);
-    mt_optimizer_set_updated(t->optimizer, updated, t);
+    if (!c->forward_only) {
+        MT_TRY(mt_optimizer_create(&t->optimizer, mt_model_params(t->model), &c->optim));
+        mt_optimizer_set_comm(t->optimizer, c->comm);
+        mt_optimizer_set_updated(t->optimizer, updated, t);
+    }
     MT_TRY(mt_tape_create(&t->tape, &t->stream, &options));
     size_t load = (size_t)(mt_model_moe_layers(t->model) * c->model.num_experts);
     t->load = calloc(load + 1, sizeof *t->load);

@@ -30,6 +30,7 @@ typedef struct mt_trainer_config {
     mt_recompute recompute;
     bool offload, defer_wgrad;
     int64_t loss_chunk; /* tokens that have logits at a time; 0: a micro-batch's */
+    bool forward_only;  /* no gradients, no optimizer: evaluation and logits alone */
     bool eager; /* a step's work is launched anew each time, though the device could record it */
     char recipe[MT_RECIPE_RULES_TEXT]; /* rules of core/recipe.h; "" or "none": the dtype everywhere
                                         */
@@ -91,7 +92,7 @@ mt_status mt_trainer_find_nonfinite(mt_trainer *trainer, const int32_t *tokens,
 
 const mt_trainer_config *mt_trainer_get_config(const mt_trainer *trainer);
 mt_model *mt_trainer_model(const mt_trainer *trainer);
-mt_optimizer *mt_trainer_optimizer(const mt_trainer *trainer);
+mt_optimizer *mt_trainer_optimizer(const mt_trainer *trainer); /* NULL: forward_only */
 mt_tape *mt_trainer_tape(const mt_trainer *trainer);
 mt_device *mt_trainer_device(const mt_trainer *trainer);
 /* Steps made so far: the next step's index. Set when a checkpoint is loaded: then the recipes of

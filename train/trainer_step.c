@@ -106,11 +106,18 @@ static mt_status read_update(mt_trainer *t, double lr, mt_step_result *result)
 /* ---- a step -------------------------------------------------------------------------------------
  */
 
+static mt_status check_trains(const mt_trainer *t)
+{
+    MT_REQUIRE(!t->config.forward_only, MT_EINVAL, "trainer: made for forward passes only");
+    return MT_OK;
+}
+
 /* A batch and its place in the run, where the step's work finds them. */
 static mt_status put_inputs(mt_trainer *t, const int32_t *tokens, const int32_t *targets)
 {
     const mt_trainer_config *c = &t->config;
     int64_t counted, count = c->batch_size * c->sequence_length;
+    MT_TRY(check_trains(t));
     MT_REQUIRE(targets, MT_EINVAL, "trainer: a step without targets");
     MT_TRY(mt_trainer_upload(t, tokens, targets, count, &counted));
     MT_REQUIRE(counted > 0, MT_EINVAL, "trainer: every target of the batch is ignored");
@@ -209,6 +216,7 @@ mt_status mt_trainer_gradients(mt_trainer *t, const int32_t *tokens, const int32
 
 mt_status mt_trainer_update(mt_trainer *t, double lr, mt_step_result *result)
 {
+    MT_TRY(check_trains(t));
     MT_TRY(mt_optimizer_set_lr(t->optimizer, lr));
     MT_TRY(work_update(t));
     MT_TRY(advance(t));

@@ -255,6 +255,7 @@ static void test_experts(void **state)
              "--run e2 %s --set parallel.expert_capacity=0.4 --set parallel.expert=2", sets);
     assert_train(most, line, 0, "with more room for rows of experts");
     assert_same_run("e2", "e1", 1e-12);
+    assert_program("eval e2", 0, "bits/byte"); /* by one rank, as any run */
     snprintf(line, sizeof line, "%s --set parallel.expert=%d", sets, most);
     go_on("e2", most, "next", line);
     assert_same_run("next", "e1", 1e-12);
