@@ -191,25 +191,39 @@ static void decode(double *to, const struct rig *r, mt_operand operand, mt_dir d
 
 static const char *running = ""; /* the recipe that a failure is about */
 
-/* A sum of products, the sum of their sizes, and their number. */
+/* A sum of products, the sum of their sizes, their number, and the largest of them and of the sums
+ * on the way. */
 struct sum {
-    double value, size, terms;
+    double value, size, terms, largest;
 };
 
 static void add_product(struct sum *s, double a, double b)
 {
     s->value += a * b, s->size += fabs(a * b), s->terms++;
+    s->largest = fmax(s->largest, fmax(fabs(a * b), fabs(s->value)));
 }
 
-/* gamma_K, what tiles that flush subnormals lose, one rounding more, those of scales, and that of
- * the result, each time one is stored. */
+/* Whether a pass multiplies codes on tensor cores that cut sums (mt_gemm_fp8_loss). */
+static bool multiplies_codes(const struct rig *r, mt_pass pass)
+{
+    const struct mt_kernels *kernels = r->stream.device->kernels[r->dtype];
+    const mt_format_spec *slot = r->state.recipe.slot[pass];
+    return kernels->gemm_codes && kernels->gemm_codes((mt_gemm_layout)pass, &slot[0], &slot[1]);
+}
+
+/* gamma_K, what tiles that flush subnormals lose, one rounding more, those of scales, what tensor
+ * cores of codes cut (K is less than their 128), and the rounding of the result, each time one is
+ * stored. */
 static void check(const char *what, int64_t i, double got, struct sum s, double repeat,
                   const struct rig *r, mt_pass pass, mt_dtype out)
 {
     const mt_format_spec *slot = r->state.recipe.slot[pass];
     int scales = mt_gemm_scale_roundings(slot[0].format, slot[1].format);
     double epsilon = test_epsilon(r->real), want = s.value * repeat;
+    bool codes = multiplies_codes(r, pass);
+    if (codes) scales = 3;
     double bound = repeat * ((s.terms + 2 + scales) * (epsilon * s.size + 0x1p-126));
+    if (codes) bound += repeat * mt_gemm_fp8_loss(s.largest);
     bound += repeat * test_epsilon(out) * (fabs(want) + bound);
     if (!(fabs(got - want) <= bound))
         fail_msg("%s, %s%s: %s[%lld] is %.17g, must be %.17g within %.3g", running,
