@@ -226,8 +226,6 @@ static void refuses_bad_input_and_says_where(void **state)
     assert_fails(mt_config_load(&c, "/nowhere/x.yaml", NULL, 0), MT_EIO, "/nowhere/x.yaml");
 }
 
-/* Every key that has bounds refuses what lies outside; every one with one available value refuses
- * others. */
 /* libyaml alone takes minutes over as many brackets. */
 static void refuses_deep_nesting_at_once(void **state)
 {
@@ -244,6 +242,8 @@ static void refuses_deep_nesting_at_once(void **state)
                  "more than 16 deep");
 }
 
+/* Every key that has bounds refuses what lies outside; every one with one available value refuses
+ * others. */
 static void the_table_is_enforced(void **state)
 {
     (void)state;
