@@ -21,28 +21,37 @@ static mt_status create_mesh(mt_trainer *t)
     return mt_mesh_create(&t->mesh, c->comm, c->expert_parallel);
 }
 
+mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **rules,
+                               const mt_trainer_config *c)
+{
+    *rules = NULL;
+    if (*c->recipe && strcmp(c->recipe, "none") != 0)
+        MT_TRY(mt_recipe_rules_create(rules, c->recipe));
+    *options = (mt_precision_options){ .rules = *rules,
+                                       .save_original_input = c->save_original_input,
+                                       .history = c->delayed_history,
+                                       .margin = c->delayed_margin,
+                                       .most_recent = c->delayed_most_recent,
+                                       .seed = c->seed };
+    return MT_OK;
+}
+
 static mt_status create_model(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
+    mt_recipe_rules *rules;
+    mt_precision_options options;
     MT_TRY(create_mesh(t));
-    mt_recipe_rules *rules = NULL;
-    if (*c->recipe && strcmp(c->recipe, "none") != 0)
-        MT_TRY(mt_recipe_rules_create(&rules, c->recipe));
-    mt_precision_options options = { .rules = rules,
-                                     .save_original_input = c->save_original_input,
-                                     .history = c->delayed_history,
-                                     .margin = c->delayed_margin,
-                                     .most_recent = c->delayed_most_recent,
-                                     .seed = c->seed,
-                                     .comm = c->comm,
-                                     .mesh = c->expert_parallel > 1 ? &t->mesh : NULL,
-                                     .expert_load = c->expert_capacity,
-                                     .exchange_tokens = c->micro_batch_size * c->sequence_length,
-                                     .shards = { .keep_gathered = c->keep_gathered,
-                                                 .reduce_bf16 = c->reduce_bf16 },
-                                     .bf16_grads = c->grad_dtype == MT_BF16,
-                                     .master = c->optim.master,
-                                     .offload = c->optim.offload };
+    MT_TRY(mt_trainer_precision(&options, &rules, c));
+    options.comm = c->comm;
+    options.mesh = c->expert_parallel > 1 ? &t->mesh : NULL;
+    options.expert_load = c->expert_capacity;
+    options.exchange_tokens = c->micro_batch_size * c->sequence_length;
+    options.shards =
+        (mt_fsdp_options){ .keep_gathered = c->keep_gathered, .reduce_bf16 = c->reduce_bf16 };
+    options.bf16_grads = c->grad_dtype == MT_BF16;
+    options.master = c->optim.master;
+    options.offload = c->optim.offload;
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
                                        c->sequence_length, !c->forward_only, &options);
     mt_recipe_rules_destroy(&rules);

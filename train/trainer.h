@@ -60,6 +60,11 @@ typedef struct mt_trainer mt_trainer;
 /* The tape options that a configuration asks for. */
 mt_tape_options mt_trainer_tape_options(const mt_trainer_config *config);
 
+/* What layers compute in by a configuration. Ownership: *rules is the caller's, may be NULL, and
+ * options borrow it. */
+mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **rules,
+                               const mt_trainer_config *config);
+
 /* Builds everything; weights are drawn from the seed. Ownership: device borrowed. With ranks, this
  * and every call that trains, evaluates or loads is collective: all ranks pass the same. */
 mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,

@@ -63,6 +63,7 @@ static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, 
     t->sequence_length = in->sequence;
     t->batch_size = t->micro_batch_size = in->batch;
     t->steps = in->steps;
+    t->expert_parallel = 1;
     t->optim.schedule = MT_SCHEDULE_CONSTANT;
     t->optim.warmup_steps = 0;
     config->eval_every = 0;
@@ -86,15 +87,9 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
                              const mt_trace_options *options)
 {
     mt_model *model;
-    mt_recipe_rules *rules = NULL;
-    if (*c->recipe && strcmp(c->recipe, "none") != 0)
-        MT_TRY(mt_recipe_rules_create(&rules, c->recipe));
-    mt_precision_options precision = { .rules = rules,
-                                       .save_original_input = c->save_original_input,
-                                       .history = c->delayed_history,
-                                       .margin = c->delayed_margin,
-                                       .most_recent = c->delayed_most_recent,
-                                       .seed = c->seed };
+    mt_recipe_rules *rules;
+    mt_precision_options precision;
+    MT_TRY(mt_trainer_precision(&precision, &rules, c));
     mt_status status = mt_model_create(&model, device, &c->model, c->dtype, in->sequence,
                                        options->grads, &precision);
     mt_recipe_rules_destroy(&rules);
