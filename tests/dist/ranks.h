@@ -148,7 +148,7 @@ static mt_device *rank_device;
 static inline void rank_fault(void *context, int by, const char *sentence)
 {
     fprintf(stderr, "rank %d hears of rank %d: %s\n", *(const int *)context, by, sentence);
-    usleep(300000); /* the others shall hear it too, before they are ended */
+    sleep(1); /* the others shall hear it too, before they are ended */
     _exit(6);
 }
 

@@ -457,7 +457,7 @@ static void test_stuck(void **state)
     for (int rank = 0; rank < 2; rank++) {
         const char *run = rank ? "stuck" : "headless";
         double began = seconds_now();
-        assert_int_not_equal(signal_one(run, "--set parallel.timeout=2", rank, SIGSTOP), 0);
+        assert_int_not_equal(signal_one(run, "--set parallel.timeout=4", rank, SIGSTOP), 0);
         assert_true(seconds_now() - began < 60);
         if (!strstr(last_words(), words[rank]))
             fail_msg("nobody names rank %d:\n%s", rank, last_words());

@@ -286,11 +286,9 @@ static void check_case(const struct moe_case *x, mt_dtype dtype)
 static void test_same_as_its_parts(void **state)
 {
     (void)state;
-    /* The CPU has no other way in bf16, and in f64 none but that of f32. */
-    bool small = strcmp(test_device_name(), "cpu") == 0;
     for (int c = 0; c < CASES; c++)
         for (int t = 0; t < DTYPES; t++)
-            if (!small || dtypes[t] == MT_F32 || cases[c].d < WIDE)
+            if (!test_small() || dtypes[t] == MT_F32 || cases[c].d < WIDE)
                 check_case(&cases[c], dtypes[t]);
 }
 

@@ -81,7 +81,7 @@ static void test_many_tiles(void **state)
         rows[i] = (int64_t)(case_mix((uint64_t)i) % MOST) / (small ? 16 : 1);
     rows[5] = 0, rows[9] = 1;
     assert_ok(mt_device_open(&cpu, "cpu", "portable", 2));
-    case_make(&c, MT_GROUP_VARYING_FIRST, N, rows, &(int64_t){ small ? NARROW : K }, 3);
+    case_make(&c, MT_GROUP_VARYING_FIRST, N, rows, &(int64_t){ test_small() ? NARROW : K }, 3);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int special = 0; special < 2; special++) check_pair(cpu, &c, &pairs[i], special);
     mt_device_destroy(&cpu);
@@ -94,10 +94,9 @@ static void test_many_members(void **state)
     mt_device *cpu;
     struct quantize_case c;
     int64_t rows[MANY];
-    bool small = strcmp(test_device_name(), "cpu") == 0;
-    for (int i = 0; i < MANY; i++)
-        rows[i] = (int64_t)(case_mix((uint64_t)i) % FEW_ROWS) / (small ? 8 : 1);
-    rows[0] = rows[7] = rows[8] = rows[MANY - 1] = 0, rows[200] = MOST / (small ? 8 : 1);
+    const int by = test_small() ? 8 : 1;
+    for (int i = 0; i < MANY; i++) rows[i] = (int64_t)(case_mix((uint64_t)i) % FEW_ROWS) / by;
+    rows[0] = rows[7] = rows[8] = rows[MANY - 1] = 0, rows[200] = MOST / by;
     assert_ok(mt_device_open(&cpu, "cpu", "portable", 2));
     case_make(&c, MT_GROUP_VARYING_FIRST, MANY, rows, &(int64_t){ FEW_COLUMNS }, 3);
     for (size_t i = 0; i < FEW_PAIRS; i++) check_pair(cpu, &c, &pairs[i], true);

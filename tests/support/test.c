@@ -24,6 +24,15 @@ const char *test_device_name(void)
     return name && *name ? name : "cpu";
 }
 
+bool test_small(void)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    return strcmp(test_device_name(), "cpu") == 0;
+#else
+    return false;
+#endif
+}
+
 /* Device memory that the host sees too, whatever the device. Copies: a device's table ends with it.
  */
 static struct mt_device_ops visible, own;

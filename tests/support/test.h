@@ -29,6 +29,9 @@ void test_assert_fails(mt_status got, mt_status want, const char *words, const c
  * set of MIXTAPE_KERNELS and threads of MIXTAPE_THREADS if set. */
 mt_device *test_device(void);
 const char *test_device_name(void);
+/* Whether large cases are left to a build without sanitizers, or to a GPU: here they take minutes.
+ */
+bool test_small(void);
 
 /* mt_device_open, with memory that the host sees too on cuda: tests look at what a device holds. */
 mt_status test_open(mt_device **device, const char *name, const char *kernel_set, int threads);
