@@ -67,11 +67,11 @@ mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path,
 {
     char file[MT_PATH_BYTES];
     int64_t files;
-    mt_status status;
+    mt_status status = MT_OK;
     *checkpoint = NULL;
     MT_TRY(mt_checkpoint_verify(path, comm, &files));
     mt_checkpoint *c = calloc(1, sizeof *c);
-    MT_REQUIRE(c, MT_ENOMEM, "no memory to open checkpoint '%s'", path);
+    if (!c) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "no memory to open checkpoint '%s'", path));
     MT_TRY_CLEANUP(mt_path_format(c->path, "%s", path));
     MT_TRY_CLEANUP(mt_path_format(file, "%s/model.h5", path));
     MT_TRY_CLEANUP(mt_h5_open(&c->file, file));
@@ -80,6 +80,7 @@ mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path,
     MT_TRY_CLEANUP(mt_h5_list(c->file, "/model", &c->names, &c->count));
 cleanup:
     *checkpoint = c;
+    if (comm) status = mt_comm_agree(comm, status, "opening a checkpoint");
     if (status != MT_OK) mt_checkpoint_close(checkpoint);
     return status;
 }

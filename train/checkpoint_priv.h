@@ -83,8 +83,8 @@ void mt_checkpoint_shard_close(mt_checkpoint_shard *shard);
  * share, and all fail if one does; NULL: alone. */
 mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files);
 
-/* mt_checkpoint_open; over the ranks of `comm` each verifies a share of the files. Collective up to
- * that: what fails after it is this rank's own. */
+/* mt_checkpoint_open; over the ranks of `comm` each verifies a share of the files. Collective
+ * there: fails on all if on one. */
 mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm);
 
 /* ---- parts of params ----------------------------------------------------------------------------

@@ -96,9 +96,10 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     describe_trainer(&state, trainer);
     MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm));
     if (!force)
-        MT_TRY_CLEANUP(check_same_run(mt_checkpoint_get_meta(checkpoint),
-                                      mt_trainer_get_config(trainer), corpus, path));
-    MT_TRY_CLEANUP(mt_checkpoint_restore(&state, checkpoint));
+        status = check_same_run(mt_checkpoint_get_meta(checkpoint), mt_trainer_get_config(trainer),
+                                corpus, path);
+    if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
+    MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
     MT_TRY_CLEANUP(mt_checkpoint_read_nans(&state, checkpoint));
 cleanup:
