@@ -64,8 +64,9 @@ static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_cor
     MT_TRY(status);
     if (e->stopped) return MT_OK;
     e->loss = sum / (double)e->tokens;
-    MT_REQUIRE(isfinite(e->loss), MT_ENUMERIC, "the validation loss is %g", e->loss);
-    return MT_OK;
+    if (isfinite(e->loss)) return MT_OK;
+    status = MT_FAIL(MT_ENUMERIC, "the validation loss is %g", e->loss); /* every rank's */
+    return c->comm ? mt_comm_agree(c->comm, status, "validation") : status;
 }
 
 mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpus *corpus,

@@ -78,6 +78,13 @@ static mt_status open_corpora(run *r)
 /* ---- start --------------------------------------------------------------------------------------
  */
 
+/* What every rank finds by itself, a fault of the configuration or of numbers that all have, they
+ * find together: one of them speaks. */
+static mt_status together(run *r, mt_status status, const char *what)
+{
+    return status == MT_OK ? MT_OK : mt_comm_agree(r->comm, status, what);
+}
+
 static int64_t memory_bytes(const mt_device *device)
 {
     int64_t bytes = 0;
@@ -181,10 +188,10 @@ static mt_status resume(run *r, bool force)
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
     if (r->lead && r->damaged) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
     mt_progress_note(&r->progress, "resumed from %s", path);
-    MT_REQUIRE(r->saved_step <= r->config->trainer.steps, MT_ECONFIG,
-               "%.300s has made %lld steps, train.steps is %lld", path, (long long)r->saved_step,
-               (long long)r->config->trainer.steps);
-    return MT_OK;
+    if (r->saved_step <= r->config->trainer.steps) return MT_OK;
+    status = MT_FAIL(MT_ECONFIG, "%.300s has made %lld steps, train.steps is %lld", path,
+                     (long long)r->saved_step, (long long)r->config->trainer.steps);
+    return together(r, status, "steps to go");
 }
 
 /* The device, the world, and what the configuration means in it: a rank's micro-batches are of its
@@ -233,6 +240,14 @@ static void begin_progress(run *r)
     r->progress.silent = !r->lead;
 }
 
+/* Where memory is short, for one, it may be short for this rank alone. */
+static mt_status create_trainer(run *r)
+{
+    mt_status status = mt_trainer_create(&r->trainer, r->device, &r->trainer_config);
+    if (status == MT_OK) status = mt_statistics_check_layers(r->config, r->trainer);
+    return status == MT_ECONFIG ? together(r, status, "configuration") : status;
+}
+
 static mt_status start(run *r, const mt_rundir_options *options)
 {
     const mt_config *c = r->config;
@@ -244,8 +259,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
     MT_TRY(enter_directory(r, options));
-    MT_TRY(mt_trainer_create(&r->trainer, r->device, &r->trainer_config));
-    MT_TRY(mt_statistics_check_layers(c, r->trainer));
+    MT_TRY(create_trainer(r));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
     r->tokens = malloc(count * sizeof *r->tokens);
     r->targets = malloc(count * sizeof *r->targets);
@@ -322,12 +336,14 @@ static mt_status fail_on_loss(run *r, const mt_step_result *result)
 {
     char name[128] = "";
     MT_TRY(mt_trainer_find_nonfinite(r->trainer, r->tokens, r->targets, name));
-    return MT_FAIL(MT_ENUMERIC,
-                   "the loss of step %lld is %g; the first tensor that is not finite: %s; nothing "
-                   "was saved after %.200s",
-                   (long long)result->step + 1, result->loss,
-                   *name ? name : "none of the forward pass when run again",
-                   r->saved_step < 0 ? "the start" : r->saved_path);
+    mt_status status =
+        MT_FAIL(MT_ENUMERIC,
+                "the loss of step %lld is %g; the first tensor that is not finite: %s; nothing "
+                "was saved after %.200s",
+                (long long)result->step + 1, result->loss,
+                *name ? name : "none of the forward pass when run again",
+                r->saved_step < 0 ? "the start" : r->saved_path);
+    return together(r, status, "loss");
 }
 
 static mt_status check_skips(run *r, const mt_step_result *result)
@@ -336,10 +352,11 @@ static mt_status check_skips(run *r, const mt_step_result *result)
     mt_progress_note(&r->progress, "step %lld: the gradient norm is %g, no update (%lld in a row)",
                      (long long)result->step + 1, result->grad_norm,
                      (long long)result->skipped_in_a_row);
-    MT_REQUIRE(result->skipped_in_a_row < SKIPS_END_A_RUN, MT_ENUMERIC,
-               "step %lld: %d updates in a row were skipped, the gradient norm is not finite",
-               (long long)result->step + 1, SKIPS_END_A_RUN);
-    return MT_OK;
+    if (result->skipped_in_a_row < SKIPS_END_A_RUN) return MT_OK;
+    mt_status status = MT_FAIL(
+        MT_ENUMERIC, "step %lld: %d updates in a row were skipped, the gradient norm is not finite",
+        (long long)result->step + 1, SKIPS_END_A_RUN);
+    return together(r, status, "gradient norm");
 }
 
 static mt_status skipped_so_far(const run *r, int64_t *skipped)

@@ -285,6 +285,28 @@ static void test_disagreement(void **state)
     if (most_ranks() >= 3) assert_train(3, "--run no", 2, "batch_size 4 must be a multiple");
 }
 
+/* What all ranks find by themselves is said once, and decides the exit code. */
+static void test_one_word(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    static const struct {
+        const char *sets, *words;
+        int code;
+    } rows[] = {
+        { "--set train.dtype=f32 --set optim.lr=1e30 --set optim.grad_clip=0", "the loss of step ",
+          MT_EXIT_NUMERICS },
+        { "--set train.batch_size=3", "batch_size 3 must be a multiple", MT_EXIT_USAGE },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char line[256];
+        snprintf(line, sizeof line, "--run mute%zu %s", i, rows[i].sets);
+        assert_train(2, line, rows[i].code, rows[i].words);
+        const char *said = strstr(ranks_output, rows[i].words);
+        if (strstr(said + 1, rows[i].words)) fail_msg("said twice:\n%s", ranks_output);
+    }
+}
+
 /* ---- signals -----------------------------------------------------------------------------------
  */
 
@@ -531,7 +553,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statistics),     cmocka_unit_test(test_stuck),
         cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_experts),
         cmocka_unit_test(test_one_reader),     cmocka_unit_test(test_killed_saving),
-        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_full_disk),      cmocka_unit_test(test_one_word),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
