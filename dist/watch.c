@@ -105,9 +105,15 @@ static int connect_to(const char *address)
     return s;
 }
 
+/* Whole or not at all: whoever stands still makes no room, and must not be waited for. */
 static bool send_message(int to, const message *m)
 {
-    return to >= 0 && send(to, m, sizeof *m, MSG_NOSIGNAL) == (ssize_t)sizeof *m;
+    struct pollfd room = { .fd = to, .events = POLLOUT };
+    int ready = 0;
+    if (to < 0) return false;
+    do ready = poll(&room, 1, TICK_MS);
+    while (ready < 0 && errno == EINTR);
+    return ready > 0 && send(to, m, sizeof *m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof *m;
 }
 
 static bool receive_message(int from, message *m)

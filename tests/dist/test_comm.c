@@ -1,7 +1,10 @@
 /* Collectives against what they mean, on one process and on ranks; what the watchdog finds. */
 #include "tests/dist/placed.h"
 
+#include <sys/socket.h>
+
 #include "dist/mesh.h"
+#include "dist/watch.h"
 
 /* ---- cases of ranks ----------------------------------------------------------------------------
  */
@@ -452,6 +455,42 @@ static void test_faults(void **state)
     assert_fault("fails_alone", "hears of rank 1: no memory for 42 bytes");
 }
 
+/* A rank's watchdog whose words nobody takes any more: rank 0's process stands still. */
+static int watch_unheard(void)
+{
+    const mt_watch_options options = { .rank = 1, .world = 2, .timeout_s = 60 };
+    const char junk[4096] = "";
+    char address[MT_WATCH_ADDRESS];
+    int listener, few = 1;
+    mt_watch *watch;
+    alarm(5);
+    if (mt_watch_listen(&listener, address) != MT_OK) return 1;
+    int upward = dup(0); /* the number of the next socket */
+    close(upward);
+    if (mt_watch_start(&watch, &options, -1, address) != MT_OK) return 2;
+    if (setsockopt(upward, SOL_SOCKET, SO_SNDBUF, &few, sizeof few) != 0) return 3;
+    for (int i = 0; i < 50; i++) { /* what has been sent may still move on */
+        while (send(upward, junk, sizeof junk, MSG_DONTWAIT) > 0) continue;
+        nanosleep(&(struct timespec){ .tv_nsec = 4000000 }, NULL);
+    }
+    mt_watch_stop(&watch);
+    return 0;
+}
+
+/* It does not wait for that: it has to find the fault itself. */
+static void test_unheard(void **state)
+{
+    int status;
+    (void)state;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(watch_unheard());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 /* Variables of launchers, in place of the environment's own. */
 static void set_launch(const char *const *variables)
 {
@@ -538,10 +577,8 @@ int main(int argc, char **argv)
         return rank_main(all_cases, 1, argv[1], on_gpus() ? 60 : 20);
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 20 : 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launch),
-        cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_launch), cmocka_unit_test(test_alone),   cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_faults), cmocka_unit_test(test_unheard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
