@@ -306,6 +306,43 @@ static void steps_equal_the_trainer(void **state)
     assert_true(get_f64("loss") == first);
 }
 
+/* One rank has all experts of a run in which ranks shared them, and the run's optimizer. */
+static void steps_of_a_run_over_ranks(void **state)
+{
+    (void)state;
+    static const char *const degrees[] = { "", "parallel: {expert: 2}\n" };
+    mt_h5_info info;
+    mt_model_config c = small_model(false);
+    double *losses[2];
+    char text[512];
+    make_input(true, NULL);
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text,
+                 "model: {vocab_size: 29, hidden_size: 12, num_hidden_layers: 3, "
+                 "num_attention_heads: 4, head_dim: 6, moe_intermediate_size: 10, num_experts: 8, "
+                 "num_experts_per_tok: 2}\n"
+                 "data: {train: none.h5}\n"
+                 "train: {steps: 9, batch_size: 4}\n"
+                 "optim: {lr: 0.01, weight_decay: 0.3, warmup_steps: 3}\n%s",
+                 degrees[i]);
+        make_run_checkpoint(in_dir("ckpt"), &c, text);
+        assert_verb(TRACE("--steps 4 --dtype f64"), 0, "");
+        losses[i] = get("losses", MT_F64, &info);
+    }
+    assert_memory_equal(losses[1], losses[0], STEPS * sizeof *losses[0]);
+    free(losses[0]);
+    make_checkpoint(in_dir("ckpt"), &c);
+    assert_verb(TRACE("--steps 4 --dtype f64 --set optim.lr=0.01 --set optim.weight_decay=0.3"), 0,
+                "");
+    losses[0] = get("losses", MT_F64, &info);
+    assert_memory_equal(losses[1], losses[0], STEPS * sizeof *losses[0]);
+    free(losses[0]), free(losses[1]);
+    /* and a batch of it */
+    make_run_checkpoint(in_dir("ckpt"), &c, text);
+    make_input(false, NULL);
+    assert_verb(TRACE("--targets --grads --dtype f64"), 0, "");
+}
+
 /* A batch is computed in the formats that a step is. */
 static void a_recipe_holds_for_a_batch(void **state)
 {
@@ -380,6 +417,7 @@ int main(void)
         cmocka_unit_test(activations_follow_the_pattern),
         cmocka_unit_test(bf16_is_written_as_f32),
         cmocka_unit_test(steps_equal_the_trainer),
+        cmocka_unit_test(steps_of_a_run_over_ranks),
         cmocka_unit_test(a_recipe_holds_for_a_batch),
         cmocka_unit_test(mistakes_are_refused),
     };

@@ -63,8 +63,9 @@ static inline mt_model_config small_model(bool tied)
     return c;
 }
 
-/* Writes a checkpoint of random weights. */
-static inline void make_checkpoint(const char *path, const mt_model_config *config)
+/* Writes a checkpoint of random weights, of a run with this configuration; NULL: of none. */
+static inline void make_run_checkpoint(const char *path, const mt_model_config *config,
+                                       const char *run_config)
 {
     mt_device *device;
     mt_model *model;
@@ -78,7 +79,11 @@ static inline void make_checkpoint(const char *path, const mt_model_config *conf
                                   .moe_layers = mt_model_moe_layers(model) };
     for (int64_t i = 0; i < state.moe_layers; i++)
         state.router_bias[i] = mt_model_router_bias(model, i);
-    assert_ok(mt_checkpoint_write(path, &state, &(mt_checkpoint_info){ 0 }));
+    assert_ok(mt_checkpoint_write(path, &state, &(mt_checkpoint_info){ .run_config = run_config }));
     mt_model_destroy(&model);
     mt_device_destroy(&device);
+}
+static inline void make_checkpoint(const char *path, const mt_model_config *config)
+{
+    make_run_checkpoint(path, config, NULL);
 }
