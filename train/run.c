@@ -64,15 +64,25 @@ static mt_status open_corpus(mt_corpus **corpus, const char *key, const char *pa
     return MT_OK;
 }
 
+static void identify(char text[IDENTITY], const mt_corpus *corpus)
+{
+    const mt_corpus_info *info = mt_corpus_get_info(corpus);
+    snprintf(text, IDENTITY, "sha256 %s, split %s, %lld tokens", info->sha256, info->split,
+             (long long)info->tokens);
+}
+
+/* The same on every rank. */
 static mt_status open_corpora(run *r)
 {
     const mt_config *c = r->config;
+    char valid[IDENTITY];
     MT_TRY(open_corpus(&r->train, "data.train", c->train_corpus, c));
     if (*c->valid_corpus) MT_TRY(open_corpus(&r->valid, "data.valid", c->valid_corpus, c));
-    const mt_corpus_info *info = mt_corpus_get_info(r->train);
-    snprintf(r->corpus, sizeof r->corpus, "sha256 %s, split %s, %lld tokens", info->sha256,
-             info->split, (long long)info->tokens);
-    return MT_OK;
+    identify(r->corpus, r->train);
+    MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
+    if (!r->valid) return MT_OK;
+    identify(valid, r->valid);
+    return mt_ranks_check_same(r->comm, valid, "validation corpus");
 }
 
 /* ---- start --------------------------------------------------------------------------------------
@@ -255,7 +265,6 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_TRY(mt_config_text(&r->config_text, c));
     MT_TRY(join_ranks(r));
     MT_TRY(open_corpora(r));
-    MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
     MT_TRY(enter_directory(r, options));

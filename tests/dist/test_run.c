@@ -285,6 +285,31 @@ static void test_disagreement(void **state)
     if (most_ranks() >= 3) assert_train(3, "--run no", 2, "batch_size 4 must be a multiple");
 }
 
+/* A corpus is what is in it, not its name: rank 1 sees other files. */
+static void test_other_corpus(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    if (on_gpus()) skip();
+    static const char *const names[] = { "train", "valid" }, *const titles[] = { "training",
+                                                                                 "validation" };
+    for (int i = 0; i < 2; i++) {
+        char line[12000], words[64];
+        snprintf(line, sizeof line,
+                 "rm -rf other && mkdir other && cp t.yaml train.h5 valid.h5 other && cp %s.h5 "
+                 "other/%s.h5",
+                 names[!i], names[i]);
+        assert_int_equal(system(line), 0);
+        snprintf(line, sizeof line,
+                 "%s train t.yaml --run other/run : -n 1 -wdir other %s train t.yaml", program_path,
+                 program_path);
+        snprintf(words, sizeof words, "rank 1: its %s corpus is another: sha256 ", titles[i]);
+        assert_int_equal(run_ranks(1, line), MT_EXIT_USAGE);
+        if (!strstr(ranks_output, words)) fail_msg("'%s' is not in:\n%s", words, ranks_output);
+        assert_int_not_equal(access("other/run", F_OK), 0);
+    }
+}
+
 /* What all ranks find by themselves is said once, and decides the exit code. */
 static void test_one_word(void **state)
 {
@@ -554,6 +579,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_experts),
         cmocka_unit_test(test_one_reader),     cmocka_unit_test(test_killed_saving),
         cmocka_unit_test(test_full_disk),      cmocka_unit_test(test_one_word),
+        cmocka_unit_test(test_other_corpus),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
