@@ -205,8 +205,8 @@ static mt_status resume(run *r, bool force)
 }
 
 /* The device, the world, and what the configuration means in it: a rank's micro-batches are of its
- * share. */
-static mt_status join_ranks(run *r)
+ * share. Kernel sets have layouts of their own, in which weights travel. */
+static mt_status join_ranks(run *r, const mt_rundir_options *options)
 {
     mt_trainer_config *t = &r->trainer_config;
     *t = r->config->trainer;
@@ -214,6 +214,10 @@ static mt_status join_ranks(run *r)
     MT_TRY(mt_ranks_open(&r->comm, r->device, r->config->rank_timeout));
     r->lead = mt_comm_rank(r->comm) == 0;
     MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
+    MT_TRY(mt_ranks_check_same(r->comm, r->device->kernel_set, "kernel set"));
+    MT_TRY(mt_ranks_check_same(
+        r->comm, options->resume ? options->force ? "--resume --force" : "--resume" : "a new run",
+        "command line"));
     mt_ranks_share(t, r->comm);
     return MT_OK;
 }
@@ -263,7 +267,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     const mt_config *c = r->config;
     const struct mt_kernels *kernels = NULL;
     MT_TRY(mt_config_text(&r->config_text, c));
-    MT_TRY(join_ranks(r));
+    MT_TRY(join_ranks(r, options));
     MT_TRY(open_corpora(r));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;

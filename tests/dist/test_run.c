@@ -265,49 +265,54 @@ static void test_experts(void **state)
     assert_train(2, "--run no --set parallel.expert=2", 2, "must divide model.num_experts 3");
 }
 
+/* Two ranks under mpirun, `first` and `second` after each one's program; `before` is in front of
+ * the first one's, `options` are mpirun's for the second. */
+static void assert_apart(const char *before, const char *first, const char *options,
+                         const char *second, const char *words)
+{
+    char command[12000];
+    snprintf(command, sizeof command, "%s %s train t.yaml %s : -n 1 %s %s train t.yaml %s", before,
+             program_path, first, options, program_path, second);
+    int code = run_ranks(1, command);
+    if (code != MT_EXIT_USAGE || !strstr(ranks_output, words))
+        fail_msg("exit code %d, want 2 with '%s':\n%s", code, words, ranks_output);
+}
+
 static void test_disagreement(void **state)
 {
     (void)state;
     need_ranks(2);
+    static const char words[] =
+        "rank 1: its configuration is another: train.seed is 3, on rank 0 0";
     char command[12000];
-    if (on_gpus())
-        snprintf(command, sizeof command,
-                 "sh -c 'exec %s train t.yaml --run no --set train.seed=$((MIXTAPE_RANK * 3))'",
-                 program_path);
+    snprintf(command, sizeof command,
+             "sh -c 'exec %s train t.yaml --run no --set train.seed=$((MIXTAPE_RANK * 3))'",
+             program_path);
+    if (!on_gpus())
+        assert_apart("", "--run no", "", "--run no --set train.seed=3", words);
     else
-        snprintf(command, sizeof command,
-                 "%s train t.yaml --run no : -n 1 %s train t.yaml --run no --set train.seed=3",
-                 program_path, program_path);
-    assert_int_equal(run_ranks(on_gpus() ? 2 : 1, command), 2);
-    assert_non_null(strstr(ranks_output, "rank 1: its configuration is another: train.seed is "
-                                         "3, on rank 0 0"));
+        assert_true(run_ranks(2, command) == MT_EXIT_USAGE && strstr(ranks_output, words));
     assert_int_not_equal(access("no", F_OK), 0);
     if (most_ranks() >= 3) assert_train(3, "--run no", 2, "batch_size 4 must be a multiple");
 }
 
-/* A corpus is what is in it, not its name: rank 1 sees other files. */
-static void test_other_corpus(void **state)
+/* Ranks of other kernels, whose layouts are others, of another command line, and with other
+ * corpora: they are what is in them, and rank 1 sees other files. */
+static void test_other_start(void **state)
 {
     (void)state;
     need_ranks(2);
-    if (on_gpus()) skip();
-    static const char *const names[] = { "train", "valid" }, *const titles[] = { "training",
-                                                                                 "validation" };
-    for (int i = 0; i < 2; i++) {
-        char line[12000], words[64];
-        snprintf(line, sizeof line,
-                 "rm -rf other && mkdir other && cp t.yaml train.h5 valid.h5 other && cp %s.h5 "
-                 "other/%s.h5",
-                 names[!i], names[i]);
-        assert_int_equal(system(line), 0);
-        snprintf(line, sizeof line,
-                 "%s train t.yaml --run other/run : -n 1 -wdir other %s train t.yaml", program_path,
-                 program_path);
-        snprintf(words, sizeof words, "rank 1: its %s corpus is another: sha256 ", titles[i]);
-        assert_int_equal(run_ranks(1, line), MT_EXIT_USAGE);
-        if (!strstr(ranks_output, words)) fail_msg("'%s' is not in:\n%s", words, ranks_output);
-        assert_int_not_equal(access("other/run", F_OK), 0);
-    }
+    if (on_gpus() || !strcmp(test_device()->kernel_set, "portable")) skip();
+    assert_apart("env MIXTAPE_KERNELS=portable", "--run odd", "", "--run odd",
+                 "rank 1: its kernel set is another: ");
+    assert_apart("", "--run odd", "", "--run odd --resume",
+                 "rank 1: its command line is another: --resume, on rank 0 a new run");
+    assert_int_equal(
+        system("mkdir other && cp t.yaml valid.h5 other && cp valid.h5 other/train.h5"), 0);
+    assert_apart("", "--run odd", "-wdir other", "", "rank 1: its training corpus is another: ");
+    assert_int_equal(system("cp train.h5 other/valid.h5 && cp train.h5 other"), 0);
+    assert_apart("", "--run odd", "-wdir other", "", "rank 1: its validation corpus is another: ");
+    assert_int_not_equal(access("odd", F_OK), 0);
 }
 
 /* What all ranks find by themselves is said once, and decides the exit code. */
@@ -327,8 +332,8 @@ static void test_one_word(void **state)
         char line[256];
         snprintf(line, sizeof line, "--run mute%zu %s", i, rows[i].sets);
         assert_train(2, line, rows[i].code, rows[i].words);
-        const char *said = strstr(ranks_output, rows[i].words);
-        if (strstr(said + 1, rows[i].words)) fail_msg("said twice:\n%s", ranks_output);
+        if (strstr(strstr(ranks_output, rows[i].words) + 1, rows[i].words))
+            fail_msg("said twice:\n%s", ranks_output);
     }
 }
 
@@ -579,7 +584,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_experts),
         cmocka_unit_test(test_one_reader),     cmocka_unit_test(test_killed_saving),
         cmocka_unit_test(test_full_disk),      cmocka_unit_test(test_one_word),
-        cmocka_unit_test(test_other_corpus),
+        cmocka_unit_test(test_other_start),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
