@@ -14,6 +14,7 @@
 
 enum { LINE = 160, DEPTH = 4, MOST_RANKS = 1024 };
 static const double grace_s = 10; /* for the others to hear of a failure, and end */
+static const double leave_s = 1;  /* for rank 0 to speak before a launcher ends it */
 
 static void nap(double seconds)
 {
@@ -34,7 +35,7 @@ static void end_process(void *context, int by, const char *sentence)
         else
             fprintf(stderr, "mixtape train: %s\n", sentence);
     }
-    nap(rank == 0 ? 0.3 : 1);
+    nap(rank == 0 ? 0.3 : leave_s);
     _exit(MT_EXIT_DEVICE);
 }
 
@@ -254,6 +255,7 @@ void mt_ranks_close(mt_comm **comm, mt_status status)
         mt_comm_abort(*comm, mt_error_message());
     if (rank && status != MT_OK) {
         fflush(NULL);
+        if (together) nap(leave_s); /* rank 0 speaks when this has returned */
         _exit(mt_exit_code(status));
     }
 }
