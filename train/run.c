@@ -76,8 +76,10 @@ static mt_status open_corpora(run *r)
 {
     const mt_config *c = r->config;
     char valid[IDENTITY];
-    MT_TRY(open_corpus(&r->train, "data.train", c->train_corpus, c));
-    if (*c->valid_corpus) MT_TRY(open_corpus(&r->valid, "data.valid", c->valid_corpus, c));
+    mt_status status = open_corpus(&r->train, "data.train", c->train_corpus, c);
+    if (status == MT_OK && *c->valid_corpus)
+        status = open_corpus(&r->valid, "data.valid", c->valid_corpus, c);
+    MT_TRY(mt_comm_agree(r->comm, status, "corpora"));
     identify(r->corpus, r->train);
     MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
     if (!r->valid) return MT_OK;

@@ -327,6 +327,7 @@ static void test_one_word(void **state)
         { "--set train.dtype=f32 --set optim.lr=1e30 --set optim.grad_clip=0", "the loss of step ",
           MT_EXIT_NUMERICS },
         { "--set train.batch_size=3", "batch_size 3 must be a multiple", MT_EXIT_USAGE },
+        { "--set data.valid=none.h5", "cannot open 'none.h5'", MT_EXIT_FILES },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char line[256];
