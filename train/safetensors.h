@@ -52,8 +52,8 @@ typedef struct mt_st_entry {
 typedef mt_status mt_st_fill(void *user, int64_t i, void *data, size_t bytes);
 
 /* Writes DIR/model.safetensors, or, when the tensors exceed `shard_bytes` (0: never), shards with
- * an index; then removes an index or a single file left from an earlier export. Each file appears
- * whole or not at all. */
+ * an index; then removes what an earlier export has left there: a single file, an index, the shards
+ * of a set of another size. Each file appears whole or not at all. */
 mt_status mt_safetensors_write_dir(const char *dir, const mt_st_entry *entries, int64_t count,
                                    int64_t shard_bytes, mt_st_fill *fill, void *user);
 

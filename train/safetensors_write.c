@@ -1,4 +1,6 @@
 /* Writing safetensors, in one file or in shards. */
+#include <dirent.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,6 +140,40 @@ static int64_t assign_shards(item *items, const mt_st_entry *entries, int64_t co
     return shard + 1;
 }
 
+static mt_status remove_file(const char *dir, const char *name)
+{
+    char path[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(path, "%s/%s", dir, name));
+    MT_REQUIRE(unlink(path) == 0 || errno == ENOENT, MT_EIO,
+               "'%s' of an earlier export cannot be removed: %s", path, strerror(errno));
+    return MT_OK;
+}
+
+/* Whether a name is that of a shard, of a set of another size than `shards`. */
+static bool is_stale(const char *name, int64_t shards)
+{
+    char same[64];
+    long long shard, of;
+    if (sscanf(name, "model-%lld-of-%lld.safetensors", &shard, &of) != 2) return false;
+    if (shard < 1 || of < shard || of == shards) return false;
+    shard_name(same, shard - 1, of);
+    return !strcmp(same, name);
+}
+
+/* Removes what an earlier export has left: readers would prefer its single file or its index, and
+ * many read every .safetensors that they find. */
+static mt_status remove_stale(const char *dir, int64_t shards)
+{
+    mt_status status = MT_OK;
+    MT_TRY(remove_file(dir, shards > 1 ? "model.safetensors" : "model.safetensors.index.json"));
+    DIR *entries = opendir(dir);
+    MT_REQUIRE(entries, MT_EIO, "'%s': %s", dir, strerror(errno));
+    for (const struct dirent *e; status == MT_OK && (e = readdir(entries));)
+        if (is_stale(e->d_name, shards)) status = remove_file(dir, e->d_name);
+    closedir(entries);
+    return status;
+}
+
 mt_status mt_safetensors_write_dir(const char *dir, const mt_st_entry *entries, int64_t count,
                                    int64_t shard_bytes, mt_st_fill *fill, void *user)
 {
@@ -148,7 +184,8 @@ mt_status mt_safetensors_write_dir(const char *dir, const mt_st_entry *entries, 
     int64_t shards = assign_shards(items, entries, count, shard_bytes);
     qsort(items, (size_t)count, sizeof *items, by_width_and_name);
     MT_TRY_CLEANUP(mt_path_format(index, "%s/model.safetensors.index.json", dir));
-    if (shards > 1) unlink(index); /* until all shards are there it would name old and new ones */
+    if (shards > 1) /* until all shards are there it would name old and new ones */
+        MT_TRY_CLEANUP(remove_file(dir, "model.safetensors.index.json"));
     for (int64_t shard = 0, first = 0; shard < shards; shard++) {
         int64_t n = 0;
         while (first + n < count && items[first + n].shard == shard) n++;
@@ -157,9 +194,8 @@ mt_status mt_safetensors_write_dir(const char *dir, const mt_st_entry *entries, 
         MT_TRY_CLEANUP(write_file(path, items + first, n, fill, user));
         first += n;
     }
-    MT_TRY_CLEANUP(mt_path_format(path, "%s/model.safetensors", dir));
     if (shards > 1) MT_TRY_CLEANUP(write_index(index, items, count, shards));
-    unlink(shards > 1 ? path : index); /* of an earlier export: readers would prefer it */
+    MT_TRY_CLEANUP(remove_stale(dir, shards));
 cleanup:
     free(items);
     return status;

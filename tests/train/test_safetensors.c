@@ -1,4 +1,6 @@
 /* safetensors: round trips, and headers that lie. */
+#include <dirent.h>
+
 #include "tests/train/files.h"
 #include "train/safetensors.h"
 
@@ -160,10 +162,20 @@ static void check_written(const char *dir)
     mt_safetensors_close(&set);
 }
 
+static int count_shards(const char *dir)
+{
+    int count = 0;
+    DIR *files = opendir(dir);
+    assert_non_null(files);
+    for (const struct dirent *e; (e = readdir(files));) count += !strncmp(e->d_name, "model-", 6);
+    closedir(files);
+    return count;
+}
+
 static void test_writing(void **state)
 {
     (void)state;
-    char dir[300], file[400], index[400];
+    char dir[300], file[400], index[400], other[400];
     snprintf(dir, sizeof dir, "%s/out", files_dir);
     snprintf(file, sizeof file, "%s/model.safetensors", dir);
     snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
@@ -177,16 +189,22 @@ static void test_writing(void **state)
     assert_int_equal(bytes, 8 + (unsigned char)text[0] + 256 * (unsigned char)text[1] + 30 + 3 +
                                 32 + 16 + 8 + 8);
     free(text);
-    /* smaller and smaller files, down to one for each tensor that has bytes */
-    static const int64_t limits[] = { 90, 40, 1 };
-    for (int i = 0; i < 3; i++) {
+    /* smaller and smaller files, down to one for each tensor that has bytes; fewer again */
+    static const int64_t limits[] = { 90, 40, 1, 40 };
+    static const int shards[] = { 2, 3, 6, 3 };
+    for (int i = 0; i < 4; i++) {
         assert_ok(mt_safetensors_write_dir(dir, entries, ENTRIES, limits[i], fill_random, NULL));
         assert_false(mt_path_exists(file));
         assert_true(mt_path_exists(index));
+        assert_int_equal(count_shards(dir), shards[i]); /* none of the sets before */
         check_written(dir);
     }
+    snprintf(other, sizeof other, "%s/model-2-of-4.safetensors", dir);
+    put_text(other, "not a name of ours");
     assert_ok(mt_safetensors_write_dir(dir, entries, ENTRIES, 1000, fill_random, NULL));
     assert_false(mt_path_exists(index));
+    assert_int_equal(count_shards(dir), 1);
+    assert_true(mt_path_exists(other));
     check_written(dir);
     assert_ok(mt_safetensors_write_dir(dir, entries, 0, 0, fill_random, NULL));
 }
