@@ -96,8 +96,9 @@ static mt_status check_options(const mt_precision_options *o)
                "recipe.delayed.history is %" PRId64 ", must be 2 or "
                "more",
                o->history);
-    MT_REQUIRE(o->margin >= 0 && o->margin <= 100, MT_ECONFIG,
-               "recipe.delayed.margin is %" PRId64 ", must be in [0, 100]", o->margin);
+    MT_REQUIRE(o->margin >= 0 && o->margin <= MT_MARGIN_MAX, MT_ECONFIG,
+               "recipe.delayed.margin is %" PRId64 ", must be in [0, %d]", o->margin,
+               MT_MARGIN_MAX);
     return MT_OK;
 }
 

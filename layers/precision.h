@@ -11,12 +11,16 @@
 extern "C" {
 #endif
 
+/* The largest margin with which every finite amax has a scale whose inverse is finite, too: the
+ * largest value of an element, 448 or more, times 2^-margin is 1 or more. */
+enum { MT_MARGIN_MAX = 8 };
+
 typedef struct mt_precision_options {
     const mt_recipe_rules
         *rules;               /* borrowed for the call; NULL: every layer in the compute dtype */
     bool save_original_input; /* wgrad quantizes saved inputs again */
     int64_t history;          /* fp8_delayed: length of the amax history, 2 and more */
-    int64_t margin;           /* powers of two kept free above the amax */
+    int64_t margin;           /* powers of two kept free above the amax, to MT_MARGIN_MAX */
     bool most_recent;         /* the last amax decides, not the largest of the history */
     uint64_t seed;            /* of stochastic rounding */
     mt_comm *comm;            /* ranks that share every weight, borrowed; NULL: this one alone */

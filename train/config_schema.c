@@ -3,6 +3,8 @@
 
 #include <assert.h>
 
+#include "layers/precision.h"
+
 #define AT(field) offsetof(mt_config, field)
 #define NAMES(...)                                                                                 \
     (const char *const[])                                                                          \
@@ -149,8 +151,9 @@ const mt_config_key mt_config_keys[] = {
           "none: train.dtype (also written recipe: ...)" },
     { "recipe.delayed.history", MT_KEY_INT, AT(trainer.delayed_history), .min = 2, .max = 65536,
       .value = "1024", .fixed = true, .help = "amax history of delayed scaling, in steps" },
-    { "recipe.delayed.margin", MT_KEY_INT, AT(trainer.delayed_margin), .min = 0, .max = 100,
-      .value = "0", .fixed = true, .help = "powers of two kept free above the amax" },
+    { "recipe.delayed.margin", MT_KEY_INT, AT(trainer.delayed_margin), .min = 0,
+      .max = MT_MARGIN_MAX, .value = "0", .fixed = true,
+      .help = "powers of two kept free above the amax" },
     { "recipe.delayed.algorithm", MT_KEY_BOOL, AT(trainer.delayed_most_recent), .fixed = true,
       .names = NAMES("max", "most_recent"), .value = "max", .help = "which amax of the history" },
     { "recipe.quantized_init", MT_KEY_BOOL, AT(trainer.quantized_init), .value = "false",

@@ -189,6 +189,8 @@ static const struct bad {
     { "recipe:\n- {layer: '*', use: nvfp4}\n", NULL, MT_ECONFIG, "not 'layer'" },
     { "recipe:\n- {layers: '*'}\n", NULL, MT_ECONFIG, "without 'use'" },
     { "recipe: {delayed: {history: 1}}\n", NULL, MT_ECONFIG, "recipe.delayed.history" },
+    { "recipe: {delayed: {margin: 9}}\n", NULL, MT_ECONFIG,
+      "recipe.delayed.margin: 9 is not in 0..8" },
     { "recipe: {delayed: {histroy: 16}}\n", NULL, MT_ECONFIG,
       "did you mean recipe.delayed.history" },
     /* storage forms */
