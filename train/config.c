@@ -7,7 +7,7 @@
 
 #include "train/nearest.h"
 
-enum { FILE_MAX = 1 << 20, PATH_TEXT = 128, LIST_MAX = 256, DEPTH_MAX = 16 };
+enum { FILE_MAX = 1 << 20, PATH_TEXT = 128, LIST_MAX = 256, DEPTH_MAX = 16, ANCHORS_MAX = 256 };
 
 /* ---- places
  * --------------------------------------------------------------------------------------
@@ -277,33 +277,49 @@ static mt_status read_document(mt_config_reader *r, yaml_document_t *document, i
     return read_mapping(r, document, root, "");
 }
 
+static bool has_anchor(const yaml_event_t *event)
+{
+    switch (event->type) {
+    case YAML_SCALAR_EVENT: return event->data.scalar.anchor != NULL;
+    case YAML_SEQUENCE_START_EVENT: return event->data.sequence_start.anchor != NULL;
+    case YAML_MAPPING_START_EVENT: return event->data.mapping_start.anchor != NULL;
+    default: return false;
+    }
+}
+
 /* Before a document is built: libyaml takes minutes where brackets are nested tens of thousands
- * deep, and no key is. What is not YAML ends this too, and is named by who builds the document. */
-static mt_status check_depth(const mt_config_reader *r, const char *text, size_t length)
+ * deep, or where there are as many anchors, and no key needs them. What is not YAML ends this too,
+ * and is named by who builds the document. */
+static mt_status check_structure(const mt_config_reader *r, const char *text, size_t length)
 {
     yaml_parser_t parser;
     yaml_event_t event;
-    int depth = 0, line = 0;
+    int depth = 0, anchors = 0, line = 0;
     MT_REQUIRE(yaml_parser_initialize(&parser), MT_ENOMEM, "%s: no memory to read it", r->file);
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, length);
-    for (bool more = true; more && depth <= DEPTH_MAX;) {
+    for (bool more = true; more && depth <= DEPTH_MAX && anchors <= ANCHORS_MAX;) {
         if (!yaml_parser_parse(&parser, &event)) break;
         more = event.type != YAML_STREAM_END_EVENT;
         line = (int)event.start_mark.line + 1;
         depth += event.type == YAML_SEQUENCE_START_EVENT || event.type == YAML_MAPPING_START_EVENT;
         depth -= event.type == YAML_SEQUENCE_END_EVENT || event.type == YAML_MAPPING_END_EVENT;
+        anchors += has_anchor(&event);
         yaml_event_delete(&event);
     }
     yaml_parser_delete(&parser);
-    if (depth <= DEPTH_MAX) return MT_OK;
-    return FAIL_AT(r, line, MT_ECONFIG, "lists and mappings nested more than %d deep", DEPTH_MAX);
+    if (depth > DEPTH_MAX)
+        return FAIL_AT(r, line, MT_ECONFIG, "lists and mappings nested more than %d deep",
+                       DEPTH_MAX);
+    if (anchors > ANCHORS_MAX)
+        return FAIL_AT(r, line, MT_ECONFIG, "more than %d anchors", ANCHORS_MAX);
+    return MT_OK;
 }
 
 static mt_status read_yaml(mt_config_reader *r, const char *text, size_t length, int index)
 {
     yaml_parser_t parser;
     yaml_document_t document;
-    MT_TRY(check_depth(r, text, length));
+    MT_TRY(check_structure(r, text, length));
     MT_REQUIRE(yaml_parser_initialize(&parser), MT_ENOMEM, "%s: no memory to read it", r->file);
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, length);
     mt_status status = MT_OK;

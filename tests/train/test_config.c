@@ -244,6 +244,26 @@ static void refuses_deep_nesting_at_once(void **state)
                  "more than 16 deep");
 }
 
+/* libyaml alone compares each anchor with all before it: a minute for so many. */
+static void refuses_many_anchors_at_once(void **state)
+{
+    (void)state;
+    enum { ANCHORS = 80000 };
+    mt_config c;
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    assert_non_null(file);
+    for (int i = 0; i < ANCHORS; i++) fprintf(file, "%s&a%d 1", i ? ", " : "[", i);
+    fprintf(file, "]\n");
+    assert_int_equal(fclose(file), 0);
+    assert_fails(mt_config_parse(&c, "t.yaml", text, length, NULL, 0), MT_ECONFIG,
+                 "t.yaml:1: more than 256 anchors");
+    free(text);
+    assert_ok(parse(&c, "train: {steps: &n 1000, seed: *n}\n", NULL));
+    assert_int_equal(c.trainer.seed, 1000);
+}
+
 /* Every key that has bounds refuses what lies outside; every one with one available value refuses
  * others. */
 static void the_table_is_enforced(void **state)
@@ -402,6 +422,7 @@ int main(void)
         cmocka_unit_test(later_sets_win),
         cmocka_unit_test(refuses_bad_input_and_says_where),
         cmocka_unit_test(refuses_deep_nesting_at_once),
+        cmocka_unit_test(refuses_many_anchors_at_once),
         cmocka_unit_test(the_table_is_enforced),
         cmocka_unit_test(reads_back_what_it_writes),
         cmocka_unit_test(numbers_read_back_to_the_same_bits),
