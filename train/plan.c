@@ -14,7 +14,9 @@ mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
     mt_step_result result;
     double loss;
     int64_t counted;
-    int32_t *tokens = calloc((size_t)(c->batch_size * c->sequence_length), sizeof *tokens);
+    bool read = mt_trainer_device(trainer)->computes; /* where nothing is, no token is either */
+    int64_t count = read ? c->batch_size * c->sequence_length : 1;
+    int32_t *tokens = calloc((size_t)count, sizeof *tokens);
     MT_REQUIRE(tokens, MT_ENOMEM, "plan: no memory for a batch of %lld x %lld tokens",
                (long long)c->batch_size, (long long)c->sequence_length);
     for (int i = 0; i < 2; i++) MT_TRY_CLEANUP(mt_trainer_step(trainer, tokens, tokens, &result));

@@ -171,9 +171,9 @@ mt_status mt_trainer_upload_scalar(mt_trainer *t, void *to, double x)
     return mt_device_copy(t->device, to, &bits, mt_dtype_size(t->real));
 }
 
-/* Copies a batch to the device; *counted receives the targets that are not ignored. */
-mt_status mt_trainer_upload(mt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                            int64_t count, int64_t *counted)
+/* Targets that are not ignored, of a batch that the model can read. */
+static mt_status check_batch(const mt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                             int64_t count, int64_t *counted)
 {
     int64_t vocab = t->config.model.vocab_size;
     *counted = 0;
@@ -187,6 +187,16 @@ mt_status mt_trainer_upload(mt_trainer *t, const int32_t *tokens, const int32_t 
                    (long long)i, (int)targets[i], (long long)vocab, IGNORE);
         ++*counted;
     }
+    return MT_OK;
+}
+
+/* Copies a batch to the device; *counted receives the targets that are not ignored. A device that
+ * only counts asks no token: a planned batch may have billions. */
+mt_status mt_trainer_upload(mt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                            int64_t count, int64_t *counted)
+{
+    *counted = count;
+    if (t->device->computes) MT_TRY(check_batch(t, tokens, targets, count, counted));
     size_t bytes = (size_t)count * sizeof(int32_t);
     MT_TRY(mt_device_copy(t->device, t->tokens, tokens, bytes));
     return targets ? mt_device_copy(t->device, t->targets, targets, bytes) : MT_OK;

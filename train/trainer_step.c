@@ -136,6 +136,14 @@ static mt_status reduce_step(mt_trainer *t)
     return mt_model_reduce_load(t->model, t->config.comm, &t->stream);
 }
 
+/* The micro-batch behind `first`. On a device that only counts, the last one comes behind the
+ * second: those between would count the same again, for minutes where there are millions. */
+static int64_t next_pass(const mt_trainer *t, int64_t first, int64_t begin, int64_t end)
+{
+    int64_t size = t->config.micro_batch_size, next = first + size;
+    return !t->device->computes && first > begin && next < end ? end - size : next;
+}
+
 static mt_status make_gradients(mt_trainer *t)
 {
     const mt_trainer_config *c = &t->config;
@@ -143,9 +151,9 @@ static mt_status make_gradients(mt_trainer *t)
     MT_TRY(mt_model_begin_step(t->model));
     uint64_t key = mt_trainer_pass_key(t, MT_PASS_TRAIN, c->micro_batch_size, c->sequence_length);
     int64_t share = c->batch_size / mt_trainer_ranks(t),
-            begin = c->comm ? mt_comm_rank(c->comm) * share : 0;
-    for (int64_t first = begin; first < begin + share; first += c->micro_batch_size) {
-        bool last = first + c->micro_batch_size == begin + share;
+            begin = c->comm ? mt_comm_rank(c->comm) * share : 0, end = begin + share;
+    for (int64_t first = begin; first < end; first = next_pass(t, first, begin, end)) {
+        bool last = first + c->micro_batch_size == end;
         if (last && mt_trainer_shards(t)) mt_fsdp_begin_reduce(mt_trainer_shards(t));
         mt_precision_set_pass(mt_model_precision(t->model),
                               (uint32_t)(first / c->micro_batch_size));

@@ -1,4 +1,6 @@
 /* plan: what it says a run needs is what the run takes. */
+#include <time.h>
+
 #include "tests/train/verbs.h"
 #include "train/plan.h"
 
@@ -245,6 +247,29 @@ static void absurd_sizes_are_refused(void **state)
     }
 }
 
+/* 2^34 tokens, in 2^24 passes and in one: what is planned does not grow with their number. */
+static void many_tokens_are_planned_at_once(void **state)
+{
+    (void)state;
+    char line[512];
+    clock_t before = clock();
+    put_text(in_dir("many.yaml"),
+             "model: {vocab_size: 256, hidden_size: 32, num_hidden_layers: 1,\n"
+             "  num_attention_heads: 2, moe_intermediate_size: 32, num_experts: 4,\n"
+             "  num_experts_per_tok: 2}\n"
+             "data: {train: none.h5, sequence_length: 1024}\n"
+             "train: {batch_size: 16777216}\n");
+    snprintf(line, sizeof line, "plan %s --device cpu", in_dir("many.yaml"));
+    assert_verb(line, 0, "batch 16777216 x 1024 tokens, 16777216 sequences at once");
+    snprintf(line, sizeof line, "plan %s --device cpu --set train.micro_batch_size=1",
+             in_dir("many.yaml"));
+    assert_verb(line, 0, "1 sequences at once");
+    snprintf(line, sizeof line, "plan %s --device cpu --set train.micro_batch_size=1 --ranks 2",
+             in_dir("many.yaml"));
+    assert_verb(line, 0, "2 ranks");
+    assert_true(clock() - before < 5 * CLOCKS_PER_SEC);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -254,6 +279,7 @@ int main(void)
         cmocka_unit_test(parameters_and_work_are_counted),
         cmocka_unit_test(the_verb_reports_it),
         cmocka_unit_test(absurd_sizes_are_refused),
+        cmocka_unit_test(many_tokens_are_planned_at_once),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
