@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,6 +51,7 @@ struct mt_watch {
     bool stopping, faulted, reported; /* reported: this rank's own fault is known to rank 0 */
     bool led;                         /* rank 0 has not left yet */
     int listener, upward;             /* sockets; upward: to rank 0 */
+    int wake;                         /* can be read when the thread is to end */
     peer *peers;                      /* rank 0: of every rank */
     pthread_mutex_t asking;           /* of what follows, and while it is asked */
     mt_watch_poll poll;
@@ -304,6 +306,7 @@ static void lead(mt_watch *w, struct pollfd *polled, int *ranks)
 {
     int n = 0;
     polled[n++] = (struct pollfd){ .fd = w->listener, .events = POLLIN };
+    polled[n++] = (struct pollfd){ .fd = w->wake, .events = POLLIN };
     for (int r = 1; r < w->options.world; r++) {
         if (w->peers[r].socket < 0) continue;
         ranks[n] = r;
@@ -311,7 +314,7 @@ static void lead(mt_watch *w, struct pollfd *polled, int *ranks)
     }
     if (poll(polled, (nfds_t)n, TICK_MS) > 0) {
         if (polled[0].revents) accept_peer(w);
-        for (int i = 1; i < n; i++)
+        for (int i = 2; i < n; i++)
             if (polled[i].revents) hear(w, ranks[i]);
     }
     judge(w);
@@ -322,7 +325,8 @@ static void lead(mt_watch *w, struct pollfd *polled, int *ranks)
 
 static void follow(mt_watch *w)
 {
-    struct pollfd up = { .fd = w->upward, .events = POLLIN };
+    struct pollfd polled[] = { { .fd = w->upward, .events = POLLIN },
+                               { .fd = w->wake, .events = POLLIN } };
     message m = { .kind = STATE, .rank = w->options.rank };
     m.place = place_here(w, m.text);
     if (*m.text) m.kind = FAULT;
@@ -338,7 +342,7 @@ static void follow(mt_watch *w)
         declare(w, 0, m.text);
         return;
     }
-    if (poll(&up, 1, TICK_MS) <= 0) return;
+    if (poll(polled, 2, TICK_MS) <= 0 || !polled[0].revents) return;
     if (!receive_message(w->upward, &m)) {
         m = (message){ .kind = FAULT };
         snprintf(m.text, sizeof m.text, "rank 0 is gone: its process has ended without a word");
@@ -367,7 +371,7 @@ static void *run(void *user)
         else if (w->led)
             follow(w);
         else
-            nanosleep(&(struct timespec){ .tv_nsec = TICK_MS * 1000000L }, NULL);
+            poll(&(struct pollfd){ .fd = w->wake, .events = POLLIN }, 1, TICK_MS);
     }
     free(polled);
     free(ranks);
@@ -394,6 +398,7 @@ static void release(mt_watch **watch)
     mt_watch *w = *watch;
     if (w->listener >= 0) close(w->listener);
     if (w->upward >= 0) close(w->upward);
+    if (w->wake >= 0) close(w->wake);
     for (int r = 0; w->peers && r < w->options.world; r++)
         if (w->peers[r].socket >= 0) close(w->peers[r].socket);
     pthread_mutex_destroy(&w->lock);
@@ -415,8 +420,11 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->asking, NULL);
     pthread_cond_init(&w->over, NULL);
+    w->wake = eventfd(0, EFD_CLOEXEC);
     mt_status status = MT_OK;
-    if (options->rank == 0) {
+    if (w->wake < 0) {
+        status = MT_FAIL(MT_EDEVICE, "watchdog: no eventfd: %s", strerror(errno));
+    } else if (options->rank == 0) {
         w->peers = calloc((size_t)options->world, sizeof *w->peers);
         if (!w->peers) status = MT_FAIL(MT_ENOMEM, "watchdog: out of memory");
         for (int r = 0; w->peers && r < options->world; r++)
@@ -442,6 +450,7 @@ void mt_watch_stop(mt_watch **watch)
     pthread_mutex_lock(&w->lock);
     w->stopping = true;
     pthread_mutex_unlock(&w->lock);
+    eventfd_write(w->wake, 1);
     pthread_join(w->thread, NULL);
     send_message(w->upward, &bye);
     for (int r = 1; w->peers && r < w->options.world; r++) send_message(w->peers[r].socket, &bye);
