@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "kernels/codec.h"
 #include "train/checkpoint.h"
 #include "train/cli.h"
 #include "train/corpus.h"
@@ -82,19 +83,21 @@ static double element(const void *data, int type, int64_t i)
     }
 }
 
+static void measure_one(struct line *line, double x)
+{
+    if (!isfinite(x)) {
+        line->bad++;
+        return;
+    }
+    line->squares += x * x;
+    if (fabs(x) > line->most) line->most = fabs(x);
+}
+
 /* Adds `count` elements to a line. */
 static void measure(struct line *line, const void *data, int type, int64_t count)
 {
     line->numbers = true;
-    for (int64_t i = 0; i < count; i++) {
-        double x = element(data, type, i);
-        if (!isfinite(x)) {
-            line->bad++;
-            continue;
-        }
-        line->squares += x * x;
-        if (fabs(x) > line->most) line->most = fabs(x);
-    }
+    for (int64_t i = 0; i < count; i++) measure_one(line, element(data, type, i));
 }
 
 static void print_table(const struct table *t)
@@ -280,31 +283,67 @@ static mt_status inspect_corpus(const char *path)
     return MT_OK;
 }
 
-static mt_status inspect_safetensors(const char *dir, struct table *t)
+/* Elements of FP8, which no dtype of ours is. */
+static void measure_fp8(struct line *line, const mt_st_tensor *x)
+{
+    static const char *const names[MT_ELEMENT_COUNT] = {
+        [MT_ELEMENT_E4M3] = "F8_E4M3",
+        [MT_ELEMENT_E5M2] = "F8_E5M2",
+    };
+    mt_element element = MT_ELEMENT_E4M3;
+    while (element < MT_ELEMENT_COUNT && !(names[element] && !strcmp(names[element], x->type)))
+        element++;
+    if (element == MT_ELEMENT_COUNT) return;
+    mt_codec codec = mt_codec_of(element);
+    line->numbers = true;
+    for (size_t i = 0; i < x->bytes; i++)
+        measure_one(line, (double)mt_decode(codec, ((const uint8_t *)x->data)[i]));
+}
+
+/* Types that nothing here decodes are listed as the file names them, without statistics. */
+static mt_status add_safetensor(struct table *t, const mt_st_tensor *x)
+{
+    char extents[96], shape[96];
+    mt_dtype dtype;
+    struct line *line;
+    bool known = mt_st_tensor_dtype(&dtype, x) == MT_OK;
+    if (!known) mt_error_clear();
+    mt_h5_format(extents, (int)(known ? dtype : MT_U8), x->ndim, x->shape);
+    snprintf(shape, sizeof shape, "%s%s", known ? "" : x->type,
+             known ? extents : strchr(extents, '['));
+    MT_TRY(find_line(t, x->name, shape, &line));
+    line->tensors++, line->bytes += (int64_t)x->bytes;
+    if (!known) {
+        measure_fp8(line, x);
+        return MT_OK;
+    }
+    void *aligned = malloc(x->bytes + 1);
+    MT_REQUIRE(aligned, MT_ENOMEM, "inspect: no memory for %s", x->name);
+    memcpy(aligned, x->data, x->bytes);
+    measure(line, aligned, (int)dtype, (int64_t)(x->bytes / mt_dtype_size(dtype)));
+    free(aligned);
+    return MT_OK;
+}
+
+static mt_status inspect_safetensors(const char *path, bool file, struct table *t)
 {
     mt_safetensors *set;
     mt_status status = MT_OK;
-    MT_TRY(mt_safetensors_open_dir(&set, dir));
-    for (int64_t i = 0; i < mt_safetensors_count(set) && status == MT_OK; i++) {
-        const mt_st_tensor *x = mt_safetensors_get(set, i);
-        char shape[96];
-        mt_dtype dtype;
-        struct line *line;
-        MT_TRY_CLEANUP(mt_st_tensor_dtype(&dtype, x));
-        mt_h5_format(shape, (int)dtype, x->ndim, x->shape);
-        MT_TRY_CLEANUP(find_line(t, x->name, shape, &line));
-        line->tensors++, line->bytes += (int64_t)x->bytes;
-        void *aligned = malloc(x->bytes + 1);
-        if (!aligned) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "inspect: no memory for %s", x->name));
-        memcpy(aligned, x->data, x->bytes);
-        measure(line, aligned, (int)dtype, (int64_t)(x->bytes / mt_dtype_size(dtype)));
-        free(aligned);
-    }
-    printf("%s: a Hugging Face directory\n", dir);
+    MT_TRY(file ? mt_safetensors_open(&set, path) : mt_safetensors_open_dir(&set, path));
+    for (int64_t i = 0; i < mt_safetensors_count(set); i++)
+        MT_TRY_CLEANUP(add_safetensor(t, mt_safetensors_get(set, i)));
+    printf("%s: a %s\n", path, file ? "safetensors file" : "Hugging Face directory");
     print_table(t);
 cleanup:
     mt_safetensors_close(&set);
     return status;
+}
+
+static bool is_safetensors(const char *path)
+{
+    static const char end[] = ".safetensors";
+    size_t n = strlen(path), m = sizeof end - 1;
+    return n > m && !strcmp(path + n - m, end);
 }
 
 /* ---- the verb ----------------------------------------------------------------------------------
@@ -315,12 +354,13 @@ static mt_status inspect(const char *given, struct table *t, bool moments)
     struct stat s;
     bool corpus = false;
     if (stat(given, &s) == 0 && S_ISREG(s.st_mode)) {
+        if (is_safetensors(given)) return inspect_safetensors(given, true, t);
         MT_TRY(is_corpus(given, &corpus));
         return corpus ? inspect_corpus(given) : inspect_h5(given, t);
     }
     char config[MT_PATH_BYTES];
     MT_TRY(mt_path_format(config, "%s/config.json", given));
-    if (mt_path_exists(config)) return inspect_safetensors(given, t);
+    if (mt_path_exists(config)) return inspect_safetensors(given, false, t);
     return inspect_checkpoint(given, t, moments);
 }
 
@@ -333,10 +373,10 @@ mt_status mt_verb_inspect(int argc, char **argv)
         { "moments", MT_OPTION_FLAG, &moments, NULL, "the optimizer's moments too" },
     };
     const mt_command command = {
-        .usage = "mixtape inspect CKPT|RUN|FILE.h5|DIR [options]",
-        .about = "What a checkpoint (verified against DONE), a corpus, any HDF5 file or a Hugging "
-                 "Face\ndirectory holds: configuration, tensors, shapes, types, bytes, norms, and "
-                 "whether every\nnumber is finite.",
+        .usage = "mixtape inspect CKPT|RUN|FILE.h5|FILE.safetensors|DIR [options]",
+        .about = "What a checkpoint (verified against DONE), a corpus, any HDF5 file, a "
+                 "safetensors\nfile or a Hugging Face directory holds: configuration, tensors, "
+                 "shapes, types, bytes,\nnorms, and whether every number is finite.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 1,

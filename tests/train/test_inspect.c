@@ -133,6 +133,35 @@ static void a_corpus_and_a_model_directory_are_described(void **state)
     assert_null(strstr(verb_output, "lm_head"));
 }
 
+/* Types that are not read are listed all the same; FP8 is measured. */
+static void types_of_others_are_listed(void **state)
+{
+    (void)state;
+    static const char header[] =
+        "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[2,3],\"data_offsets\":[0,6]},"
+        "\"b\":{\"dtype\":\"F8_E5M2\",\"shape\":[3],\"data_offsets\":[6,9]},"
+        "\"c\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[9,12]},"
+        "\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}}";
+    const uint8_t codes[16] = { 0x40, 0xc4, 0x7f, 0x44, 0x44, 0x40, /* 2, -3, NaN, 3, 3, 2 */
+                                0x42, 0x7c, 0xc4,                   /* 3, Inf, -4 */
+                                1,    0,    1,    0,    0,    0,    0x40 };
+    uint8_t file[8 + sizeof header - 1 + sizeof codes] = { (sizeof header - 1) & 255,
+                                                           (sizeof header - 1) >> 8 };
+    double row[4];
+    memcpy(file + 8, header, sizeof header - 1);
+    memcpy(file + 8 + sizeof header - 1, codes, sizeof codes);
+    put_file(in_dir("others.safetensors"), file, sizeof file);
+    assert_verb(words("inspect", in_dir("others.safetensors"), ""), 0, "4 tensors, 16 bytes");
+    read_row("\na ", "F8_E4M3[2,3]", row);
+    assert_true(row[1] == 6 && row[3] == 3 && row[2] > 5.9160 && row[2] < 5.9161); /* sqrt(35) */
+    read_row("\nb ", "F8_E5M2[3]", row);
+    assert_true(row[1] == 3 && row[2] == 5 && row[3] == 4);
+    read_row("\nx ", "f32[1]", row);
+    assert_true(row[2] == 2);
+    assert_non_null(strstr(verb_output, "BOOL[3]"));
+    assert_non_null(strstr(verb_output, "1 NOT FINITE"));
+}
+
 static void doctor_computes(void **state)
 {
     (void)state;
@@ -165,6 +194,7 @@ int main(void)
         cmocka_unit_test(any_hdf5_file_is_listed),
         cmocka_unit_test(a_cycle_ends),
         cmocka_unit_test(a_corpus_and_a_model_directory_are_described),
+        cmocka_unit_test(types_of_others_are_listed),
         cmocka_unit_test(doctor_computes),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
