@@ -285,13 +285,20 @@ static mt_status read_aux(mt_model_config *config, const json_t *json, const cha
     return wrong(what, "aux_loss", value, "none, switch or hf");
 }
 
+/* An error of another room, which knows keys but not whose they are. */
+static mt_status fail_in(const char *what, mt_status status)
+{
+    return MT_FAIL(status, "%s: %s", what, mt_error_message());
+}
+
 static mt_status read_config(mt_model_config *config, const json_t *json, const char *what,
                              bool own)
 {
     const mt_architecture *architecture;
     const char *type = json_string_value(json_object_get(json, "model_type"));
     MT_REQUIRE(type, MT_ECONFIG, "%s has no model_type", what);
-    MT_TRY(mt_architecture_find(&architecture, type));
+    mt_status status = mt_architecture_find(&architecture, type);
+    if (status != MT_OK) return fail_in(what, status);
     mt_model_config_defaults(config, architecture);
     config->norm_topk_prob = architecture->norm_topk_fixed && architecture->norm_topk_prob;
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
@@ -309,7 +316,8 @@ static mt_status read_config(mt_model_config *config, const json_t *json, const 
     MT_TRY(read_experts(config, json, what));
     MT_TRY(read_dense(config, json, what));
     MT_TRY(read_aux(config, json, what, own));
-    return mt_model_config_check(config);
+    status = mt_model_config_check(config);
+    return status == MT_OK ? MT_OK : fail_in(what, status);
 }
 
 static mt_status load_json(json_t **json, const char *text, size_t bytes, const char *what)
@@ -319,7 +327,7 @@ static mt_status load_json(json_t **json, const char *text, size_t bytes, const 
     *json = NULL;
     MT_REQUIRE(loaded || json_error_code(&error) != json_error_out_of_memory, MT_ENOMEM,
                "no memory for %s", what);
-    MT_REQUIRE(loaded, MT_ECONFIG, "%s is not JSON: %s", what, error.text);
+    MT_REQUIRE(loaded, MT_ECONFIG, "%s is not JSON: %s (line %d)", what, error.text, error.line);
     if (json_is_object(loaded)) {
         *json = loaded;
         return MT_OK;

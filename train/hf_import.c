@@ -74,8 +74,7 @@ static mt_st_tensor *find_either(const importer *in, const char *name)
 /* ---- tensors -----------------------------------------------------------------------------------
  */
 
-static mt_status check_shape(const importer *in, const mt_st_tensor *t, int ndim,
-                             const int64_t *shape)
+static mt_status check_shape(const mt_st_tensor *t, int ndim, const int64_t *shape)
 {
     bool same = t->ndim == ndim;
     for (int i = 0; same && i < ndim; i++) same = t->shape[i] == shape[i];
@@ -87,7 +86,7 @@ static mt_status check_shape(const importer *in, const mt_st_tensor *t, int ndim
     for (int i = 0, n = 0; i < ndim; i++)
         n += snprintf(want + n, sizeof want - (size_t)n, "%s%lld", i ? "," : "",
                       (long long)shape[i]);
-    return MT_FAIL(MT_ECONFIG, "'%s': tensor '%s' has shape [%s], must be [%s]", in->dir, t->name,
+    return MT_FAIL(MT_ECONFIG, "'%s': tensor '%s' has shape [%s], must be [%s]", t->file, t->name,
                    got, want);
 }
 
@@ -110,9 +109,8 @@ static mt_status find_part(const importer *in, const mt_param *param, const mt_p
     *found = mt_part_tensor(param, part, MT_F32);
     MT_TRY(mt_st_tensor_dtype(&found->dtype, t));
     MT_REQUIRE(found->dtype <= MT_F16, MT_EUNSUPPORTED,
-               "'%s': tensor '%s' is %s, must be F64, F32, BF16 or F16", in->dir, t->name, t->type);
-    MT_TRY(whole ? check_shape(in, t, found->ndim, found->shape)
-                 : check_shape(in, t, 3, group_shape));
+               "'%s': tensor '%s' is %s, must be F64, F32, BF16 or F16", t->file, t->name, t->type);
+    MT_TRY(whole ? check_shape(t, found->ndim, found->shape) : check_shape(t, 3, group_shape));
     int64_t first = whole ? 0 : mt_part_offset(param, part) - param->offset;
     found->data =
         (void *)(uintptr_t)((const char *)t->data + (size_t)first * mt_dtype_size(found->dtype));
@@ -129,7 +127,7 @@ static mt_status check_tied(const importer *in, mt_st_tensor *head)
                MT_ECONFIG,
                "'%s': tie_word_embeddings is true, but lm_head.weight differs from "
                "model.embed_tokens.weight",
-               in->dir);
+               head->file);
     head->used = true;
     return MT_OK;
 }
@@ -144,7 +142,7 @@ static mt_status check_leftovers(const importer *in)
         bool ignored = t->used;
         for (size_t k = 0; k < sizeof ignored_endings / sizeof *ignored_endings; k++)
             ignored |= ends_with(t->name, ignored_endings[k]);
-        MT_REQUIRE(ignored, MT_ECONFIG, "'%s': tensor '%s' has no place in this %s model", in->dir,
+        MT_REQUIRE(ignored, MT_ECONFIG, "'%s': tensor '%s' has no place in this %s model", t->file,
                    t->name, in->config->architecture->model_type);
     }
     return MT_OK;
@@ -211,7 +209,9 @@ mt_status mt_hf_import(const char *checkpoint, const char *dir)
     mt_status status;
     MT_TRY_CLEANUP(mt_hf_config_read(&config, &text, dir));
     MT_TRY_CLEANUP(mt_device_open(&plan, "plan", NULL, 1));
-    MT_TRY_CLEANUP(mt_model_create(&model, plan, &config, MT_F32, 1, false, NULL));
+    status = mt_model_create(&model, plan, &config, MT_F32, 1, false, NULL);
+    if (status != MT_OK)
+        MT_TRY_CLEANUP(MT_FAIL(status, "%s/config.json: %s", dir, mt_error_message()));
     MT_TRY_CLEANUP(mt_hf_import_params(checkpoint, dir, mt_model_get_config(model),
                                        mt_model_params(model), text));
 cleanup:

@@ -171,7 +171,7 @@ static mt_status add_tensors(mt_safetensors *set, st_file *f, size_t start)
     {
         if (!strcmp(name, "__metadata__")) continue;
         mt_st_tensor *t = &tensors[set->count + added++];
-        *t = (mt_st_tensor){ .name = name };
+        *t = (mt_st_tensor){ .name = name, .file = f->path };
         MT_TRY(read_tensor(t, f, value, buffer, room));
     }
     MT_TRY(check_cover(tensors + set->count, added, f, buffer, room));
@@ -328,6 +328,6 @@ mt_status mt_st_tensor_dtype(mt_dtype *dtype, const mt_st_tensor *tensor)
             *dtype = (mt_dtype)types[k].dtype;
             return MT_OK;
         }
-    return MT_FAIL(MT_EUNSUPPORTED, "tensor '%s' is %s, which is not read", tensor->name,
-                   tensor->type);
+    return MT_FAIL(MT_EUNSUPPORTED, "'%s': tensor '%s' is %s, which is not read", tensor->file,
+                   tensor->name, tensor->type);
 }

@@ -14,6 +14,7 @@ enum { MT_ST_MAX_DIMS = 8 };
 /* A tensor of a file; borrows from it. */
 typedef struct mt_st_tensor {
     const char *name;
+    const char *file; /* the path that it was opened by */
     const char *type; /* as the file says: "BF16" */
     int ndim;
     int64_t shape[MT_ST_MAX_DIMS];
@@ -37,7 +38,7 @@ int64_t mt_safetensors_count(const mt_safetensors *set);
 mt_st_tensor *mt_safetensors_get(const mt_safetensors *set, int64_t i);
 /* NULL when absent. */
 mt_st_tensor *mt_safetensors_find(const mt_safetensors *set, const char *name);
-/* The dtype of a tensor's elements; MT_EUNSUPPORTED names tensor and type. */
+/* The dtype of a tensor's elements; MT_EUNSUPPORTED names file, tensor and type. */
 mt_status mt_st_tensor_dtype(mt_dtype *dtype, const mt_st_tensor *tensor);
 
 /* Writing. */

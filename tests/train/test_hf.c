@@ -452,12 +452,17 @@ static void test_broken_models(void **state)
     list_model(&c, QWEN(""), f32, 1);
     c.entries[find(&c, "model.norm.weight")].shape[0] = 31;
     put_model(dir, &c, QWEN(""), 0);
-    assert_fails(mt_hf_import(ckpt, dir), MT_ECONFIG,
-                 "'model.norm.weight' has shape [31], must be [32]");
+    assert_fails(
+        mt_hf_import(ckpt, dir), MT_ECONFIG,
+        "broken/model.safetensors': tensor 'model.norm.weight' has shape [31], must be [32]");
     list_model(&c, QWEN(""), f32, 1);
     c.entries[find(&c, "model.norm.weight")].dtype = MT_I32;
     put_model(dir, &c, QWEN(""), 0);
-    assert_fails(mt_hf_import(ckpt, dir), MT_EUNSUPPORTED, "'model.norm.weight' is I32");
+    assert_fails(mt_hf_import(ckpt, dir), MT_EUNSUPPORTED,
+                 "broken/model.safetensors': tensor 'model.norm.weight' is I32");
+    put_model(dir, &c, QWEN(", \"tie_word_embeddings\": false, \"rms_norm_eps\": 5"), 0);
+    assert_fails(mt_hf_import(ckpt, dir), MT_ECONFIG,
+                 "broken/config.json: rms_norm_eps is 5, must be in [0, 1)");
     list_model(&c, QWEN(""), f32, 1);
     add(&c, "model.layers.0.self_attn.rotary_emb.inv_freq", MT_F32, 1, 4, 0, 0);
     put_model(dir, &c, QWEN(""), 0);
