@@ -205,6 +205,23 @@ cleanup:
     return status;
 }
 
+mt_status mt_corpus_read_info(mt_corpus_info *info, const char *path)
+{
+    mt_corpus c = { .map = NULL };
+    mt_h5 *file;
+    MT_TRY(mt_path_format(c.path, "%s", path));
+    MT_TRY(mt_h5_open(&file, path));
+    mt_status status = read_attributes(&c, file);
+    mt_h5_close(&file);
+    *info = c.info;
+    return status;
+}
+
+bool mt_corpus_of_bytes(const mt_corpus_info *info)
+{
+    return !strcmp(info->tokenizer, "bytes");
+}
+
 void mt_corpus_close(mt_corpus **corpus)
 {
     if (!*corpus) return;

@@ -31,6 +31,11 @@ mt_status mt_corpus_open(mt_corpus **corpus, const char *path);
 void mt_corpus_close(mt_corpus **corpus);
 
 const mt_corpus_info *mt_corpus_get_info(const mt_corpus *corpus);
+/* The attributes alone, of a file that may be large: vocab_size, tokenizer, split, sha256. The
+ * tokens are neither counted nor verified. Errors: as mt_corpus_open. */
+mt_status mt_corpus_read_info(mt_corpus_info *info, const char *path);
+/* Whether every token is a byte of text, by the tokenizer; small tokens of another one are not. */
+bool mt_corpus_of_bytes(const mt_corpus_info *info);
 /* int64 [documents + 1]. */
 const int64_t *mt_corpus_documents(const mt_corpus *corpus);
 /* MT_ECONFIG, naming corpus and token, unless every token is below a model's vocabulary. */

@@ -18,7 +18,7 @@ static mt_status evaluate(const mt_inference *inference, const char *data)
     MT_TRY_CLEANUP(mt_corpus_open(&corpus, data));
     MT_TRY_CLEANUP(mt_corpus_check_vocab(corpus, inference->config.trainer.model.vocab_size));
     MT_TRY_CLEANUP(mt_evaluate(&e, inference->trainer, corpus, 0));
-    bool bytes = mt_corpus_get_info(corpus)->dtype == MT_U8;
+    bool bytes = mt_corpus_of_bytes(mt_corpus_get_info(corpus));
     printf("%s on %s: loss %.6f, %.4f bits/%s over %lld windows of %lld tokens\n", inference->path,
            data, e.loss, mt_bits(e.loss), bytes ? "byte" : "token", (long long)e.windows,
            (long long)inference->config.trainer.sequence_length);

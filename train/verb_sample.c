@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "train/cli.h"
+#include "train/corpus.h"
 #include "train/inference.h"
 #include "train/sampler.h"
 
@@ -14,6 +15,7 @@ enum { ROUND = 64, BYTES = 256 };
 typedef struct writer {
     mt_trainer *trainer;
     int64_t vocab, sequence;
+    bool text;
     int32_t *tokens; /* [sequence]: the end of the text so far, then padding */
     double *logits;  /* [sequence, V] */
     int64_t count;
@@ -30,17 +32,16 @@ static void append(writer *w, int32_t token)
 
 static mt_status append_prompt(writer *w, const char *prompt)
 {
-    bool text = w->vocab <= BYTES;
     for (const char *p = prompt; *p;) {
         char *end = (char *)p + 1;
-        long long token = text ? (unsigned char)*p : strtoll(p, &end, 10);
+        long long token = w->text ? (unsigned char)*p : strtoll(p, &end, 10);
         MT_REQUIRE(end != p, MT_ECONFIG, "--prompt: '%.40s' is no number of a token", p);
         MT_REQUIRE(token >= 0 && token < w->vocab, MT_ECONFIG,
                    "--prompt: token %lld is not in the vocabulary of %lld", token,
                    (long long)w->vocab);
         append(w, (int32_t)token);
         p = end;
-        if (!text) p += strspn(p, " ,");
+        if (!w->text) p += strspn(p, " ,");
     }
     if (!w->count) append(w, w->vocab > '\n' ? '\n' : 0); /* something has to come first */
     return MT_OK;
@@ -58,6 +59,17 @@ static mt_status next_logits(writer *w, const double **logits)
     return MT_OK;
 }
 
+/* A vocabulary for bytes may have more tokens, which no text has taught: they are seen. */
+static void put_token(const writer *w, int32_t token)
+{
+    if (!w->text)
+        printf(" %d", (int)token);
+    else if (token < BYTES)
+        putchar(token);
+    else
+        printf("<%d>", (int)token);
+}
+
 static mt_status write_tokens(writer *w, const char *prompt, int64_t count, mt_sampler *sampler)
 {
     const double *logits = NULL;
@@ -68,21 +80,36 @@ static mt_status write_tokens(writer *w, const char *prompt, int64_t count, mt_s
         MT_TRY(next_logits(w, &logits));
         MT_TRY(mt_sampler_draw(sampler, &token, logits, i));
         append(w, token);
-        if (w->vocab <= BYTES)
-            putchar(token);
-        else
-            printf(" %d", (int)token);
+        put_token(w, token);
         fflush(stdout);
     }
     putchar('\n');
     return MT_OK;
 }
 
+/* Whether tokens are bytes of text: as the corpus says that the model was trained on, or, where
+ * there is none to ask, if they fit. */
+static bool takes_text(const mt_inference *inference)
+{
+    const char *path = inference->config.train_corpus;
+    bool fit = inference->config.trainer.model.vocab_size <= BYTES;
+    mt_corpus_info info;
+    if (!inference->has_run) return fit;
+    if (mt_corpus_read_info(&info, path) == MT_OK) return mt_corpus_of_bytes(&info);
+    fprintf(stderr, "tokens are taken for %s by their number, without the corpus: %s\n",
+            fit ? "bytes" : "no bytes", mt_error_message());
+    mt_error_clear();
+    return fit;
+}
+
 static mt_status sample(const mt_inference *inference, const char *prompt, int64_t count,
                         const mt_sampler_config *config)
 {
     const mt_trainer_config *t = mt_trainer_get_config(inference->trainer);
-    writer w = { inference->trainer, t->model.vocab_size, t->sequence_length, NULL, NULL, 0 };
+    writer w = { .trainer = inference->trainer,
+                 .vocab = t->model.vocab_size,
+                 .sequence = t->sequence_length,
+                 .text = takes_text(inference) };
     mt_sampler *sampler = NULL;
     mt_status status;
     w.tokens = malloc((size_t)w.sequence * sizeof *w.tokens);

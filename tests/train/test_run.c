@@ -273,6 +273,31 @@ static void a_run_has_one_process(void **state)
     program_wait(child);
 }
 
+/* A small vocabulary is not one of bytes unless the corpus says so; a large one may be. */
+static void the_corpus_says_what_tokens_are(void **state)
+{
+    (void)state;
+    FILE *file = fopen("numbers.bin", "wb");
+    assert_non_null(file);
+    for (uint16_t i = 0; i < 2000; i++) fwrite(&(uint16_t){ i % 64 }, sizeof i, 1, file);
+    assert_int_equal(fclose(file), 0);
+    assert_program("data pack numbers.bin --vocab-size 64 -o numbers.h5", 0, "2000 tokens");
+    assert_program("train t.yaml --run numbers --set train.steps=1 --set optim.warmup_steps=0 "
+                   "--set data.train=numbers.h5 --set data.valid=numbers.h5 "
+                   "--set model.vocab_size=64",
+                   0, "bits/token");
+    assert_program("sample numbers --prompt 40,41 --tokens 2 --temperature 0", 0, "40,41 ");
+    assert_int_equal(strspn(program_text, "0123456789, \n"), strlen(program_text));
+    assert_program("sample numbers --prompt and", 2, "'and' is no number of a token");
+    assert_program("eval numbers", 0, "bits/token");
+    assert_program("train t.yaml --run padded --set train.steps=1 --set optim.warmup_steps=0 "
+                   "--set model.vocab_size=300",
+                   0, "bits/byte");
+    assert_program("sample padded --prompt and --tokens 2", 0, "and");
+    assert_int_equal(rename("numbers.h5", "elsewhere.h5"), 0);
+    assert_program("sample numbers --prompt and --tokens 1", 2, "without the corpus");
+}
+
 static void another_model_or_corpus_is_refused(void **state)
 {
     (void)state;
@@ -329,6 +354,7 @@ int main(void)
         cmocka_unit_test(a_second_signal_quits_at_once),
         cmocka_unit_test(a_run_has_one_process),
         cmocka_unit_test(runs_begun_together_have_directories_of_their_own),
+        cmocka_unit_test(the_corpus_says_what_tokens_are),
         cmocka_unit_test(another_model_or_corpus_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
