@@ -2,6 +2,7 @@
  */
 #include "train/bench.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,12 +263,13 @@ double mt_bench_floor(const mt_bench *b, double flop, double bytes)
 static mt_status write_line(mt_bench *b, json_t *line)
 {
     mt_status status = MT_OK;
-    FILE *to = b->options.json;
+    FILE *to = b->json;
     if (!line)
         status = MT_FAIL(MT_ENOMEM, "bench: no memory for a line of JSON");
     else if (to && (json_dumpf(line, to, JSON_REAL_PRECISION(6)) != 0 || fputc('\n', to) == EOF ||
                     fflush(to) != 0))
-        status = MT_FAIL(MT_EIO, "bench: the JSON file cannot be written");
+        status =
+            MT_FAIL(MT_EIO, "bench: %s cannot be written: %s", b->options.json, strerror(errno));
     json_decref(line);
     return status;
 }
@@ -518,6 +520,8 @@ mt_status mt_bench_run(const mt_bench_options *options, const mt_bench_family *f
     mt_status status = MT_OK;
     MT_TRY_CLEANUP(check_options(options, family));
     MT_TRY_CLEANUP(open_bench(&b));
+    if (options->json && !(b.json = fopen(options->json, "w")))
+        MT_TRY_CLEANUP(MT_FAIL(MT_EIO, "bench: %s: %s", options->json, strerror(errno)));
     int64_t n = scale_of(b.device)->dense;
     MT_TRY_CLEANUP(measure_bandwidth(&b));
     MT_TRY_CLEANUP(measure_dense(&b, n));
@@ -532,6 +536,8 @@ mt_status mt_bench_run(const mt_bench_options *options, const mt_bench_family *f
         status = b.failed ? MT_FAIL(b.failed, "bench: no case ran; the last: %s", b.failure)
                           : MT_FAIL(MT_EINTERNAL, "bench: nothing was measured");
 cleanup:
+    if (b.json && fclose(b.json) != 0 && status == MT_OK)
+        status = MT_FAIL(MT_EIO, "bench: %s: %s", options->json, strerror(errno));
     close_bench(&b);
     return status;
 }

@@ -33,7 +33,7 @@ typedef struct mt_bench_options {
     int64_t flushes;  /* of caches before each, 1..MT_BENCH_FLUSHES_MAX; with many of them all of a
                          launch is queued before it begins, however slow the host is */
     bool graph;       /* launches are replays of recorded graphs; steps are as they are */
-    FILE *json;       /* an object a line, or NULL */
+    const char *json; /* a file for an object a line, begun anew when all else is known; or NULL */
 } mt_bench_options;
 
 enum {
@@ -62,6 +62,7 @@ typedef struct mt_bench {
     } * blocks; /* of device memory, freed by mt_bench_release */
     int64_t block_count, block_room;
     void *flush;
+    FILE *json;       /* or NULL */
     bool graph;       /* this family's launches are recorded, where the kernel set can be */
     const char *path; /* how the case in hand is computed, or NULL */
     int64_t seed;     /* of the next buffer */

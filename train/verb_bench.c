@@ -1,5 +1,4 @@
 /* mixtape bench: the speed of this build on a device, against floors measured in the same run. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,7 +25,7 @@ static mt_status choose_recipes(const char *recipes[RECIPES], int *count,
 
 mt_status mt_verb_bench(int argc, char **argv)
 {
-    const char *device = "auto", *shape = NULL, *dtype = "bf16", *grads = "f32", *json = NULL;
+    const char *device = "auto", *shape = NULL, *dtype = "bf16", *grads = "f32";
     const char *recipes[RECIPES];
     mt_option_list list = { 0 }, sets = { 0 };
     int64_t threads = 0;
@@ -44,7 +43,8 @@ mt_status mt_verb_bench(int argc, char **argv)
           "of caches before each; with many the host is not timed (default: 1)" },
         { "graph", MT_OPTION_FLAG, &bench.graph, NULL, "launch recorded graphs (cuda)" },
         { "threads", MT_OPTION_INT, &threads, "N", "of the cpu (default: every core)" },
-        { "json", MT_OPTION_TEXT, &json, "FILE", "also write an object a line for each case" },
+        { "json", MT_OPTION_TEXT, &bench.json, "FILE",
+          "also write an object a line for each case" },
     };
     const mt_command command = {
         .usage = "mixtape bench [gemm|moe|quantize|ops|step] [options]",
@@ -74,12 +74,5 @@ mt_status mt_verb_bench(int argc, char **argv)
     bench.device = device, bench.shape = shape, bench.recipes = recipes;
     bench.kernels = sets.items, bench.kernel_count = sets.count;
     bench.threads = (int)threads;
-    if (json) {
-        bench.json = fopen(json, "w");
-        MT_REQUIRE(bench.json, MT_EIO, "bench: %s: %s", json, strerror(errno));
-    }
-    mt_status status = mt_bench_run(&bench, family);
-    if (bench.json && fclose(bench.json) != 0 && status == MT_OK)
-        status = MT_FAIL(MT_EIO, "bench: %s: %s", json, strerror(errno));
-    return status;
+    return mt_bench_run(&bench, family);
 }

@@ -230,6 +230,16 @@ static void test_bad_arguments(void **state)
     assert_verb("bench --json /nonexistent/x.json", MT_EXIT_FILES, "/nonexistent/x.json");
     assert_verb("bench ops --shape nano --launches 1 --device cpu --json /dev/full", MT_EXIT_FILES,
                 "cannot be written");
+    /* what is refused begins no file */
+    char line[512];
+    put_text(in_dir("kept.json"), "of yesterday");
+    snprintf(line, sizeof line, "bench ops --dtype f16 --device cpu --json %s",
+             in_dir("kept.json"));
+    assert_verb(line, MT_EXIT_USAGE, "no kernels for f16");
+    size_t bytes;
+    char *kept = get_file(in_dir("kept.json"), &bytes);
+    assert_string_equal(kept, "of yesterday");
+    free(kept);
     assert_verb("bench --help", MT_EXIT_DONE, "mixtape bench [gemm|moe|quantize|ops|step]");
 }
 
