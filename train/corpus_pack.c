@@ -148,7 +148,7 @@ static mt_status pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *
                       const mt_corpus_source *sources, const mt_corpus_pieces *pieces)
 {
     bool bytes = true;
-    for (int64_t i = 0; i < args->input_count; i++) bytes &= sources[i].bytes == 1;
+    for (int64_t i = 0; i < args->input_count; i++) bytes &= sources[i].is_text;
     int64_t vocab = args->vocab_size ? args->vocab_size : 256;
     mt_dtype dtype = vocab <= 256 ? MT_U8 : vocab <= 65536 ? MT_U16 : MT_U32;
     packer out[2] = { { .dtype = dtype, .vocab_size = vocab },

@@ -12,6 +12,7 @@ typedef struct mt_corpus_source {
     int64_t count;
     int bytes; /* of an element: 1, 2, 4, 8 */
     bool is_signed;
+    bool is_text; /* whose bytes are the tokens */
 } mt_corpus_source;
 
 /* Maps a file and finds its elements. On failure nothing is held. */

@@ -101,6 +101,7 @@ mt_status mt_corpus_source_open(mt_corpus_source *source, const char *path, mt_c
     };
     *source = (mt_corpus_source){ .path = path };
     if (input == MT_INPUT_AUTO) input = guess_input(path, vocab_size);
+    source->is_text = input == MT_INPUT_BYTES;
     MT_REQUIRE(input == MT_INPUT_BYTES || vocab_size > 0, MT_ECONFIG,
                "'%s' holds tokens: vocab_size must be given", path);
     MT_TRY(mt_file_map_open(&source->map, path));

@@ -167,6 +167,11 @@ static void test_npy(void **state)
     put_npy(path, 2, "{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }", i64, 24);
     assert_ok(pack_one(path, 100, out));
     expect_tokens(out, want_i64, 3);
+    mt_corpus_info info; /* a token of one byte is not a byte of text */
+    put_npy(path, 1, "{'descr': '|u1', 'shape': (8,), }", u16, 8);
+    assert_ok(pack_one(path, 256, out));
+    assert_ok(mt_corpus_read_info(&info, out));
+    assert_false(mt_corpus_of_bytes(&info));
     static const struct {
         const char *dictionary, *words;
     } bad[] = {
