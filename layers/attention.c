@@ -7,6 +7,9 @@ mt_status mt_attention(mt_tape *tape, mt_value **y, mt_value *qkv, const mt_atte
 {
     const mt_attention_shape *s = shape;
     mt_value *lse;
+    MT_TRY(mt_tensor_check(
+        &qkv->data, "attention: qkv", qkv->data.dtype, 2,
+        (int64_t[]){ s->batch * s->sequence, (s->query_heads + 2 * s->kv_heads) * s->head_dim }));
     MT_TRY(mt_tape_value(tape, y, qkv->data.dtype, 2,
                          (int64_t[]){ s->batch * s->sequence, s->query_heads * s->head_dim }));
     MT_TRY(mt_tape_value(tape, &lse, mt_dtype_wide(qkv->data.dtype), 3,

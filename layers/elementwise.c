@@ -171,6 +171,9 @@ mt_status mt_swiglu_record(mt_tape *tape, mt_value *y, mt_value *x, const mt_rag
 mt_status mt_swiglu(mt_tape *tape, mt_value **y, mt_value *x, const mt_ragged *rows)
 {
     int64_t n = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data) / 2;
+    MT_REQUIRE(mt_tensor_cols(&x->data) == 2 * width, MT_EINVAL,
+               "swiglu: x has %lld columns, must be gates and as many values",
+               (long long)mt_tensor_cols(&x->data));
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ n, width }));
     MT_TRY(swiglu_run(tape, (*y)->data.data, &x->data,
                       rows ? rows_used(rows->members, &rows->offsets->data) : NULL));

@@ -65,11 +65,28 @@ static int64_t norm_groups(const mt_attention_shape *s)
                                               : 0;
 }
 
+/* Weights of a norm over each of so many heads, or over all of them. */
+static mt_status check_norm(const mt_param *w, const mt_attention_shape *s, int64_t heads)
+{
+    if (s->norm == MT_QK_NORM_NONE || !w) return MT_OK; /* the kernel asks for what is missing */
+    int64_t width = s->head_dim * (s->norm == MT_QK_NORM_HEAD ? 1 : heads);
+    MT_REQUIRE(mt_param_count(w) == width, MT_EINVAL,
+               "qk_norm_rope: %s has %lld weights, %lld heads of %lld need %lld", w->name,
+               (long long)mt_param_count(w), (long long)heads, (long long)s->head_dim,
+               (long long)width);
+    return MT_OK;
+}
+
 mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *w_q, mt_param *w_k,
                           const mt_attention_shape *shape)
 {
     int64_t tokens = shape->batch * shape->sequence;
     mt_value *rstd;
+    MT_TRY(mt_tensor_check(
+        &qkv->data, "qk_norm_rope: qkv", qkv->data.dtype, 2,
+        (int64_t[]){ tokens, (shape->query_heads + 2 * shape->kv_heads) * shape->head_dim }));
+    MT_TRY(check_norm(w_q, shape, shape->query_heads));
+    MT_TRY(check_norm(w_k, shape, shape->kv_heads));
     MT_TRY(mt_tape_value(tape, y, qkv->data.dtype, qkv->data.ndim, qkv->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(qkv->data.dtype), 2,
                          (int64_t[]){ tokens, norm_groups(shape) }));

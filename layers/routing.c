@@ -24,6 +24,10 @@ mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w
 {
     int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
     mt_value *probs, *lse;
+    MT_REQUIRE(mt_param_count(w) == shape->experts * width, MT_EINVAL,
+               "router: %s has %lld weights, %lld experts of %lld columns need %lld", w->name,
+               (long long)mt_param_count(w), (long long)shape->experts, (long long)width,
+               (long long)(shape->experts * width));
     MT_TRY(router_values(tape, routing, &probs, &lse, tokens, mt_dtype_wide(x->data.dtype), shape));
     MT_TRY(mt_param_need(w, MT_ROW));
     MT_TRY(mt_router_fwd(
@@ -153,6 +157,9 @@ struct rows_attrs {
 mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *route)
 {
     int64_t width = mt_tensor_cols(&x->data), rows = route->tokens * route->top_k;
+    MT_REQUIRE(mt_tensor_rows(&x->data) == route->tokens, MT_EINVAL,
+               "gather: x has %lld rows, the route %lld tokens",
+               (long long)mt_tensor_rows(&x->data), (long long)route->tokens);
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ rows, width }));
     MT_TRY(mt_gather_fwd(
         mt_tape_stream(tape),
@@ -206,6 +213,8 @@ static mt_status combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *wei
                          const mt_route *route, bool weighs)
 {
     int64_t width = mt_tensor_cols(&x->data);
+    MT_TRY(mt_tensor_check(&weights->data, "combine: weights", mt_dtype_wide(x->data.dtype), 2,
+                           (int64_t[]){ route->tokens, route->top_k }));
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ route->tokens, width }));
     MT_TRY(mt_combine_fwd(mt_tape_stream(tape),
                           &(struct mt_combine_fwd_args){ .dtype = x->data.dtype,

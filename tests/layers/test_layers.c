@@ -338,6 +338,21 @@ static void test_refusals(void **state)
     mt_routing routing;
     mt_router_shape shape = { .experts = E, .top_k = E + 1 };
     assert_fails(mt_router(r.tape, &routing, x, r.router, &shape), MT_EINVAL, "top_k is 6");
+    shape.experts = E + 1;
+    assert_fails(mt_router(r.tape, &routing, x, r.router, &shape), MT_EINVAL, "router has 30");
+    shape = (mt_router_shape){ .experts = E, .top_k = 2 };
+    assert_fails(mt_router(r.tape, &routing, narrow, r.router, &shape), MT_EINVAL, "of 5 columns");
+    mt_route route = { .tokens = T + 1, .top_k = 2 };
+    assert_fails(mt_gather(r.tape, &y, x, &route), MT_EINVAL, "the route 10 tokens");
+    assert_fails(mt_combine(r.tape, &y, x, narrow, &route), MT_EINVAL, "must be f32[10,2]");
+    assert_fails(mt_swiglu(r.tape, &y, narrow, NULL), MT_EINVAL, "swiglu: x has 5 columns");
+    mt_attention_shape heads = { 1, T, 2, 1, 2, MT_QK_NORM_HEAD, 0, r.x, r.x };
+    assert_fails(mt_attention(r.tape, &y, x, &heads), MT_EINVAL, "attention: qkv is f32[9,6]");
+    assert_fails(mt_qk_norm_rope(r.tape, &y, x, r.router, r.router, &heads), MT_EINVAL,
+                 "must be f32[9,8]");
+    heads.query_heads = 1;
+    assert_fails(mt_qk_norm_rope(r.tape, &y, x, r.router, r.router, &heads), MT_EINVAL,
+                 "1 heads of 2 need 2");
     mt_tape_abort(r.tape);
     rig_close(&r);
 }
