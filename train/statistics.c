@@ -84,6 +84,9 @@ static mt_status read_config(mt_statistics *s, const mt_config *c)
             snprintf(reason, sizeof reason, "%s", mt_error_message());
             return MT_FAIL(status, "statistics.what_if: %s", reason);
         }
+        for (int i = 0; i + 1 < s->what_if_count; i++) /* each has its own name in the file */
+            MT_REQUIRE(!mt_format_spec_equal(&s->what_if[i], &s->what_if[s->what_if_count - 1]),
+                       MT_ECONFIG, "statistics.what_if: '%s' is there twice", item);
     }
     return MT_OK;
 }

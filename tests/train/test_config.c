@@ -183,6 +183,8 @@ static const struct bad {
     { "statistics: {every: 1, tensors: [Y]}\n", "statistics.every=2", MT_ECONFIG,
       "t.yaml:11: statistics.tensors: 'Y' is not one of W X dY" },
     { "statistics: {what_if: [nvfp5]}\n", NULL, MT_ECONFIG, "nvfp5" },
+    { "statistics: {what_if: [mxfp8, mxfp4, 'mxfp8:scale=up']}\n", NULL, MT_ECONFIG,
+      "'mxfp8:scale=up' is there twice" },
     { "recipe: nvfp5\n", NULL, MT_ECONFIG, "t.yaml:11: recipe: 'nvfp5'" },
     { "recipe: fprop=mxfp8:rht dgrad=bf16 wgrad=bf16\n", NULL, MT_ECONFIG, "fprop W row" },
     { "recipe:\n- {layers: '*', use: nvfp4}\n", NULL, MT_ECONFIG, "first clause" },
