@@ -1,12 +1,13 @@
 /* The layout of N matrices laid back to back in one buffer (NUMERICS section 1).
  *
- * | mode               | first_dims | last_dims | m                       | k                     |
- * |--------------------|------------|-----------|-------------------------|-----------------------|
- * | same both dims     | NULL       | NULL      | rows of every member    | columns of every member
- * | | varying first dim  | int64[N]   | NULL      | rows the buffer holds (sum M_i or more) |
- * columns of every member | | varying last dim   | NULL       | int64[N]  | rows of every member |
- * columns the buffer holds (sum K_i or more) | | varying both       | int64[N]   | int64[N]  | 1 |
- * elements the buffer holds |
+ * | mode          | first_dims | last_dims | m                  | k                      |
+ * |---------------|------------|-----------|--------------------|------------------------|
+ * | uniform       | NULL       | NULL      | rows of a member   | columns of a member    |
+ * | varying first | int64[N]   | NULL      | rows of the buffer | columns of a member    |
+ * | varying last  | NULL       | int64[N]  | rows of a member   | columns of the buffer  |
+ * | varying both  | int64[N]   | int64[N]  | 1                  | elements of the buffer |
+ *
+ * Of the buffer: what it has room for, the members' sum or more.
  *
  * `offsets` are CSR in elements, int64[N+1], NULL only when both dims are uniform. All three arrays
  * live on the device. Members of size zero and a capacity tail past the last member are legal. */

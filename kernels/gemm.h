@@ -1,11 +1,10 @@
 /* The grouped GEMM and what feeds it: one contract for dense and ragged, every format.
  *
- * | layout | pass  | a                | b               | result |
- * |--------|-------|------------------|-----------------|-------------------------------------------|
- * | TN     | fprop | W row  [N; n, k] | X row  [rows, k] | y[r, j]  = sum_k x[r, k] w[j, k] (+
- * bias[j]) | | NN     | dgrad | W col  [N; n, k] | dY row [rows, n] | dx[r, c] = sum_j dy[r, j]
- * w[j, c]         | | NT     | wgrad | X col  [rows, k] | dY col [rows, n] | dw[j, c] = sum_r dy[r,
- * j] x[r, c]         |
+ * | layout | pass  | a               | b                | result                            |
+ * |--------|-------|-----------------|------------------|-----------------------------------|
+ * | TN     | fprop | W row [N; n, k] | X row [rows, k]  | y[r, j] = sum_k x[r, k] w[j, k]   |
+ * | NN     | dgrad | W col [N; n, k] | dY row [rows, n] | dx[r, c] = sum_j dy[r, j] w[j, c] |
+ * | NT     | wgrad | X col [rows, k] | dY col [rows, n] | dw[j, c] = sum_r dy[r, j] x[r, c] |
  *
  * W is a uniform group of N members [n, k] (any layout; PACKED where pack_weight wrote it). X and
  * dY are groups of N members with ragged rows (or uniform: N equal members), compact, rows in
