@@ -58,8 +58,9 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
  * unless `force`; shapes must match in any case. The trainer is unchanged where the checkpoint is
  * refused. */
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
-/* Weights and router bias of any checkpoint into a model, converted to its masters' dtype, and
- * refreshes it. */
+/* Weights and router bias of any checkpoint into a model, converted to its masters' dtype; the
+ * recipes of its step hold, with the scales of delayed scaling that a run in these formats left;
+ * and refreshes it. */
 mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
 
 /* How many checkpoints DIR has, complete or not; 0 where it is not there. */

@@ -107,6 +107,18 @@ cleanup:
     return status;
 }
 
+/* What the run's passes compute in after that step: its recipes, and the scales that its formats
+ * carry. In other formats than the run's they begin at 1. */
+static mt_status load_formats(mt_model *model, const mt_checkpoint_state *state, mt_checkpoint *c)
+{
+    bool changed;
+    MT_TRY(mt_precision_set_step(mt_model_precision(model), state->step, &changed));
+    mt_status status = mt_checkpoint_delayed(state, c, false);
+    if (status == MT_OK) return mt_checkpoint_delayed(state, c, true);
+    if (status == MT_ECONFIG) mt_error_clear(), status = MT_OK;
+    return status;
+}
+
 mt_status mt_checkpoint_load_model(mt_model *model, const char *path)
 {
     mt_checkpoint *checkpoint;
@@ -115,6 +127,7 @@ mt_status mt_checkpoint_load_model(mt_model *model, const char *path)
     mt_stream stream = { .device = mt_param_store_device(state.params) };
     MT_TRY(mt_checkpoint_open(&checkpoint, path));
     mt_status status = mt_checkpoint_restore(&state, checkpoint);
+    if (status == MT_OK) status = load_formats(model, &state, checkpoint);
     mt_checkpoint_close(&checkpoint);
     MT_TRY(status);
     return mt_model_refresh(model, &stream);

@@ -124,11 +124,41 @@ static void histories_of_another_recipe_are_refused(void **state)
     mt_trainer_destroy(&t);
 }
 
+/* eval and sample compute in what the run came to: the recipe of that step, the scales it left. */
+static void weights_are_loaded_with_the_formats_of_their_step(void **state)
+{
+    (void)state;
+    char path[MT_CHECKPOINT_PATH];
+    int32_t tokens[TOKENS];
+    int64_t count;
+    double loss[3];
+    const mt_checkpoint_info info = { .run_config = "", .git_revision = "", .corpus = "" };
+    mt_trainer_config c = config_of(MT_F32, "nvfp4; steps=1.. fp8_delayed");
+    mt_trainer *t, *other;
+    mt_step_result r;
+    for (int i = 0; i < TOKENS; i++) tokens[i] = i * i % 23;
+    assert_ok(mt_trainer_create(&t, test_device(), &c));
+    for (int i = 0; i < 3; i++) assert_ok(mt_trainer_step(t, tokens, tokens, &r));
+    assert_ok(mt_checkpoint_save(in_dir("run"), t, &info, path));
+    assert_ok(mt_trainer_eval(t, tokens, tokens, 2, &loss[0], &count));
+    mt_trainer_destroy(&t);
+    for (int i = 1; i < 3; i++) { /* then in formats that the run did not have */
+        c.forward_only = true;
+        assert_ok(mt_trainer_create(&other, test_device(), &c));
+        assert_ok(mt_checkpoint_load_model(mt_trainer_model(other), path));
+        assert_ok(mt_trainer_eval(other, tokens, tokens, 2, &loss[i], &count));
+        mt_trainer_destroy(&other);
+        c = config_of(MT_F32, "fprop=fp8_delayed:e5m2 backward=high_precision");
+    }
+    assert_true(loss[1] == loss[0] && loss[2] != loss[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(neutral_under_every_recipe),
         cmocka_unit_test(histories_of_another_recipe_are_refused),
+        cmocka_unit_test(weights_are_loaded_with_the_formats_of_their_step),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
