@@ -100,20 +100,21 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
     return status;
 }
 
-static mt_status trace_steps(mt_h5 *out, mt_device *device, const char *path,
+static mt_status trace_steps(mt_h5 *out, mt_device *device, const char *path, int64_t step,
                              const mt_trainer_config *c, const mt_trace_input *in)
 {
     mt_trainer *trainer;
     MT_TRY(mt_trainer_create(&trainer, device, c));
     mt_status status = mt_checkpoint_load_model(mt_trainer_model(trainer), path);
+    if (status == MT_OK) status = mt_trainer_set_steps(trainer, step);
     if (status == MT_OK) status = mt_trace_steps(out, trainer, in);
     mt_trainer_destroy(&trainer);
     return status;
 }
 
 /* Everything but reading the input. */
-static mt_status write_trace(const char *path, const mt_config *config, const mt_trace_input *in,
-                             const struct options *o)
+static mt_status write_trace(const char *path, int64_t step, const mt_config *config,
+                             const mt_trace_input *in, const struct options *o)
 {
     mt_status status = MT_OK;
     mt_h5 *out = NULL;
@@ -122,7 +123,7 @@ static mt_status write_trace(const char *path, const mt_config *config, const mt
     MT_TRY_CLEANUP(mt_device_open(&device, config->device, NULL, 0));
     MT_TRY_CLEANUP(mt_h5_create(&out, o->out));
     if (o->steps)
-        MT_TRY_CLEANUP(trace_steps(out, device, path, c, in));
+        MT_TRY_CLEANUP(trace_steps(out, device, path, step, c, in));
     else
         MT_TRY_CLEANUP(trace_batch(out, device, path, c, in, &o->trace));
     MT_TRY_CLEANUP(mt_h5_commit(&out));
@@ -151,7 +152,7 @@ static mt_status trace(const char *given, const struct options *o)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
                                (long long)o->steps, o->tokens, (long long)in.steps));
     MT_TRY_CLEANUP(make_config(&config, meta, dtype, &in, &o->sets));
-    MT_TRY_CLEANUP(write_trace(path, &config, &in, o));
+    MT_TRY_CLEANUP(write_trace(path, meta->step, &config, &in, o));
 cleanup:
     mt_trace_input_free(&in);
     mt_checkpoint_close(&checkpoint);
@@ -175,15 +176,17 @@ mt_status mt_verb_trace(int argc, char **argv)
         { "dtype", MT_OPTION_TEXT, &o.dtype, "DTYPE",
           "compute in f32 (default), bf16 or f64; f64 is written as f64, the others as f32" },
         { "steps", MT_OPTION_INT, &steps, "N",
-          "tokens are [N,B,S]: one AdamW step each, losses f64 [N] are written" },
+          "tokens are [N,B,S]: one AdamW step each; losses, aux_losses, grad_norms f64 [N]" },
         { "set", MT_OPTION_LIST, &o.sets, "K=V", "a configuration key, such as optim.lr=1e-3" },
     };
     const mt_command command = {
-        .usage = "mixtape trace CKPT --tokens IN.h5 -o OUT.h5 [options]",
+        .usage = "mixtape trace CKPT|RUN --tokens IN.h5 -o OUT.h5 [options]",
         .about =
             "Runs a checkpoint on given tokens and writes what it computes into an HDF5 file, for\n"
             "comparison with other programs: logits, losses, gradients, activations, or the\n"
-            "losses of some optimizer steps.",
+            "losses of some optimizer steps; in the recipe and with the optimizer of its run, "
+            "from\n"
+            "moments of zero on and at a constant rate.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 1,
