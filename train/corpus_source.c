@@ -69,8 +69,8 @@ static mt_status open_npy(mt_corpus_source *s)
     MT_REQUIRE(typed, MT_EDAMAGED, "'%s': elements '%.8s' are not little-endian integers", s->path,
                type ? type : "");
     bool shaped = shape && sscanf(shape, "(%lld,%c", &count, &after) == 2 && after == ')';
-    MT_REQUIRE(shaped && count >= 0, MT_EDAMAGED, "'%s': shape '%.20s' is not of one dimension",
-               s->path, shape ? shape : "");
+    MT_REQUIRE(shaped && count >= 0, MT_EDAMAGED, "'%s': shape '%.*s' is not of one dimension",
+               s->path, shape ? (int)strcspn(shape, ")") + 1 : 0, shape ? shape : "");
     size_t room = s->map.bytes - start - length;
     MT_REQUIRE((uint64_t)count <= room / (size_t)size, MT_EDAMAGED,
                "'%s': %lld elements of %d bytes, but only %zu bytes follow the header", s->path,

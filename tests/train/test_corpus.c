@@ -179,7 +179,7 @@ static void test_npy(void **state)
         { "{'descr': '>u2', 'shape': (2,), }", "little-endian integers" },
         { "{'descr': '<u3', 'shape': (2,), }", "little-endian integers" },
         { "{'shape': (2,), }", "little-endian integers" },
-        { "{'descr': '<u2', 'shape': (2, 2), }", "one dimension" },
+        { "{'descr': '<u2', 'shape': (2, 2), }", "shape '(2, 2)' is not of one dimension" },
         { "{'descr': '<u2', 'shape': (), }", "one dimension" },
         { "{'descr': '<u2'}", "one dimension" },
         { "{'descr': '<u2', 'shape': (9,), }", "only 16 bytes" },
