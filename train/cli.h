@@ -27,7 +27,7 @@ extern "C" {
     X(quantize, "IN.h5 -o OUT.h5", "a tensor in any number format, to compare bit for bit")        \
     X(gradcheck, "[--op GLOB]", "the tape's gradients against central differences")                \
     X(trace, "CKPT --tokens IN.h5", "what a model computes, written out for comparison")           \
-    X(inspect, "CKPT|FILE.h5|DIR", "what a checkpoint, a corpus or another file holds")            \
+    X(inspect, "CKPT|RUN|FILE|DIR", "what a checkpoint, a corpus or another file holds")           \
     X(plan, "CONFIG.yaml", "memory, parameters and work of a run, before it starts")               \
     X(bench, "[FAMILY]", "how fast this build computes here, against what is possible")            \
     X(doctor, "", "what was found on this machine, and a self-check")
