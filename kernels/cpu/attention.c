@@ -41,15 +41,33 @@ MT_INLINE void multiply_tile(mt_real *c, int64_t ldc, const mt_real *a, int64_t 
 /* The same for `rows` rows, of which those up to the next THIRD of a tile are there to be written.
  */
 enum { THIRD = ROWS / 3 };
-MT_INLINE void multiply_panel(mt_real *c, int64_t ldc, const mt_real *a, int64_t row, int64_t col,
-                              const mt_real *b, int64_t ldb, int64_t rows, int64_t depth, bool add)
+MT_INLINE void multiply_rows(mt_real *c, int64_t ldc, const mt_real *a, int64_t row, int64_t col,
+                             const mt_real *b, int64_t ldb, int64_t rows, struct part p)
 {
-    if (rows > 2 * THIRD)
-        multiply_tile(c, ldc, a, row, col, b, ldb, (struct part){ ROWS, 2, depth, add });
-    else if (rows > THIRD)
-        multiply_tile(c, ldc, a, row, col, b, ldb, (struct part){ 2 * THIRD, 2, depth, add });
-    else
-        multiply_tile(c, ldc, a, row, col, b, ldb, (struct part){ THIRD, 2, depth, add });
+    if (rows > 2 * THIRD) {
+        p.rows = ROWS;
+        multiply_tile(c, ldc, a, row, col, b, ldb, p);
+    } else if (rows > THIRD) {
+        p.rows = 2 * THIRD;
+        multiply_tile(c, ldc, a, row, col, b, ldb, p);
+    } else {
+        p.rows = THIRD;
+        multiply_tile(c, ldc, a, row, col, b, ldb, p);
+    }
+}
+
+/* And for the first `width` columns of a panel, in whole vectors. */
+MT_INLINE void multiply_panel(mt_real *c, int64_t ldc, const mt_real *a, int64_t row, int64_t col,
+                              const mt_real *b, int64_t ldb, int64_t rows, int64_t width,
+                              int64_t depth)
+{
+    struct part p = { .vecs = 2, .depth = depth, .add = true };
+    if (width > LANES) {
+        multiply_rows(c, ldc, a, row, col, b, ldb, rows, p);
+    } else {
+        p.vecs = 1;
+        multiply_rows(c, ldc, a, row, col, b, ldb, rows, p);
+    }
 }
 
 /* tile [queries, keys] = x y^T: x [queries, dim] of pitch ld, y in panels. Of the last panel that a
@@ -60,8 +78,8 @@ static void scores(mt_real *tile, const mt_real *x, int64_t ld, const mt_real *p
     for (int64_t r = 0; r < at->queries; r += ROWS) {
         int64_t rows = at->queries - r, keys = tile_keys(at, r), c = 0;
         for (; keys - c > LANES || (c < keys && rows <= 2 * THIRD); c += PANEL)
-            multiply_panel(tile + r * BK + c, BK, x + r * ld, ld, 1, panels + c * dim, PANEL, rows,
-                           dim, false);
+            multiply_rows(tile + r * BK + c, BK, x + r * ld, ld, 1, panels + c * dim, PANEL, rows,
+                          (struct part){ .vecs = 2, .depth = dim });
         if (c < keys)
             multiply_tile(tile + r * BK + c, BK, x + r * ld, ld, 1, panels + c * dim, PANEL,
                           (struct part){ ROWS, 1, dim, false });
@@ -75,7 +93,7 @@ static void add_by_query(mt_real *out, const mt_real *tile, const mt_real *y, in
     for (int64_t r = 0; r < at->queries; r += ROWS)
         for (int64_t c = 0; c < padded; c += PANEL)
             multiply_panel(out + r * ld + c, ld, tile + r * BK, BK, 1, y + c, ld, at->queries - r,
-                           tile_keys(at, r), true);
+                           padded - c, tile_keys(at, r));
 }
 
 /* out [keys, ld] += tile^T x, x [queries, ld]. */
@@ -86,15 +104,15 @@ static void add_by_key(mt_real *out, const mt_real *tile, const mt_real *x, int6
         int64_t first = k > at->diagonal ? k - at->diagonal : 0; /* query that sees key k */
         for (int64_t c = 0; c < padded && first < at->queries; c += PANEL)
             multiply_panel(out + k * ld + c, ld, tile + first * BK + k, 1, BK, x + first * ld + c,
-                           ld, at->keys - k, at->queries - first, true);
+                           ld, at->keys - k, padded - c, at->queries - first);
     }
 }
 
 /* ---- heads in scratch ---- */
 
-/* The shape of a call, and of its scratch: rows have a pitch of ld, an odd number of panels so that
- * they spread over the cache's sets, of which the first `padded` elements are used; keys are the
- * sequence in whole blocks. */
+/* The shape of a call, and of its scratch: rows have a pitch of ld, an odd number of vectors or of
+ * panels so that they spread over the cache's sets, of which the first `padded` elements are used;
+ * keys are the sequence in whole blocks. */
 struct shape {
     int64_t sequence, nq, nkv, dim, width; /* width of a row of qkv */
     int64_t padded, ld, keys;
@@ -102,22 +120,13 @@ struct shape {
 
 static struct shape shape_of(int64_t sequence, int64_t nq, int64_t nkv, int64_t dim)
 {
-    int64_t panels = mt_ceil_div(dim, PANEL), blocks = mt_ceil_div(sequence, BK);
+    int64_t vecs = mt_ceil_div(dim, LANES), blocks = mt_ceil_div(sequence, BK);
     struct shape s = { .sequence = sequence, .nq = nq, .nkv = nkv, .dim = dim };
     s.width = (nq + 2 * nkv) * dim;
-    s.padded = panels * PANEL;
-    s.ld = (panels | 1) * PANEL;
+    s.padded = vecs * LANES;
+    s.ld = vecs % 2 ? s.padded : (vecs / 2 | 1) * PANEL;
     s.keys = blocks * BK;
     return s;
-}
-
-/* Heads lie in rows far apart, which no prefetcher follows: they are asked for, AHEAD rows ahead.
- */
-enum { AHEAD = 8 };
-
-MT_INLINE void ask_for_row(const mt_elem *x, int64_t dim)
-{
-    for (int64_t c = 0; c < dim; c += 64 / (int64_t)sizeof *x) __builtin_prefetch(x + c);
 }
 
 /* rows [count, ld] = scale * source rows of `stride`; the rest up to `total` rows, and of each row,
@@ -128,10 +137,12 @@ static void load_rows(mt_real *rows, const mt_elem *from, int64_t stride, int64_
     for (int64_t r = 0; r < count; r++) {
         const mt_elem *x = from + r * stride;
         mt_real *y = rows + r * s->ld;
+        int64_t c = 0;
         ask_for_row(x + AHEAD * stride, s->dim);
-#pragma omp simd
-        for (int64_t c = 0; c < s->dim; c++) y[c] = scale * mt_get(x + c);
-        for (int64_t c = s->dim; c < s->padded; c++) y[c] = 0;
+        for (; c + LANES <= s->dim; c += LANES)
+            *(vec *)(y + c) = broadcast(scale) * load_elements(x + c);
+        for (; c < s->dim; c++) y[c] = scale * mt_get(x + c);
+        for (; c < s->padded; c++) y[c] = 0;
     }
     for (int64_t r = count; r < total; r++)
         memset(rows + r * s->ld, 0, (size_t)s->padded * sizeof *rows);
@@ -192,8 +203,7 @@ static int64_t forward_scratch(struct forward *f, mt_real *scratch, const struct
 static void forward_block(const struct forward *f, int64_t from, int64_t queries,
                           const struct shape *s)
 {
-    for (int64_t r = 0; r < queries; r++) f->sums.most[r] = -(mt_real)INFINITY, f->sums.sum[r] = 0;
-    memset(f->sums.y, 0, (size_t)(BQ * s->ld) * sizeof *f->sums.y);
+    soften_begin(&f->sums);
     for (int64_t k = 0; k < from + queries; k += BK) {
         struct block at = { queries, mt_min(BK, s->sequence - k), from - k };
         scores(f->sums.tile, f->q, s->ld, f->keys + k * s->dim, s->dim, &at);
@@ -219,10 +229,7 @@ static void forward_task(const struct mt_attention_fwd_args *args, int64_t batch
             forward_block(f, from, queries, s);
             mt_real *lse = (mt_real *)args->lse + (batch * s->nq + h) * s->sequence + from;
             mt_elem *y = (mt_elem *)args->y + (batch * s->sequence + from) * pitch + h * s->dim;
-            for (int64_t r = 0; r < queries; r++) {
-                lse[r] = f->sums.most[r] + (mt_real)log((double)f->sums.sum[r]);
-                store_row(y + r * pitch, f->sums.y + r * s->ld, 1 / f->sums.sum[r], s->dim);
-            }
+            soften_end(y, lse, pitch, queries, s->dim, &f->sums);
         }
 }
 
@@ -306,10 +313,7 @@ static void backward_task(const struct mt_attention_bwd_args *args, int64_t batc
             const mt_elem *y = (const mt_elem *)args->y + at;
             load_rows(b->q, qkv + q, s->width, queries, BQ, scale, s);
             load_rows(b->dy, dy, pitch, queries, BQ, 1, s);
-            for (int64_t r = 0; r < queries; r++) {
-                ask_for_row(y + (r + AHEAD) * pitch, s->dim);
-                b->dot[r] = dot_rows(dy + r * pitch, y + r * pitch, s->dim);
-            }
+            dot_rows(b->dot, dy, y, pitch, queries, s->dim);
             backward_block(b, (const mt_real *)args->lse + (batch * s->nq + h) * s->sequence + from,
                            from, queries, s);
             for (int64_t r = 0; r < queries; r++)

@@ -213,8 +213,7 @@ static int64_t forward_scratch(struct forward *f, float *scratch, const struct s
 static void forward_block(const struct forward *f, int64_t from, int64_t queries, float scale,
                           const struct shape *s)
 {
-    for (int64_t r = 0; r < queries; r++) f->sums.most[r] = -INFINITY, f->sums.sum[r] = 0;
-    memset(f->sums.y, 0, (size_t)(BQ * s->padded) * sizeof *f->sums.y);
+    soften_begin(&f->sums);
     for (int64_t k = 0; k < from + queries; k += BK) {
         struct block at = { queries, mt_min(BK, s->sequence - k), from - k };
         scores(f->sums.tile, f->q, f->keys + k * s->padded, scale, &at, s);
@@ -238,10 +237,7 @@ static void forward_task(const struct mt_attention_fwd_args *args, int64_t batch
             forward_block(f, from, queries, (float)args->scale, s);
             float *lse = (float *)args->lse + (batch * s->nq + h) * s->sequence + from;
             mt_elem *y = (mt_elem *)args->y + (batch * s->sequence + from) * pitch + h * s->dim;
-            for (int64_t r = 0; r < queries; r++) {
-                lse[r] = f->sums.most[r] + (float)log((double)f->sums.sum[r]);
-                store_row(y + r * pitch, f->sums.y + r * s->padded, 1 / f->sums.sum[r], s->dim);
-            }
+            soften_end(y, lse, pitch, queries, s->dim, &f->sums);
         }
 }
 
@@ -337,8 +333,7 @@ static void backward_task(const struct mt_attention_bwd_args *args, int64_t batc
             load_rows(b->dy, dy, pitch, queries, s);
             load_pairs(b->q_pairs, qkv + q, s->width, queries, s);
             load_pairs(b->dy_pairs, dy, pitch, queries, s);
-            for (int64_t r = 0; r < queries; r++)
-                b->dot[r] = dot_rows(dy + r * pitch, y + r * pitch, s->dim);
+            dot_rows(b->dot, dy, y, pitch, queries, s->dim);
             backward_block(b, (const float *)args->lse + (batch * s->nq + h) * s->sequence + from,
                            from, queries, scale, s);
             for (int64_t r = 0; r < queries; r++)

@@ -77,8 +77,9 @@ MT_INLINE void spread_strip(vec *x, const mt_real *value)
     for (int j = 0; j < STRIP; j++) x[j] = broadcast(value[j / 2]);
 }
 
-/* most[0 .. PAIR) = the largest scores of rows. NaN may be passed over: its exponential is not. */
-MT_INLINE void pair_max(mt_real *most, const mt_real *p, int64_t seen, int64_t columns)
+/* most[0 .. PAIR) = the largest scores of rows, lane by lane. NaN may be passed over: its
+ * exponential is not. */
+MT_INLINE void pair_max(vec *most, const mt_real *p, int64_t seen, int64_t columns)
 {
     vec first[STRIP], top[STRIP], x[STRIP];
     spread_strip(first, (const mt_real[PAIR]){ p[0], p[BK] });
@@ -89,12 +90,11 @@ MT_INLINE void pair_max(mt_real *most, const mt_real *p, int64_t seen, int64_t c
         MT_UNROLL
         for (int j = 0; j < STRIP; j++) top[j] = larger(top[j], x[j]);
     }
-    for (int i = 0; i < PAIR; i++) most[i] = lanes_max(larger(top[2 * i], top[2 * i + 1]));
+    for (int i = 0; i < PAIR; i++) most[i] = larger(top[2 * i], top[2 * i + 1]);
 }
 
-/* p = exp(p - base), masked ones 0, and the sums of rows. */
-MT_INLINE void pair_exp(mt_real *sum, mt_real *p, const mt_real *base, int64_t seen,
-                        int64_t columns)
+/* p = exp(p - base), masked ones 0, and the sums of rows, lane by lane. */
+MT_INLINE void pair_exp(vec *sum, mt_real *p, const mt_real *base, int64_t seen, int64_t columns)
 {
     const vec zero[STRIP] = { { 0 } };
     vec total[STRIP] = { { 0 } }, x[STRIP], off[STRIP];
@@ -111,35 +111,45 @@ MT_INLINE void pair_exp(mt_real *sum, mt_real *p, const mt_real *base, int64_t s
         for (int j = 0; j < STRIP; j++) total[j] += x[j];
         store_strip(p + c, x);
     }
-    for (int i = 0; i < PAIR; i++) sum[i] = lanes_sum(total[2 * i] + total[2 * i + 1]);
+    for (int i = 0; i < PAIR; i++) sum[i] = total[2 * i] + total[2 * i + 1];
 }
 
 /* Scores become exp(score - new maximum), those masked 0, and what was summed so far shrinks to
  * that maximum. A pass at a time over all rows, since the steps of a row wait for each other. */
 static inline void soften(const struct softmax *f, const struct block *at)
 {
-    mt_real base[BQ], sum[BQ], shrink[BQ];
+    vec lanes[BQ];
+    mt_real base[BQ], shrink[BQ];
+    memset(lanes, 0, sizeof lanes);
     for (int64_t r = 0; r < at->queries; r += PAIR)
-        pair_max(base + r, f->tile + r * BK, row_keys(at, r), row_columns(at, r));
-    for (int64_t r = 0; r < at->queries; r++) {
-        mt_real most = base[r] > f->most[r] ? base[r] : f->most[r];
+        pair_max(lanes + r, f->tile + r * BK, row_keys(at, r), row_columns(at, r));
+    for (int64_t r = 0; r < at->queries; r += LANES) {
+        vec top = maxima_of_lanes(lanes + r), old = *(const vec *)(f->most + r);
+        vec most = choose(top > old, top, old);
         /* All -Inf so far: any finite base gives sums of 0. */
-        base[r] = most == -(mt_real)INFINITY ? 0 : most;
-        shrink[r] = f->most[r] - base[r];
-        f->most[r] = most;
+        top = choose(most == -(mt_real)INFINITY, (vec){ 0 }, most);
+        *(vec *)(f->most + r) = most;
+        *(vec_at *)(base + r) = top;
+        /* Of nothing so far anything will do, but a result below the normal range is slow. */
+        *(vec_at *)(shrink + r) =
+            exp_lanes(choose(old == -(mt_real)INFINITY, (vec){ 0 }, old - top));
     }
     for (int64_t r = 0; r < at->queries; r += PAIR)
-        pair_exp(sum + r, f->tile + r * BK, base + r, row_keys(at, r), row_columns(at, r));
-#pragma omp simd
-    for (int64_t r = 0; r < at->queries; r++) {
-        shrink[r] = mt_exp(shrink[r]);
-        f->sum[r] = f->sum[r] * shrink[r] + sum[r];
+        pair_exp(lanes + r, f->tile + r * BK, base + r, row_keys(at, r), row_columns(at, r));
+    for (int64_t r = 0; r < at->queries; r += LANES) {
+        vec *sum = (vec *)(f->sum + r);
+        *sum = *sum * *(const vec_at *)(shrink + r) + sums_of_lanes(lanes + r);
     }
-    for (int64_t r = 0; r < at->queries; r++) {
-        mt_real *y = f->y + r * f->ld;
-#pragma omp simd
-        for (int64_t c = 0; c < f->padded; c++) y[c] *= shrink[r];
-    }
+    for (int64_t r = 0; r < at->queries; r++)
+        for (int64_t c = 0; c < f->padded; c += LANES)
+            *(vec *)(f->y + r * f->ld + c) *= broadcast(shrink[r]);
+}
+
+/* Nothing summed yet. */
+static inline void soften_begin(const struct softmax *f)
+{
+    for (int64_t r = 0; r < BQ; r++) f->most[r] = -(mt_real)INFINITY, f->sum[r] = 0;
+    memset(f->y, 0, (size_t)(BQ * f->ld) * sizeof *f->y);
 }
 
 /* Scores p become probabilities, dp the gradient of the scores, p (dp - dot); masked ones 0. */
@@ -171,18 +181,65 @@ static inline void rows_bwd(mt_real *p, mt_real *dp, const mt_real *lse, const m
     }
 }
 
-MT_INLINE mt_real dot_rows(const mt_elem *a, const mt_elem *b, int64_t dim)
+/* A vector of a row, stored. */
+MT_INLINE void store_lanes(mt_elem *to, vec x)
 {
-    mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < dim; c++) sum += mt_get(a + c) * mt_get(b + c);
-    return sum;
+#if MT_ELEM_BITS == 16
+    mt_real lane[LANES];
+    memcpy(lane, &x, sizeof x);
+#pragma omp simd
+    for (int i = 0; i < LANES; i++) mt_put(to + i, lane[i]);
+#else
+    *(vec_at *)to = x;
+#endif
+}
+
+/* Heads lie in rows far apart, which no prefetcher follows: they are asked for, AHEAD rows ahead.
+ */
+enum { AHEAD = 8 };
+
+MT_INLINE void ask_for_row(const mt_elem *x, int64_t dim)
+{
+    for (int64_t c = 0; c < dim; c += 64 / (int64_t)sizeof *x) __builtin_prefetch(x + c);
+}
+
+/* dot[r] = <a, b> of `rows` rows, at most BQ; written up to a whole vector. */
+static inline void dot_rows(mt_real *dot, const mt_elem *a, const mt_elem *b, int64_t pitch,
+                            int64_t rows, int64_t dim)
+{
+    for (int64_t from = 0; from < rows; from += LANES) {
+        vec sum[LANES] = { { 0 } };
+        for (int64_t r = from; r < mt_min(rows, from + LANES); r++) {
+            const mt_elem *x = a + r * pitch, *y = b + r * pitch;
+            vec total = { 0 };
+            int64_t c = 0;
+            ask_for_row(y + AHEAD * pitch, dim);
+            for (; c + LANES <= dim; c += LANES)
+                total += load_elements(x + c) * load_elements(y + c);
+            for (; c < dim; c++) total[0] += mt_get(x + c) * mt_get(y + c);
+            sum[r - from] = total;
+        }
+        *(vec *)(dot + from) = sums_of_lanes(sum);
+    }
 }
 
 MT_INLINE void store_row(mt_elem *to, const mt_real *row, mt_real scale, int64_t dim)
 {
+    int64_t c = 0;
+    for (; c + LANES <= dim; c += LANES)
+        store_lanes(to + c, broadcast(scale) * *(const vec_at *)(row + c));
+    for (; c < dim; c++) mt_put(to + c, scale * row[c]);
+}
+
+/* y = the rows' sums over their weights, and lse, of `queries` rows whose keys are all summed. */
+static inline void soften_end(mt_elem *y, mt_real *lse, int64_t pitch, int64_t queries, int64_t dim,
+                              const struct softmax *f)
+{
+    const mt_real *most = f->most, *sum = f->sum;
 #pragma omp simd
-    for (int64_t c = 0; c < dim; c++) mt_put(to + c, scale * row[c]);
+    for (int64_t r = 0; r < queries; r++) lse[r] = most[r] + (mt_real)mt_log((double)sum[r]);
+    for (int64_t r = 0; r < queries; r++)
+        store_row(y + r * pitch, f->y + r * f->ld, 1 / sum[r], dim);
 }
 
 /* The next `count` of a thread's scratch; NULL while scratch is NULL and sizes are only added up.

@@ -93,32 +93,12 @@ MT_INLINE vec smaller(vec x, vec y)
 #endif
 }
 
-/* Lanes that are less than `count`. */
+/* Lanes that are less than `count`, which fits a lane: to compare it as it is needs no branch. */
 MT_INLINE vec_bits lanes_below(int64_t count)
 {
     vec_bits lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
-    return lane < (mt_real_bits)(count > LANES ? LANES : count < 0 ? 0 : count);
-}
-
-/* Sum and maximum over the lanes, halves onto each other. */
-MT_INLINE mt_real lanes_sum(vec x)
-{
-    mt_real lane[LANES];
-    memcpy(lane, &x, sizeof x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
-}
-
-MT_INLINE mt_real lanes_max(vec x)
-{
-    mt_real lane[LANES];
-    memcpy(lane, &x, sizeof x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
-    return lane[0];
+    return lane < (mt_real_bits)count;
 }
 
 /* Lanes of x and y in groups of `width`: the even groups of both by turns (odd 0), or the odd ones
@@ -167,6 +147,29 @@ MT_INLINE void transpose(vec *x)
     for (int width = 1; width < LANES; width *= 2) MT_UNROLL
     for (int i = 0; i < LANES; i++)
         if (!(i & width)) turn_blocks(&x[i], &x[i + width], width);
+}
+
+/* Lane i is the sum, and the maximum, over the lanes of x[i], halves onto each other; spoils x. */
+MT_INLINE vec sums_of_lanes(vec *x)
+{
+    MT_UNROLL
+    for (int width = LANES / 2; width > 0; width /= 2) MT_UNROLL
+    for (int i = 0; i < width; i++) {
+        turn_blocks(&x[i], &x[i + width], width);
+        x[i] += x[i + width];
+    }
+    return x[0];
+}
+
+MT_INLINE vec maxima_of_lanes(vec *x)
+{
+    MT_UNROLL
+    for (int width = LANES / 2; width > 0; width /= 2) MT_UNROLL
+    for (int i = 0; i < width; i++) {
+        turn_blocks(&x[i], &x[i + width], width);
+        x[i] = larger(x[i], x[i + width]);
+    }
+    return x[0];
 }
 
 /* The steps of mt_exp for x[0 .. count) cut to [least, most]: exp(x) = p 2^n, n = sum - shift. */

@@ -121,3 +121,43 @@ MT_INLINE mt_real mt_exp(mt_real x)
     return p * mt_from_bits((mt_real_bits)(half << MANTISSA)) *
            mt_from_bits((mt_real_bits)((bits - half) << MANTISSA));
 }
+
+MT_INLINE int64_t mt_f64_bits(double x)
+{
+    int64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+MT_INLINE double mt_f64_from(int64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* log(x) of a sum of exponentials, in double: +0 and above, or NaN. Under f32 within 2^-49 of the
+ * result, which to the nearest float is as good as exact.
+ *
+ * x = 2^n m, m from sqrt(1/2) up to sqrt(2); log m = 2 atanh(s), s = (m - 1) / (m + 1). */
+MT_INLINE double mt_log(double x)
+{
+#if MT_ELEM_BITS == 64
+    return log(x);
+#else
+    const int64_t least = 0x3fe6a09e667f3bcd, one = 0x3ff0000000000000, inf = 0x7ff0000000000000;
+    const int64_t mantissa = ((int64_t)1 << 52) - 1, integer = 0x4330000000000000;
+    int64_t u = mt_f64_bits(x);
+    /* 2^52 + 1023 + n, since few machines shift 64 bits with their sign or convert them. */
+    double n = mt_f64_from(((u - least + one) >> 52 & 0xfff) | integer);
+    double m = mt_f64_from(((u - least) & mantissa) + least);
+    double s = (m - 1) / (m + 1), t = s * s, p = 2.0 / 17;
+    MT_UNROLL
+    for (int i = 15; i > 1; i -= 2) p = p * t + 2.0 / i;
+    p = (n - (0x1p52 + 1023)) * 0x1.62e42fefa39efp-1 + (p * t * s + 2 * s);
+    /* Masks, since compilers leave a loop alone where they see branches. */
+    int64_t finite = -(int64_t)(u > 0) & -(int64_t)(u < inf), zero = -(int64_t)(u == 0);
+    int64_t v = (mt_f64_bits(p) & finite) | (u & ~finite);
+    return mt_f64_from((v & ~zero) | ((inf | INT64_MIN) & zero));
+#endif
+}
