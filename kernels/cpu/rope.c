@@ -98,7 +98,9 @@ MT_INLINE void token_fwd_of(const struct mt_qk_norm_rope_fwd_args *args, int64_t
 
 static void token_fwd(const struct mt_qk_norm_rope_fwd_args *args, int64_t t)
 {
-    if (args->head_dim == 32)
+    if (args->head_dim == 16)
+        token_fwd_of(args, t, 16);
+    else if (args->head_dim == 32)
         token_fwd_of(args, t, 32);
     else if (args->head_dim == 64)
         token_fwd_of(args, t, 64);
@@ -224,7 +226,9 @@ MT_INLINE void token_bwd_of(const struct mt_qk_norm_rope_bwd_args *args, int64_t
 static void token_bwd(const struct mt_qk_norm_rope_bwd_args *args, int64_t t, mt_real *dw_q,
                       mt_real *dw_k)
 {
-    if (args->head_dim == 32)
+    if (args->head_dim == 16)
+        token_bwd_of(args, t, dw_q, dw_k, 16);
+    else if (args->head_dim == 32)
         token_bwd_of(args, t, dw_q, dw_k, 32);
     else if (args->head_dim == 64)
         token_bwd_of(args, t, dw_q, dw_k, 64);
