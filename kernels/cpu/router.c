@@ -5,8 +5,9 @@
 #include "kernels/cpu/lanes.h"
 
 enum {
-    ROWS = 4,                    /* of a tile */
-    COLS = 64 / sizeof(mt_real), /* of a tile: a cache line */
+    ROWS =
+        MT_ISA_LEVEL == 512 ? 8 : 4, /* of a tile: with VECS, sums enough to hide their latency */
+    COLS = 64 / sizeof(mt_real),     /* of a tile: a cache line */
     VECS = COLS / LANES,
     TOKENS = LANES < ROWS ? ROWS : LANES, /* whose logits there is room for */
     TREE = 8,                             /* experts whose probabilities are summed side by side */
@@ -27,7 +28,8 @@ MT_INLINE void tile(mt_real *out, int64_t out_stride, const mt_real *a, int64_t 
         vec w[VECS];
         for (int j = 0; j < VECS; j++) w[j] = *(const vec_at *)(b + k * bk + j * LANES);
         for (int i = 0; i < ROWS; i++)
-            for (int j = 0; j < VECS; j++) acc[i][j] += w[j] * a[i * ai + k * ak];
+            for (int j = 0; j < VECS; j++)
+                acc[i][j] = multiply_add(w[j], broadcast(a[i * ai + k * ak]), acc[i][j]);
     }
     for (int i = 0; i < ROWS; i++)
         for (int j = 0; j < VECS; j++) *(vec_at *)(out + i * out_stride + j * LANES) = acc[i][j];
@@ -84,7 +86,8 @@ static void to_rows(mt_real *rows, const vec *columns, int64_t padded)
 {
     for (int64_t e = 0; e < padded; e += LANES, columns += LANES) {
         vec x[LANES];
-        memcpy(x, columns, sizeof x);
+        MT_UNROLL
+        for (int i = 0; i < LANES; i++) x[i] = columns[i];
         transpose(x);
         MT_UNROLL
         for (int i = 0; i < LANES; i++) *(vec_at *)(rows + i * padded + e) = x[i];
@@ -143,8 +146,13 @@ static void finish_token(const struct mt_router_fwd_args *a, int64_t t, const mt
     ((mt_real *)a->lse)[t] = (mt_real)lse;
     lse = (double)((mt_real *)a->lse)[t];
     sums->z_sum += lse * lse;
-    memcpy((mt_real *)a->probs + t * a->experts, probs, (size_t)a->experts * sizeof *probs);
-    for (int64_t e = 0; e < a->experts; e++) sums->prob_sum[e] += (double)probs[e];
+    mt_real *kept = (mt_real *)a->probs + t * a->experts;
+    double *prob_sum = sums->prob_sum;
+#pragma omp simd
+    for (int64_t e = 0; e < a->experts; e++) {
+        kept[e] = probs[e];
+        prob_sum[e] += (double)probs[e];
+    }
     for (int64_t i = 0; i < a->top_k; i++) {
         weights[i] = probs[chosen[i]];
         total += weights[i];
@@ -168,9 +176,10 @@ static void route_tokens(const struct mt_router_fwd_args *a, int64_t t, int64_t 
     for (int64_t e = 0; a->bias && e < n; e++) b->score[e] = b->prob[e] + (mt_real)a->bias[e];
     select_top(b->chosen, a->top_k, b->score, n);
     memcpy(a->chosen + t * a->top_k, b->chosen, (size_t)(rows * a->top_k) * sizeof *b->chosen);
-    for (int64_t i = 0; i < rows; i++)
-        finish_token(a, t + i, b->logits + i * padded, (double)b->top[i] + log((double)b->sum[i]),
-                     sums);
+    double lse[LANES];
+#pragma omp simd
+    for (int i = 0; i < LANES; i++) lse[i] = (double)b->top[i] + mt_log((double)b->sum[i]);
+    for (int64_t i = 0; i < rows; i++) finish_token(a, t + i, b->logits + i * padded, lse[i], sums);
 }
 
 /* wr^T in panels of COLS experts: panels[p, d, c] = wr[p COLS + c, d], 0 past E. */
@@ -280,7 +289,8 @@ mt_status MT_CPU(router_fwd)(mt_stream *stream, const struct mt_router_fwd_args 
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-static void token_dlogits(const struct mt_router_bwd_args *a, int64_t t)
+/* dlogits of a token becomes dP; returns <dP, P>, lane by lane. */
+MT_INLINE vec token_dprobs(const struct mt_router_bwd_args *a, int64_t t)
 {
     int64_t n = a->experts;
     const mt_real *p = (const mt_real *)a->probs + t * n, *dprob_sum = a->dprob_sum;
@@ -298,11 +308,38 @@ static void token_dlogits(const struct mt_router_bwd_args *a, int64_t t)
         for (int64_t i = 0; i < a->top_k; i++)
             d[chosen[i]] += a->normalize ? (dw[i] - mean) / total : dw[i];
     }
-    mt_real dot = 0, z = 0;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t e = 0; e < n; e++) dot += d[e] * p[e];
-    if (a->dz_sum) z = *(const mt_real *)a->dz_sum * 2 * ((const mt_real *)a->lse)[t];
-    for (int64_t e = 0; e < n; e++) d[e] = p[e] * (d[e] - dot) + z * p[e];
+    vec dot = { 0 };
+    int64_t e = 0;
+    for (; e + LANES <= n; e += LANES) dot += *(const vec_at *)(d + e) * *(const vec_at *)(p + e);
+    for (; e < n; e++) dot[0] += d[e] * p[e];
+    return dot;
+}
+
+/* dlogits of `rows` tokens, at most LANES, from t on. */
+static void find_dlogits(const struct mt_router_bwd_args *a, int64_t t, int64_t rows)
+{
+    vec dots[LANES] = { { 0 } };
+    for (int64_t i = 0; i < rows; i++) dots[i] = token_dprobs(a, t + i);
+    vec dot = sums_of_lanes(dots);
+    for (int64_t i = 0; i < rows; i++) {
+        const mt_real *p = (const mt_real *)a->probs + (t + i) * a->experts;
+        mt_real *d = (mt_real *)a->dlogits + (t + i) * a->experts, z = 0, mean = dot[i];
+        if (a->dz_sum) z = *(const mt_real *)a->dz_sum * 2 * ((const mt_real *)a->lse)[t + i];
+#pragma omp simd
+        for (int64_t e = 0; e < a->experts; e++) d[e] = p[e] * (d[e] - mean) + z * p[e];
+    }
+}
+
+/* dx = add + from; `add` NULL is 0, and may be dx. */
+MT_INLINE void add_row(mt_elem *dx, const mt_elem *add, const mt_real *from, int64_t count)
+{
+    if (add) {
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) mt_put(dx + j, mt_get(add + j) + from[j]);
+    } else {
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) mt_put(dx + j, 0 + from[j]);
+    }
 }
 
 /* Rows [t, t + rows) of dx from dlogits rows `d` (ROWS of them) and wr padded to `stride` columns.
@@ -319,8 +356,10 @@ static void dx_rows(const struct mt_router_bwd_args *a, int64_t t, int64_t rows,
         tile(out, COLS, d, a->experts, 1, wr + c, stride, a->experts);
         for (int64_t i = 0; i < rows; i++) {
             int64_t at = (t + i) * width + c;
-            for (int64_t j = 0; j < cols; j++)
-                mt_put(dx + at + j, (add ? mt_get(add + at + j) : 0) + out[i * COLS + j]);
+            if (cols == COLS)
+                add_row(dx + at, add ? add + at : NULL, out + i * COLS, COLS);
+            else
+                add_row(dx + at, add ? add + at : NULL, out + i * COLS, cols);
         }
     }
 }
@@ -356,6 +395,11 @@ static void dwr_part(const struct mt_router_bwd_args *a, int64_t e, int64_t c)
         for (int64_t i = 0; i < n; i++) {
             const mt_elem *from = (const mt_elem *)a->x + (t + i) * width + c;
             const mt_real *dl = (const mt_real *)a->dlogits + (t + i) * a->experts + e;
+            if (cols == COLS && experts == GROUP) { /* constants: no calls of memcpy */
+                for (int64_t j = 0; j < COLS; j++) x[i * COLS + j] = mt_get(from + j);
+                for (int64_t j = 0; j < GROUP; j++) d[i * GROUP + j] = dl[j];
+                continue;
+            }
             for (int64_t j = 0; j < cols; j++) x[i * COLS + j] = mt_get(from + j);
             for (int64_t j = 0; j < experts; j++) d[i * GROUP + j] = dl[j];
         }
@@ -383,7 +427,7 @@ mt_status MT_CPU(router_bwd)(mt_stream *stream, const struct mt_router_bwd_args 
     char *base = scratch;
 
 #pragma omp parallel for num_threads(threads) schedule(static) if (a->tokens > MIN_BLOCK)
-    for (int64_t t = 0; t < a->tokens; t++) token_dlogits(a, t);
+    for (int64_t t = 0; t < a->tokens; t += LANES) find_dlogits(a, t, mt_min(LANES, a->tokens - t));
     if (a->dx)
         router_dx(a, (mt_real *)(base + wr_at), stride, (mt_real *)(base + tail_at), threads);
     if (a->dwr) {
