@@ -181,19 +181,6 @@ static inline void rows_bwd(mt_real *p, mt_real *dp, const mt_real *lse, const m
     }
 }
 
-/* A vector of a row, stored. */
-MT_INLINE void store_lanes(mt_elem *to, vec x)
-{
-#if MT_ELEM_BITS == 16
-    mt_real lane[LANES];
-    memcpy(lane, &x, sizeof x);
-#pragma omp simd
-    for (int i = 0; i < LANES; i++) mt_put(to + i, lane[i]);
-#else
-    *(vec_at *)to = x;
-#endif
-}
-
 /* Heads lie in rows far apart, which no prefetcher follows: they are asked for, AHEAD rows ahead.
  */
 enum { AHEAD = 8 };

@@ -68,6 +68,19 @@ MT_INLINE vec load_elements(const mt_elem *p)
 #endif
 }
 
+/* And stored, each rounded. */
+MT_INLINE void store_lanes(mt_elem *to, vec x)
+{
+#if MT_ELEM_BITS == 16
+    mt_real lane[LANES];
+    memcpy(lane, &x, sizeof x);
+#pragma omp simd
+    for (int i = 0; i < LANES; i++) mt_put(to + i, lane[i]);
+#else
+    *(vec_at *)to = x;
+#endif
+}
+
 /* x where the mask is set, else y. */
 MT_INLINE vec choose(vec_bits mask, vec x, vec y)
 {
@@ -168,6 +181,29 @@ MT_INLINE vec maxima_of_lanes(vec *x)
     for (int i = 0; i < width; i++) {
         turn_blocks(&x[i], &x[i + width], width);
         x[i] = larger(x[i], x[i + width]);
+    }
+    return x[0];
+}
+
+/* The same of one vector. */
+MT_INLINE mt_real lanes_sum(vec x)
+{
+    MT_UNROLL
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        vec y = x;
+        turn_blocks(&x, &y, width);
+        x += y;
+    }
+    return x[0];
+}
+
+MT_INLINE mt_real lanes_max(vec x)
+{
+    MT_UNROLL
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        vec y = x;
+        turn_blocks(&x, &y, width);
+        x = larger(x, y);
     }
     return x[0];
 }

@@ -1,11 +1,18 @@
 /* Cross-entropy. */
-#include "kernels/cpu/vecmath.h"
+#include "kernels/cpu/lanes.h"
 
 #include "kernels/cpu/backend.h"
 
 /* SERIAL: fewer elements are done by one thread. BLOCK: logits whose maximum and sum are taken
- * while in the L1 cache. */
-enum { SERIAL = 1 << 14, BLOCK = 2048 };
+ * while in the L1 cache. STEP: those taken side by side. */
+enum { SERIAL = 1 << 14, BLOCK = 2048, STEP = 4 * LANES };
+
+/* x = STEP logits. */
+MT_INLINE void load_step(vec *x, const mt_elem *logits)
+{
+    MT_UNROLL
+    for (int j = 0; j < 4; j++) x[j] = load_elements(logits + j * LANES);
+}
 
 /* The maximum, and sum exp(x - maximum), of a row. A NaN anywhere, or +Inf, makes the sum NaN. */
 static double sum_exp(mt_real *maximum, const mt_elem *logits, int64_t vocab)
@@ -13,22 +20,29 @@ static double sum_exp(mt_real *maximum, const mt_elem *logits, int64_t vocab)
     mt_real most = -(mt_real)INFINITY;
     double total = 0;
     for (int64_t from = 0; from < vocab; from += BLOCK) {
-        const mt_elem *x = logits + from;
-        int64_t count = mt_min(BLOCK, vocab - from);
-        mt_real_bits order = mt_to_order(most);
-#pragma omp simd reduction(max : order)
-        for (int64_t v = 0; v < count; v++) {
-            mt_real_bits o = mt_to_order(mt_get(x + v));
-            order = o > order ? o : order;
+        const mt_elem *logit = logits + from;
+        int64_t count = mt_min(BLOCK, vocab - from), v = 0;
+        mt_real before = most;
+        vec x[4], top[4], sums[4] = { { 0 } };
+        for (int j = 0; j < 4; j++) top[j] = broadcast(most);
+        for (; v + STEP <= count; v += STEP) { /* NaN is passed over */
+            load_step(x, logit + v);
+            for (int j = 0; j < 4; j++) top[j] = larger(top[j], x[j]);
         }
-        mt_real block_most = mt_from_order(order);
+        most = lanes_max(larger(larger(top[0], top[1]), larger(top[2], top[3])));
+        for (; v < count; v++) most = mt_get(logit + v) > most ? mt_get(logit + v) : most;
         /* All -Inf so far: any finite base gives the sum 0. */
-        mt_real base = block_most == -(mt_real)INFINITY ? 0 : block_most, sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t v = 0; v < count; v++) sum += mt_exp(mt_get(x + v) - base);
-        if (from) total *= exp((double)most - (double)base);
+        mt_real base = most == -(mt_real)INFINITY ? 0 : most;
+        for (v = 0; v + STEP <= count; v += STEP) {
+            load_step(x, logit + v);
+            for (int j = 0; j < 4; j++) x[j] -= broadcast(base);
+            exp_vectors(x, 4);
+            for (int j = 0; j < 4; j++) sums[j] += x[j];
+        }
+        mt_real sum = lanes_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        for (; v < count; v++) sum += mt_exp(mt_get(logit + v) - base);
+        if (from) total *= exp((double)before - (double)base);
         total += (double)sum;
-        most = block_most;
     }
     *maximum = most;
     return total;
@@ -48,7 +62,7 @@ mt_status MT_CPU(cross_entropy_fwd)(mt_stream *stream, const struct mt_cross_ent
         losses[t] = 0;
         if (target == args->ignore) continue;
         mt_real most;
-        double log_sum = log(sum_exp(&most, logits, vocab));
+        double log_sum = mt_log(sum_exp(&most, logits, vocab));
         bool known = target >= 0 && target < vocab;
         mt_real at_target = known ? mt_get(logits + target) : (mt_real)NAN;
         lse[t] = (mt_real)((double)most + log_sum);
@@ -84,9 +98,20 @@ mt_status MT_CPU(cross_entropy_bwd)(mt_stream *stream, const struct mt_cross_ent
         mt_real lse = ((const mt_real *)args->lse)[t];
         bool known = target >= 0 && target < vocab;
         mt_real at_target = known ? mt_exp(mt_get(logits + target) - lse) - 1 : 0;
+        int64_t v = 0;
+#if MT_ELEM_BITS != 16
+        for (; v + STEP <= vocab; v += STEP) {
+            vec x[4];
+            load_step(x, logits + v);
+            for (int j = 0; j < 4; j++) x[j] -= broadcast(lse);
+            exp_vectors(x, 4);
+            for (int j = 0; j < 4; j++)
+                *(vec_at *)(dlogits + v + j * LANES) = broadcast(scale) * x[j];
+        }
+#endif
 #pragma omp simd
-        for (int64_t v = 0; v < vocab; v++)
-            mt_put(dlogits + v, scale * mt_exp(mt_get(logits + v) - lse));
+        for (int64_t i = v; i < vocab; i++)
+            mt_put(dlogits + i, scale * mt_exp(mt_get(logits + i) - lse));
         if (known) mt_put(dlogits + target, scale * at_target);
     }
     return MT_OK;
