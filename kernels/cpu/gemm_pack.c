@@ -1,6 +1,7 @@
 /* Weights in the order that the GEMM kernels read them, straight from the master or from a matrix
  * in place. */
 #include "kernels/cpu/gemm_priv.h"
+#include "kernels/cpu/lanes.h"
 
 #if MT_ISA_LEVEL > 0
 
@@ -16,21 +17,50 @@ MT_INLINE void read_lines(mt_real *to, int64_t pitch, const gemm_matrix *w, int6
             gemm_read(to + q * pitch, w->real, gemm_at(w, j, p + q), width);
 }
 
+/* VL neighbours of w's memory. */
+MT_INLINE vec read_vector(const gemm_matrix *w, int64_t j, int64_t p)
+{
+    const void *from = gemm_at(w, j, p);
+    return w->real ? vec_load(from) : vec_get(from);
+}
+
+/* VL columns from j on at depths [p, p + VL), of which `width` and `height` are in the matrix,
+ * turned from lines of w down to rows of a panel. */
+MT_INLINE void pack_square(mt_real *to, const gemm_matrix *w, int64_t j, int64_t width, int64_t p,
+                           int64_t height)
+{
+    vec x[VL];
+    if (width == VL && height == VL) {
+        UNROLL
+        for (int i = 0; i < VL; i++) x[i] = read_vector(w, j + i, p);
+    } else {
+        mt_real edge[VL][VL] = { { 0 } };
+        read_lines(edge[0], VL, w, j, width, p, height);
+        for (int i = 0; i < VL; i++) x[i] = vec_load(edge[i]);
+    }
+    transpose(x);
+    UNROLL
+    for (int q = 0; q < VL; q++)
+        if (q < height) vec_store(to + q * GEMM_NR, x[q]);
+}
+
 static void pack_panel(mt_real *to, const gemm_matrix *w, int64_t j, int64_t cols, int64_t depth)
 {
     int64_t width = mt_min(GEMM_NR, cols - j);
-    if (w->step != 1) {
-        if (width < GEMM_NR) memset(to, 0, (size_t)(depth * GEMM_NR) * sizeof(mt_real));
+    if (w->step == 1) {
+        for (int64_t p = 0; p < depth; p += VL, to += VL * GEMM_NR)
+            for (int64_t v = 0; v < GEMM_NR; v += VL)
+                pack_square(to + v, w, j + v, gemm_max(0, mt_min(VL, width - v)), p,
+                            mt_min(VL, depth - p));
+        return;
+    }
+    if (width < GEMM_NR) {
+        memset(to, 0, (size_t)(depth * GEMM_NR) * sizeof(mt_real));
         read_lines(to, GEMM_NR, w, j, width, 0, depth);
         return;
     }
-    mt_real tile[GEMM_NR][PAIR_DEPTH] = { { 0 } };
-    for (int64_t p = 0; p < depth; p += PAIR_DEPTH) {
-        int64_t height = mt_min(PAIR_DEPTH, depth - p);
-        read_lines(tile[0], PAIR_DEPTH, w, j, width, p, height);
-        for (int64_t q = 0; q < height; q++, to += GEMM_NR)
-            for (int64_t i = 0; i < GEMM_NR; i++) to[i] = tile[i][q];
-    }
+    for (int64_t p = 0; p < depth; p++, to += GEMM_NR)
+        for (int64_t v = 0; v < GEMM_NR; v += VL) vec_store(to + v, read_vector(w, j + v, p));
 }
 
 #if MT_ELEM_BITS == 16
