@@ -1,5 +1,5 @@
 /* Causal attention. */
-#include "layers/functional.h"
+#include "layers/contribution.h"
 
 #include <math.h>
 
@@ -38,14 +38,14 @@ mt_status mt_attention(mt_tape *tape, mt_value **y, mt_value *qkv, const mt_atte
 static mt_status attention_backward(mt_tape *tape, mt_node *node)
 {
     const mt_attention_shape *s = mt_node_attrs(node);
-    mt_tensor qkv, y, lse, dx, add;
+    mt_tensor qkv, y, lse;
+    mt_contribution dx;
     MT_TRY(mt_node_saved(tape, node, 0, &qkv));
     MT_TRY(mt_node_saved(tape, node, 1, &y));
     MT_TRY(mt_node_saved(tape, node, 2, &lse));
-    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    if (!dx.data) return MT_OK;
-    MT_REQUIRE(!add.data, MT_EINTERNAL, "attention: its input has a second consumer");
-    return mt_attention_bwd(mt_tape_stream(tape),
+    MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
+    if (!dx.to) return MT_OK;
+    MT_TRY(mt_attention_bwd(mt_tape_stream(tape),
                             &(struct mt_attention_bwd_args){ .dtype = qkv.dtype,
                                                              .batch = s->batch,
                                                              .sequence = s->sequence,
@@ -53,11 +53,12 @@ static mt_status attention_backward(mt_tape *tape, mt_node *node)
                                                              .kv_heads = s->kv_heads,
                                                              .head_dim = s->head_dim,
                                                              .scale = 1 / sqrt((double)s->head_dim),
-                                                             .dqkv = dx.data,
+                                                             .dqkv = dx.to,
                                                              .dy = mt_node_grad_out(node, 0).data,
                                                              .qkv = qkv.data,
                                                              .y = y.data,
-                                                             .lse = lse.data });
+                                                             .lse = lse.data }));
+    return mt_contribution_end(tape, &dx);
 }
 
 const mt_op mt_op_attention = { "attention", attention_backward, NULL };

@@ -1,4 +1,5 @@
 /* Embedding, residual add, rows of a matrix, SwiGLU: forward beside backward. */
+#include "layers/contribution.h"
 #include "layers/linear_priv.h"
 
 #include <string.h>
@@ -192,20 +193,21 @@ static mt_status swiglu_saved(mt_tape *tape, mt_node *node, mt_tensor *x, const 
 
 static mt_status swiglu_backward(mt_tape *tape, mt_node *node)
 {
-    mt_tensor x, grad, add;
+    mt_tensor x;
+    mt_contribution dx;
     const int64_t *used = NULL;
     MT_TRY(swiglu_saved(tape, node, &x, &used));
-    MT_TRY(mt_node_grad_in(tape, node, 0, &grad, &add));
-    if (!grad.data) return MT_OK;
-    MT_REQUIRE(!add.data, MT_EINTERNAL, "swiglu: its input has a second consumer");
-    return mt_swiglu_bwd(mt_tape_stream(tape),
+    MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
+    if (!dx.to) return MT_OK;
+    MT_TRY(mt_swiglu_bwd(mt_tape_stream(tape),
                          &(struct mt_swiglu_bwd_args){ .dtype = x.dtype,
                                                        .rows = mt_tensor_rows(&x),
                                                        .width = mt_tensor_cols(&x) / 2,
                                                        .rows_used = used,
-                                                       .dx = grad.data,
+                                                       .dx = dx.to,
                                                        .dy = mt_node_grad_out(node, 0).data,
-                                                       .x = x.data });
+                                                       .x = x.data }));
+    return mt_contribution_end(tape, &dx);
 }
 
 static mt_status swiglu_again(mt_tape *tape, mt_node *node, mt_tensor *out)

@@ -1,4 +1,5 @@
 /* Rows to the experts of other ranks, and back: each way is the backward of the other. */
+#include "layers/contribution.h"
 #include "layers/linear_priv.h"
 
 struct exchange_attrs {
@@ -282,27 +283,28 @@ mt_status mt_collect(mt_tape *tape, mt_value **y, mt_value *x, const mt_exchange
 static mt_status collect_backward(mt_tape *tape, mt_node *node)
 {
     const struct exchange_attrs *a = mt_node_attrs(node);
-    mt_tensor heads, row_line, offsets, dx, add, dy = mt_node_grad_out(node, 0);
+    mt_tensor heads, row_line, offsets, dy = mt_node_grad_out(node, 0);
+    mt_contribution dx;
     void *got;
     MT_TRY(mt_node_saved(tape, node, 0, &heads));
     MT_TRY(mt_node_saved(tape, node, 1, &row_line));
     MT_TRY(mt_node_saved(tape, node, 2, &offsets));
     MT_TRY(send_back(tape, node, &got, &dy, &heads, "gradients of experts' outputs"));
-    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    MT_REQUIRE(!add.data, MT_EINTERNAL, "collect: its input has a second consumer");
-    if (!dx.data) return MT_OK;
+    MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
+    if (!dx.to) return MT_OK;
     int64_t lines = a->blocks.ranks * a->blocks.lines;
-    return mt_gather_fwd(mt_tape_stream(tape),
+    MT_TRY(mt_gather_fwd(mt_tape_stream(tape),
                          &(struct mt_gather_fwd_args){ .dtype = dy.dtype,
                                                        .tokens = lines,
                                                        .width = a->width,
                                                        .top_k = 1,
                                                        .rows = lines,
-                                                       .y = dx.data,
+                                                       .y = dx.to,
                                                        .x = got,
                                                        .row_token = row_line.data,
                                                        .rows_used = (const int64_t *)offsets.data +
-                                                                    a->blocks.experts });
+                                                                    a->blocks.experts }));
+    return mt_contribution_end(tape, &dx);
 }
 
 const mt_op mt_op_collect = { "collect", collect_backward, NULL };

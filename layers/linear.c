@@ -1,4 +1,5 @@
 /* GroupedLinear: N linear layers as one, the rows of each member contiguous. */
+#include "layers/contribution.h"
 #include "layers/linear_priv.h"
 
 struct linear_attrs {
@@ -376,8 +377,8 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
     }
     if (a->gathers) MT_TRY(mt_node_saved(tape, node, a->token, &token));
     if (a->gathers && a->x >= 0) MT_TRY(mt_node_saved(tape, node, a->x, &x));
-    MT_REQUIRE(!z.data || !add->data, MT_EINTERNAL, "%s: its input has a second consumer", w->name);
-    if (!to) MT_TRY(mt_node_scratch(tape, node, &to, mt_tensor_bytes(&z)));
+    bool beside = z.data && add->data; /* a kernel that does not add */
+    if (!to || beside) MT_TRY(mt_node_scratch(tape, node, &to, mt_tensor_bytes(&z)));
     if (a->position >= 0)
         MT_TRY(
             mt_node_scratch(tape, node, &to, (size_t)(a->rows * a->in) * mt_dtype_size(dx->dtype)));
@@ -388,7 +389,7 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
                                                .b = dy,
                                                .d = to,
                                                .d_dtype = dx->dtype,
-                                               .c = a->position < 0 ? add->data : NULL },
+                                               .c = a->position < 0 && !beside ? add->data : NULL },
                                      .row_token = token.data,
                                      .rows_used = rows_used(a, &offsets),
                                      .act = x.data,
@@ -398,6 +399,9 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
                                      .position = slots.data };
     if (weights.data) args.tokens = slots.shape[0], args.top_k = slots.shape[1];
     MT_TRY(multiply(tape, &args));
+    if (beside)
+        return mt_contribution_end(
+            tape, &(mt_contribution){ .grad = *dx, .before = add->data, .to = to });
     if (a->position < 0) return MT_OK;
     MT_TRY(mt_node_saved(tape, node, a->position, &position));
     return mt_gather_bwd(mt_tape_stream(tape),
@@ -466,14 +470,17 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
     const struct linear_attrs *a = mt_node_attrs(node);
     mt_param *w = mt_node_param(node, 0);
     mt_tensor dy = mt_node_grad_out(node, 0), counts = { 0 }, elements = { 0 }, dx, add;
-    mt_tensor dweights = { 0 }, unused = { 0 };
+    mt_tensor dweights = { 0 };
+    mt_contribution weights = { 0 };
     if (a->counts >= 0) {
         MT_TRY(mt_node_saved(tape, node, a->counts, &counts));
         MT_TRY(mt_node_saved(tape, node, a->elements, &elements));
     }
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    if (a->weights >= 0) MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
-    MT_REQUIRE(!unused.data, MT_EINTERNAL, "%s: its weights have a second consumer", w->name);
+    if (a->weights >= 0) {
+        MT_TRY(mt_contribution_begin(tape, node, 1, &weights));
+        dweights = weights.grad, dweights.data = weights.to;
+    }
     bool dgrad = dx.data || (dweights.data && a->y < 0) || (a->gathers && !w->frozen);
     struct mt_linear_operand qdy = {
         .q =
@@ -499,7 +506,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
                                               a->gathers ? a->token : a->row_token, a->offsets }));
     if (dgrad && !a->gathers) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));
     mt_linear_operand_release(tape, &qdy);
-    return MT_OK;
+    return mt_contribution_end(tape, &weights);
 }
 
 const mt_op mt_op_grouped_linear = { "grouped_linear", linear_backward, NULL };

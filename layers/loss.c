@@ -1,5 +1,5 @@
 /* Cross-entropy, of logits or of what becomes logits part by part. */
-#include "layers/functional.h"
+#include "layers/contribution.h"
 
 enum { IGNORE = -100 };
 
@@ -40,24 +40,25 @@ mt_status mt_cross_entropy(mt_tape *tape, mt_value **loss, mt_value *logits, con
 static mt_status cross_entropy_backward(mt_tape *tape, mt_node *node)
 {
     const struct loss_attrs *a = mt_node_attrs(node);
-    mt_tensor logits, lse, dx, add;
+    mt_tensor logits, lse;
+    mt_contribution dx;
     MT_TRY(mt_node_saved(tape, node, 0, &logits));
     MT_TRY(mt_node_saved(tape, node, 1, &lse));
-    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    if (!dx.data) return MT_OK;
-    MT_REQUIRE(!add.data, MT_EINTERNAL, "cross_entropy: its logits have a second consumer");
-    return mt_cross_entropy_bwd(
+    MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
+    if (!dx.to) return MT_OK;
+    MT_TRY(mt_cross_entropy_bwd(
         mt_tape_stream(tape),
         &(struct mt_cross_entropy_bwd_args){ .dtype = logits.dtype,
                                              .tokens = mt_tensor_rows(&logits),
                                              .vocab = mt_tensor_cols(&logits),
                                              .ignore = IGNORE,
-                                             .dlogits = dx.data,
+                                             .dlogits = dx.to,
                                              .logits = logits.data,
                                              .lse = lse.data,
                                              .targets = a->targets,
                                              .scale = a->scale,
-                                             .dloss = mt_node_grad_out(node, 0).data });
+                                             .dloss = mt_node_grad_out(node, 0).data }));
+    return mt_contribution_end(tape, &dx);
 }
 
 const mt_op mt_op_cross_entropy = { "cross_entropy", cross_entropy_backward, NULL };

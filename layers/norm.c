@@ -1,5 +1,5 @@
 /* RMSNorm; queries and keys normalised and rotated. */
-#include "layers/functional.h"
+#include "layers/contribution.h"
 
 mt_status mt_rmsnorm(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, double eps)
 {
@@ -124,17 +124,17 @@ static mt_status qk_norm_rope_backward(mt_tape *tape, mt_node *node)
     const mt_attention_shape *s = mt_node_attrs(node);
     bool norm = s->norm != MT_QK_NORM_NONE, accumulate[2] = { 0 }, skip[2] = { true, true };
     mt_param *w[2] = { NULL, NULL };
-    mt_tensor x, rstd, dx, add;
+    mt_tensor x, rstd;
+    mt_contribution dx;
     MT_TRY(mt_node_saved(tape, node, 0, &x));
     MT_TRY(mt_node_saved(tape, node, 1, &rstd));
-    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    MT_REQUIRE(!add.data, MT_EINTERNAL, "qk_norm_rope: its input has a second consumer");
+    MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
     for (int i = 0; i < 2 && norm; i++) {
         w[i] = mt_node_param(node, i);
         MT_TRY(mt_param_need(w[i], MT_COL));
         MT_TRY(mt_param_grad_begin(tape, w[i], &accumulate[i], &skip[i]));
     }
-    if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));
+    if (!dx.to) MT_TRY(mt_node_scratch(tape, node, &dx.to, mt_tensor_bytes(&x)));
     MT_TRY(mt_qk_norm_rope_bwd(mt_tape_stream(tape), &(struct mt_qk_norm_rope_bwd_args){
                                                          .dtype = x.dtype,
                                                          .batch = s->batch,
@@ -145,7 +145,7 @@ static mt_status qk_norm_rope_backward(mt_tape *tape, mt_node *node)
                                                          .norm = s->norm,
                                                          .accumulate_q = accumulate[0],
                                                          .accumulate_k = accumulate[1],
-                                                         .dx = dx.data,
+                                                         .dx = dx.to,
                                                          .dw_q = skip[0] ? NULL : w[0]->grad,
                                                          .dw_k = skip[1] ? NULL : w[1]->grad,
                                                          .dy = mt_node_grad_out(node, 0).data,
@@ -156,7 +156,7 @@ static mt_status qk_norm_rope_backward(mt_tape *tape, mt_node *node)
                                                          .cos_table = s->cos_table,
                                                          .sin_table = s->sin_table }));
     for (int i = 0; i < 2 && norm; i++) MT_TRY(mt_param_grad_end(tape, w[i]));
-    return MT_OK;
+    return mt_contribution_end(tape, &dx);
 }
 
 const mt_op mt_op_qk_norm_rope = { "qk_norm_rope", qk_norm_rope_backward, NULL };

@@ -1,5 +1,5 @@
 /* Router, route plan, gather, combine. */
-#include "layers/functional.h"
+#include "layers/contribution.h"
 
 struct router_attrs {
     int64_t experts, top_k;
@@ -250,31 +250,32 @@ mt_status mt_combine_down(mt_tape *tape, mt_value **y, mt_value *x, mt_value *we
 static mt_status combine_backward(mt_tape *tape, mt_node *node)
 {
     const struct combine_attrs *a = mt_node_attrs(node);
-    mt_tensor dy = mt_node_grad_out(node, 0), weights, position, dx, add;
-    mt_tensor x = { 0 }, dweights = { 0 }, unused = { 0 };
+    mt_tensor dy = mt_node_grad_out(node, 0), weights, position, x = { 0 };
+    mt_contribution dx, dweights = { 0 };
     MT_TRY(mt_node_saved(tape, node, COMBINE_WEIGHTS, &weights));
     MT_TRY(mt_node_saved(tape, node, COMBINE_POSITION, &position));
-    MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
+    MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
     if (a->weighs) {
         MT_TRY(mt_node_saved(tape, node, COMBINE_X, &x));
-        MT_TRY(mt_node_grad_in(tape, node, 1, &dweights, &unused));
+        MT_TRY(mt_contribution_begin(tape, node, 1, &dweights));
     }
-    MT_REQUIRE(!add.data && !unused.data, MT_EINTERNAL, "combine: an input has a second consumer");
-    if (!dx.data && !a->weighs) return MT_OK;
-    if (!dx.data) MT_TRY(mt_node_scratch(tape, node, &dx.data, mt_tensor_bytes(&x)));
-    if (a->weighs && !dweights.data)
-        MT_TRY(mt_node_scratch(tape, node, &dweights.data, mt_tensor_bytes(&weights)));
-    return mt_combine_bwd(mt_tape_stream(tape),
-                          &(struct mt_combine_bwd_args){ .dtype = dx.dtype,
+    if (!dx.to && !a->weighs) return MT_OK;
+    if (!dx.to) MT_TRY(mt_node_scratch(tape, node, &dx.to, mt_tensor_bytes(&x)));
+    if (a->weighs && !dweights.to)
+        MT_TRY(mt_node_scratch(tape, node, &dweights.to, mt_tensor_bytes(&weights)));
+    MT_TRY(mt_combine_bwd(mt_tape_stream(tape),
+                          &(struct mt_combine_bwd_args){ .dtype = dx.grad.dtype,
                                                          .tokens = a->tokens,
-                                                         .width = mt_tensor_cols(&dx),
+                                                         .width = mt_tensor_cols(&dx.grad),
                                                          .top_k = a->top_k,
-                                                         .dx = dx.data,
-                                                         .dweights = dweights.data,
+                                                         .dx = dx.to,
+                                                         .dweights = dweights.to,
                                                          .dy = dy.data,
                                                          .x = x.data,
                                                          .weights = weights.data,
-                                                         .position = position.data });
+                                                         .position = position.data }));
+    MT_TRY(mt_contribution_end(tape, &dx));
+    return mt_contribution_end(tape, &dweights);
 }
 
 const mt_op mt_op_combine = { "combine", combine_backward, NULL };

@@ -9,7 +9,16 @@
 #include "core/rng.h"
 #include "train/gradcheck_priv.h"
 
-enum { STREAM_INPUT = 101, STREAM_WEIGHT = 102, STREAM_SAMPLE = 103, STREAM_PARAM = 104 };
+enum {
+    STREAM_INPUT = 101,
+    STREAM_WEIGHT = 102,
+    STREAM_SAMPLE = 103,
+    STREAM_PARAM = 104,
+    STREAM_OTHER = 105
+};
+
+/* Of the sum of two gradients, whose own sums may be rounded in another order. */
+static const double shared_limit = 1e-12;
 
 /* ---- a case -------------------------------------------------------------------------------------
  */
@@ -192,10 +201,28 @@ static mt_status evaluate_forward(check *c, double *value)
     return mt_error_pass(status, __FILE__, __LINE__);
 }
 
+/* The gradient that an input's other consumer gives its element j. */
+static double other_gradient(const check *c, int input, int64_t j)
+{
+    return mt_rng_normal(c->seed, STREAM_OTHER + 1000 * (uint32_t)input, (uint64_t)j);
+}
+
+static mt_status share_inputs(check *c, mt_value *const *in)
+{
+    for (int i = 0; i < c->input_count; i++) {
+        mt_tensor room;
+        MT_TRY(mt_tape_seed_room(c->tape, in[i], &room));
+        double *to = room.data;
+        for (int64_t j = 0; j < mt_tensor_count(&room); j++) to[j] = other_gradient(c, i, j);
+    }
+    return MT_OK;
+}
+
 static mt_status gradient_pass(check *c)
 {
     mt_value *in[CHECK_INPUTS] = { 0 }, *out[CHECK_OUTPUTS] = { 0 };
     MT_TRY(run_forward(c, true, in, out));
+    if (c->shared) MT_TRY(share_inputs(c, in));
     for (int i = 0; i < CHECK_OUTPUTS; i++) {
         if (!out[i]) continue;
         mt_tensor seed = out[i]->data;
@@ -301,6 +328,40 @@ static mt_status check_frozen(const mt_param *p)
     return MT_OK;
 }
 
+/* Beside another consumer of each input, its gradient is the sum of both. */
+static mt_status check_shared(check *c)
+{
+    double *alone[CHECK_INPUTS] = { 0 };
+    mt_status status = MT_OK;
+    for (int i = 0; i < c->input_count; i++) {
+        size_t bytes = mt_tensor_bytes(&c->inputs[i]);
+        alone[i] = malloc(bytes + 1);
+        if (!alone[i]) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "gradcheck: out of memory"));
+        memcpy(alone[i], c->input_grads[i], bytes);
+    }
+    mt_param_store_begin_step(c->store);
+    c->shared = true;
+    MT_TRY_CLEANUP(c->gradient(c));
+    MT_TRY_CLEANUP(mt_param_store_end_step(c->store));
+    for (int i = 0; i < c->input_count; i++) {
+        int64_t used = owned(c, &c->inputs[i]) * mt_tensor_cols(&c->inputs[i]);
+        for (int64_t j = 0; j < used && status == MT_OK; j++) {
+            double other = other_gradient(c, i, j), sum = alone[i][j] + other;
+            double got = c->input_grads[i][j], bound = fabs(alone[i][j]) + fabs(other);
+            if (!(fabs(got - sum) <= shared_limit * bound))
+                status = MT_FAIL(MT_EINTERNAL,
+                                 "gradcheck %s %s: the gradient of input%d[%lld] is %g beside "
+                                 "another consumer's %g, alone %g",
+                                 c->op, c->name, i, (long long)j, got, other, alone[i][j]);
+        }
+        if (status == MT_OK) memcpy(c->input_grads[i], alone[i], mt_tensor_bytes(&c->inputs[i]));
+    }
+cleanup:
+    c->shared = false;
+    for (int i = 0; i < CHECK_INPUTS; i++) free(alone[i]);
+    return status;
+}
+
 mt_status mt_check_run(check *c, mt_gradcheck_report report, void *context, bool per_tensor,
                        int64_t *failed)
 {
@@ -315,6 +376,7 @@ mt_status mt_check_run(check *c, mt_gradcheck_report report, void *context, bool
     mt_param_store_begin_step(c->store);
     MT_TRY(c->gradient(c));
     MT_TRY(mt_param_store_end_step(c->store));
+    if (c->input_count) MT_TRY(check_shared(c));
     for (int i = 0; i < c->input_count; i++) {
         char tensor[32];
         snprintf(tensor, sizeof tensor, "input%d", i);

@@ -247,6 +247,46 @@ static mt_status linear_cases(const mt_check_session *s)
     return MT_OK;
 }
 
+/* The second layer of an expert: its input is what its gradient goes to, through the SwiGLU. */
+enum { DOWN_IN = 3 };
+
+static mt_status down_forward(mt_tape *tape, check *c, mt_value *const *in, mt_value **out)
+{
+    int routing = (int)c->experts;
+    mt_ragged ragged;
+    const mt_ragged *rows = NULL;
+    mt_value *a;
+    if (routing != DENSE) {
+        MT_TRY(ragged_make(tape, &ragged, &routings[routing],
+                           (int64_t[]){ DOWN_IN, OUT, 2 * DOWN_IN }));
+        rows = &ragged;
+    }
+    MT_TRY(mt_swiglu(tape, &a, in[0], rows));
+    MT_TRY(mt_down(tape, &out[0], in[0], a, NULL, &c->linear, rows, NULL));
+    mt_value_release(tape, &a);
+    if (rows) ragged_release(tape, &ragged);
+    return MT_OK;
+}
+
+static mt_status down_setup(check *c, int variant)
+{
+    bool dense = variant == DENSE;
+    snprintf(c->name, sizeof c->name, "%s, behind SwiGLU",
+             dense ? "dense" : routings[variant].name);
+    c->experts = variant, c->forward = down_forward;
+    c->valid_rows = dense ? -1 : used_rows(&routings[variant]);
+    MT_TRY(mt_check_input(c, dense ? 6 : routings[variant].rows, 2 * DOWN_IN));
+    MT_TRY(mt_check_param(c, &c->linear.weight, "weight", dense ? 1 : EXPERTS, OUT, DOWN_IN, true,
+                          false));
+    c->linear.weight->linear = &c->state;
+    return mt_recipe_parse(&c->state.recipe, "fprop=f64 dgrad=f64 wgrad=f64");
+}
+
+static mt_status down_cases(const mt_check_session *s)
+{
+    return mt_check_variants(s, "grouped_linear", down_setup, LINEAR_ROUTINGS, 0);
+}
+
 /* Every recipe over every option; the routings take turns. */
 static mt_status quantized_cases(const mt_check_session *s)
 {
@@ -510,6 +550,7 @@ static const struct {
     { &mt_op_qk_norm_rope, mt_check_rope_cases },
     { &mt_op_attention, mt_check_attention_cases },
     { &mt_op_grouped_linear, linear_cases },
+    { &mt_op_grouped_linear, down_cases },
     { &mt_op_grouped_linear, quantized_cases },
     { &mt_op_swiglu, swiglu_cases },
     { &mt_op_router, router_cases },

@@ -28,6 +28,7 @@ struct check {
 
     check_forward forward;
     bool segment;       /* run forward as a recompute segment */
+    bool shared;        /* every input has another consumer, which gives other_gradient */
     int passes;         /* passes whose param gradients accumulate, at least 1 */
     int64_t valid_rows; /* of outputs with more rows: the tail belongs to nobody; -1: all */
     double *weights[CHECK_OUTPUTS]; /* drawn when the shapes are first seen */
