@@ -145,12 +145,14 @@ MT_INLINE double mt_log(double x)
 #if MT_ELEM_BITS == 64
     return log(x);
 #else
-    const int64_t least = 0x3fe6a09e667f3bcd, one = 0x3ff0000000000000, inf = 0x7ff0000000000000;
-    const int64_t mantissa = ((int64_t)1 << 52) - 1, integer = 0x4330000000000000;
+    const uint64_t least = 0x3fe6a09e667f3bcd, one = 0x3ff0000000000000;
+    const uint64_t mantissa = ((uint64_t)1 << 52) - 1, integer = 0x4330000000000000;
+    const int64_t inf = 0x7ff0000000000000;
     int64_t u = mt_f64_bits(x);
+    uint64_t above = (uint64_t)u - least;
     /* 2^52 + 1023 + n, since few machines shift 64 bits with their sign or convert them. */
-    double n = mt_f64_from(((u - least + one) >> 52 & 0xfff) | integer);
-    double m = mt_f64_from(((u - least) & mantissa) + least);
+    double n = mt_f64_from((int64_t)(((above + one) >> 52 & 0xfff) | integer));
+    double m = mt_f64_from((int64_t)((above & mantissa) + least));
     double s = (m - 1) / (m + 1), t = s * s, p = 2.0 / 17;
     MT_UNROLL
     for (int i = 15; i > 1; i -= 2) p = p * t + 2.0 / i;
