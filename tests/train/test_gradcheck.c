@@ -127,6 +127,7 @@ static struct {
     double dx, dw; /* relative errors */
     int64_t only;  /* the element that is wrong, -1: all */
     bool drop_dx;  /* dx is never written */
+    bool alone;    /* what other consumers gave is lost */
 } wrong;
 
 static double off(double error, int64_t i)
@@ -149,7 +150,8 @@ static mt_status odd_backward(mt_tape *tape, mt_node *node)
     if (wrong.drop_dx) return MT_OK;
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
     for (int64_t i = 0; i < mt_tensor_count(&x); i++)
-        ((double *)dx.data)[i] = 2 * g[i] * px[i] * pw[i] * off(wrong.dx, i);
+        ((double *)dx.data)[i] = (add.data && !wrong.alone ? ((double *)add.data)[i] : 0) +
+                                 2 * g[i] * px[i] * pw[i] * off(wrong.dx, i);
     return MT_OK;
 }
 
@@ -223,7 +225,9 @@ static void test_the_checker_can_fail(void **state)
     struct last last;
     int64_t failed;
     assert_fails(run_odd(&last, &failed), MT_EINTERNAL, "no gradient reached input 0");
-    wrong.drop_dx = false;
+    wrong.drop_dx = false, wrong.alone = true;
+    assert_fails(run_odd(&last, &failed), MT_EINTERNAL, "beside another consumer's");
+    wrong.alone = false;
 }
 
 int main(void)
