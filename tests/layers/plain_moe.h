@@ -20,8 +20,9 @@ struct plain_moe {
     int chosen[PLAIN_T][PLAIN_K];
     bool kept[PLAIN_T][PLAIN_K];
     int64_t counts[PLAIN_E], kept_counts[PLAIN_E], dropped;
-    /* backward, from dy and the gradients of prob_sum and z_sum */
-    double dy[PLAIN_T][PLAIN_D], dprob_sum[PLAIN_E], dz_sum;
+    /* backward, from dy, the gradients of prob_sum and z_sum, and that of the weights by what else
+     * they are used for */
+    double dy[PLAIN_T][PLAIN_D], dprob_sum[PLAIN_E], dz_sum, dweights[PLAIN_T * PLAIN_K];
     double dx[PLAIN_T][PLAIN_D], dwr[PLAIN_E][PLAIN_D];
     double dgate_up[PLAIN_E][2 * PLAIN_F][PLAIN_D], ddown[PLAIN_E][PLAIN_D][PLAIN_F];
 };
@@ -140,9 +141,10 @@ static inline void plain_backward(struct plain_moe *m)
 {
     memset(m->dx, 0, sizeof *m - (size_t)((char *)m->dx - (char *)m));
     for (int t = 0; t < PLAIN_T; t++) {
-        double dweights[PLAIN_K] = { 0 };
+        double dweights[PLAIN_K];
         for (int s = 0; s < m->top_k; s++)
-            if (m->kept[t][s]) dweights[s] = plain_expert_backward(m, t, s);
+            dweights[s] = m->dweights[t * m->top_k + s] +
+                          (m->kept[t][s] ? plain_expert_backward(m, t, s) : 0);
         plain_router_backward(m, t, dweights);
     }
 }

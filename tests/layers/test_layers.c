@@ -10,6 +10,35 @@
 
 enum { T = PLAIN_T, D = PLAIN_D, F = PLAIN_F, E = PLAIN_E };
 
+/* ---- cases --------------------------------------------------------------------------------------
+ */
+
+struct routing_case {
+    const char *name;
+    int64_t top_k;
+    bool normalize;
+    double capacity_factor;
+    double bias[E];      /* of selection */
+    bool used_elsewhere; /* the weights: a gradient comes to them from there, too */
+};
+
+static const struct routing_case cases[] = {
+    { "ragged", 2, true, 0, { 0 } },
+    { "weights as they are", 3, false, 0, { 0 } },
+    { "one choice", 1, true, 0, { 0 } },
+    { "empty experts", 2, true, 0, { -9, 0, 0, -9, 0 } },
+    { "first expert only", 1, false, 0, { 9, 0, 0, 0, 0 } },
+    { "last expert only", 1, false, 0, { 0, 0, 0, 0, 9 } },
+    { "two experts take all", 2, false, 0, { 0, 9, 0, 9, 0 } },
+    { "capacity 1", 2, true, 1, { 0 } },
+    { "capacity 0.1: one row each", 2, true, 0.1, { 0 } },
+    { "capacity of a crowd", 1, false, 1, { 0, 0, 9, 0, 0 } },
+    { "capacity past counting", 2, false, 1e30, { 0, 9, 0, 9, 0 } },
+    { "weights used elsewhere", 3, false, 0, { 0 }, true },
+    { "capacity 1, weights used elsewhere", 2, true, 1, { 0 }, true },
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
 /* ---- the layer on the tape ----------------------------------------------------------------------
  */
 
@@ -19,7 +48,7 @@ struct rig {
     mt_tape *tape;
     mt_param_store *store;
     mt_param *router, *gate_up, *down;
-    void *x, *dy, *dprob_sum, *dz_sum;
+    void *x, *dy, *dprob_sum, *dz_sum, *dweights;
     float bias[E];
     int64_t load[E], dropped;
     bool router_alone; /* nothing else takes a gradient: x does not, the experts are frozen */
@@ -78,6 +107,7 @@ static void rig_open(struct rig *r, mt_dtype dtype, const mt_tape_options *optio
     r->x = upload(m->x[0], T * D, dtype), r->dy = upload(m->dy[0], T * D, dtype);
     r->dprob_sum = upload(m->dprob_sum, E, mt_dtype_wide(dtype));
     r->dz_sum = upload(&m->dz_sum, 1, mt_dtype_wide(dtype));
+    r->dweights = upload(m->dweights, T * m->top_k, mt_dtype_wide(dtype));
     for (int e = 0; e < E; e++) r->bias[e] = (float)m->bias[e];
 }
 
@@ -85,8 +115,8 @@ static void rig_close(struct rig *r)
 {
     mt_tape_destroy(&r->tape);
     mt_param_store_destroy(&r->store);
-    void *all[] = { r->x, r->dy, r->dprob_sum, r->dz_sum };
-    for (int i = 0; i < 4; i++) test_free(all[i]);
+    void *all[] = { r->x, r->dy, r->dprob_sum, r->dz_sum, r->dweights };
+    for (int i = 0; i < 5; i++) test_free(all[i]);
 }
 
 struct segment {
@@ -111,7 +141,7 @@ static mt_status run_layer(mt_tape *tape, void *context, mt_value *const *inputs
     return MT_OK;
 }
 
-static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_factor)
+static void rig_run(struct rig *r, const struct plain_moe *m, const struct routing_case *c)
 {
     mt_dtype real = mt_dtype_wide(r->dtype);
     mt_moe_layer layer = { .router = r->router,
@@ -122,7 +152,7 @@ static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_fa
                                       .normalize = m->normalize,
                                       .bias = r->bias,
                                       .load = r->load },
-                           .capacity_factor = capacity_factor,
+                           .capacity_factor = c->capacity_factor,
                            .dropped = &r->dropped };
     struct segment s = { r, &layer };
     mt_value *x, *out[6];
@@ -139,6 +169,9 @@ static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_fa
     assert_ok(mt_tape_seed_tensor(r->tape, out[0], mt_tensor_2d(r->dy, r->dtype, T, D)));
     assert_ok(mt_tape_seed_tensor(r->tape, out[1], mt_tensor_1d(r->dprob_sum, real, E)));
     assert_ok(mt_tape_seed_tensor(r->tape, out[2], mt_tensor_1d(r->dz_sum, real, 1)));
+    if (c->used_elsewhere)
+        assert_ok(
+            mt_tape_seed_tensor(r->tape, out[3], mt_tensor_2d(r->dweights, real, T, m->top_k)));
     for (int i = 0; i < 6; i++) mt_value_release(r->tape, &out[i]);
     assert_ok(mt_tape_backward(r->tape));
     assert_ok(mt_tape_run_deferred(r->tape));
@@ -147,32 +180,6 @@ static void rig_run(struct rig *r, const struct plain_moe *m, double capacity_fa
     assert_ok(mt_tape_end(r->tape));
     assert_ok(mt_param_store_end_step(r->store));
 }
-
-/* ---- cases --------------------------------------------------------------------------------------
- */
-
-struct routing_case {
-    const char *name;
-    int64_t top_k;
-    bool normalize;
-    double capacity_factor;
-    double bias[E]; /* of selection */
-};
-
-static const struct routing_case cases[] = {
-    { "ragged", 2, true, 0, { 0 } },
-    { "weights as they are", 3, false, 0, { 0 } },
-    { "one choice", 1, true, 0, { 0 } },
-    { "empty experts", 2, true, 0, { -9, 0, 0, -9, 0 } },
-    { "first expert only", 1, false, 0, { 9, 0, 0, 0, 0 } },
-    { "last expert only", 1, false, 0, { 0, 0, 0, 0, 9 } },
-    { "two experts take all", 2, false, 0, { 0, 9, 0, 9, 0 } },
-    { "capacity 1", 2, true, 1, { 0 } },
-    { "capacity 0.1: one row each", 2, true, 0.1, { 0 } },
-    { "capacity of a crowd", 1, false, 1, { 0, 0, 9, 0, 0 } },
-    { "capacity past counting", 2, false, 1e30, { 0, 9, 0, 9, 0 } },
-};
-enum { CASES = sizeof cases / sizeof *cases };
 
 /* Inputs drawn, rounded to dtype so that both sides start from the same numbers; then the plain
  * result. */
@@ -190,6 +197,7 @@ static void draw(struct plain_moe *m, const struct routing_case *c, mt_dtype dty
         { m->dy[0], T * D, 1 },
         { m->dprob_sum, E, 1 },
         { &m->dz_sum, 1, 0.3 },
+        { m->dweights, c->used_elsewhere ? T * c->top_k : 0, 1 },
     };
     memset(m, 0, sizeof *m);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -225,7 +233,7 @@ static void check_case(const struct routing_case *c, mt_dtype dtype, const mt_ta
     double epsilon = test_epsilon(dtype);
     draw(&m, c, dtype);
     rig_open(&r, dtype, options, &m);
-    rig_run(&r, &m, c->capacity_factor);
+    rig_run(&r, &m, c);
     for (int t = 0; t < T; t++)
         for (int s = 0; s < m.top_k; s++)
             assert_int_equal(r.chosen[t * m.top_k + s], m.chosen[t][s]);
@@ -289,7 +297,7 @@ static void test_router_alone(void **state)
             draw(&m, &cases[i], MT_F64);
             rig_open(&r, MT_F64, &(mt_tape_options){ .recompute = bits & 1 }, &m);
             r.router_alone = r.gate_up->frozen = r.down->frozen = true;
-            rig_run(&r, &m, cases[i].capacity_factor);
+            rig_run(&r, &m, &cases[i]);
             near(cases[i].name, "dwr", r.router->grad, r.router->dtype, m.dwr[0], E * D,
                  test_epsilon(MT_F64));
             rig_close(&r);
