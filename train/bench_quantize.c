@@ -1,5 +1,6 @@
 /* group_quantize and group_dequantize: bytes of source, codes, scales and result over time, against
  * the copy bandwidth. A format whose scale needs the amax of a whole member reads its source twice.
+ * Padded lines of columns count as they are written, zeros and all.
  */
 #include "train/bench.h"
 
@@ -20,7 +21,7 @@ static const struct shape {
     { "nano", 4, 96, 64, 0, false },
     { "weights_nano", 4, 1024, 384, 0, true },
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+enum { SHAPES = sizeof shapes / sizeof *shapes, MEMBERS = 64 /* at most */ };
 
 const char *mt_bench_quantize_shape(int i)
 {
@@ -35,13 +36,18 @@ static const char *const formats[2][10] = {
 };
 enum { ROTATED = 2 };
 
+/* padded: columns are quantized as products of codes read them, MT_LAYOUT_PADDED. */
 static const struct way {
     const char *name;
-    bool quantizes, dir[MT_DIR_COUNT];
+    bool quantizes, dir[MT_DIR_COUNT], padded;
 } ways[] = {
-    { "quantize_row", true, { true, false } },    { "quantize_col", true, { false, true } },
-    { "quantize_both", true, { true, true } },    { "dequantize_row", false, { true, false } },
-    { "dequantize_col", false, { false, true } },
+    { "quantize_row", true, { true, false }, false },
+    { "quantize_col", true, { false, true }, false },
+    { "quantize_both", true, { true, true }, false },
+    { "quantize_col_padded", true, { false, true }, true },
+    { "quantize_both_padded", true, { true, true }, true },
+    { "dequantize_row", false, { true, false }, false },
+    { "dequantize_col", false, { false, true }, false },
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -49,6 +55,8 @@ struct job {
     const struct shape *shape;
     mt_dtype from;                        /* of the source */
     mt_qtensor source[ROTATED], whole, q; /* plain; codes of both directions; those of this way */
+    mt_direction padded;                  /* columns in that layout; absent: there is none */
+    int64_t padded_rows;                  /* of all members, each rounded up to its next part */
     mt_dir dir;                           /* that is dequantized */
     void *y;
 };
@@ -87,6 +95,40 @@ static mt_status is_decoded(bool *decoded, const mt_bench *b, const mt_format_sp
     return MT_OK;
 }
 
+/* The rows of all members, each rounded up as padded lines have them. */
+static mt_status count_padded(mt_bench *b, int64_t *rows, const mt_group *g)
+{
+    int64_t count[MEMBERS];
+    MT_ASSERT(g->members <= MEMBERS);
+    if (g->first_dims)
+        MT_TRY(mt_device_copy(b->device, count, g->first_dims, (size_t)g->members * sizeof *count));
+    *rows = 0;
+    for (int64_t i = 0; i < g->members; i++) {
+        int64_t m = g->first_dims ? count[i] : g->m;
+        *rows += (m + MT_PADDED_PART - 1) / MT_PADDED_PART * MT_PADDED_PART;
+    }
+    return MT_OK;
+}
+
+/* Columns' codes in padded lines, where the format and the device have such; all else as in
+ * `whole`.
+ */
+static mt_status place_padded(mt_bench *b, struct job *j)
+{
+    const mt_group *g = &j->whole.group;
+    mt_direction col = j->whole.dir[MT_COL];
+    if (j->shape->weights || !mt_direction_pads(&col, MT_COL, g)) return MT_OK;
+    col.layout = MT_LAYOUT_PADDED;
+    MT_TRY(count_padded(b, &j->padded_rows, g));
+    MT_TRY(mt_bench_alloc(b, &col.codes, mt_direction_code_bytes(&col, MT_COL, g)));
+    j->q = j->whole, j->q.dir[MT_COL] = col;
+    mt_status status = launch_quantize(b, j, 0);
+    if (status == MT_OK) j->padded = col;
+    if (status != MT_EUNSUPPORTED) return status;
+    mt_error_clear();
+    return MT_OK;
+}
+
 /* Both directions of a format; rht concerns columns, their rows do without. */
 static mt_status place(mt_bench *b, struct job *j, const char *format)
 {
@@ -102,6 +144,7 @@ static mt_status place(mt_bench *b, struct job *j, const char *format)
     j->whole.dir[MT_ROW].options.rht = false, j->whole.dir[MT_ROW].options.rht_mask = 0;
     MT_TRY(mt_bench_alloc(b, &memory, mt_qtensor_bytes(&j->whole)));
     mt_qtensor_place(&j->whole, memory);
+    MT_TRY(place_padded(b, j));
     j->q = j->whole;
     return launch_quantize(b, j, 0);
 }
@@ -116,9 +159,11 @@ static double way_bytes(const struct job *j, const struct way *w)
         const mt_direction *dir = &j->whole.dir[d];
         const mt_format *f = dir->format;
         bool twin = d && w->dir[MT_ROW] && dir->codes == j->whole.dir[MT_ROW].codes;
+        bool padded = d == MT_COL && w->padded;
         if (!w->dir[d] || twin) continue;
-        bytes += (double)(mt_direction_code_bytes(dir, (mt_dir)d, g) +
-                          mt_direction_scale_bytes(dir, (mt_dir)d, g));
+        bytes += padded ? (double)(j->padded_rows * g->k)
+                        : (double)mt_direction_code_bytes(dir, (mt_dir)d, g);
+        bytes += (double)mt_direction_scale_bytes(dir, (mt_dir)d, g);
         amax |= f->second_level || (f->scale == MT_SCALE_F32 && !f->block && !f->delayed);
     }
     return bytes + plain * (w->quantizes && amax ? 2 : 1);
@@ -128,6 +173,7 @@ static mt_status bench_way(mt_bench *b, struct job *j, const struct way *w, mt_b
 {
     double seconds, bytes = way_bytes(j, w);
     j->q = j->whole;
+    if (w->padded) j->q.dir[MT_COL] = j->padded;
     for (int d = 0; d < MT_DIR_COUNT; d++)
         if (!w->dir[d]) j->q.dir[d] = (mt_direction){ 0 };
     j->dir = w->dir[MT_ROW] ? MT_ROW : MT_COL;
@@ -154,8 +200,10 @@ static mt_status bench_format(mt_bench *b, const struct shape *s, const char *fo
     if (!s->weights)
         MT_TRY_CLEANUP(mt_bench_alloc(b, &j.y, (size_t)count * mt_dtype_size(b->options.dtype)));
     MT_TRY_CLEANUP(place(b, &j, format));
-    for (int w = 0; w < WAYS; w++)
+    for (int w = 0; w < WAYS; w++) {
+        if (ways[w].padded && !j.padded.format) continue;
         if (ways[w].quantizes || !s->weights) MT_TRY_CLEANUP(bench_way(b, &j, &ways[w], &c));
+    }
 cleanup:
     if (status != MT_OK) status = mt_bench_give_up(b, &c, status);
     mt_bench_release(b);

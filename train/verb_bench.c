@@ -48,11 +48,13 @@ mt_status mt_verb_bench(int argc, char **argv)
     };
     const mt_command command = {
         .usage = "mixtape bench [gemm|moe|quantize|ops|step] [options]",
-        .about = "Times families of work on a device: the grouped GEMM, the MoE layer, quantize, "
-                 "other ops,\nwhole steps; all of them without a name. Caches are flushed before "
-                 "each launch, inputs are\nrandom and taken in turns, times are the device's, "
-                 "medians count. First come copy bandwidth\nand a dense product: the floor of a "
-                 "case is the time that they allow, its share floor / time.",
+        .about =
+            "Times families of work on a device: the grouped GEMM, the MoE layer, quantize, "
+            "other ops,\nwhole steps; all of them without a name. Caches are flushed before "
+            "each launch, inputs are\nrandom and taken in turns, times are the device's, "
+            "medians count. First come copy bandwidth\nand a dense product: the floor of a "
+            "case is the time that they allow, its share floor / time.\nCases of quantize that "
+            "are padded write columns as products of 8-bit codes read them.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 0,
