@@ -210,11 +210,44 @@ cleanup:
     return status;
 }
 
+struct copy {
+    void *to, *from[ROTATED];
+    size_t bytes;
+};
+
+static mt_status launch_copy(mt_bench *b, void *context, int64_t turn)
+{
+    const struct copy *c = context;
+    return mt_device_copy_async(&b->stream, c->to, c->from[turn % ROTATED], c->bytes);
+}
+
+/* What a copy of the source takes: launches and caches full of others' bytes cost it, too. */
+static mt_status bench_copy(mt_bench *b, const struct shape *s)
+{
+    mt_dtype from = s->weights ? mt_dtype_wide(b->options.dtype) : b->options.dtype;
+    struct copy copy = { .bytes = (size_t)(s->rows * s->cols) * mt_dtype_size(from) };
+    mt_bench_case c = { "quantize", s->name, "copy", NULL, "GB/s", 0, 0, { { NULL, 0 } } };
+    mt_status status = MT_OK;
+    double seconds, bytes = 2 * (double)copy.bytes;
+    for (int i = 0; i < ROTATED; i++)
+        MT_TRY_CLEANUP(mt_bench_random(b, &copy.from[i], s->rows * s->cols, from, 1));
+    MT_TRY_CLEANUP(mt_bench_alloc(b, &copy.to, copy.bytes));
+    MT_TRY_CLEANUP(mt_bench_measure(b, &seconds, launch_copy, &copy));
+    c.amount = bytes * 1e-9, c.floor = mt_bench_floor(b, 0, bytes);
+    MT_TRY_CLEANUP(mt_bench_report(b, &c, seconds));
+cleanup:
+    if (status != MT_OK) status = mt_bench_give_up(b, &c, status);
+    mt_bench_release(b);
+    return status;
+}
+
 mt_status mt_bench_quantize(mt_bench *b)
 {
-    for (int i = 0; i < SHAPES; i++)
+    for (int i = 0; i < SHAPES; i++) {
+        if (!mt_bench_selected(b, shapes[i].name, shapes[i].devices)) continue;
+        MT_TRY(bench_copy(b, &shapes[i]));
         for (const char *const *format = formats[shapes[i].weights]; *format; format++)
-            if (mt_bench_selected(b, shapes[i].name, shapes[i].devices))
-                MT_TRY(bench_format(b, &shapes[i], *format));
+            MT_TRY(bench_format(b, &shapes[i], *format));
+    }
     return MT_OK;
 }
