@@ -125,6 +125,14 @@ mt_status mt_recipe_parse(mt_recipe *recipe, const char *text)
     return MT_OK;
 }
 
+mt_status mt_recipe_plain(mt_recipe *recipe, mt_dtype dtype)
+{
+    char text[64];
+    const char *name = mt_dtype_name(dtype);
+    snprintf(text, sizeof text, "fprop=%s dgrad=%s wgrad=%s", name, name, name);
+    return mt_recipe_parse(recipe, text);
+}
+
 static mt_status check_slot(const mt_recipe *recipe, mt_pass pass, int i)
 {
     const mt_slot *slot = &mt_slots[pass][i];

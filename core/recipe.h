@@ -43,6 +43,9 @@ const char *mt_recipe_preset(int i);
  * three GEMMs. Options that only concern a column direction (source) are dropped in row slots. */
 mt_status mt_recipe_parse(mt_recipe *recipe, const char *text);
 
+/* Every slot in one plain type: nothing is quantized. */
+mt_status mt_recipe_plain(mt_recipe *recipe, mt_dtype dtype);
+
 /* Fails with the slot named where six slots are not a recipe. */
 mt_status mt_recipe_check(const mt_recipe *recipe);
 
@@ -55,12 +58,13 @@ bool mt_recipe_equal(const mt_recipe *a, const mt_recipe *b);
 const mt_format_spec *mt_recipe_direction(const mt_recipe *recipe, mt_operand operand, mt_dir dir);
 
 /* ---- rules --------------------------------------------------------------------------------------
- * Text: clauses separated by ';', each `[layers=GLOB] [steps=FIRST..END] RECIPE`; of the clauses
- * that match a layer's name and a step in [FIRST, END) the last one counts. Either end may be left
- * out. The first clause names neither layers nor steps, so there is always one. */
+ * Text: clauses separated by ';', each `[layers=GLOB] [steps=FIRST..END] RECIPE`, where RECIPE may
+ * be `none`, the compute dtype in every slot; of the clauses that match a layer's name and a step
+ * in [FIRST, END) the last one counts. Either end may be left out. The first clause names neither
+ * layers nor steps, so there is always one. */
 typedef struct mt_recipe_rules mt_recipe_rules;
 
-mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text);
+mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text, mt_dtype compute);
 void mt_recipe_rules_destroy(mt_recipe_rules **rules);
 
 /* Adds a clause. `layers` NULL: every layer; `end` < 0: no end. */

@@ -47,7 +47,7 @@ static mt_status read_steps(int64_t *first, int64_t *end, const char *text)
 }
 
 /* Reads selectors off the front of a clause; the rest is a recipe. */
-static mt_status add_clause(mt_recipe_rules *rules, char *clause)
+static mt_status add_clause(mt_recipe_rules *rules, char *clause, mt_dtype compute)
 {
     char *layers = NULL, *steps = NULL;
     for (;;) {
@@ -67,11 +67,12 @@ static mt_status add_clause(mt_recipe_rules *rules, char *clause)
     int64_t first = 0, end = -1;
     if (steps) MT_TRY(read_steps(&first, &end, steps));
     mt_recipe recipe;
-    MT_TRY(mt_recipe_parse(&recipe, clause));
+    bool none = !strncmp(clause, "none", 4) && !clause[4 + strspn(clause + 4, " \t\n")];
+    MT_TRY(none ? mt_recipe_plain(&recipe, compute) : mt_recipe_parse(&recipe, clause));
     return mt_recipe_rules_add(rules, layers, first, end, &recipe);
 }
 
-mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text)
+mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text, mt_dtype compute)
 {
     mt_status status = MT_OK;
     mt_recipe_rules *made = calloc(1, sizeof *made);
@@ -83,7 +84,7 @@ mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text)
     for (char *clause = copy; clause;) {
         char *next = strchr(clause, ';');
         if (next) *next++ = '\0';
-        MT_TRY_CLEANUP(add_clause(made, clause));
+        MT_TRY_CLEANUP(add_clause(made, clause, compute));
         clause = next;
     }
     *rules = made;

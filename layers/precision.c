@@ -474,15 +474,6 @@ mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
     return *changed ? lay_out(p) : MT_OK;
 }
 
-/* Every slot in the compute dtype. */
-static mt_status native_recipe(mt_recipe *recipe, mt_dtype compute)
-{
-    char text[64];
-    const char *name = mt_dtype_name(compute);
-    snprintf(text, sizeof text, "fprop=%s dgrad=%s wgrad=%s", name, name, name);
-    return mt_recipe_parse(recipe, text);
-}
-
 mt_status mt_precision_start(mt_precision *p)
 {
     bool changed;
@@ -495,7 +486,7 @@ mt_status mt_precision_start(mt_precision *p)
     if (p->rules) return mt_precision_set_step(p, 0, &changed);
     for (int64_t i = 0; i < p->count; i++) {
         layer *l = &p->layers[i];
-        MT_TRY(native_recipe(&l->state.recipe, l->weight->compute));
+        MT_TRY(mt_recipe_plain(&l->state.recipe, l->weight->compute));
         l->weight->linear = &l->state;
     }
     return lay_out(p);

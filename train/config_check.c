@@ -127,10 +127,9 @@ static mt_status check_steps(const mt_config_reader *r)
 
 static mt_status check_recipe(const mt_config_reader *r)
 {
-    const char *text = r->config->trainer.recipe;
+    const mt_trainer_config *t = &r->config->trainer;
     mt_recipe_rules *rules;
-    if (strcmp(text, "none") == 0) return MT_OK;
-    mt_status status = mt_recipe_rules_create(&rules, text);
+    mt_status status = mt_recipe_rules_create(&rules, t->recipe, t->dtype);
     if (status != MT_OK) return fail_at(r, "recipe.use", status);
     mt_recipe_rules_destroy(&rules);
     return MT_OK;

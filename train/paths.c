@@ -42,7 +42,7 @@ mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device
     const mt_recipe *recipe;
     if (!*config->recipe || strcmp(config->recipe, "none") == 0) return MT_OK;
     MT_TRY(mt_device_kernels(device, config->dtype, &kernels));
-    MT_TRY(mt_recipe_rules_create(&rules, config->recipe));
+    MT_TRY(mt_recipe_rules_create(&rules, config->recipe, config->dtype));
     for (size_t i = 0; mt_recipe_rules_next(rules, NULL, &i, &recipe);)
         describe_recipe(recipe, kernels, line, context);
     mt_recipe_rules_destroy(&rules);

@@ -26,7 +26,7 @@ mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **
 {
     *rules = NULL;
     if (*c->recipe && strcmp(c->recipe, "none") != 0)
-        MT_TRY(mt_recipe_rules_create(rules, c->recipe));
+        MT_TRY(mt_recipe_rules_create(rules, c->recipe, c->dtype));
     *options = (mt_precision_options){ .rules = *rules,
                                        .save_original_input = c->save_original_input,
                                        .history = c->delayed_history,

@@ -163,7 +163,9 @@ static void test_rules(void **state)
     mt_recipe_rules *rules, *again;
     assert_ok(mt_recipe_rules_create(&rules,
                                      "nvfp4; layers=layers.[67].* bf16;"
-                                     "steps=100.. layers=*.mlp.* mxfp8;steps=..10 fp8_current"));
+                                     "steps=100.. layers=*.mlp.* mxfp8;steps=..10 fp8_current;"
+                                     "layers=lm_head  none ",
+                                     MT_F32));
     assert_selects(rules, "layers.0.mlp.experts.down_proj", 10, "nvfp4");
     assert_selects(rules, "layers.0.mlp.experts.down_proj", 99, "nvfp4");
     assert_selects(rules, "layers.0.mlp.experts.down_proj", 100, "mxfp8");
@@ -171,18 +173,20 @@ static void test_rules(void **state)
     assert_selects(rules, "layers.7.attention.qkv_proj", 100, "bf16");
     assert_selects(rules, "layers.7.mlp.experts.down_proj", 100, "mxfp8");
     assert_selects(rules, "layers.7.mlp.experts.down_proj", 9, "fp8_current");
+    assert_selects(rules, "lm_head", 9, "fprop=f32/f32 dgrad=f32/f32 wgrad=f32/f32");
     assert_int_equal(mt_recipe_rules_next_change(rules, 0), 10);
     assert_int_equal(mt_recipe_rules_next_change(rules, 10), 100);
     assert_int_equal(mt_recipe_rules_next_change(rules, 100), -1);
     char text[512], second[512];
     size_t length = mt_recipe_rules_print(text, sizeof text, rules);
     assert_string_equal(text, "nvfp4; layers=layers.[67].* bf16; layers=*.mlp.* steps=100.. mxfp8; "
-                              "steps=0..10 fp8_current");
+                              "steps=0..10 fp8_current; layers=lm_head fprop=f32/f32 dgrad=f32/f32 "
+                              "wgrad=f32/f32");
     assert_int_equal(length, strlen(text));
     char little[8];
     assert_int_equal(mt_recipe_rules_print(little, sizeof little, rules), length);
     assert_string_equal(little, "nvfp4; ");
-    assert_ok(mt_recipe_rules_create(&again, text));
+    assert_ok(mt_recipe_rules_create(&again, text, MT_F32));
     mt_recipe_rules_print(second, sizeof second, again);
     assert_string_equal(text, second);
     mt_recipe_rules_destroy(&again);
@@ -206,10 +210,12 @@ static void test_bad_rules(void **state)
         { "bf16; steps=7..7 mxfp8", "steps 7..7 are not a range" },
         { "bf16; layers=a layers=b mxfp8", "given twice" },
         { "bf16; layers=a mxfp9", "neither a preset" },
+        { "bf16; layers=a nonesuch", "'nonesuch' is neither a preset" },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         mt_recipe_rules *rules = NULL;
-        assert_fails(mt_recipe_rules_create(&rules, rows[i].text), MT_ECONFIG, rows[i].words);
+        assert_fails(mt_recipe_rules_create(&rules, rows[i].text, MT_F32), MT_ECONFIG,
+                     rows[i].words);
         assert_null(rules);
     }
 }

@@ -93,6 +93,24 @@ static void neutral_under_every_recipe(void **state)
     mt_device_destroy(&two);
 }
 
+/* A rule can switch quantization off: to the bit what a run without a recipe computes. */
+static void a_rule_of_none_is_the_compute_dtype(void **state)
+{
+    (void)state;
+    static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
+    for (int d = 0; d < 3; d++) {
+        double plain[STEPS + 1], off[STEPS + 1], some[STEPS + 1];
+        mt_trainer_config c = config_of(dtypes[d], "none");
+        train(plain, &c, test_device(), false);
+        c = config_of(dtypes[d], "mxfp8; layers=* none");
+        train(off, &c, test_device(), false);
+        c = config_of(dtypes[d], "none; layers=*down* mxfp8");
+        train(some, &c, test_device(), false);
+        assert_memory_equal(plain, off, sizeof plain);
+        assert_true(plain[0] != some[0]);
+    }
+}
+
 /* What a delayed scale needs of the past must be there, and be of its length. */
 static void histories_of_another_recipe_are_refused(void **state)
 {
@@ -157,6 +175,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(neutral_under_every_recipe),
+        cmocka_unit_test(a_rule_of_none_is_the_compute_dtype),
         cmocka_unit_test(histories_of_another_recipe_are_refused),
         cmocka_unit_test(weights_are_loaded_with_the_formats_of_their_step),
     };
