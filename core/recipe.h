@@ -64,6 +64,12 @@ const mt_format_spec *mt_recipe_direction(const mt_recipe *recipe, mt_operand op
  * layers nor steps, so there is always one. */
 typedef struct mt_recipe_rules mt_recipe_rules;
 
+typedef struct mt_recipe_rule {
+    char *layers;       /* NULL: every layer */
+    int64_t first, end; /* end < 0: none */
+    mt_recipe recipe;
+} mt_recipe_rule;
+
 mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text, mt_dtype compute);
 void mt_recipe_rules_destroy(mt_recipe_rules **rules);
 
@@ -77,19 +83,16 @@ const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char
 
 mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *rules);
 
+/* Clause `i`, from 0; NULL past the last. */
+const mt_recipe_rule *mt_recipe_rules_get(const mt_recipe_rules *rules, size_t i);
+
 /* The recipes that may ever apply to a layer, one after the other: *i begins at 0. False: no more.
  */
 bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
                           const mt_recipe **recipe);
 
-/* The name pattern of clause `i`, from 0; NULL: every layer. False: there is no such clause. */
-bool mt_recipe_rules_layers(const char **layers, const mt_recipe_rules *rules, size_t i);
-
 /* The next step after `step` at which some layer's recipe may change; -1: none. */
 int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step);
-
-/* Writes the rules' text, as snprintf does: returns the length it needs without the final 0. */
-size_t mt_recipe_rules_print(char *text, size_t size, const mt_recipe_rules *rules);
 
 #ifdef __cplusplus
 }

@@ -1,19 +1,12 @@
 /* Rules that choose a recipe by layer and step. */
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/recipe.h"
 
-typedef struct rule {
-    char *layers;       /* NULL: every layer */
-    int64_t first, end; /* end < 0: none */
-    mt_recipe recipe;
-} rule;
-
 struct mt_recipe_rules {
-    rule *rules;
+    mt_recipe_rule *rules;
     size_t count;
 };
 
@@ -23,12 +16,12 @@ mt_status mt_recipe_rules_add(mt_recipe_rules *rules, const char *layers, int64_
     MT_REQUIRE(first >= 0 && (end < 0 || first < end), MT_ECONFIG,
                "recipe rule: steps %" PRId64 "..%" PRId64 " are not a range", first, end);
     MT_TRY(mt_recipe_check(recipe));
-    rule *grown = realloc(rules->rules, (rules->count + 1) * sizeof *grown);
+    mt_recipe_rule *grown = realloc(rules->rules, (rules->count + 1) * sizeof *grown);
     MT_REQUIRE(grown, MT_ENOMEM, "recipe rules: no memory for %zu", rules->count + 1);
     rules->rules = grown;
     char *copy = layers ? strdup(layers) : NULL;
     MT_REQUIRE(copy || !layers, MT_ENOMEM, "recipe rules: no memory for '%.40s'", layers);
-    grown[rules->count++] = (rule){ copy, first, end, *recipe };
+    grown[rules->count++] = (mt_recipe_rule){ copy, first, end, *recipe };
     return MT_OK;
 }
 
@@ -108,7 +101,7 @@ const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char
                                         int64_t step)
 {
     for (size_t i = rules->count; i-- > 0;) {
-        const rule *r = &rules->rules[i];
+        const mt_recipe_rule *r = &rules->rules[i];
         bool in_range = step >= r->first && (r->end < 0 || step < r->end);
         if (in_range && (!r->layers || fnmatch(r->layers, layer, 0) == 0)) return &r->recipe;
     }
@@ -121,7 +114,7 @@ mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *ru
     mt_recipe_rules *made = calloc(1, sizeof *made);
     MT_REQUIRE(made, MT_ENOMEM, "recipe rules: no memory");
     for (size_t i = 0; i < rules->count && status == MT_OK; i++) {
-        const rule *r = &rules->rules[i];
+        const mt_recipe_rule *r = &rules->rules[i];
         status = mt_recipe_rules_add(made, r->layers, r->first, r->end, &r->recipe);
     }
     if (status != MT_OK) mt_recipe_rules_destroy(&made);
@@ -129,19 +122,17 @@ mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *ru
     return status;
 }
 
-bool mt_recipe_rules_layers(const char **layers, const mt_recipe_rules *rules, size_t i)
+const mt_recipe_rule *mt_recipe_rules_get(const mt_recipe_rules *rules, size_t i)
 {
-    if (i >= rules->count) return false;
-    *layers = rules->rules[i].layers;
-    return true;
+    return i < rules->count ? &rules->rules[i] : NULL;
 }
 
 bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
                           const mt_recipe **recipe)
 {
     while (*i < rules->count) {
-        const rule *r = &rules->rules[(*i)++];
-        if (layer && r->layers && fnmatch(r->layers, layer, 0) != 0) continue;
+        const mt_recipe_rule *r = &rules->rules[(*i)++];
+        if (r->layers && fnmatch(r->layers, layer, 0) != 0) continue;
         *recipe = &r->recipe;
         return true;
     }
@@ -157,24 +148,4 @@ int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step)
             if (ends[j] > step && (next < 0 || ends[j] < next)) next = ends[j];
     }
     return next;
-}
-
-size_t mt_recipe_rules_print(char *text, size_t size, const mt_recipe_rules *rules)
-{
-    size_t used = 0;
-#define PUT(...)                                                                                   \
-    used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0,      \
-                             __VA_ARGS__)
-    for (size_t i = 0; i < rules->count; i++) {
-        const rule *r = &rules->rules[i];
-        char recipe[MT_RECIPE_TEXT];
-        mt_recipe_print(recipe, &r->recipe);
-        if (i) PUT("; ");
-        if (r->layers) PUT("layers=%s ", r->layers);
-        if (r->end >= 0) PUT("steps=%" PRId64 "..%" PRId64 " ", r->first, r->end);
-        if (r->end < 0 && r->first > 0) PUT("steps=%" PRId64 ".. ", r->first);
-        PUT("%s", recipe);
-    }
-#undef PUT
-    return used;
 }

@@ -105,9 +105,10 @@ static mt_status check_options(const mt_precision_options *o)
 /* A rule that is for no layer was meant for one. */
 static mt_status check_rules(const mt_precision *p)
 {
-    const char *layers;
-    for (size_t i = 0; p->rules && mt_recipe_rules_layers(&layers, p->rules, i); i++)
-        if (layers) MT_TRY(mt_param_store_check_pattern(p->store, "recipe rules: layers=", layers));
+    const mt_recipe_rule *rule;
+    for (size_t i = 0; p->rules && (rule = mt_recipe_rules_get(p->rules, i)); i++)
+        if (rule->layers)
+            MT_TRY(mt_param_store_check_pattern(p->store, "recipe rules: layers=", rule->layers));
     return MT_OK;
 }
 

@@ -1,6 +1,7 @@
 /* GEMM paths in words. */
 #include "train/paths.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 enum { LINE = 512 };
@@ -23,15 +24,28 @@ static void describe_recipe(const mt_recipe *recipe, const struct mt_kernels *ke
     for (int pass = 0; pass < MT_PASS_COUNT; pass++) {
         char text[LINE], operands[2][LINE / 4];
         for (int i = 0; i < 2; i++) describe(operands[i], kernels, &recipe->slot[pass][i]);
-        snprintf(text, sizeof text, "%s: %s %s, %s %s", mt_pass_names[pass], mt_slots[pass][0].name,
-                 operands[0], mt_slots[pass][1].name, operands[1]);
+        snprintf(text, sizeof text, "  %s: %s %s, %s %s", mt_pass_names[pass],
+                 mt_slots[pass][0].name, operands[0], mt_slots[pass][1].name, operands[1]);
         if (kernels->gemm_codes && kernels->gemm_codes((mt_gemm_layout)pass, &recipe->slot[pass][0],
                                                        &recipe->slot[pass][1]))
-            snprintf(text, sizeof text, "%s: %s by %s, codes on fp8 tensor cores",
+            snprintf(text, sizeof text, "  %s: %s by %s, codes on fp8 tensor cores",
                      mt_pass_names[pass], recipe->slot[pass][0].format->name,
                      recipe->slot[pass][1].format->name);
         line(context, text);
     }
+}
+
+/* "recipe of every layer", "recipe of layers *experts*, steps 900..": the rules' own words. */
+static void describe_rule(const mt_recipe_rule *rule, mt_paths_line line, void *context)
+{
+    char text[LINE], steps[64] = "";
+    if (rule->end >= 0)
+        snprintf(steps, sizeof steps, ", steps %" PRId64 "..%" PRId64, rule->first, rule->end);
+    else if (rule->first > 0)
+        snprintf(steps, sizeof steps, ", steps %" PRId64 "..", rule->first);
+    snprintf(text, sizeof text, "recipe of %s%.400s%s", rule->layers ? "layers " : "every layer",
+             rule->layers ? rule->layers : "", steps);
+    line(context, text);
 }
 
 mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device,
@@ -39,12 +53,14 @@ mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device
 {
     const struct mt_kernels *kernels;
     mt_recipe_rules *rules;
-    const mt_recipe *recipe;
+    const mt_recipe_rule *rule;
     if (!*config->recipe || strcmp(config->recipe, "none") == 0) return MT_OK;
     MT_TRY(mt_device_kernels(device, config->dtype, &kernels));
     MT_TRY(mt_recipe_rules_create(&rules, config->recipe, config->dtype));
-    for (size_t i = 0; mt_recipe_rules_next(rules, NULL, &i, &recipe);)
-        describe_recipe(recipe, kernels, line, context);
+    for (size_t i = 0; (rule = mt_recipe_rules_get(rules, i)); i++) {
+        describe_rule(rule, line, context);
+        describe_recipe(&rule->recipe, kernels, line, context);
+    }
     mt_recipe_rules_destroy(&rules);
     return MT_OK;
 }

@@ -203,11 +203,16 @@ static void the_verb_reports_it(void **state)
              "  moe_intermediate_size: 1536, num_experts: 128,\n"
              "  num_experts_per_tok: 8}\n"
              "data: {train: none.h5, sequence_length: 128}\n"
-             "train: {batch_size: 1}\n");
+             "train: {batch_size: 1}\n"
+             "recipe: [{use: bf16}, {layers: '*experts*', use: none}, {steps: 5-9, use: mxfp8}]\n");
     /* far more than this machine has: nothing of it is allocated */
     snprintf(line, sizeof line, "plan %s", in_dir("c.yaml"));
     assert_verb(line, 0, "master weights");
     assert_non_null(strstr(verb_output, "GEMM path: "));
+    const char *every = strstr(verb_output, "recipe of every layer\n  fprop: W row bf16");
+    const char *some = strstr(verb_output, "recipe of layers *experts*\n  fprop: W row f32, X row");
+    const char *late = strstr(verb_output, "recipe of every layer, steps 5..9\n  fprop: W row mx");
+    assert_true(every && every < some && some < late);
     snprintf(line, sizeof line, "plan %s --device cpu", in_dir("c.yaml"));
     assert_verb(line, 0, "kernels' scratch, the program");
 #ifdef MT_HAVE_cuda
