@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/backends.h"
 #include "kernels/ops.h"
 #include "train/cli.h"
 #include "train/supervise.h"
@@ -45,6 +46,10 @@ mt_status mt_ranks_start(int64_t count, char *const *argv)
     int code, rank;
     MT_REQUIRE(count > 0 && count <= MOST_RANKS, MT_ECONFIG, "--gpus %lld: must be from 1 to %d",
                (long long)count, MOST_RANKS);
+    MT_REQUIRE(MT_CUDA_BUILT, MT_EUNSUPPORTED, "--gpus %lld: this build has no CUDA",
+               (long long)count);
+    MT_REQUIRE(count == 1 || mt_comm_has("nccl"), MT_EUNSUPPORTED,
+               "--gpus %lld: this build has no NCCL to connect them", (long long)count);
     MT_TRY(mt_launch_detect(&launch));
     MT_REQUIRE(launch.world == 1 || !strcmp(launch.launcher, "mixtape"), MT_ECONFIG,
                "--gpus %lld: %s has started this as rank %d of %d already", (long long)count,
@@ -92,7 +97,7 @@ mt_status mt_ranks_open_device(mt_device **device, const char *name)
     if (launch.world == 1 || (!automatic && strcmp(name, "cuda") != 0))
         return mt_device_open(device, name, NULL, threads);
     mt_status status = mt_device_count(&count, "cuda");
-    if (status != MT_OK && automatic) {
+    if (status != MT_OK && automatic && strcmp(launch.launcher, "mixtape") != 0) {
         mt_error_clear(); /* no GPUs here */
         return mt_device_open(device, "cpu", NULL, threads);
     }

@@ -10,7 +10,7 @@ extern "C" {
 
 /* Runs `argv` again as `count` ranks on the GPUs of this host, and exits as the first that failed;
  * where this is one of them, returns at once. MT_ECONFIG: a count that is not positive, or another
- * launcher has started this process as one of several. */
+ * launcher has started this process as one of several. MT_EUNSUPPORTED: not in this build. */
 mt_status mt_ranks_start(int64_t count, char *const *argv);
 
 /* The command line as it was, with the program before it, for mt_ranks_start; to be freed. Reading
@@ -18,7 +18,8 @@ mt_status mt_ranks_start(int64_t count, char *const *argv);
 mt_status mt_ranks_copy_words(char ***words, int argc, char **argv);
 
 /* The device that a configuration names: among ranks, "cuda" and "auto" are the GPU of this rank's
- * number on its host, or the only one that it sees. MT_ECONFIG: more ranks than GPUs. */
+ * number on its host, or the only one that it sees; "auto" is the CPU where there is none and the
+ * ranks are not of mt_ranks_start. MT_ECONFIG: more ranks than GPUs. */
 mt_status mt_ranks_open_device(mt_device **device, const char *name);
 /* The world that this process was started in; `timeout_s`: how long a rank waits for the others.
  * From then on a fault of another rank ends this process, with a line on stderr from rank 0. */

@@ -27,6 +27,8 @@ static void bad_input_has_the_code_of_its_class(void **state)
 #else
         { "--device cuda", 2, "cuda" },
         { "--device cuda:7", 2, "cuda" },
+        { "--gpus 1", 2, "--gpus 1: this build has no CUDA" },
+        { "--gpus 2", 2, "--gpus 2: this build has no CUDA" },
 #endif
         { "--device cuda:x", 2, "not one of auto, cpu, cuda, cuda:N" },
         { "--device cuda:1 --gpus 2", 2, "one GPU" },
@@ -40,6 +42,10 @@ static void bad_input_has_the_code_of_its_class(void **state)
         assert_program(line, cases[i].code, cases[i].words);
         assert_int_equal(access("refused", F_OK), -1); /* before anything is written */
     }
+    /* as --gpus starts them: no other device is what was asked for */
+    setenv("MIXTAPE_RANK", "0", 1), setenv("MIXTAPE_WORLD_SIZE", "2", 1);
+    assert_program("train t.yaml --run refused", program("train t.yaml --device cuda"), "cuda");
+    unsetenv("MIXTAPE_RANK"), unsetenv("MIXTAPE_WORLD_SIZE");
     unsetenv("CUDA_VISIBLE_DEVICES");
     assert_program("train t.yaml --run t.yaml", 5, "run t.yaml: Not a directory");
     assert_program("eval straight --device plan", 2, "device 'plan' is not one of auto, cpu, cuda");
