@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "dist/launch.h"
 #include "train/nearest.h"
 
 typedef struct verb {
@@ -17,6 +19,7 @@ typedef struct verb {
 #define VERB_ROW(name, arguments, about) { #name, arguments, about, mt_verb_##name },
 static const verb verbs[] = { MT_VERBS(VERB_ROW) };
 enum { VERBS = sizeof verbs / sizeof verbs[0], OPTION_TEXT = 64 };
+enum { TURN_S = 3 }; /* mpirun waits a second before it ends the others */
 
 static const int exit_codes[MT_STATUS_COUNT] = {
     [MT_OK] = MT_EXIT_DONE,
@@ -185,10 +188,32 @@ static const verb *find_verb(const char *name)
     return NULL;
 }
 
+/* Its number among the processes that a launcher has started together. */
+static int find_rank(void)
+{
+    mt_launch launch;
+    bool known = mt_launch_detect(&launch) == MT_OK;
+    mt_error_clear(); /* who needs to know finds it again */
+    return known ? launch.rank : 0;
+}
+
+/* Ranks that know of each other come here with the first one's errors alone. Before that all mostly
+ * fail alike: the others speak later, unless the end of rank 0 has ended them by then. */
+static void say(const char *name, int rank, mt_status status)
+{
+    const struct timespec turn = { .tv_sec = TURN_S };
+    const char *traced = getenv("MIXTAPE_TRACE"), *message = mt_error_message();
+    char who[32] = "";
+    if (rank > 0 && nanosleep(&turn, NULL) != 0) return;
+    if (rank > 0 && !strstr(message, "rank ")) snprintf(who, sizeof who, "rank %d: ", rank);
+    fprintf(stderr, "mixtape %s: %s: %s%s\n", name, mt_status_name(status), who, message);
+    if (traced && *traced) fprintf(stderr, "  passed %s\n", mt_error_trace());
+}
+
 /* What was printed has arrived, or it is an error; errors are said on stderr. Returns the exit
  * code.
  */
-static int end(const char *name, mt_status status)
+static int end(const char *name, int rank, mt_status status)
 {
     if (status == MT_OK) {
         errno = 0;
@@ -196,11 +221,7 @@ static int end(const char *name, mt_status status)
             status = MT_FAIL(MT_EIO, "standard output: %s",
                              errno ? strerror(errno) : "a write to it has failed");
     }
-    if (status != MT_OK) {
-        const char *traced = getenv("MIXTAPE_TRACE");
-        fprintf(stderr, "mixtape %s: %s: %s\n", name, mt_status_name(status), mt_error_message());
-        if (traced && *traced) fprintf(stderr, "  passed %s\n", mt_error_trace());
-    }
+    if (status != MT_OK) say(name, rank, status);
     return mt_exit_code(status);
 }
 
@@ -209,7 +230,7 @@ int mt_cli_main(int argc, char **argv)
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_help();
-        return argc < 2 ? MT_EXIT_USAGE : end("help", MT_OK);
+        return argc < 2 ? MT_EXIT_USAGE : end("help", 0, MT_OK);
     }
     const verb *found = find_verb(argv[1]);
     if (!found) {
@@ -218,5 +239,6 @@ int mt_cli_main(int argc, char **argv)
                 near ? ": did you mean " : "", near ? near : "");
         return MT_EXIT_USAGE;
     }
-    return end(found->name, found->run(argc - 1, argv + 1));
+    const int rank = find_rank();
+    return end(found->name, rank, found->run(argc - 1, argv + 1));
 }

@@ -16,6 +16,8 @@
 
 enum { TICK_NS = 200000000, CANNOT_START = 127, SIGNALLED = 128 };
 
+static const double after_first_s = 1; /* for the others, where rank 0 has spoken for all */
+
 /* What is passed on to every child. */
 static const int passed_on[] = { SIGTERM, SIGUSR1, SIGINT, SIGHUP };
 
@@ -108,7 +110,8 @@ static void watch_over(family *f, double grace_s)
         bury(f);
         if (f->failed < 0) continue;
         if (since == 0) since = now();
-        if (now() - since >= grace_s) send_all(f, SIGKILL);
+        bool spoken = f->failed == 0 && f->code < SIGNALLED;
+        if (now() - since >= (spoken ? after_first_s : grace_s)) send_all(f, SIGKILL);
     }
 }
 

@@ -77,13 +77,18 @@ static void test_verb(void **state)
 {
     (void)state;
     need_ranks(2);
-    char command[8192];
+    char command[12000];
     snprintf(command, sizeof command, "%s doctor", program_path);
     int code = run_ranks(2, command);
     const char *said = strstr(ranks_output, "\nfabric\n");
     if (code != 0 || !said || !strstr(said, "all_to_all") || !strstr(said, "GB/s a rank"))
         fail_msg("exit code %d:\n%s", code, ranks_output);
     assert_null(strstr(said + 1, "\nfabric\n")); /* once, from rank 0 */
+    if (on_gpus()) return;
+    snprintf(command, sizeof command, "%s doctor : -n 1 %s doctor --device cuda:4096", program_path,
+             program_path);
+    if (run_ranks(1, command) != 2 || !strstr(ranks_output, "rank 1: device cuda:4096"))
+        fail_msg("what rank 1 alone has found:\n%s", ranks_output);
 }
 
 int main(int argc, char **argv)

@@ -328,6 +328,8 @@ static void test_one_word(void **state)
           MT_EXIT_NUMERICS },
         { "--set train.batch_size=3", "batch_size 3 must be a multiple", MT_EXIT_USAGE },
         { "--set data.valid=none.h5", "cannot open 'none.h5'", MT_EXIT_FILES },
+        { "--set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE }, /* before they meet */
+        { "--device cuda:4096", "device cuda:4096", MT_EXIT_USAGE },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char line[256];
@@ -336,6 +338,8 @@ static void test_one_word(void **state)
         if (strstr(strstr(ranks_output, rows[i].words) + 1, rows[i].words))
             fail_msg("said twice:\n%s", ranks_output);
     }
+    if (on_gpus()) return;
+    assert_apart("", "--run mute", "", "--run mute --set optim.lrr=1", "rank 1: --set optim.lrr=1");
 }
 
 /* ---- signals -----------------------------------------------------------------------------------

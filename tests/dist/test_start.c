@@ -399,6 +399,7 @@ static int child(const char *name)
         nap(launch.rank == 2 ? 0.5 : 60); /* the last fails, too, but later */
         return 9;
     }
+    if (!strcmp(name, "first")) return nap(launch.rank > 0 ? 60 : 0), 7;
     if (!strcmp(name, "killed")) {
         if (launch.rank == 2) raise(SIGKILL);
         nap(60);
@@ -431,6 +432,8 @@ static void test_first_failure(void **state)
     assert_int_equal(rank, 1);
     assert_int_equal(supervise(&rank, "killed", 3, 0.5), 128 + SIGKILL);
     assert_int_equal(rank, 2);
+    assert_int_equal(supervise(&rank, "first", 3, 60), 7);
+    assert_int_equal(rank, 0);
     assert_true(now() - began < 20);
     char *const none[] = { (char *)(uintptr_t) "nothing", NULL };
     int code;
