@@ -34,7 +34,7 @@ typedef struct mt_comm mt_comm;
 typedef enum mt_reduce { MT_REDUCE_SUM, MT_REDUCE_MAX, MT_REDUCE_COUNT } mt_reduce;
 
 typedef struct mt_comm_options {
-    double timeout_s; /* how long a rank may wait for the others; 0: 300 */
+    double timeout_s; /* how long a rank may wait for the others, at most 1e6; 0: 300 */
     /* As in dist/watch.h: should print the sentence (on one rank) and end the process. */
     void (*on_fault)(void *context, int by, const char *sentence);
     void *context;

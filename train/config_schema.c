@@ -192,7 +192,7 @@ const mt_config_key mt_config_keys[] = {
       .help = "ranks that share a layer's experts; the rest is data-parallel" },
     { "parallel.keep_gathered", MT_KEY_BOOL, AT(trainer.keep_gathered), .value = "false",
       .help = "gathered weights stay until they change: more memory, fewer bytes moved" },
-    { "parallel.timeout", MT_KEY_REAL, AT(rank_timeout), POSITIVE_RANGE, .value = "300",
+    { "parallel.timeout", MT_KEY_REAL, AT(rank_timeout), .min = 1, .max = 1e6, .value = "300",
       .help = "seconds that a rank waits for the others before the run is ended" },
     { "parallel.expert_capacity", MT_KEY_REAL, AT(trainer.expert_capacity), POSITIVE_RANGE,
       .value = "2",

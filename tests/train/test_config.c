@@ -195,6 +195,9 @@ static const struct bad {
       "recipe.delayed.margin: 9 is not in 0..8" },
     { "recipe: {delayed: {histroy: 16}}\n", NULL, MT_ECONFIG,
       "did you mean recipe.delayed.history" },
+    { "parallel: {timeout: 0}\n", NULL, MT_ECONFIG,
+      "t.yaml:11: parallel.timeout: 0 is not in 1.." },
+    { "", "parallel.timeout=3e6", MT_ECONFIG, "parallel.timeout: 3e+06 is not in 1..1e+06" },
     /* storage forms */
     { "", "train.grad_dtype=bf16", MT_ECONFIG,
       "--set train.grad_dtype=bf16: train.grad_dtype is bf16, must be f32, or f32 as train.dtype" },
