@@ -36,10 +36,13 @@ static mt_status add_point(mt_compare_run *run, int64_t *room, int64_t step, dou
 static mt_status take_line(mt_compare_run *run, int64_t *room, int64_t *step, const json_t *line)
 {
     const json_t *loss = json_object_get(line, "loss");
-    const json_t *bits = json_object_get(line, "valid_bits_per_byte");
+    const json_t *bytes = json_object_get(line, "valid_bits_per_byte");
+    const json_t *bits = bytes ? bytes : json_object_get(line, "valid_bits_per_token");
     int64_t at = json_integer_value(json_object_get(line, "step"));
-    if (bits && at == run->config.trainer.steps && json_is_true(json_object_get(line, "full")))
+    if (bits && at == run->config.trainer.steps && json_is_true(json_object_get(line, "full"))) {
         run->bits = json_is_number(bits) ? json_number_value(bits) : (double)INFINITY;
+        run->unit = bytes ? "byte" : "token";
+    }
     if (!loss || at <= *step) return MT_OK;
     *step = at;
     return json_is_number(loss) ? add_point(run, room, at, json_number_value(loss)) : MT_OK;
@@ -175,6 +178,9 @@ static mt_status place(mt_comparison *c, int64_t i)
 {
     mt_compare_run *run = &c->runs[i];
     int64_t g = find_group(c, &run->config);
+    MT_REQUIRE(!strcmp(run->unit, c->runs[0].unit), MT_ECONFIG,
+               "'%.*s' has bits per %s, '%.*s' bits per %s: they have no difference", PATH_SHOWN,
+               c->runs[0].path, c->runs[0].unit, PATH_SHOWN, run->path, run->unit);
     if (g < 0) {
         g = c->group_count++;
         c->groups[g] = (mt_compare_group){ .first = i };

@@ -19,7 +19,8 @@ typedef struct mt_compare_run {
     const char *path; /* borrowed */
     mt_config config;
     int64_t group;
-    double bits;              /* bits/byte of the whole validation set after the last step */
+    double bits;              /* bits a unit of the whole validation set after the last step */
+    const char *unit;         /* "byte" or "token" */
     mt_compare_point *points; /* finite training losses, steps ascending */
     int64_t point_count;
     char origin[128]; /* revision and kernel set; "" where unknown */
@@ -34,7 +35,7 @@ typedef struct mt_compare_mean {
 typedef struct mt_compare_group {
     int64_t first, count;       /* index of its first run; runs */
     double bits;                /* mean over its runs */
-    mt_compare_mean difference; /* to the baseline, bits/byte; of the baseline: 0 pairs */
+    mt_compare_mean difference; /* to the baseline, in bits; of the baseline: 0 pairs */
 } mt_compare_group;
 
 typedef enum mt_compare_verdict {
@@ -56,8 +57,8 @@ typedef struct mt_comparison {
 
 /* Reads run directories. `baseline`: one of `paths`, whose group the others are held against; NULL:
  * the first. `paths` must outlive the comparison. Errors: MT_ECONFIG names what is no run, is not
- * finished, has no validation loss, occurs twice, or shares no seed with the baseline; MT_EDAMAGED
- * names the line; MT_EIO. */
+ * finished, has no validation loss, occurs twice, shares no seed with the baseline, or is per token
+ * where another is per byte; MT_EDAMAGED names the line; MT_EIO. */
 mt_status mt_compare_open(mt_comparison **comparison, char *const *paths, int count,
                           const char *baseline);
 /* NULL-safe; sets *comparison to NULL. */

@@ -24,14 +24,22 @@ static json_t *real_or_null(double x)
     return isfinite(x) ? json_real(x) : json_null();
 }
 
+/* As the runs' metrics have it: "valid_bits_per_byte". */
+static void name_bits(char name[32], const mt_comparison *c)
+{
+    snprintf(name, 32, "valid_bits_per_%s", c->runs[0].unit);
+}
+
 static json_t *json_of_runs(const mt_comparison *c, int64_t group)
 {
     json_t *runs = json_array();
+    char bits[32];
+    name_bits(bits, c);
     for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i)) {
         const mt_compare_run *run = &c->runs[i];
-        json_array_append_new(runs, json_pack("{s:s, s:I, s:f}", "run", run->path, "seed",
-                                              (json_int_t)run->config.trainer.seed,
-                                              "valid_bits_per_byte", run->bits));
+        json_array_append_new(runs,
+                              json_pack("{s:s, s:I, s:f}", "run", run->path, "seed",
+                                        (json_int_t)run->config.trainer.seed, bits, run->bits));
     }
     return runs;
 }
@@ -41,12 +49,13 @@ static json_t *json_of_group(const mt_comparison *c, int64_t g, const char *conf
     const mt_compare_group *group = &c->groups[g];
     const mt_compare_mean *d = &group->difference;
     bool base = g == c->baseline;
-    return json_pack("{s:I, s:s, s:o, s:f, s:I, s:o, s:o, s:s}", "group", (json_int_t)(g + 1),
-                     "configuration", configuration, "runs", json_of_runs(c, g),
-                     "valid_bits_per_byte", group->bits, "pairs", (json_int_t)d->pairs,
-                     "difference", base ? json_null() : real_or_null(d->mean), "standard_error",
-                     real_or_null(d->error), "verdict",
-                     mt_compare_verdicts[mt_compare_judge(c, g)]);
+    char bits[32];
+    name_bits(bits, c);
+    return json_pack(
+        "{s:I, s:s, s:o, s:f, s:I, s:o, s:o, s:s}", "group", (json_int_t)(g + 1), "configuration",
+        configuration, "runs", json_of_runs(c, g), bits, group->bits, "pairs", (json_int_t)d->pairs,
+        "difference", base ? json_null() : real_or_null(d->mean), "standard_error",
+        real_or_null(d->error), "verdict", mt_compare_verdicts[mt_compare_judge(c, g)]);
 }
 
 static mt_status write_json(const mt_comparison *c, const char *path, FILE *file)
@@ -92,9 +101,10 @@ static void put_real(FILE *file, double x)
 static mt_status write_csv(const mt_comparison *c, const char *path, FILE *file)
 {
     (void)path;
-    fputs("group,run,runs,seeds,valid_bits_per_byte,pairs,difference,standard_error,verdict,"
-          "configuration\n",
-          file);
+    char bits[32];
+    name_bits(bits, c);
+    fprintf(file, "group,run,runs,seeds,%s,pairs,difference,standard_error,verdict,configuration\n",
+            bits);
     for (int64_t g = 0; g < c->group_count; g++) {
         const mt_compare_group *group = &c->groups[g];
         char *configuration;

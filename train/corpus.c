@@ -222,6 +222,11 @@ bool mt_corpus_of_bytes(const mt_corpus_info *info)
     return !strcmp(info->tokenizer, "bytes");
 }
 
+const char *mt_corpus_unit(const mt_corpus_info *info)
+{
+    return mt_corpus_of_bytes(info) ? "byte" : "token";
+}
+
 void mt_corpus_close(mt_corpus **corpus)
 {
     if (!*corpus) return;

@@ -36,6 +36,8 @@ const mt_corpus_info *mt_corpus_get_info(const mt_corpus *corpus);
 mt_status mt_corpus_read_info(mt_corpus_info *info, const char *path);
 /* Whether every token is a byte of text, by the tokenizer; small tokens of another one are not. */
 bool mt_corpus_of_bytes(const mt_corpus_info *info);
+/* What a loss of it is per: "byte", or "token" where nobody knows how many bytes one stands for. */
+const char *mt_corpus_unit(const mt_corpus_info *info);
 /* int64 [documents + 1]. */
 const int64_t *mt_corpus_documents(const mt_corpus *corpus);
 /* MT_ECONFIG, naming corpus and token, unless every token is below a model's vocabulary. */

@@ -169,12 +169,15 @@ mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line)
     return write_line(metrics, &out);
 }
 
-mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, bool full)
+mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, const char *unit,
+                          bool full)
 {
     line_out out = { .used = 0 };
+    char bits[32];
+    snprintf(bits, sizeof bits, "valid_bits_per_%s", unit);
     add_int(&out, "step", step);
     add_real(&out, "valid_loss", loss);
-    add_real(&out, "valid_bits_per_byte", loss / log(2));
+    add_real(&out, bits, loss / log(2));
     add(&out, ",\"full\":%s", full ? "true" : "false");
     return write_line(metrics, &out);
 }

@@ -16,7 +16,7 @@ function value(key,   at, rest) {
     return rest == "null" ? "nan" : rest
 }
 /"valid_loss"/ {
-    print value("step"), value("valid_bits_per_byte") > (out "/valid")
+    print value("step"), value("valid_loss") > (out "/valid")
     next
 }
 {
@@ -39,7 +39,7 @@ set output "$run/loss.png"
 set ylabel "bits per token"
 plot "$points/train" using 1:(\$2/log(2)) with lines lc rgb "#c8d4e8" title "training", \
      "$points/train" using 1:(\$3/log(2)) with lines lw 2 lc rgb "#2050a0" title "training, mean of 20 lines", \
-     "$points/valid" using 1:2 with linespoints lw 2 pt 7 lc rgb "#c04020" title "validation"
+     "$points/valid" using 1:(\$2/log(2)) with linespoints lw 2 pt 7 lc rgb "#c04020" title "validation"
 set output "$run/balance.png"
 set ylabel "MaxVio = max load / mean load - 1, mean over layers"
 set yrange [0:*]

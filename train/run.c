@@ -309,12 +309,12 @@ static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
         mt_evaluate(&e, r->trainer, r->valid, last ? 0 : c->eval_batches * c->trainer.batch_size));
     *stopped = e.stopped;
     if (e.stopped) return MT_OK;
-    if (r->lead) MT_TRY(mt_metrics_eval(r->metrics, step, e.loss, e.full));
+    const char *unit = mt_corpus_unit(mt_corpus_get_info(r->valid));
+    if (r->lead) MT_TRY(mt_metrics_eval(r->metrics, step, e.loss, unit, e.full));
     *(e.full ? &r->past.last_full_eval : &r->past.last_eval) = step;
     mt_progress_note(&r->progress, "step %lld: validation loss %.4f, %.4f bits/%s (%lld windows%s)",
-                     (long long)step, e.loss, mt_bits(e.loss),
-                     mt_corpus_of_bytes(mt_corpus_get_info(r->valid)) ? "byte" : "token",
-                     (long long)e.windows, e.full ? ", all" : "");
+                     (long long)step, e.loss, mt_bits(e.loss), unit, (long long)e.windows,
+                     e.full ? ", all" : "");
     return MT_OK;
 }
 

@@ -47,8 +47,9 @@ static void print_notes(const mt_comparison *c)
         noise += verdict == MT_COMPARE_NOISE;
         if (g != c->baseline) alone += c->groups[g].count - c->groups[g].difference.pairs;
     }
-    printf("bits/byte: whole validation set after the last step, mean over runs. difference: to "
-           "the\nbaseline, mean over pairs of one seed. within noise: below 2 standard errors.\n");
+    printf("bits/%s: whole validation set after the last step, mean over runs. difference: to "
+           "the\nbaseline, mean over pairs of one seed. within noise: below 2 standard errors.\n",
+           c->runs[0].unit);
     if (noise) printf("%" PRId64 " of the differences are within noise.\n", noise);
     if (single)
         printf("%" PRId64 " of the differences rest on one pair: no error is known, so they say "
@@ -62,8 +63,9 @@ static void print_notes(const mt_comparison *c)
 
 static mt_status print_table(const mt_comparison *c)
 {
-    printf("%5s %5s %10s %11s %10s %5s  %-14s  %s\n", "group", "runs", "bits/byte", "difference",
-           "std error", "pairs", "verdict", "configuration");
+    printf("%5s %5s %*s%s %11s %10s %5s  %-14s  %s\n", "group", "runs",
+           10 - (int)strlen(c->runs[0].unit), "bits/", c->runs[0].unit, "difference", "std error",
+           "pairs", "verdict", "configuration");
     MT_TRY(print_group(c, c->baseline));
     for (int64_t g = 0; g < c->group_count; g++)
         if (g != c->baseline) MT_TRY(print_group(c, g));

@@ -18,10 +18,9 @@ static mt_status evaluate(const mt_inference *inference, const char *data)
     MT_TRY_CLEANUP(mt_corpus_open(&corpus, data));
     MT_TRY_CLEANUP(mt_corpus_check_vocab(corpus, inference->config.trainer.model.vocab_size));
     MT_TRY_CLEANUP(mt_evaluate(&e, inference->trainer, corpus, 0));
-    bool bytes = mt_corpus_of_bytes(mt_corpus_get_info(corpus));
     printf("%s on %s: loss %.6f, %.4f bits/%s over %lld windows of %lld tokens\n", inference->path,
-           data, e.loss, mt_bits(e.loss), bytes ? "byte" : "token", (long long)e.windows,
-           (long long)inference->config.trainer.sequence_length);
+           data, e.loss, mt_bits(e.loss), mt_corpus_unit(mt_corpus_get_info(corpus)),
+           (long long)e.windows, (long long)inference->config.trainer.sequence_length);
 cleanup:
     mt_corpus_close(&corpus);
     return status;
@@ -53,7 +52,7 @@ mt_status mt_verb_eval(int argc, char **argv)
     const mt_command command = {
         .usage = "mixtape eval CKPT|RUN [--data CORPUS.h5]",
         .about = "Prints the loss over every window of a validation corpus, and the same in bits a "
-                 "byte.",
+                 "byte,\nor in bits a token of a corpus of tokens.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .min_arguments = 1,

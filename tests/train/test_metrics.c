@@ -52,7 +52,7 @@ static void lines_hold_every_digit(void **state)
     assert_ok(mt_metrics_open(&m, &past, path, 0));
     assert_int_equal(past.last_eval, -1);
     assert_ok(mt_metrics_train(m, &step));
-    assert_ok(mt_metrics_eval(m, 3, 2 * log(2), true));
+    assert_ok(mt_metrics_eval(m, 3, 2 * log(2), "byte", true));
     assert_ok(mt_metrics_sync(m));
     mt_metrics_close(&m);
     assert_null(m);

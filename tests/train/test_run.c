@@ -286,6 +286,14 @@ static void the_corpus_says_what_tokens_are(void **state)
                    "--set data.train=numbers.h5 --set data.valid=numbers.h5 "
                    "--set model.vocab_size=64",
                    0, "bits/token");
+    json_t *lines = read_metrics("numbers"); /* nobody knows their bytes */
+    const json_t *last = json_array_get(lines, json_array_size(lines) - 1);
+    assert_null(json_object_get(last, "valid_bits_per_byte"));
+    assert_true(fabs(json_number_value(json_object_get(last, "valid_bits_per_token")) * log(2) -
+                     json_number_value(json_object_get(last, "valid_loss"))) < 1e-9);
+    json_decref(lines);
+    assert_program("compare numbers", 0, "bits/token");
+    assert_program("compare straight numbers", 2, "'numbers' bits per token");
     assert_program("sample numbers --prompt 40,41 --tokens 2 --temperature 0", 0, "40,41 ");
     assert_int_equal(strspn(program_text, "0123456789, \n"), strlen(program_text));
     assert_program("sample numbers --prompt and", 2, "'and' is no number of a token");
