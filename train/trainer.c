@@ -231,9 +231,26 @@ uint64_t mt_trainer_pass_key(const mt_trainer *t, mt_pass_kind kind, int64_t bat
 /* ---- forward only -------------------------------------------------------------------------------
  */
 
+/* Logits as f64 in host memory: of one row, or (row < 0) of all. */
+static mt_status read_logits(const mt_trainer *t, const mt_tensor *from, int64_t row,
+                             double *logits)
+{
+    int64_t first = row < 0 ? 0 : row, vocab = mt_tensor_cols(from);
+    int64_t count = row < 0 ? mt_tensor_count(from) : vocab;
+    size_t size = mt_dtype_size(from->dtype), bytes = (size_t)count * size;
+    void *host = malloc(bytes);
+    MT_REQUIRE(host, MT_ENOMEM, "trainer: %zu bytes for logits", bytes);
+    mt_status status = mt_device_copy(
+        t->device, host, (const char *)from->data + (size_t)(first * vocab) * size, bytes);
+    for (int64_t i = 0; status == MT_OK && i < count; i++)
+        logits[i] = mt_load_f64(host, from->dtype, i);
+    free(host);
+    return status;
+}
+
 /* Runs a forward of [batch, sequence] on uploaded tokens; loss and logits (f64, host) where asked.
  */
-static mt_status forward(mt_trainer *t, int64_t batch, int64_t sequence, double *loss,
+static mt_status forward(mt_trainer *t, int64_t batch, int64_t sequence, double *loss, int64_t row,
                          double *logits)
 {
     mt_model_batch in = { .batch = batch,
@@ -249,22 +266,13 @@ static mt_status forward(mt_trainer *t, int64_t batch, int64_t sequence, double 
         MT_TRY(mt_device_copy(t->device, &bits, out.loss->data.data, mt_dtype_size(t->real)));
         *loss = mt_load_f64(&bits, t->real, 0);
     }
-    if (logits) {
-        size_t bytes = mt_tensor_bytes(&out.logits->data);
-        void *host = malloc(bytes);
-        MT_REQUIRE(host, MT_ENOMEM, "trainer: %zu bytes for logits", bytes);
-        mt_status status = mt_device_copy(t->device, host, out.logits->data.data, bytes);
-        for (int64_t i = 0; i < mt_tensor_count(&out.logits->data); i++)
-            logits[i] = mt_load_f64(host, out.logits->data.dtype, i);
-        free(host);
-        MT_TRY(status);
-    }
+    if (logits) MT_TRY(read_logits(t, &out.logits->data, row, logits));
     mt_model_output_release(t->tape, t->model, &out);
     return MT_OK;
 }
 
 mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, int64_t sequence,
-                             double *loss, double *logits)
+                             double *loss, int64_t row, double *logits)
 {
     const mt_trainer_config *c = &t->config;
     MT_REQUIRE(batch >= 0 && sequence >= 0 && sequence <= c->sequence_length &&
@@ -276,7 +284,7 @@ mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, in
     mt_trainer_open_exchange(t);
     while (again) {
         MT_TRY(mt_tape_begin(t->tape, mt_trainer_pass_key(t, kind, batch, sequence), false));
-        mt_status status = forward(t, batch, sequence, loss, logits);
+        mt_status status = forward(t, batch, sequence, loss, row, logits);
         if (status != MT_OK) {
             mt_tape_abort(t->tape);
             return mt_error_pass(status, __FILE__, __LINE__);
@@ -296,11 +304,11 @@ mt_status mt_trainer_eval(mt_trainer *t, const int32_t *tokens, const int32_t *t
                (long long)t->config.batch_size);
     MT_TRY(mt_trainer_upload(t, tokens, targets, sequences * s, count));
     MT_TRY(mt_trainer_upload_scalar(t, t->scale, 1));
-    return mt_trainer_forward(t, MT_PASS_EVAL, sequences, s, loss_sum, NULL);
+    return mt_trainer_forward(t, MT_PASS_EVAL, sequences, s, loss_sum, -1, NULL);
 }
 
 mt_status mt_trainer_logits(mt_trainer *t, const int32_t *tokens, int64_t batch, int64_t sequence,
-                            double *logits)
+                            int64_t row, double *logits)
 {
     int64_t counted;
     MT_REQUIRE(batch >= 0 && sequence >= 0 &&
@@ -308,8 +316,10 @@ mt_status mt_trainer_logits(mt_trainer *t, const int32_t *tokens, int64_t batch,
                MT_EINVAL, "trainer: %lld tokens at once, at most %lld",
                (long long)(batch * sequence),
                (long long)(t->config.batch_size * t->config.sequence_length));
+    MT_REQUIRE(row < batch * sequence, MT_EINVAL, "trainer: logits of row %lld of %lld",
+               (long long)row, (long long)(batch * sequence));
     MT_TRY(mt_trainer_upload(t, tokens, NULL, batch * sequence, &counted));
-    return mt_trainer_forward(t, MT_PASS_LOGITS, batch, sequence, NULL, logits);
+    return mt_trainer_forward(t, MT_PASS_LOGITS, batch, sequence, NULL, row, logits);
 }
 
 /* ---- accessors ----------------------------------------------------------------------------------

@@ -86,10 +86,10 @@ mt_status mt_trainer_update(mt_trainer *trainer, double lr, mt_step_result *resu
 /* Forward only on up to micro_batch_size host sequences: sum of token losses and their number. */
 mt_status mt_trainer_eval(mt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                           int64_t sequences, double *loss_sum, int64_t *count);
-/* Forward only of any [batch, sequence] up to sequence_length: logits as f64 into host memory
- * [batch, sequence, V]. */
+/* Forward only of any [batch, sequence] up to sequence_length: logits as f64 into host memory, [V]
+ * of the token in `row` of the batch, or (row < 0) [batch, sequence, V]. */
 mt_status mt_trainer_logits(mt_trainer *trainer, const int32_t *tokens, int64_t batch,
-                            int64_t sequence, double *logits);
+                            int64_t sequence, int64_t row, double *logits);
 /* After a non-finite loss: reruns the batch watching every value; `name` receives the first bad
  * tensor. */
 mt_status mt_trainer_find_nonfinite(mt_trainer *trainer, const int32_t *tokens,

@@ -81,7 +81,7 @@ mt_status mt_trainer_find_nonfinite(mt_trainer *t, const int32_t *tokens, const 
     for (int64_t i = 0; i < t->config.batch_size && !name[0] && status == MT_OK; i++) {
         status = mt_trainer_upload(t, tokens + i * s, targets + i * s, s, &counted);
         if (status == MT_OK) status = mt_trainer_upload_scalar(t, t->scale, 1);
-        if (status == MT_OK) status = mt_trainer_forward(t, MT_PASS_EVAL, 1, s, &loss, NULL);
+        if (status == MT_OK) status = mt_trainer_forward(t, MT_PASS_EVAL, 1, s, &loss, -1, NULL);
         if (status == MT_OK && !name[0] && !isfinite(loss)) snprintf(name, 128, "loss");
     }
     mt_tape_set_observer(t->tape, NULL, NULL);

@@ -62,9 +62,10 @@ mt_status mt_trainer_upload(mt_trainer *trainer, const int32_t *tokens, const in
 /* Names what is run at which shapes, in which formats. */
 uint64_t mt_trainer_pass_key(const mt_trainer *trainer, mt_pass_kind kind, int64_t batch,
                              int64_t sequence);
-/* Forward of [batch, sequence] on uploaded tokens; loss and logits (f64, host) where asked. */
+/* Forward of [batch, sequence] on uploaded tokens; loss and logits (f64, host; of one row, or with
+ * row < 0 of all) where asked. */
 mt_status mt_trainer_forward(mt_trainer *trainer, mt_pass_kind kind, int64_t batch,
-                             int64_t sequence, double *loss, double *logits);
+                             int64_t sequence, double *loss, int64_t row, double *logits);
 
 #ifdef __cplusplus
 }

@@ -17,7 +17,7 @@ typedef struct writer {
     int64_t vocab, sequence;
     bool text;
     int32_t *tokens; /* [sequence]: the end of the text so far, then padding */
-    double *logits;  /* [sequence, V] */
+    double *logits;  /* [V], of the last token */
     int64_t count;
 } writer;
 
@@ -49,14 +49,12 @@ static mt_status append_prompt(writer *w, const char *prompt)
 
 /* Padded to few lengths, so that the arena sees few shapes: what comes later changes nothing before
  * it. */
-static mt_status next_logits(writer *w, const double **logits)
+static mt_status next_logits(writer *w)
 {
     int64_t length = (w->count + ROUND - 1) / ROUND * ROUND;
     if (length > w->sequence) length = w->sequence;
     memset(w->tokens + w->count, 0, (size_t)(length - w->count) * sizeof *w->tokens);
-    MT_TRY(mt_trainer_logits(w->trainer, w->tokens, 1, length, w->logits));
-    *logits = w->logits + (w->count - 1) * w->vocab;
-    return MT_OK;
+    return mt_trainer_logits(w->trainer, w->tokens, 1, length, w->count - 1, w->logits);
 }
 
 /* A vocabulary for bytes may have more tokens, which no text has taught: they are seen. */
@@ -72,13 +70,12 @@ static void put_token(const writer *w, int32_t token)
 
 static mt_status write_tokens(writer *w, const char *prompt, int64_t count, mt_sampler *sampler)
 {
-    const double *logits = NULL;
     int32_t token;
     MT_TRY(append_prompt(w, prompt));
     fputs(prompt, stdout);
     for (int64_t i = 0; i < count; i++) {
-        MT_TRY(next_logits(w, &logits));
-        MT_TRY(mt_sampler_draw(sampler, &token, logits, i));
+        MT_TRY(next_logits(w));
+        MT_TRY(mt_sampler_draw(sampler, &token, w->logits, i));
         append(w, token);
         put_token(w, token);
         fflush(stdout);
@@ -113,10 +110,10 @@ static mt_status sample(const mt_inference *inference, const char *prompt, int64
     mt_sampler *sampler = NULL;
     mt_status status;
     w.tokens = malloc((size_t)w.sequence * sizeof *w.tokens);
-    w.logits = malloc((size_t)(w.sequence * w.vocab) * sizeof *w.logits);
+    w.logits = malloc((size_t)w.vocab * sizeof *w.logits);
     if (!w.tokens || !w.logits)
-        MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "no memory for %lld x %lld logits", (long long)w.sequence,
-                               (long long)w.vocab));
+        MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "no memory for %lld tokens and %lld logits",
+                               (long long)w.sequence, (long long)w.vocab));
     MT_TRY_CLEANUP(mt_sampler_create(&sampler, config, w.vocab));
     MT_TRY_CLEANUP(write_tokens(&w, prompt, count, sampler));
 cleanup:

@@ -329,7 +329,7 @@ static mt_status forward_only(void)
                               : MT_FAIL(MT_ENOMEM, "the test itself has no memory");
     if (status == MT_OK)
         status = mt_trainer_eval(shared_trainer, tokens, targets, 2, &loss, &count);
-    if (status == MT_OK) status = mt_trainer_logits(shared_trainer, tokens, 2, 4, logits);
+    if (status == MT_OK) status = mt_trainer_logits(shared_trainer, tokens, 2, 4, -1, logits);
     if (status == MT_OK) status = mt_trainer_find_nonfinite(shared_trainer, tokens, targets, name);
     mt_trainer_destroy(&shared_trainer);
     free(logits);

@@ -49,7 +49,15 @@ static void check_forward_only(mt_trainer_config c)
         c.forward_only = only;
         assert_ok(mt_trainer_create(&t, test_device(), &c));
         const int64_t *bytes = test_device()->bytes;
-        assert_ok(mt_trainer_logits(t, tokens, SEQUENCES, LENGTH, logits[only]));
+        assert_ok(mt_trainer_logits(t, tokens, SEQUENCES, LENGTH, -1, logits[only]));
+        for (int row = 0; row < TOKENS; row += 17) { /* nothing else is given */
+            double one[VOCAB + 1] = { [VOCAB] = 7 };
+            assert_ok(mt_trainer_logits(t, tokens, SEQUENCES, LENGTH, row, one));
+            assert_memory_equal(one, logits[only] + row * VOCAB, VOCAB * sizeof *one);
+            assert_true(one[VOCAB] == 7);
+        }
+        assert_fails(mt_trainer_logits(t, tokens, 1, LENGTH, LENGTH, logits[only]), MT_EINVAL,
+                     "row 12 of 12");
         assert_ok(mt_trainer_eval(t, tokens, tokens, 2, &sums[only], &count));
         for (int m = 0; m < MT_MEMORY_COUNT; m++) all[only] += bytes[m];
         if (only) {

@@ -138,7 +138,7 @@ static void a_batch_equals_the_trainer(void **state)
     shifted_batch(tokens, targets, COUNT);
     mt_optim_config_defaults(&optim);
     mt_trainer *trainer = make_trainer(&optim);
-    assert_ok(mt_trainer_logits(trainer, tokens, B, S, logits));
+    assert_ok(mt_trainer_logits(trainer, tokens, B, S, -1, logits));
     double *got = get("logits", MT_F64, &info);
     assert_true(info.ndim == 3 && info.shape[0] == B && info.shape[1] == S && info.shape[2] == V);
     assert_memory_equal(got, logits, sizeof logits);

@@ -380,7 +380,7 @@ static void test_evaluation(void **state)
             assert_ok(mt_trainer_eval(t, tokens, targets, sequences, &sum, &count));
             assert_true(sequences > 0 || (sum == 0 && count == 0));
         }
-        assert_ok(mt_trainer_logits(t, tokens, 4, 12, logits));
+        assert_ok(mt_trainer_logits(t, tokens, 4, 12, -1, logits));
         for (int i = 0; i < 48; i++) {
             double lse = 0;
             if (targets[i] == -100) continue;
@@ -394,8 +394,8 @@ static void test_evaluation(void **state)
         assert_memory_equal(&r.loss, &plain.numbers[step][0], sizeof r.loss);
     }
     assert_true(fingerprint(t) == plain.state);
-    assert_ok(mt_trainer_logits(t, tokens, 4, 12, logits));
-    assert_ok(mt_trainer_logits(t, tokens, 1, 5,
+    assert_ok(mt_trainer_logits(t, tokens, 4, 12, -1, logits));
+    assert_ok(mt_trainer_logits(t, tokens, 1, 5, -1,
                                 short_logits)); /* causal: a prefix has the same logits */
     test_assert_near("prefix", short_logits, MT_F64, logits, 5 * 23, 256 * 24 * 0x1p-53,
                      256 * 24 * 0x1p-53);
@@ -536,9 +536,9 @@ static void test_bad_batches(void **state)
     assert_fails(mt_trainer_step(t, tokens, NULL, &r), MT_EINVAL, "without targets");
     assert_fails(mt_trainer_eval(t, tokens, targets, 5, &loss, &count), MT_EINVAL, "5 sequences");
     assert_fails(mt_trainer_eval(t, tokens, targets, -1, &loss, &count), MT_EINVAL, "-1 sequences");
-    assert_fails(mt_trainer_logits(t, tokens, 5, 12, &loss), MT_EINVAL, "60 tokens");
-    assert_fails(mt_trainer_logits(t, tokens, -1, 12, &loss), MT_EINVAL, "-12 tokens");
-    assert_fails(mt_trainer_logits(t, tokens, 2, 13, &loss), MT_EINVAL, "2 sequences of 13");
+    assert_fails(mt_trainer_logits(t, tokens, 5, 12, -1, &loss), MT_EINVAL, "60 tokens");
+    assert_fails(mt_trainer_logits(t, tokens, -1, 12, -1, &loss), MT_EINVAL, "-12 tokens");
+    assert_fails(mt_trainer_logits(t, tokens, 2, 13, -1, &loss), MT_EINVAL, "2 sequences of 13");
     int32_t ignored[MAX_TOKENS];
     for (int i = 0; i < 48; i++) ignored[i] = -100;
     assert_fails(mt_trainer_step(t, tokens, ignored, &r), MT_EINVAL, "every target");
