@@ -6,6 +6,7 @@
 #include <hdf5.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "train/h5_priv.h"
 
@@ -126,8 +127,18 @@ cleanup:
     return status;
 }
 
+/* A checkpoint may be in more files than a process can have open: it takes half of what it can. */
+static int64_t most_sources(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur > 2 ? limit.rlim_cur / 2 : 1;
+}
+
+/* Tensor after tensor leads through the files in their order: while the last one gives way to the
+ * next, all before it stay and need not be opened again. */
 static mt_status open_source(mt_h5 **source, mt_h5 *file, const char *path)
 {
+    while (file->source_count >= most_sources()) mt_h5_close(&file->sources[--file->source_count]);
     mt_h5 **grown =
         realloc(file->sources, (size_t)(file->source_count + 1) * sizeof *file->sources);
     MT_REQUIRE(grown, MT_ENOMEM, "no memory to open '%s'", path);

@@ -1,6 +1,7 @@
 /* The program: everything is behind mt_cli_main. */
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "train/cli.h"
@@ -11,6 +12,17 @@ static void hold_standard_files(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return;
+}
+
+/* The usual limit is for programs that use select(): 1024, where rank 0 has a connection to each
+ * other one, and a checkpoint a file of each. */
+static void allow_files(void)
+{
+    const rlim_t wanted = 1 << 16;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 /* How long threads spin for each other before they sleep. libgomp's default outlasts a time slice:
@@ -30,6 +42,7 @@ static void limit_spinning(char **argv)
 int main(int argc, char **argv)
 {
     hold_standard_files();
+    allow_files();
     limit_spinning(argv);
     return mt_cli_main(argc, argv);
 }

@@ -2,6 +2,7 @@
  * directory is; a file that is missing, damaged or of another set is refused, and so are parts that
  * lead elsewhere. */
 #include <hdf5.h>
+#include <sys/resource.h>
 
 #include "tests/train/files.h"
 #include "train/h5.h"
@@ -143,6 +144,43 @@ static void test_reading(void **state)
         expect_whole(there);
         expect_foreign(there);
     }
+}
+
+/* More files than can be open at a time; those before the last stay open, the others come again. */
+static void test_many_files(void **state)
+{
+    (void)state;
+    enum { MANY = 40 };
+    static char many[MANY][16];
+    const int64_t one = 1, all = MANY;
+    const char *dir = in_dir("many");
+    mt_h5_extent extents[MANY];
+    struct rlimit before, few;
+    float got[MANY];
+    assert_ok(mt_dir_create(dir));
+    for (int i = 0; i < MANY; i++) {
+        const float x = value(i);
+        snprintf(many[i], sizeof many[i], "%d.h5", i);
+        extents[i] = (mt_h5_extent){ many[i], i, 1, 0 };
+        mt_h5 *file = begin_file(dir, many[i], "one");
+        assert_ok(mt_h5_write(file, "x", MT_F32, 1, &one, &x));
+        assert_ok(mt_h5_commit(&file));
+    }
+    mt_h5 *whole = begin_file(dir, "whole.h5", "one");
+    assert_ok(mt_h5_write_virtual(whole, "x", MT_F32, 1, &all, extents, MANY));
+    assert_ok(mt_h5_commit(&whole));
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before, few.rlim_cur = MANY * 3 / 4;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    whole = open_whole(dir);
+    for (int again = 0; again < 2; again++) {
+        const int64_t start = 0;
+        memset(got, 0xff, sizeof got);
+        assert_ok(mt_h5_read_slab(whole, "x", MT_F32, &start, &all, got));
+        for (int i = 0; i < MANY; i++) assert_true(got[i] == value(i));
+    }
+    mt_h5_close(&whole);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 static void test_types(void **state)
@@ -316,9 +354,10 @@ static void test_hostile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reading),  cmocka_unit_test(test_types),
-        cmocka_unit_test(test_cover),    cmocka_unit_test(test_files),
-        cmocka_unit_test(test_bit_flip), cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_reading),    cmocka_unit_test(test_types),
+        cmocka_unit_test(test_cover),      cmocka_unit_test(test_files),
+        cmocka_unit_test(test_bit_flip),   cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_many_files),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

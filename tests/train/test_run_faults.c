@@ -75,6 +75,16 @@ static void records_stay_whole_without_standard_files(void **state)
     assert_same_weights("closed", "straight", 24);
 }
 
+/* The limit that a shell sets for all is not what a run of many ranks needs. */
+static void files_that_may_be_open_are_open(void **state)
+{
+    (void)state;
+    char command[8192];
+    snprintf(command, sizeof command, "ulimit -Sn 4; exec %s data pack train.txt -o few.h5",
+             program_path);
+    assert_int_equal(system(command), 0);
+}
+
 static void a_reader_that_leaves_does_not_end_the_run(void **state)
 {
     (void)state;
@@ -207,6 +217,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_input_has_the_code_of_its_class),
         cmocka_unit_test(records_stay_whole_without_standard_files),
+        cmocka_unit_test(files_that_may_be_open_are_open),
         cmocka_unit_test(a_reader_that_leaves_does_not_end_the_run),
         cmocka_unit_test(damaged_corpora_are_refused),
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
