@@ -69,14 +69,24 @@ static int64_t result_count(const struct mt_gemm_args *args)
     return rows * (args->layout == MT_GEMM_TN ? a->m : a->k);
 }
 
+static mt_status check_operand(const struct mt_gemm_args *args, const char *name,
+                               const mt_qtensor *q, const mt_direction *dir)
+{
+    MT_TRY(check_direction("gemm", name, q, dir));
+    MT_REQUIRE(dir->layout != MT_LAYOUT_DECODED || args->dtype == MT_BF16, MT_EUNSUPPORTED,
+               "gemm %s of %s: %s is kept decoded, in bf16: only a gemm of bf16 reads it",
+               layout_names[args->layout], mt_dtype_name(args->dtype), name);
+    return MT_OK;
+}
+
 mt_status mt_gemm_check(const struct mt_gemm_args *args)
 {
     MT_REQUIRE((unsigned)args->layout < MT_GEMM_LAYOUT_COUNT, MT_EINVAL,
                "gemm: layout %d is not TN, NN or NT", (int)args->layout);
     MT_REQUIRE(args->a && args->b, MT_EINVAL, "gemm: operand %s is NULL", args->a ? "b" : "a");
     MT_TRY(check_shapes(args));
-    MT_TRY(check_direction("gemm", "a", args->a, mt_gemm_a(args)));
-    MT_TRY(check_direction("gemm", "b", args->b, mt_gemm_b(args)));
+    MT_TRY(check_operand(args, "a", args->a, mt_gemm_a(args)));
+    MT_TRY(check_operand(args, "b", args->b, mt_gemm_b(args)));
     mt_dtype real = mt_dtype_wide(args->dtype);
     MT_REQUIRE(args->d_dtype == real || args->d_dtype == args->dtype, MT_EINVAL,
                "gemm %s of %s: the result cannot be %s", layout_names[args->layout],

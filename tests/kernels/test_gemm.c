@@ -551,6 +551,8 @@ static void refusals(void **state)
     padded.dir[MT_ROW].layout = MT_LAYOUT_PADDED;
     args = good, args.a = &padded;
     assert_fails(mt_gemm(&stream, &args), MT_EUNSUPPORTED, "layout");
+    padded.dir[MT_ROW].layout = MT_LAYOUT_DECODED; /* it is bf16 then, whatever its format */
+    assert_fails(mt_gemm(&stream, &args), MT_EUNSUPPORTED, "gemm TN of f32: a is kept decoded");
     mt_qtensor absent = w;
     absent.dir[MT_ROW].format = NULL;
     args = good, args.a = &absent;
