@@ -24,19 +24,10 @@ static bool fits(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-/* Places of gathered rows are counted in 16 bytes, in 32 bits. */
-static bool fits_gather(const struct mt_moe_gemm_args *args, const gemm_problem *g)
-{
-    int64_t width = g->layout == MT_GEMM_NT ? g->cols : g->depth;
-    return !args->row_token || args->tokens < ((int64_t)1 << 32) / (width / 8);
-}
-
 bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm_problem *g,
                                  const mt_cuda_gemm_path *path)
 {
-    if (path->variant >= MT_CUDA_GEMM_VARIANTS || !mt_cuda_gemm_sm90_suits(g, path) ||
-        !fits_gather(args, g))
-        return false;
+    if (path->variant >= MT_CUDA_GEMM_VARIANTS || !mt_cuda_gemm_sm90_suits(g, path)) return false;
     if (g->layout == MT_GEMM_NT)
         return args->row_token && path->variant < MT_CUDA_GEMM_PINGPONG &&
                (!args->gathers_b || g->height % TILE == 0);
