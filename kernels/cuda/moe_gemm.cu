@@ -11,7 +11,8 @@ enum {
     THREADS = 256,
     ALIGNED = 256,      /* where operands are decoded to */
     LONG_DEPTH = 4096,  /* ping-pong moves too much past it, */
-    SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated */
+    SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated, */
+    FAIR_DEPTH = 1536,  /* or this, if they are gathered */
     TOGETHER = 8,
     RATE = 155, /* FLOP in the time of a byte, on an H200 */
     /* Where a tile has room for all of F, dY is gathered rather than spread; measured with D 1536,
@@ -19,7 +20,8 @@ enum {
     AFTER_F = 256,
     AFTER_D = 2048,
     LOSS_TN = 15, /* percent of the product's time that one kernel loses to the other work: */
-    LOSS_NT = 25  /* a tile's epilogue is not hidden, lines come later than boxes */
+    LOSS_NT = 15, /* a tile's epilogue is not hidden, lines come later than boxes, */
+    LOSS_F32 = 25 /* and there is more of it */
 };
 
 /* Whether the operand is bf16 once it is plain. `as` is the operand then, for the choice of a path:
@@ -146,8 +148,8 @@ static bool gains(const struct mt_moe_gemm_args *args, const gemm_problem *g)
     bool wgrad = g->layout == MT_GEMM_NT;
     int64_t k = wgrad ? g->cols : g->depth, n = wgrad ? g->height : g->cols;
     int64_t bytes = (args->row_token ? 4 * k : 0) + (args->act ? 3 * n : 0); /* of a row */
-    return args->z || args->gathers_b ||
-           100 * RATE * bytes > (wgrad ? LOSS_NT : LOSS_TN) * (2 * k * n);
+    int64_t loss = !wgrad ? LOSS_TN : g->d_real ? LOSS_F32 : LOSS_NT;
+    return args->z || args->gathers_b || 100 * RATE * bytes > loss * (2 * k * n);
 }
 
 /* As the product alone, but for what was measured otherwise: a pair stalls wherever one of its
@@ -161,7 +163,8 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
     mt_cuda_gemm_path parts = *path;
     if (path->variant == MT_CUDA_GEMM_DEEP) path->variant = MT_CUDA_GEMM_PINGPONG;
-    if (g->layout == MT_GEMM_NT || (args->act && g->depth > SHORT_DEPTH) ||
+    const int gated_depth = args->row_token ? FAIR_DEPTH : SHORT_DEPTH;
+    if (g->layout == MT_GEMM_NT || (args->act && g->depth > gated_depth) ||
         (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
     if (args->gathers_b) path->width = SM90_WIDTH;
