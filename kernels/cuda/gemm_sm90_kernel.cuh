@@ -218,10 +218,15 @@ template <class C> struct sm90_order {
             depth = rows;
         } else if (C::BY_ROWS) {
             t->m0 = fast * C::TILE;
-            const int from = slow * C::CLUSTER_N * a.width,
-                      left = a.n - from; /* the last: in two */
-            const int each = min(a.width, (left + C::CLUSTER_N * C::GRAIN - 1) /
-                                              (C::CLUSTER_N * C::GRAIN) * C::GRAIN);
+            const int grain = C::CLUSTER_N * C::GRAIN;
+            int from = slow * C::CLUSTER_N * a.width, left = a.n - from; /* the last: in two */
+            if (C::SCALED) { /* a narrow tile costs more than its columns: the last two alike */
+                const int piece = C::CLUSTER_N * a.width, two = a.n - (tiles_n - 2) * piece;
+                const int half = tiles_n > 1 ? (two + 2 * grain - 1) / (2 * grain) * grain : piece;
+                from = slow * piece - (slow == tiles_n - 1 ? piece - half : 0);
+                left = slow == tiles_n - 2 ? half : a.n - from;
+            }
+            const int each = min(a.width, (left + grain - 1) / grain * C::GRAIN);
             t->n0 = from + cn * each;
             t->len = max(0, min(each, a.n - t->n0));
             t->row = first;

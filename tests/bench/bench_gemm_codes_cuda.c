@@ -321,7 +321,9 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
 static void check(void)
 {
     static const int64_t counts[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129, 193, 0, 385, 600, 5, 0 };
-    static const int64_t sizes[][2] = { { 512, 320 }, { 336, 1104 }, { 16, 16 }, { 37, 41 } };
+    static const int64_t sizes[][2] = {
+        { 512, 320 }, { 448, 80 }, { 336, 1104 }, { 16, 16 }, { 37, 41 }
+    };
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         int64_t n = sizes[s][0], k = sizes[s][1];
         struct rows rows;
