@@ -19,8 +19,8 @@ enum {
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
     MT_CUDA_GEMM_FP8_PAIRS, /* TN: they share the weights */
-    /* TN of fp8 with rows on the side of 128, pairs share them: no C, no bias; members of many
-     * rows */
+    /* TN of fp8 with rows on the side of 128, pairs share them or the weights: no C, no bias;
+     * members of many rows */
     MT_CUDA_GEMM_FP8_ROWS,
     MT_CUDA_GEMM_TURNED,      /* wgmma, NT of bf16: ping-pong, the result turned, pairs share dY */
     MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X; without C or a factor */

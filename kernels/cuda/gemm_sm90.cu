@@ -7,13 +7,14 @@ enum {
     FAIR_DEPTH = 2048,  /* over this much too, but where members have */
     SMALL_PIECES = 2,   /* no more pieces than this */
     FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
+    ODD_PIECES = 11,    /* most: see shares_weights */
     TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
     NARROWEST = 64,
     FEW_ROWS = 256, /* of a member; see goes_by_rows */
     SOME_ROWS = 512,
     MANY_ROWS = 2048,
     SHORT_CODES = 512,    /* depth */
-    DEEP_ROWS = 1280,     /* of a member, on average: see deep_suits */
+    DEEP_ROWS = 1280,     /* of a member, on average: see deep_suits, shares_weights */
     PANEL_ROWS = 288,     /* of a member, on average, and ... */
     PANEL_COLUMNS = 1024, /* fewest: see panel_suits */
     TILE = 256,           /* rows of P, but where tiles are of half as many */
@@ -52,6 +53,16 @@ static int general_variant(const gemm_problem *g)
     return g->layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_ALONE;
 }
 
+/* Of codes by rows with scales of blocks: pairs that share the weights, not the rows. Measured on
+ * an H200: a small odd number of pieces of columns need not be made even then, which pays for a
+ * member's rows, made even instead, if they are many. */
+static bool shares_weights(const gemm_problem *g)
+{
+    int64_t pieces = mt_ceil_div(g->cols, SM90_WIDTH);
+    return g->fp8 > MT_CUDA_FP8_BLOCKS && pieces % 2 && pieces <= ODD_PIECES &&
+           g->depth > SHORT_DEPTH && mean_rows(g) >= DEEP_ROWS;
+}
+
 static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
 {
     static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT] = {
@@ -71,7 +82,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     if (variant == MT_CUDA_GEMM_FP8_ROWS)
         return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                ? g->fp8 - 1
-                                               : (int)MT_CUDA_FP8_BLOCKS];
+                                               : MT_CUDA_FP8_BLOCKS + (int)shares_weights(g)];
     return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1]
                   : &tables[g->layout][is_plain(g) ? variant : (int)MT_CUDA_GEMM_VARIANTS];
 }
@@ -353,7 +364,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
     gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result_size(g) };
     if (variant >= mt_cuda_gemm_sm90_fp8_rows &&
-        variant <= &mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS]) { /* P is X or dY */
+        variant <= &mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 1]) { /* P is X or dY */
         p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
         q = { "a", g->b.data, g->b.width, g->cols, members, variant->box_q, size };
     } else if (wgrad && g->fp8) { /* all members in lines along the rows */

@@ -81,8 +81,8 @@ enum {
     MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
 };
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
-/* TN of such a sum with P rows and Q weights. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 1];
+/* TN of such a sum with P rows and Q weights; of scales of blocks, too, where pairs share Q. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2];
 /* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs;
 

@@ -88,8 +88,8 @@ struct sm90_fp8 {
         LAYOUT = LAYOUT_,
         ELEMENTS = ELEMENTS_,
         BY_ROWS = BY_ROWS_,
-        CLUSTER_M = BY_ROWS || PAIRS_ ? 1 : 2, /* PAIRS: two pieces share the weights */
-        CLUSTER_N = BY_ROWS || PAIRS_ ? 2 : 1,
+        CLUSTER_M = BY_ROWS == PAIRS_ ? 2 : 1, /* PAIRS: two pieces of rows share the weights */
+        CLUSTER_N = 3 - CLUSTER_M,
         PINGPONG = false,
         FRESH = false,
         HELPED = false,
@@ -118,7 +118,7 @@ struct sm90_fp8 {
         WIDTH = SM90_WIDTH,
         GRAIN = WGRAD || BY_ROWS ? 64 : 8,
         STAGES = 4,
-        BOX_Q = CLUSTER_M == 1 ? 64 : WIDTH / 2,
+        BOX_Q = CLUSTER_M == 1 || BY_ROWS ? 64 : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
         BUFFERS = 3,
@@ -217,7 +217,7 @@ template <class C> struct sm90_order {
             t->column = !C::FP8 ? first : rows ? column : a.k;
             depth = rows;
         } else if (C::BY_ROWS) {
-            t->m0 = fast * C::TILE;
+            t->m0 = (fast * C::CLUSTER_M + cm) * C::TILE;
             const int grain = C::CLUSTER_N * C::GRAIN;
             int from = slow * C::CLUSTER_N * a.width, left = a.n - from; /* the last: in two */
             if (C::SCALED) { /* a narrow tile costs more than its columns: the last two alike */
@@ -268,14 +268,14 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
         start[e] = (int)(a.rows.offsets ? a.rows.offsets[e] / a.rows.k : e * a.rows.m);
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    int sum = 0, wide = a.width * C::CLUSTER_N;
+    int sum = 0, wide = a.width * C::CLUSTER_N, high = C::TILE * C::CLUSTER_M;
 #pragma unroll 1
     for (int base = 0; base < members; base += 32) {
         int e = base + lane, units = 0;
         if (e < members)
             units = C::PANEL     ? tiles_m
                     : C::WGRAD   ? tiles_m * tiles_n
-                    : C::BY_ROWS ? (start[e + 1] - start[e] + C::TILE - 1) / C::TILE * tiles_n
+                    : C::BY_ROWS ? (start[e + 1] - start[e] + high - 1) / high * tiles_n
                                  : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
 #pragma unroll
         for (int step = 1; step < 32; step <<= 1) {
