@@ -98,7 +98,8 @@ static __device__ void add_member(int64_t at[ATS], const plan &p, int64_t rows, 
     }
 }
 
-enum { PLANNERS = 256 };
+/* So many strips a block, up to so many blocks: stores of more would queue. */
+enum { PLANNERS = 256, PLANNED_STRIPS = 32, MOST_PLANS = 32 };
 
 /* Exclusive sums over the threads of the block. */
 static __device__ __forceinline__ void scan(int64_t at[ATS])
@@ -127,7 +128,7 @@ static __device__ __forceinline__ int strips_of(const member &m, int rows)
     return m.cols ? (int)((m.rows + rows - 1) / rows) : 0;
 }
 
-/* All strips; the block's threads have `each` members. */
+/* All strips, by as many blocks as there are; the block's threads have `each` members. */
 static __device__ __forceinline__ void write_strips(const plan &p, const strip_table &t, int count,
                                                     int64_t each)
 {
@@ -146,7 +147,8 @@ static __device__ __forceinline__ void write_strips(const plan &p, const strip_t
     }
     first[threadIdx.x] = before + sum - count;
     __syncthreads();
-    for (int64_t n = threadIdx.x; n < t.most; n += PLANNERS) {
+    for (int64_t n = (int64_t)threadIdx.x * gridDim.x + blockIdx.x; n < t.most;
+         n += (int64_t)gridDim.x * PLANNERS) {
         if (n >= total) {
             t.strips[n].rows = 0;
             continue;
@@ -162,7 +164,7 @@ static __device__ __forceinline__ void write_strips(const plan &p, const strip_t
     }
 }
 
-/* One block; each thread has consecutive members. */
+/* Each thread has consecutive members; each block makes them all, the same, and some strips. */
 static __device__ __forceinline__ void make_plan(const plan &p, const strip_table &t)
 {
     int64_t count = p.group.members, each = mt_ceil_div(count, PLANNERS);
@@ -205,7 +207,7 @@ static __global__ void __launch_bounds__(PLANNERS) job_kernel(const __grid_const
 {
     let_follow();
     make_plan(j.p, j.table);
-    if (!j.gives) return;
+    if (!j.gives || blockIdx.x) return;
     for (int64_t i = threadIdx.x; i < j.p.group.members; i += PLANNERS) {
         const float none[MT_DIR_COUNT] = {};
         give_member(j, i, none, 0);
@@ -221,7 +223,9 @@ mt_status mt_cuda_plan_members(mt_stream *stream, const plan *p)
 
 mt_status mt_cuda_plan_job(mt_stream *stream, const job *j)
 {
-    job_kernel<<<1, PLANNERS, 0, mt_cuda_stream(stream)>>>(*j);
+    const int64_t parts = j->table.strips ? mt_ceil_div(j->table.most, PLANNED_STRIPS) : 1;
+    const int64_t blocks = parts < 1 ? 1 : parts < MOST_PLANS ? parts : (int64_t)MOST_PLANS;
+    job_kernel<<<(unsigned)blocks, PLANNERS, 0, mt_cuda_stream(stream)>>>(*j);
     MT_LAUNCHED(stream, "quantize: members");
     return MT_OK;
 }
