@@ -1,4 +1,5 @@
 /* Operands of the grouped GEMM that are of other formats, made plain. */
+#include "kernels/cuda/follow.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/scratch.h"
 
@@ -65,25 +66,29 @@ static __device__ float value_of(const outer_scale &s, int64_t member)
     return s.kind == SECOND_LEVEL ? mt_nvfp4_decode_scale(&s.options, s.amax[member]) : 1.0f;
 }
 
+struct alpha_job {
+    float2 *alpha;
+    outer_scale a, b;
+    int64_t members;
+};
+
 /* The product of two scales: a part that is cut, and what is missing, which is never 0 (so that it
  * is no NaN times Inf). */
-static __global__ void alpha_kernel(float2 *alpha, const __grid_constant__ outer_scale a,
-                                    const __grid_constant__ outer_scale b, int64_t members)
+static __global__ void alpha_kernel(const __grid_constant__ alpha_job j)
 {
-    MT_GRID_STRIDE(e, members)
+    wait_for_results();
+    MT_GRID_STRIDE(e, j.members)
     {
-        double x = (double)value_of(a, e) * (double)value_of(b, e); /* exact */
+        double x = (double)value_of(j.a, e) * (double)value_of(j.b, e); /* exact */
         float first = __double2float_rz(x), rest = (float)(x - (double)first);
-        alpha[e] = make_float2(first, fminf(fmaxf(rest, 0x1p-149f), 0x1p104f));
+        j.alpha[e] = make_float2(first, fminf(fmaxf(rest, 0x1p-149f), 0x1p104f));
     }
 }
 
-static mt_status make_alpha(mt_stream *stream, float2 *to, const outer_scale *a,
-                            const outer_scale *b, int64_t members)
+static mt_status make_alpha(mt_stream *stream, const alpha_job &j)
 {
-    if (members == 0) return MT_OK;
-    alpha_kernel<<<mt_blocks(stream, members, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(
-        to, *a, *b, members);
+    if (j.members == 0) return MT_OK;
+    MT_TRY(follow(stream, alpha_kernel, mt_blocks(stream, j.members, THREADS), THREADS, 0, j));
     MT_LAUNCHED(stream, "gemm (factors)");
     return MT_OK;
 }
@@ -96,7 +101,7 @@ extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
     *alpha = NULL;
     if (a.kind == INSIDE && b.kind == INSIDE) return MT_OK;
     *alpha = (const float2 *)memory;
-    return make_alpha(stream, (float2 *)memory, &a, &b, args->a->group.members);
+    return make_alpha(stream, alpha_job{ (float2 *)memory, a, b, args->a->group.members });
 }
 
 /* ---- operands ----------------------------------------------------------------------------------
@@ -192,7 +197,8 @@ mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out, const struct mt
     MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
     MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));
     out->alpha = outer ? (const float2 *)(p + first + second) : NULL;
-    if (outer) MT_TRY(make_alpha(stream, (float2 *)out->alpha, &outer_a, &outer_b, members));
+    if (outer)
+        MT_TRY(make_alpha(stream, alpha_job{ (float2 *)out->alpha, outer_a, outer_b, members }));
     out->args = *args;
     out->args.a = &out->a, out->args.b = &out->b;
     return MT_OK;

@@ -129,6 +129,7 @@ static __global__ void clear_kernel(uint8_t *scales, const member *totals, int w
 
 static __global__ void members_kernel(const __grid_constant__ job j)
 {
+    let_follow();
     wait_for_results();
     MT_GRID_STRIDE(i, j.p.group.members) give_results(j, i);
 }

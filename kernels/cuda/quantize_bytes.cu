@@ -119,7 +119,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     if (!(early ? find_strip(&p, j.p, j.table, down)
                 : take_strip(&p, j.table, j.p.group.k, down))) {
         wait_for_results();
-        if (KIND == WHOLE && FROM == LYING && gives_found(j)) give_found(j);
+        if (KIND == WHOLE && gives_found(j)) give_found(j);
         return;
     }
     if (lane == 0) sp->nans[threadIdx.x / 32] = 0;
@@ -200,7 +200,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         step_down(&p, below);
     }
     wait_for_results(); /* early blocks do so here */
-    if (KIND == WHOLE && FROM == LYING && gives_found(j)) give_found(j);
+    if (KIND == WHOLE && gives_found(j)) give_found(j);
     if (!is_measured(j)) return;
     most = __reduce_max_sync(~0u, most);
     if (lane == 0) sp->most[threadIdx.x / 32] = most;
@@ -265,8 +265,8 @@ bool mt_cuda_bytes_suffice(const job *j)
 
 bool mt_cuda_bytes_give(const job *j)
 {
-    const bool made = j->row_token || j->swiglu || j->z;
-    return mt_cuda_bytes_suffice(j) && mt_cuda_short_kind(j) == WHOLE && !made && gives_found(*j);
+    return mt_cuda_bytes_suffice(j) && !mt_cuda_gathered_suffice(j) &&
+           mt_cuda_short_kind(j) == WHOLE && gives_found(*j);
 }
 
 int mt_cuda_bytes_rows(const job *j)

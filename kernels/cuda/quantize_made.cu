@@ -34,14 +34,22 @@ static __device__ __forceinline__ void find_in(uint32_t *most, int *nans, const 
     raise(most, m);
 }
 
-/* A warp for each token: its amax and the number of its NaNs. */
+struct token_job {
+    float2 *found; /* a token's amax and the number of its NaNs */
+    const uint4 *x;
+    int64_t tokens, chunks;
+};
+
+/* A warp for each token, while the plan is made. */
 static __global__ void __launch_bounds__(MEASURERS)
-    token_kernel(float2 *found, const uint4 *x, int64_t tokens, int64_t chunks)
+    token_kernel(const __grid_constant__ token_job j)
 {
     enum { MANY = 4 };
+    const int64_t chunks = j.chunks;
     int64_t t = ((int64_t)blockIdx.x * MEASURERS + threadIdx.x) / 32;
-    for (; t < tokens; t += (int64_t)gridDim.x * MEASURING_WARPS) {
-        const uint4 *row = x + t * chunks;
+    let_follow();
+    for (; t < j.tokens; t += (int64_t)gridDim.x * MEASURING_WARPS) {
+        const uint4 *row = j.x + t * chunks;
         uint32_t most = 0;
         int nans = 0;
         for (int64_t first = lane_of_warp(); first < chunks; first += 32 * MANY) {
@@ -56,8 +64,9 @@ static __global__ void __launch_bounds__(MEASURERS)
         most = __reduce_max_sync(~0u, most);
         nans = __reduce_add_sync(~0u, nans);
         if (lane_of_warp() == 0)
-            found[t] = make_float2(mt_f32_from_bits(most << 16), __int_as_float(nans));
+            j.found[t] = make_float2(mt_f32_from_bits(most << 16), __int_as_float(nans));
     }
+    wait_for_results(); /* who waits for this one waits for the plan, too */
 }
 
 /* The member of a row: the last that begins at or before it. */
@@ -66,7 +75,7 @@ static __device__ __forceinline__ int64_t member_of_row(const plan &p, int64_t e
     int64_t low = 0, high = p.group.members;
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
-        if (p.members[middle].offset <= element)
+        if (mt_group_offset(&p.group, middle) <= element)
             low = middle;
         else
             high = middle;
@@ -92,18 +101,25 @@ static __device__ float2 times(const job &j, int32_t token, float2 of, float wei
     return found;
 }
 
-static __global__ void __launch_bounds__(MEASURERS)
-    rows_kernel(const __grid_constant__ job j, const float2 *found)
+struct rows_job {
+    job j;
+    const float2 *found; /* of tokens */
+};
+
+static __global__ void __launch_bounds__(MEASURERS) rows_kernel(const __grid_constant__ rows_job of)
 {
+    const job &j = of.j;
     const int64_t rows = *j.rows_used, step = (int64_t)gridDim.x * MEASURERS;
     int64_t first = (int64_t)blockIdx.x * MEASURERS + (threadIdx.x & ~31u);
+    let_follow();
+    wait_for_results();
     for (; first < rows; first += step) {
         int64_t r = first + lane_of_warp(), member = -1;
         float2 x = make_float2(0, 0);
         if (r < rows) {
-            member = member_of_row(j.p, r * j.p.group.k);
             const int32_t token = j.row_token[r];
-            x = found[token];
+            x = of.found[token];
+            member = member_of_row(j.p, r * j.p.group.k);
             if (j.row_weight) x = times(j, token, x, j.row_weight[r]);
         }
         give_rows(j, member, x.x, __float_as_int(x.y));
@@ -129,6 +145,8 @@ static __global__ void __launch_bounds__(MEASURERS, GRADIENT ? 3 : 4)
     enum { STEP = MEASURERS / CHUNKS, MANY = 2 };
     __shared__ tile tiles[2];
     __shared__ block_found blocks[2];
+    let_follow();
+    wait_for_results();
     const int64_t units = j.p.units[j.p.group.members], cols = j.p.group.k;
     const int chunk = (int)threadIdx.x % CHUNKS, first = (int)threadIdx.x / CHUNKS;
     uint32_t most = 0;
@@ -205,17 +223,17 @@ mt_status mt_cuda_measure_made(mt_stream *stream, const job *j, int64_t tokens, 
     const int64_t k = j->p.group.k, units = mt_cuda_plan_units(&j->p.group);
     if (j->swiglu || j->z) {
         auto kernel = j->z ? swiglu_kernel<true> : swiglu_kernel<false>;
-        kernel<<<(unsigned)(units < most ? units : most), MEASURERS, 0, mt_cuda_stream(stream)>>>(
-            *j);
+        MT_TRY(follow(stream, kernel, (unsigned)(units < most ? units : most), MEASURERS, 0, *j));
         MT_LAUNCHED(stream, "quantize: amax of SwiGLU");
         return MT_OK;
     }
     if (tokens == 0) return MT_OK;
-    token_kernel<<<(unsigned)most, MEASURERS, 0, mt_cuda_stream(stream)>>>(
-        (float2 *)found, (const uint4 *)j->p.sides[SOURCE].codes, tokens, k / 8);
+    const token_job of_tokens = { (float2 *)found, (const uint4 *)j->p.sides[SOURCE].codes, tokens,
+                                  k / 8 };
+    MT_TRY(follow(stream, token_kernel, (unsigned)most, MEASURERS, 0, of_tokens));
     MT_LAUNCHED(stream, "quantize: amax of tokens");
-    rows_kernel<<<(unsigned)most, MEASURERS, 0, mt_cuda_stream(stream)>>>(*j,
-                                                                          (const float2 *)found);
+    const rows_job of_rows = { *j, (const float2 *)found };
+    MT_TRY(follow(stream, rows_kernel, (unsigned)most, MEASURERS, 0, of_rows));
     MT_LAUNCHED(stream, "quantize: amax of gathered rows");
     return MT_OK;
 }
