@@ -96,19 +96,18 @@ static __device__ __forceinline__ float sixth_of(float x)
 }
 
 /* Codes, less their signs, and scale of a segment: its amax becomes 6, or 4 if the error is then
- * smaller (a NaN keeps 6). Errors are summed in order; a code's value has its element's sign. */
-template <bool SQUARED, bool WIDE>
+ * smaller (a NaN keeps 6). Errors are summed in order; a code's value has its element's sign.
+ * element: the magnitude of one; words: all of them, in order. */
+template <bool SQUARED, bool WIDE, typename F, typename W>
 static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, const float *scales,
                                                   const float *ones, float unit, const side &s,
-                                                  const level &l, uint32_t magnitude,
-                                                  const uint32_t w[8])
+                                                  const level &l, uint32_t magnitude, F element,
+                                                  W words)
 {
     const float base = sixth_of(mt_f32_from_bits(magnitude << 16)) * l.s_enc;
     const uint32_t stored = stored_pair(j, base, base * 1.5f);
     float error[2] = { 0, 0 }, enc[2], one[2], low[2];
-    uint32_t code[2][2], v[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = w[i] & 0x7fff7fffu;
+    uint32_t code[2][2];
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         enc[c] = scales[stored >> 8 * c & 0xff], one[c] = ones[stored >> 8 * c & 0xff];
@@ -116,6 +115,8 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
         code[c][0] = code[c][1] = 0u - E2M1_BASE * 0x11111111u;
     }
     if (unit == 0) { /* what is added then is 0, or NaN where they are not finite */
+        uint32_t w[8];
+        words(w);
         const float2 e = errors_otherwise<SQUARED>(
             &j, &s, stored, l.amax, make_float2(enc[0], enc[1]), make_uint4(w[0], w[1], w[2], w[3]),
             make_uint4(w[4], w[5], w[6], w[7]));
@@ -123,7 +124,7 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
     }
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) {
-        const float x = element_of(v, i);
+        const float x = element(i);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const uint32_t n = e2m1_above(x * enc[c]);
@@ -149,8 +150,15 @@ static __device__ __forceinline__ uint32_t choose_codes(uint32_t q[2], const job
                                                         uint32_t magnitude, const uint32_t w[8],
                                                         bool nans)
 {
+    uint32_t v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = w[i] & 0x7fff7fffu;
     const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0>(
-        q, j, scales, ones, unit, s, l, magnitude, w);
+        q, j, scales, ones, unit, s, l, magnitude, [&](int i) { return element_of(v, i); },
+        [&](uint32_t to[8]) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) to[i] = w[i];
+        });
     q[0] |= nibble_signs(w, nans), q[1] |= nibble_signs(w + 4, nans);
     return stored;
 }

@@ -78,6 +78,30 @@ static __device__ __forceinline__ void choose_rows(const job &j, const strip &p,
     }
 }
 
+/* Column h of two, from words of both. */
+static __device__ __forceinline__ void take_column(uint32_t w[8], const uint32_t v[SEGMENT], int h)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = __byte_perm(v[i * 2], v[i * 2 + 1], h ? 0x7632 : 0x5410);
+}
+
+/* Sign bits of eight elements of column h of such words, as nibble_signs. */
+static __device__ __forceinline__ uint32_t signs_of_rows(const uint32_t v[8], int h, bool nans)
+{
+    uint32_t turned[2], signs;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        turned[i] = __byte_perm(__byte_perm(v[i], v[i + 2], 0x7351),
+                                __byte_perm(v[i + 4], v[i + 6], 0x7351), h ? 0x7632 : 0x5410);
+    signs = (turned[0] >> 4 & 0x08080808u) | (turned[1] & 0x80808080u);
+    if (nans) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if ((v[i] >> h * 16 & 0x7fff) > 0x7f80) signs &= ~(8u << 4 * i);
+    }
+    return signs;
+}
+
 /* Codes of the columns of a warp's rows, left turned; again: the rows have been measured. */
 template <int FOUR>
 static __device__ __forceinline__ void
@@ -95,21 +119,36 @@ choose_columns(const job &j, const strip &p, uint32_t *codes, uint8_t *scales, i
         const uint32_t *from = rows + chunk_of_row(0, pair >> 2) + (pair & 3);
 #pragma unroll
         for (int i = 0; i < SEGMENT; i++) v[i] = from[i * CHUNKS * 4];
-#pragma unroll 1
+        uint32_t most = magnitudes<SEGMENT>(v), m[2] = { most & 0xffff, most >> 16 }, signs[2][2];
+        int nans[2] = { 0, 0 };
+        if (larger_half(most) > 0x7f80) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t w[8];
+                take_column(w, v, h);
+                m[h] = magnitude_of<8>(w, &nans[h]);
+            }
+        }
+        if (!again)
+            raise(&it->most[MT_ROW], m[0] > m[1] ? m[0] : m[1]), it->nans += nans[0] + nans[1];
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) signs[h][k] = signs_of_rows(v + k * 8, h, nans[h] > 0);
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i++) v[i] &= 0x7fff7fffu;
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const int c = pair * 2 + h;
-            uint32_t w[8], q[2];
-            int nans = 0;
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                w[i] = __byte_perm(v[i * 2], v[i * 2 + 1], 0x5410 + h * 0x2222);
-            const uint32_t m = magnitude_of<8>(w, &nans);
-            if (!again) raise(&it->most[MT_ROW], m), it->nans += nans;
-            scales[c * SEGMENTS + warp] =
-                (uint8_t)choose_codes<FOUR>(q, j, scale_enc, ones, unit, s, l, m, w, nans > 0);
+            uint32_t q[2];
+            const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0>(
+                q, j, scale_enc, ones, unit, s, l, m[h],
+                [&](int i) { return h ? high_bf16(v[i]) : low_bf16(v[i]); },
+                [&](uint32_t w[8]) { take_column(w, v, h); });
+            scales[c * SEGMENTS + warp] = (uint8_t)stored;
             uint32_t *line = codes + c * LINE_WORDS * 2;
-            line[word ^ line_mask(c)] = q[0];
-            line[(word + 1) ^ line_mask(c)] = q[1];
+#pragma unroll
+            for (int k = 0; k < 2; k++) line[(word + k) ^ line_mask(c)] = q[k] | signs[h][k];
         }
     }
 }
