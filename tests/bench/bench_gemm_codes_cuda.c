@@ -336,6 +336,14 @@ static void check(void)
         printf("n %lld, k %lld: right\n", (long long)n, (long long)k);
         fflush(stdout);
     }
+    /* members of so many rows that pairs share the weights */
+    static const int64_t many[] = { 1301, 1283 };
+    struct rows rows;
+    make_rows(&rows, sizeof many / sizeof *many, many, 5, 448, 1040);
+    for (int c = 0; c < CODINGS; c++)
+        check_product(&rows, MT_GEMM_TN, &codings[c], 448, 1040, NORMAL);
+    free_rows(&rows);
+    printf("n 448, k 1040 of many rows: right\n");
 }
 
 /* ---- time --------------------------------------------------------------------------------------
