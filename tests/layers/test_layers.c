@@ -23,17 +23,17 @@ struct routing_case {
 };
 
 static const struct routing_case cases[] = {
-    { "ragged", 2, true, 0, { 0 } },
-    { "weights as they are", 3, false, 0, { 0 } },
-    { "one choice", 1, true, 0, { 0 } },
-    { "empty experts", 2, true, 0, { -9, 0, 0, -9, 0 } },
-    { "first expert only", 1, false, 0, { 9, 0, 0, 0, 0 } },
-    { "last expert only", 1, false, 0, { 0, 0, 0, 0, 9 } },
-    { "two experts take all", 2, false, 0, { 0, 9, 0, 9, 0 } },
-    { "capacity 1", 2, true, 1, { 0 } },
-    { "capacity 0.1: one row each", 2, true, 0.1, { 0 } },
-    { "capacity of a crowd", 1, false, 1, { 0, 0, 9, 0, 0 } },
-    { "capacity past counting", 2, false, 1e30, { 0, 9, 0, 9, 0 } },
+    { "ragged", 2, true, 0, { 0 }, false },
+    { "weights as they are", 3, false, 0, { 0 }, false },
+    { "one choice", 1, true, 0, { 0 }, false },
+    { "empty experts", 2, true, 0, { -9, 0, 0, -9, 0 }, false },
+    { "first expert only", 1, false, 0, { 9, 0, 0, 0, 0 }, false },
+    { "last expert only", 1, false, 0, { 0, 0, 0, 0, 9 }, false },
+    { "two experts take all", 2, false, 0, { 0, 9, 0, 9, 0 }, false },
+    { "capacity 1", 2, true, 1, { 0 }, false },
+    { "capacity 0.1: one row each", 2, true, 0.1, { 0 }, false },
+    { "capacity of a crowd", 1, false, 1, { 0, 0, 9, 0, 0 }, false },
+    { "capacity past counting", 2, false, 1e30, { 0, 9, 0, 9, 0 }, false },
     { "weights used elsewhere", 3, false, 0, { 0 }, true },
     { "capacity 1, weights used elsewhere", 2, true, 1, { 0 }, true },
 };
