@@ -125,12 +125,13 @@ mt_status mt_recipe_parse(mt_recipe *recipe, const char *text)
     return MT_OK;
 }
 
-mt_status mt_recipe_plain(mt_recipe *recipe, mt_dtype dtype)
+mt_recipe mt_recipe_plain(mt_dtype dtype)
 {
-    char text[64];
-    const char *name = mt_dtype_name(dtype);
-    snprintf(text, sizeof text, "fprop=%s dgrad=%s wgrad=%s", name, name, name);
-    return mt_recipe_parse(recipe, text);
+    mt_recipe recipe;
+    for (int pass = 0; pass < MT_PASS_COUNT; pass++)
+        for (int i = 0; i < 2; i++)
+            recipe.slot[pass][i] = mt_format_spec_default(mt_format_plain(dtype)->id);
+    return recipe;
 }
 
 static mt_status check_slot(const mt_recipe *recipe, mt_pass pass, int i)

@@ -43,8 +43,8 @@ const char *mt_recipe_preset(int i);
  * three GEMMs. Options that only concern a column direction (source) are dropped in row slots. */
 mt_status mt_recipe_parse(mt_recipe *recipe, const char *text);
 
-/* Every slot in one plain type: nothing is quantized. */
-mt_status mt_recipe_plain(mt_recipe *recipe, mt_dtype dtype);
+/* Every slot in one plain type (f64, f32, bf16 or f16): nothing is quantized. */
+mt_recipe mt_recipe_plain(mt_dtype dtype);
 
 /* Fails with the slot named where six slots are not a recipe. */
 mt_status mt_recipe_check(const mt_recipe *recipe);
@@ -70,12 +70,10 @@ typedef struct mt_recipe_rule {
     mt_recipe recipe;
 } mt_recipe_rule;
 
+/* `compute`: what `none` stands for. Errors: MT_ECONFIG names what is no clause, and the rule;
+ * MT_EINVAL a dtype without a plain format. */
 mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text, mt_dtype compute);
 void mt_recipe_rules_destroy(mt_recipe_rules **rules);
-
-/* Adds a clause. `layers` NULL: every layer; `end` < 0: no end. */
-mt_status mt_recipe_rules_add(mt_recipe_rules *rules, const char *layers, int64_t first,
-                              int64_t end, const mt_recipe *recipe);
 
 /* The recipe of a layer at a step; borrowed from the rules. */
 const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char *layer,
@@ -83,13 +81,11 @@ const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char
 
 mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *rules);
 
-/* Clause `i`, from 0; NULL past the last. */
+/* Clause `i`, from 0, borrowed from the rules; NULL past the last. */
 const mt_recipe_rule *mt_recipe_rules_get(const mt_recipe_rules *rules, size_t i);
 
-/* The recipes that may ever apply to a layer, one after the other: *i begins at 0. False: no more.
- */
-bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
-                          const mt_recipe **recipe);
+/* Whether it is for a layer of this name, at some step. */
+bool mt_recipe_rule_covers(const mt_recipe_rule *rule, const char *layer);
 
 /* The next step after `step` at which some layer's recipe may change; -1: none. */
 int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step);

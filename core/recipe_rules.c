@@ -10,8 +10,8 @@ struct mt_recipe_rules {
     size_t count;
 };
 
-mt_status mt_recipe_rules_add(mt_recipe_rules *rules, const char *layers, int64_t first,
-                              int64_t end, const mt_recipe *recipe)
+static mt_status add_rule(mt_recipe_rules *rules, const char *layers, int64_t first, int64_t end,
+                          const mt_recipe *recipe)
 {
     MT_REQUIRE(first >= 0 && (end < 0 || first < end), MT_ECONFIG,
                "recipe rule: steps %" PRId64 "..%" PRId64 " are not a range", first, end);
@@ -59,15 +59,17 @@ static mt_status add_clause(mt_recipe_rules *rules, char *clause, mt_dtype compu
                "or steps=");
     int64_t first = 0, end = -1;
     if (steps) MT_TRY(read_steps(&first, &end, steps));
-    mt_recipe recipe;
+    mt_recipe recipe = mt_recipe_plain(compute);
     bool none = !strncmp(clause, "none", 4) && !clause[4 + strspn(clause + 4, " \t\n")];
-    MT_TRY(none ? mt_recipe_plain(&recipe, compute) : mt_recipe_parse(&recipe, clause));
-    return mt_recipe_rules_add(rules, layers, first, end, &recipe);
+    if (!none) MT_TRY(mt_recipe_parse(&recipe, clause));
+    return add_rule(rules, layers, first, end, &recipe);
 }
 
 mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text, mt_dtype compute)
 {
     mt_status status = MT_OK;
+    MT_REQUIRE(mt_format_plain(compute), MT_EINVAL, "recipe rules: nothing is computed in %s",
+               mt_dtype_name(compute));
     mt_recipe_rules *made = calloc(1, sizeof *made);
     char *copy = strdup(text);
     if (!made || !copy) {
@@ -97,13 +99,18 @@ void mt_recipe_rules_destroy(mt_recipe_rules **rules)
     *rules = NULL;
 }
 
+bool mt_recipe_rule_covers(const mt_recipe_rule *rule, const char *layer)
+{
+    return !rule->layers || fnmatch(rule->layers, layer, 0) == 0;
+}
+
 const mt_recipe *mt_recipe_rules_select(const mt_recipe_rules *rules, const char *layer,
                                         int64_t step)
 {
     for (size_t i = rules->count; i-- > 0;) {
         const mt_recipe_rule *r = &rules->rules[i];
         bool in_range = step >= r->first && (r->end < 0 || step < r->end);
-        if (in_range && (!r->layers || fnmatch(r->layers, layer, 0) == 0)) return &r->recipe;
+        if (in_range && mt_recipe_rule_covers(r, layer)) return &r->recipe;
     }
     return NULL;
 }
@@ -115,7 +122,7 @@ mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *ru
     MT_REQUIRE(made, MT_ENOMEM, "recipe rules: no memory");
     for (size_t i = 0; i < rules->count && status == MT_OK; i++) {
         const mt_recipe_rule *r = &rules->rules[i];
-        status = mt_recipe_rules_add(made, r->layers, r->first, r->end, &r->recipe);
+        status = add_rule(made, r->layers, r->first, r->end, &r->recipe);
     }
     if (status != MT_OK) mt_recipe_rules_destroy(&made);
     *copy = made;
@@ -125,18 +132,6 @@ mt_status mt_recipe_rules_copy(mt_recipe_rules **copy, const mt_recipe_rules *ru
 const mt_recipe_rule *mt_recipe_rules_get(const mt_recipe_rules *rules, size_t i)
 {
     return i < rules->count ? &rules->rules[i] : NULL;
-}
-
-bool mt_recipe_rules_next(const mt_recipe_rules *rules, const char *layer, size_t *i,
-                          const mt_recipe **recipe)
-{
-    while (*i < rules->count) {
-        const mt_recipe_rule *r = &rules->rules[(*i)++];
-        if (r->layers && fnmatch(r->layers, layer, 0) != 0) continue;
-        *recipe = &r->recipe;
-        return true;
-    }
-    return false;
 }
 
 int64_t mt_recipe_rules_next_change(const mt_recipe_rules *rules, int64_t step)

@@ -77,9 +77,11 @@ static mt_status note_delayed(layer *l, const mt_recipe *recipe)
 /* Reserves the largest compute copy of all the recipes that may apply to a layer. */
 static mt_status reserve(mt_precision *p, layer *l)
 {
-    const mt_recipe *recipe;
+    const mt_recipe_rule *rule;
     if (!p->rules) return mt_linear_reserve(l->weight, device_of(p), NULL);
-    for (size_t i = 0; mt_recipe_rules_next(p->rules, l->weight->name, &i, &recipe);) {
+    for (size_t i = 0; (rule = mt_recipe_rules_get(p->rules, i)); i++) {
+        const mt_recipe *recipe = &rule->recipe;
+        if (!mt_recipe_rule_covers(rule, l->weight->name)) continue;
         MT_TRY(mt_linear_reserve(l->weight, device_of(p), recipe));
         MT_TRY(note_delayed(l, recipe));
         for (int d = 0; d < MT_DIR_COUNT; d++)
@@ -487,7 +489,7 @@ mt_status mt_precision_start(mt_precision *p)
     if (p->rules) return mt_precision_set_step(p, 0, &changed);
     for (int64_t i = 0; i < p->count; i++) {
         layer *l = &p->layers[i];
-        MT_TRY(mt_recipe_plain(&l->state.recipe, l->weight->compute));
+        l->state.recipe = mt_recipe_plain(l->weight->compute);
         l->weight->linear = &l->state;
     }
     return lay_out(p);

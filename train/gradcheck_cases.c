@@ -232,7 +232,8 @@ mt_status mt_check_linear_setup(check *c, int variant)
         MT_TRY(mt_check_param(c, &c->linear.bias, "bias", members, 1, OUT, false, false));
     c->linear.weight->linear = &c->state;
     c->state.save_original_input = options & SAVED_INPUT;
-    return mt_recipe_plain(&c->state.recipe, MT_F64);
+    c->state.recipe = mt_recipe_plain(MT_F64);
+    return MT_OK;
 }
 
 static mt_status linear_cases(const mt_check_session *s)
@@ -279,7 +280,8 @@ static mt_status down_setup(check *c, int variant)
     MT_TRY(mt_check_param(c, &c->linear.weight, "weight", dense ? 1 : EXPERTS, OUT, DOWN_IN, true,
                           false));
     c->linear.weight->linear = &c->state;
-    return mt_recipe_plain(&c->state.recipe, MT_F64);
+    c->state.recipe = mt_recipe_plain(MT_F64);
+    return MT_OK;
 }
 
 static mt_status down_cases(const mt_check_session *s)

@@ -210,6 +210,8 @@ static void test_bad_rules(void **state)
                      rows[i].words);
         assert_null(rules);
     }
+    mt_recipe_rules *rules = NULL;
+    assert_fails(mt_recipe_rules_create(&rules, "none", MT_I32), MT_EINVAL, "computed in i32");
 }
 
 int main(void)
