@@ -258,14 +258,8 @@ static mt_status check_fabric(const char *name, const mt_launch *launch)
         row("ranks", text);
         status = mt_fabric_check(comm, device, fabric_row, NULL);
     }
-    /* what one has found once they have met, all have agreed on: they leave together */
-    bool met = comm != NULL;
-    mt_comm_close(&comm);
+    mt_ranks_close(&comm, status);
     mt_device_destroy(&device);
-    if (status != MT_OK && met && launch->rank > 0) {
-        sleep(1); /* rank 0 speaks for all, before a launcher ends it */
-        _exit(mt_exit_code(status));
-    }
     return status;
 }
 
