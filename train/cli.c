@@ -19,7 +19,7 @@ typedef struct verb {
 #define VERB_ROW(name, arguments, about) { #name, arguments, about, mt_verb_##name },
 static const verb verbs[] = { MT_VERBS(VERB_ROW) };
 enum { VERBS = sizeof verbs / sizeof verbs[0], OPTION_TEXT = 64 };
-enum { TURN_S = 3 }; /* mpirun waits a second before it ends the others */
+enum { TURN_S = 3 }; /* a second after rank 0's end, mpirun and --gpus end the others */
 
 static const int exit_codes[MT_STATUS_COUNT] = {
     [MT_OK] = MT_EXIT_DONE,
@@ -197,8 +197,8 @@ static int find_rank(void)
     return known ? launch.rank : 0;
 }
 
-/* Ranks that know of each other come here with the first one's errors alone. Before that all mostly
- * fail alike: the others speak later, unless the end of rank 0 has ended them by then. */
+/* Of connected ranks rank 0 alone comes here (mt_ranks_close). Before they are, mostly all fail
+ * alike: rank 0 speaks at once, the others TURN_S later, where its end has not ended them yet. */
 static void say(const char *name, int rank, mt_status status)
 {
     const struct timespec turn = { .tv_sec = TURN_S };

@@ -107,15 +107,6 @@ mt_status mt_ranks_open_device(mt_device **device, const char *name)
     return mt_device_open(device, numbered, NULL, threads);
 }
 
-/* Before the ranks know of each other, whoever fails says who it is. */
-static mt_status name_rank(mt_status status, const mt_launch *launch)
-{
-    char reason[512];
-    if (status == MT_OK || launch->world == 1 || strstr(mt_error_message(), "rank ")) return status;
-    snprintf(reason, sizeof reason, "%s", mt_error_message());
-    return MT_FAIL(status, "rank %d: %s", launch->rank, reason);
-}
-
 mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s)
 {
     static int rank; /* for the watchdog's thread, which may outlive everything else */
@@ -123,7 +114,7 @@ mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s)
     MT_TRY(mt_launch_detect(&launch));
     rank = launch.rank;
     const mt_comm_options options = { timeout_s, end_process, &rank, device };
-    return name_rank(mt_comm_open(comm, &launch, &options), &launch);
+    return mt_comm_open(comm, &launch, &options);
 }
 
 int mt_ranks_threads(void)
