@@ -63,9 +63,10 @@ static void print_notes(const mt_comparison *c)
 
 static mt_status print_table(const mt_comparison *c)
 {
-    printf("%5s %5s %*s%s %11s %10s %5s  %-14s  %s\n", "group", "runs",
-           10 - (int)strlen(c->runs[0].unit), "bits/", c->runs[0].unit, "difference", "std error",
-           "pairs", "verdict", "configuration");
+    char bits[16];
+    snprintf(bits, sizeof bits, "bits/%s", c->runs[0].unit);
+    printf("%5s %5s %10s %11s %10s %5s  %-14s  %s\n", "group", "runs", bits, "difference",
+           "std error", "pairs", "verdict", "configuration");
     MT_TRY(print_group(c, c->baseline));
     for (int64_t g = 0; g < c->group_count; g++)
         if (g != c->baseline) MT_TRY(print_group(c, g));
