@@ -29,8 +29,8 @@ typedef enum mt_gemm_layout {
  * type and shape as d, may alias d (beta = 1), NULL is beta = 0. With NT and c NULL the gradient of
  * a member without rows is written as zeros; with c it is c. bias real [N, n], TN only. Operands
  * are of any format: those that are neither dtype nor real are decoded to real first (or to dtype,
- * where that holds them exactly; MT_LAYOUT_DECODED has that done, for dtype bf16 alone). Bound per
- * element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). */
+ * where that holds them exactly). One of MT_LAYOUT_DECODED is bf16 already: dtype must be, too.
+ * Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). */
 struct mt_gemm_args {
     mt_dtype dtype;
     mt_gemm_layout layout;

@@ -41,8 +41,8 @@ typedef struct mt_metrics mt_metrics;
 mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
                           int64_t step);
 mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line);
-/* `loss` in nats a `unit`, "byte" or "token": valid_loss, and in bits valid_bits_per_byte, or of a
- * corpus of tokens, whose bytes nobody knows, valid_bits_per_token. */
+/* `loss` in nats a `unit` (mt_corpus_unit): valid_loss, and in bits valid_bits_per_byte or
+ * valid_bits_per_token. */
 mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, const char *unit,
                           bool full);
 /* What a line of statistics is about. */

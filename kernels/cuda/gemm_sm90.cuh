@@ -1,10 +1,10 @@
 /* The grouped GEMM of bf16, or of fp8 codes, on Hopper, D(i, j) = sum_p P(i, p) Q(j, p):
  *
- * | layout | P: the 64-row side of wgmma | Q: its columns     | D                      | depth |
- * |--------|-----------------------------|--------------------|------------------------|-------------|
- * | TN     | W [M, K], along the depth   | rows of X          | Y[row j, i], bf16      | K | | NN
- * | W [K, M], across            | rows of dY         | dX[row j, i], bf16     | K: W's rows | | NT
- * | dY [rows, M], across        | X [rows, N], across | dW[i, j], f32 or bf16 | the rows    |
+ * |    | P: the 64-row side of wgmma | Q: its columns      | D                     | depth       |
+ * |----|-----------------------------|---------------------|-----------------------|-------------|
+ * | TN | W [M, K], along the depth   | rows of X           | Y[row j, i], bf16     | K           |
+ * | NN | W [K, M], across            | rows of dY          | dX[row j, i], bf16    | K: W's rows |
+ * | NT | dY [rows, M], across        | X [rows, N], across | dW[i, j], f32 or bf16 | the rows    |
  *
  * With the weights as P, the rows of a member are the columns of the instruction, whose number is
  * chosen while it runs in steps of 8: a member's rows are cut into even pieces of at most `width`
@@ -14,9 +14,9 @@
  * Codes with scales of blocks are faster the other way round (MT_CUDA_GEMM_FP8_ROWS): with rows of
  * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded.
  *
- * A cluster of two blocks shares a tile of P (shares_p: two pieces of Q beside each other) or of Q.
- * The number of pieces is rounded up to an even one (they get smaller), so that no cluster has two
- * members. Blocks are persistent: each takes tiles in turn, in an order that follows from the
+ * A cluster of two blocks shares a tile of P (CLUSTER_N 2: two pieces of Q beside each other) or of
+ * Q. The number of pieces is rounded up to an even one (they get smaller), so that no cluster has
+ * two members. Blocks are persistent: each takes tiles in turn, in an order that follows from the
  * counts alone. */
 #pragma once
 
@@ -81,7 +81,8 @@ enum {
     MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
 };
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
-/* TN of such a sum with P rows and Q weights; of scales of blocks, too, where pairs share Q. */
+/* TN of such a sum with P rows and Q weights, and pairs that share P; last, scales of blocks, Q
+ * shared. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2];
 /* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs;

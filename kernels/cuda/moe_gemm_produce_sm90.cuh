@@ -3,8 +3,8 @@
 
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 
-/* 16 bytes, zeros where there are none; what a thread asked for so far arrives once, when it is
- * there. AHEAD: the L2 takes the line after this one too. */
+/* Asks for 16 bytes, or zeros where there are none. AHEAD: the L2 takes the line after this one,
+ * too. */
 template <bool AHEAD>
 static __device__ __forceinline__ void copy_line(uint32_t to, const void *from, bool there)
 {
@@ -17,6 +17,7 @@ static __device__ __forceinline__ void copy_line(uint32_t to, const void *from, 
                      "r"(there ? 16 : 0)
                      : "memory");
 }
+/* The thread's arrival, made when all that it has asked for is there. */
 static __device__ __forceinline__ void lines_arrive(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
@@ -31,7 +32,7 @@ static __device__ __forceinline__ bool elected()
     return is;
 }
 
-/* from + line * pitch bytes, made here and not again. */
+/* from + line * pitch bytes, made here: the compiler may not make it anew at each use. */
 static __device__ __forceinline__ const uint8_t *line_at(uint32_t line, uint32_t pitch,
                                                          const void *from)
 {
@@ -96,7 +97,7 @@ template <class C> struct moe_depth {
     const uint8_t *at[EACH], *from;
     const int32_t *row;
     uint32_t token[EACH] = {}, pitch;
-    int rows, columns; /* left from a thread's first on */
+    int rows, columns; /* left from a thread's first on, at the step whose lines `at` has */
 
     __device__ __forceinline__ void look()
     {
@@ -131,7 +132,8 @@ template <class C> struct moe_depth {
     }
 };
 
-/* This block's part of P. Gated: of each 128 rows, 64 of the gate and 64 of up. */
+/* This block's part of P. NT: as sm90_bring_p, with the member's end at hand; TN, which is gated:
+ * of each 128 rows, 64 of the gate and 64 of up. */
 template <class C>
 static __device__ __forceinline__ void
 moe_bring_p(uint32_t to, const gemm_sm90_maps &maps, const gemm_sm90_args &a, uint32_t bar,
@@ -182,8 +184,8 @@ template <class C> static __device__ __forceinline__ bool moe_leads()
     return !C::SPLIT && (!C::GATHERS || (elected() && threadIdx.x < 32));
 }
 
-/* As sm90_produce, by all four warps where rows are gathered, else by one thread. P comes last: its
- * boxes are sooner there than lines. */
+/* As sm90_produce, by GATHERERS threads where rows are gathered, else by one. P comes last: its
+ * boxes are sooner there than lines. With SPLIT its ring lies before the stages. */
 template <class C>
 static __device__ __forceinline__ void
 moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,

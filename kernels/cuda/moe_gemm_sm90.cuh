@@ -1,10 +1,10 @@
 /* What the Hopper GEMM does beside multiplying for an expert layer.
  *
- * Gathered rows: the four warps of the producer bring Q line by line, 16 bytes a thread, to where
- * the copies of a box would have put them. Gated: a tile has 64 rows of the gate's weights beside
- * 64 of up's, so that one thread has the sums of both; z and its SwiGLU are stored. Ungated: z
- * comes into the result's buffers, and the gradient of z replaces it there; with `dots`, each warp
- * stores the sum over its 16 columns of up's gradient times up, for each row. */
+ * Gathered rows: the producer's warps bring Q line by line (moe_gemm_produce_sm90.cuh), 16 bytes a
+ * thread, to where the copies of a box would have put them. Gated: a tile has 64 rows of the gate's
+ * weights beside 64 of up's, so that one thread has the sums of both; z and its SwiGLU are stored.
+ * Ungated: z comes into the result's buffers, and the gradient of z replaces it there; with `dots`,
+ * each warp stores the sum over its 16 columns of up's gradient times up, for each row. */
 #pragma once
 
 #include "kernels/cuda/gemm_sm90_kernel.cuh"

@@ -40,7 +40,8 @@ struct token_job {
     int64_t tokens, chunks;
 };
 
-/* A warp for each token, while the plan is made. */
+/* A warp for each token, while the plan is made: the plan's kernel follows nobody early, so that x
+ * is there. */
 static __global__ void __launch_bounds__(MEASURERS)
     token_kernel(const __grid_constant__ token_job j)
 {
