@@ -199,12 +199,17 @@ static int find_rank(void)
 
 /* Of connected ranks rank 0 alone comes here (mt_ranks_close). Before they are, mostly all fail
  * alike: rank 0 speaks at once, the others TURN_S later, where its end has not ended them yet. */
-static void say(const char *name, int rank, mt_status status)
+static bool wait_turn(int rank)
 {
     const struct timespec turn = { .tv_sec = TURN_S };
+    return rank == 0 || nanosleep(&turn, NULL) == 0;
+}
+
+static void say(const char *name, int rank, mt_status status)
+{
     const char *traced = getenv("MIXTAPE_TRACE"), *message = mt_error_message();
     char who[32] = "";
-    if (rank > 0 && nanosleep(&turn, NULL) != 0) return;
+    if (!wait_turn(rank)) return;
     if (rank > 0 && !strstr(message, "rank ")) snprintf(who, sizeof who, "rank %d: ", rank);
     fprintf(stderr, "mixtape %s: %s: %s%s\n", name, mt_status_name(status), who, message);
     if (traced && *traced) fprintf(stderr, "  passed %s\n", mt_error_trace());
@@ -232,13 +237,14 @@ int mt_cli_main(int argc, char **argv)
         print_help();
         return argc < 2 ? MT_EXIT_USAGE : end("help", 0, MT_OK);
     }
+    const int rank = find_rank();
     const verb *found = find_verb(argv[1]);
     if (!found) {
         const char *near = mt_nearest(argv[1], &verbs[0].name, VERBS, sizeof verbs[0]);
-        fprintf(stderr, "mixtape: unknown verb '%s'%s%s (mixtape --help lists them)\n", argv[1],
-                near ? ": did you mean " : "", near ? near : "");
+        if (wait_turn(rank))
+            fprintf(stderr, "mixtape: unknown verb '%s'%s%s (mixtape --help lists them)\n", argv[1],
+                    near ? ": did you mean " : "", near ? near : "");
         return MT_EXIT_USAGE;
     }
-    const int rank = find_rank();
     return end(found->name, rank, found->run(argc - 1, argv + 1));
 }

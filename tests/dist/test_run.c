@@ -340,6 +340,11 @@ static void test_one_word(void **state)
     }
     if (on_gpus()) return;
     assert_apart("", "--run mute", "", "--run mute --set optim.lrr=1", "rank 1: --set optim.lrr=1");
+    char command[8192];
+    snprintf(command, sizeof command, "%s trian", program_path);
+    assert_int_equal(run_ranks(2, command), MT_EXIT_USAGE);
+    const char *said = strstr(ranks_output, "unknown verb 'trian'");
+    assert_true(said && !strstr(said + 1, "unknown verb"));
 }
 
 /* ---- signals -----------------------------------------------------------------------------------
