@@ -40,6 +40,7 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
     if (options->dtype) MT_TRY(mt_dtype_parse(&t->dtype, options->dtype));
     MT_REQUIRE(t->dtype == MT_F64 || t->dtype == MT_F32 || t->dtype == MT_BF16, MT_ECONFIG,
                "dtype %s is not one of f64, f32, bf16", mt_dtype_name(t->dtype));
+    if (t->dtype == MT_F64) t->optim.master = MT_MASTER_REAL; /* which f64 keeps in f64 alone */
     t->recompute = MT_RECOMPUTE_NONE;
     t->offload = false;
     t->expert_parallel = 1;

@@ -49,7 +49,7 @@ static mt_status create_model(mt_trainer *t)
     options.exchange_tokens = c->micro_batch_size * c->sequence_length;
     options.shards =
         (mt_fsdp_options){ .keep_gathered = c->keep_gathered, .reduce_bf16 = c->reduce_bf16 };
-    options.bf16_grads = c->grad_dtype == MT_BF16;
+    options.bf16_grads = c->grad_dtype == MT_BF16 && !c->forward_only;
     options.master = c->optim.master;
     options.offload = c->optim.offload;
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
@@ -130,7 +130,7 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
     MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
                "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",
                (long long)c->batch_size, (long long)c->micro_batch_size, size);
-    MT_TRY(mt_optim_config_check_real(&c->optim, mt_dtype_wide(c->dtype)));
+    if (!c->forward_only) MT_TRY(mt_optim_config_check_real(&c->optim, mt_dtype_wide(c->dtype)));
     mt_trainer *t = calloc(1, sizeof *t);
     MT_REQUIRE(t, MT_ENOMEM, "trainer: out of memory");
     t->config = *config, t->device = device, t->stream.device = device;

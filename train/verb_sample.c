@@ -160,6 +160,7 @@ mt_status mt_verb_sample(int argc, char **argv)
     config.seed = (uint64_t)seed;
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));
+    if (*inference->skipped) fprintf(stderr, "left aside: %s", inference->skipped);
     mt_status status = sample(inference, prompt, tokens, &config);
     mt_inference_close(&inference);
     return status;

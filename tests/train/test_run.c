@@ -65,6 +65,24 @@ static void samples_depend_on_the_seed_alone(void **state)
     assert_string_not_equal(first, program_text);
 }
 
+/* Also where training keeps moments, gradients and masters as that dtype could not. */
+static void eval_and_sample_compute_in_any_dtype(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = { "f64", "f32", "bf16" };
+    assert_program("train t.yaml --run stored --set train.steps=1 --set optim.warmup_steps=0 "
+                   "--set train.dtype=bf16 --set train.grad_dtype=bf16 --set optim.moments=bf16 "
+                   "--set optim.master=bf16+i16",
+                   0, "done");
+    for (int i = 0; i < 3; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "eval stored --dtype %s", dtypes[i]);
+        assert_program(line, 0, "bits/byte");
+        snprintf(line, sizeof line, "sample stored --prompt and --tokens 1 --dtype %s", dtypes[i]);
+        assert_program(line, 0, "and");
+    }
+}
+
 static void nothing_that_should_be_neutral_changes_a_bit(void **state)
 {
     (void)state;
@@ -353,6 +371,7 @@ int main(void)
         cmocka_unit_test(a_run_leaves_what_it_promises),
         cmocka_unit_test(eval_repeats_the_last_evaluation),
         cmocka_unit_test(samples_depend_on_the_seed_alone),
+        cmocka_unit_test(eval_and_sample_compute_in_any_dtype),
         cmocka_unit_test(nothing_that_should_be_neutral_changes_a_bit),
         cmocka_unit_test(killed_runs_go_on_bit_for_bit),
         cmocka_unit_test(stopped_runs_go_on_bit_for_bit),

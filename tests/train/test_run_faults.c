@@ -141,6 +141,7 @@ static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
     assert_int_equal(program("train t.yaml --run fallback"), 0);
     flip_bit("fallback/ckpt/step_00000024/model.h5", 500);
     assert_program("eval fallback", 0, "left aside: step_00000024");
+    assert_program("sample fallback --tokens 1", 0, "left aside: step_00000024");
     assert_program("train t.yaml --run fallback --resume", 0,
                    "resumed from fallback/ckpt/step_00000020");
     assert_same_run("straight", "fallback");
