@@ -36,7 +36,8 @@ mt_status mt_hf_import_params(const char *checkpoint, const char *dir,
                               const char *config_text);
 
 /* Writes the checkpoint's model into DIR (made if absent): config.json, one tensor per expert, each
- * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). */
+ * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). Selection
+ * biases of routers and capacity_factor have no place there. */
 mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes);
 
 #ifdef __cplusplus

@@ -65,6 +65,25 @@ static void samples_depend_on_the_seed_alone(void **state)
     assert_string_not_equal(first, program_text);
 }
 
+/* Routers' biases are in the run, and have no place in what is exported. */
+static void what_an_export_leaves_out_is_said(void **state)
+{
+    (void)state;
+    const char *left = "not in it: the biases that routers choose experts with";
+    assert_program("export straight straight-hf", 0, left);
+    assert_null(strstr(program_text, "capacity_factor"));
+    assert_program("import straight-hf -o imported", 0, "imported");
+    assert_program("export imported imported-hf", 0, "imported-hf: from imported");
+    assert_null(strstr(program_text, "not in it"));
+    assert_program("train t.yaml --run full-experts --set train.steps=1 "
+                   "--set optim.warmup_steps=0 --set model.router_bias_update_rate=0 "
+                   "--set model.capacity_factor=1.5",
+                   0, "done");
+    assert_program("export full-experts full-hf", 0,
+                   "experts that drop rows (capacity_factor 1.5)");
+    assert_null(strstr(program_text, "biases"));
+}
+
 /* Also where training keeps moments, gradients and masters as that dtype could not. */
 static void eval_and_sample_compute_in_any_dtype(void **state)
 {
@@ -371,6 +390,7 @@ int main(void)
         cmocka_unit_test(a_run_leaves_what_it_promises),
         cmocka_unit_test(eval_repeats_the_last_evaluation),
         cmocka_unit_test(samples_depend_on_the_seed_alone),
+        cmocka_unit_test(what_an_export_leaves_out_is_said),
         cmocka_unit_test(eval_and_sample_compute_in_any_dtype),
         cmocka_unit_test(nothing_that_should_be_neutral_changes_a_bit),
         cmocka_unit_test(killed_runs_go_on_bit_for_bit),
