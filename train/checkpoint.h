@@ -75,10 +75,11 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
 mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
                                 const char *given);
 /* Removes checkpoints of DIR except the newest keep_last (at least 1) and those of steps divisible
- * by keep_every (0: none), and what interrupted saves left behind. */
+ * by keep_every (0: none), and what interrupted saves left behind. Symbolic links stay, and what
+ * they lead to. */
 mt_status mt_checkpoint_prune(const char *dir, int64_t keep_last, int64_t keep_every);
 /* Removes what stands in DIR under steps after `step`: damaged checkpoints, for a run that goes on
- * from one before them and would else count them among those it keeps. */
+ * from one before them and would else count them among those it keeps. MT_EIO if one is a link. */
 mt_status mt_checkpoint_prune_after(const char *dir, int64_t step);
 
 /* ---- reading -----------------------------------------------------------------------------------

@@ -117,6 +117,13 @@ mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files)
 /* ---- staging -----------------------------------------------------------------------------------
  */
 
+/* Who has moved a checkpoint elsewhere and left a link wants it kept. */
+static bool is_link(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+}
+
 /* Without the slashes at its end: "<path>.tmp" must be beside it, not in it. */
 static mt_status trim_path(char to[MT_PATH_BYTES], const char *path)
 {
@@ -138,12 +145,10 @@ mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path)
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path)
 {
     char file[MT_PATH_BYTES];
-    struct stat st;
     stage->file = NULL;
     stage->temp[0] = '\0';
     MT_TRY(trim_path(stage->path, path));
-    MT_REQUIRE(lstat(stage->path, &st) != 0 || !S_ISLNK(st.st_mode), MT_EIO,
-               "'%s' is a symbolic link: not replaced", stage->path);
+    MT_REQUIRE(!is_link(stage->path), MT_EIO, "'%s' is a symbolic link: not replaced", stage->path);
     MT_TRY(mt_path_format(file, "%s/DONE", stage->path));
     MT_REQUIRE(!mt_path_exists(stage->path) || mt_path_exists(file), MT_EIO,
                "'%s' exists and is not a checkpoint: not replaced", stage->path);
@@ -338,6 +343,7 @@ mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, si
 static mt_status remove_checkpoint(const char *path)
 {
     char done[MT_PATH_BYTES];
+    MT_REQUIRE(!is_link(path), MT_EIO, "'%s' is a symbolic link: not removed", path);
     MT_TRY(mt_path_format(done, "%s/DONE", path));
     MT_REQUIRE(unlink(done) == 0 || errno == ENOENT, MT_EIO, "cannot remove '%s': %s", done,
                strerror(errno));
@@ -375,7 +381,7 @@ mt_status mt_checkpoint_prune(const char *dir, int64_t keep_last, int64_t keep_e
         bool wanted = complete && (kept < (keep_last > 1 ? keep_last : 1) ||
                                    (keep_every > 0 && list.items[i].step % keep_every == 0));
         kept += complete;
-        if (!wanted) MT_TRY_CLEANUP(remove_checkpoint(path));
+        if (!wanted && !is_link(path)) MT_TRY_CLEANUP(remove_checkpoint(path));
     }
     MT_TRY_CLEANUP(remove_stages(dir));
 cleanup:

@@ -321,6 +321,24 @@ static void test_prune(void **state)
     small_destroy(&x);
 }
 
+/* A checkpoint that was moved to another place, and is linked to from where it was. */
+static void test_prune_links(void **state)
+{
+    (void)state;
+    small x;
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s/links", files_dir);
+    assert_ok(small_create(&x, &usual));
+    for (int64_t n = 10; n <= 40; n += 10) assert_ok(small_save(&x, dir, n));
+    assert_int_equal(rename(in_dir("links/step_00000020"), in_dir("moved")), 0);
+    assert_int_equal(symlink("../moved", in_dir("links/step_00000020")), 0);
+    assert_ok(mt_checkpoint_prune(dir, 2, 0));
+    assert_false(mt_path_exists(in_dir("links/step_00000010")));
+    assert_fails(mt_checkpoint_prune_after(dir, 15), MT_EIO, "step_00000020' is a symbolic link");
+    assert_true(mt_path_exists(in_dir("moved/DONE")));
+    small_destroy(&x);
+}
+
 /* ---- interruptions -----------------------------------------------------------------------------
  */
 
@@ -401,13 +419,10 @@ static void test_full_disk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fall_back),
-        cmocka_unit_test(test_bit_flips),
-        cmocka_unit_test(test_wrong_contents),
-        cmocka_unit_test(test_without_moments),
-        cmocka_unit_test(test_parts_must_cover),
-        cmocka_unit_test(test_prune),
-        cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_fall_back),        cmocka_unit_test(test_bit_flips),
+        cmocka_unit_test(test_wrong_contents),   cmocka_unit_test(test_without_moments),
+        cmocka_unit_test(test_parts_must_cover), cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_prune_links),      cmocka_unit_test(test_kill),
         cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
