@@ -2,6 +2,7 @@
 #include "train/corpus.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,15 +18,18 @@ enum {
     HASHED_BYTES = 1 << 20,
     STREAM_PHASE = 0x70686173, /* streams of mt_rng: "phas", "shuf" */
     STREAM_SHUFFLE = 0x73687566,
-    FEISTEL_ROUNDS = 8
+    FEISTEL_ROUNDS = 8,
+    READ_TOKENS = 2048 /* at once */
 };
 
 struct mt_corpus {
     mt_corpus_info info;
     char path[MT_PATH_BYTES];
-    void *map; /* whole pages around the tokens */
+    int fd;         /* -1: none */
+    int64_t offset; /* of the tokens in it */
+    void *map;      /* while it is verified: whole pages around the tokens */
     size_t map_bytes;
-    const unsigned char *tokens; /* not necessarily aligned */
+    const unsigned char *tokens; /* in the map; not necessarily aligned */
     int64_t *documents;
 };
 
@@ -40,15 +44,38 @@ static inline uint32_t token_at(const unsigned char *p, mt_dtype dtype, int64_t 
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
+/* Read, not taken from a map: a file that is cut short, or a disk that fails, while a run goes on
+ * is an error then, and no signal that ends the process without a word. */
+static mt_status read_bytes(const mt_corpus *c, unsigned char *to, int64_t at, int64_t bytes)
+{
+    while (bytes) {
+        ssize_t n = pread(c->fd, to, (size_t)bytes, (off_t)(c->offset + at));
+        if (n < 0 && errno == EINTR) continue;
+        MT_REQUIRE(n >= 0, MT_EIO, "corpus '%s': %s", c->path, strerror(errno));
+        MT_REQUIRE(n > 0, MT_EDAMAGED,
+                   "corpus '%s': no byte %lld of its tokens: the file was cut short while it was "
+                   "open",
+                   c->path, (long long)at);
+        to += n, at += n, bytes -= n;
+    }
+    return MT_OK;
+}
+
 /* The range was checked by the caller; tokens are checked again, since the file may have changed
- * under the map. */
+ * since it was opened. */
 static mt_status copy_tokens(const mt_corpus *c, int64_t first, int64_t count, int32_t *to)
 {
+    unsigned char bytes[READ_TOKENS * sizeof(uint32_t)];
+    int64_t size = (int64_t)mt_dtype_size(c->info.dtype);
     uint32_t largest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t token = token_at(c->tokens, c->info.dtype, first + i);
-        largest = token > largest ? token : largest;
-        to[i] = (int32_t)token;
+    for (int64_t at = 0; at < count; at += READ_TOKENS) {
+        int64_t n = count - at < READ_TOKENS ? count - at : READ_TOKENS;
+        MT_TRY(read_bytes(c, bytes, (first + at) * size, n * size));
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t token = token_at(bytes, c->info.dtype, i);
+            largest = token > largest ? token : largest;
+            to[at + i] = (int32_t)token;
+        }
     }
     MT_REQUIRE(largest < (uint64_t)c->info.vocab_size, MT_EDAMAGED,
                "corpus '%s': token %u near position %lld is not below vocab_size %lld: the file "
@@ -89,7 +116,16 @@ static mt_status map_tokens(mt_corpus *c, mt_h5 *file)
                        (long long)info.bytes, strerror(errno));
     }
     c->tokens = (const unsigned char *)c->map + before;
+    c->offset = info.offset;
+    c->fd = fcntl(mt_h5_descriptor(file), F_DUPFD_CLOEXEC, 0);
+    MT_REQUIRE(c->fd >= 0, MT_EIO, "corpus '%s': %s", c->path, strerror(errno));
     return MT_OK;
+}
+
+static void unmap_tokens(mt_corpus *c)
+{
+    if (c->map) munmap(c->map, c->map_bytes);
+    c->map = NULL, c->tokens = NULL;
 }
 
 static mt_status check_hashes(const mt_corpus *c, mt_h5 *file)
@@ -191,6 +227,7 @@ mt_status mt_corpus_open(mt_corpus **corpus, const char *path)
     mt_corpus *c = calloc(1, sizeof *c);
     *corpus = NULL;
     MT_REQUIRE(c, MT_ENOMEM, "no memory to open corpus '%s'", path);
+    c->fd = -1;
     MT_TRY_CLEANUP(mt_path_format(c->path, "%s", path));
     MT_TRY_CLEANUP(mt_h5_open(&file, path));
     MT_TRY_CLEANUP(read_attributes(c, file));
@@ -199,6 +236,7 @@ mt_status mt_corpus_open(mt_corpus **corpus, const char *path)
     MT_TRY_CLEANUP(check_documents(c, file));
     MT_TRY_CLEANUP(check_tokens(c));
 cleanup:
+    unmap_tokens(c);
     mt_h5_close(&file);
     *corpus = c;
     if (status != MT_OK) mt_corpus_close(corpus);
@@ -230,7 +268,7 @@ const char *mt_corpus_unit(const mt_corpus_info *info)
 void mt_corpus_close(mt_corpus **corpus)
 {
     if (!*corpus) return;
-    if ((*corpus)->map) munmap((*corpus)->map, (*corpus)->map_bytes);
+    if ((*corpus)->fd >= 0) close((*corpus)->fd);
     free((*corpus)->documents);
     free(*corpus);
     *corpus = NULL;

@@ -1,6 +1,6 @@
 /* A corpus: the tokens to train or evaluate on, packed into one HDF5 file.
  *
- * /tokens       u8, u16 or u32, contiguous, mapped rather than read
+ * /tokens       u8, u16 or u32, contiguous: a window is one read
  * /tokens_xxh3  u64, XXH3-64 of every MiB of /tokens (the last one shorter)
  * /doc_offsets  i64 [documents + 1]: where documents begin; the first is 0, the last the token
  * count attributes of /: format_version, tokenizer, vocab_size, source_sha256, split */
@@ -25,7 +25,7 @@ typedef struct mt_corpus_info {
 } mt_corpus_info;
 
 /* Opens and verifies all of it: structure, checksums, tokens below vocab_size. The file must not be
- * cut short while it is open. Errors: MT_EIO; MT_EDAMAGED names what is wrong and where. */
+ * cut short meanwhile. Errors: MT_EIO; MT_EDAMAGED names what is wrong and where. */
 mt_status mt_corpus_open(mt_corpus **corpus, const char *path);
 /* NULL-safe; sets *corpus to NULL. */
 void mt_corpus_close(mt_corpus **corpus);
@@ -42,7 +42,8 @@ const char *mt_corpus_unit(const mt_corpus_info *info);
 const int64_t *mt_corpus_documents(const mt_corpus *corpus);
 /* MT_ECONFIG, naming corpus and token, unless every token is below a model's vocabulary. */
 mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size);
-/* Tokens [first, first + count) as int32. */
+/* Tokens [first, first + count) as int32. Errors, of it and of windows: MT_EIO; MT_EDAMAGED where
+ * the file has changed since it was opened. */
 mt_status mt_corpus_tokens(const mt_corpus *corpus, int64_t first, int64_t count, int32_t *tokens);
 
 /* Training windows. The windows of an epoch are S + 1 tokens at stride S from a phase drawn for

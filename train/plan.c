@@ -142,6 +142,6 @@ void mt_plan_print_bytes(const mt_plan *plan, mt_paths_line line, void *context)
     if (plan->gpu) print_row("pinned host", plan->peak[MT_MEMORY_HOST_POOL], line, context);
     line(context, plan->gpu ? "not in it: what CUDA and NCCL take for themselves, and recorded "
                               "graphs (about 0.6 GiB); a checkpoint being written"
-                            : "not in it: the kernels' scratch, the program, mapped corpora, a "
+                            : "not in it: the kernels' scratch, the program, a "
                               "checkpoint being written");
 }

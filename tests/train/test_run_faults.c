@@ -3,6 +3,8 @@
  * nothing. */
 #include "tests/train/runs.h"
 
+#include "train/corpus.h"
+
 static void bad_input_has_the_code_of_its_class(void **state)
 {
     (void)state;
@@ -135,6 +137,22 @@ static void damaged_corpora_are_refused(void **state)
     assert_program("train t.yaml --run hurt --set data.train=cut.h5", 5, "cut.h5");
 }
 
+/* Another one copied over it, say. */
+static void a_corpus_cut_short_under_a_run_is_an_error(void **state)
+{
+    (void)state;
+    enum { LENGTH = 32, BATCH = 8 };
+    int32_t tokens[LENGTH * BATCH], targets[LENGTH * BATCH];
+    mt_corpus *corpus;
+    copy_file("train.h5", "open.h5");
+    assert_ok(mt_corpus_open(&corpus, "open.h5"));
+    assert_ok(mt_corpus_batch(corpus, 1, 0, BATCH, LENGTH, tokens, targets));
+    assert_int_equal(truncate("open.h5", 4096), 0);
+    assert_fails(mt_corpus_batch(corpus, 1, 0, BATCH, LENGTH, tokens, targets), MT_EDAMAGED,
+                 "'open.h5': no byte ");
+    mt_corpus_close(&corpus);
+}
+
 static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
 {
     (void)state;
@@ -221,6 +239,7 @@ int main(void)
         cmocka_unit_test(files_that_may_be_open_are_open),
         cmocka_unit_test(a_reader_that_leaves_does_not_end_the_run),
         cmocka_unit_test(damaged_corpora_are_refused),
+        cmocka_unit_test(a_corpus_cut_short_under_a_run_is_an_error),
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
