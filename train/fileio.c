@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -256,6 +257,17 @@ mt_status mt_dir_create(const char *dir)
         return MT_FAIL(MT_EIO, "cannot create directory '%s': %s", dir, strerror(errno));
     MT_REQUIRE(stat(path, &st) == 0 && S_ISDIR(st.st_mode), MT_EIO, "'%s' is not a directory", dir);
     return MT_OK;
+}
+
+mt_status mt_dir_lock(int *fd, const char *dir)
+{
+    *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    MT_REQUIRE(*fd >= 0, MT_EIO, "%.300s: %s", dir, strerror(errno));
+    /* file systems without locks take everybody */
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return MT_OK;
+    close(*fd);
+    *fd = -1;
+    return MT_FAIL(MT_ECONFIG, "%.300s is in use by another process", dir);
 }
 
 static int remove_entries(int fd, int depth);

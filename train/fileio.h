@@ -62,6 +62,9 @@ mt_status mt_dir_sync(const char *dir);
 mt_status mt_parent_sync(const char *path);
 /* Creates a directory with its missing parents; one that exists is fine. */
 mt_status mt_dir_create(const char *dir);
+/* A directory for one process: until *fd, -1 on failure, is closed. MT_ECONFIG if another has it.
+ */
+mt_status mt_dir_lock(int *fd, const char *dir);
 /* Removes a directory and the files in it, subdirectories too; one that is absent is fine. Symbolic
  * links are removed, never followed. */
 mt_status mt_dir_remove(const char *dir);

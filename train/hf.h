@@ -37,7 +37,8 @@ mt_status mt_hf_import_params(const char *checkpoint, const char *dir,
 
 /* Writes the checkpoint's model into DIR (made if absent): config.json, one tensor per expert, each
  * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). Selection
- * biases of routers and capacity_factor have no place there. */
+ * biases of routers and capacity_factor have no place there. MT_ECONFIG while another process
+ * writes there. */
 mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* A checkpoint to a Hugging Face directory. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "train/checkpoint_priv.h"
 #include "train/hf.h"
@@ -54,6 +55,7 @@ mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_by
 {
     exporter out = { NULL, NULL };
     mt_st_entry *entries = NULL;
+    int lock = -1; /* two exports at once would mix their files */
     mt_status status;
     mt_tensor embed;
     MT_TRY_CLEANUP(mt_checkpoint_open(&out.checkpoint, checkpoint));
@@ -67,9 +69,11 @@ mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_by
     MT_TRY_CLEANUP(
         mt_checkpoint_tensor(out.checkpoint, "/model", "model.embed_tokens.weight", &embed));
     MT_TRY_CLEANUP(mt_dir_create(dir));
+    MT_TRY_CLEANUP(mt_dir_lock(&lock, dir));
     MT_TRY_CLEANUP(write_tensors(&out, entries, dir, shard_bytes));
     MT_TRY_CLEANUP(write_config(out.checkpoint, dir, embed.dtype));
 cleanup:
+    if (lock >= 0) close(lock);
     free(entries);
     free(out.tensors);
     mt_checkpoint_close(&out.checkpoint);

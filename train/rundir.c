@@ -3,10 +3,8 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -115,16 +113,6 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
 /* ---- opening ------------------------------------------------------------------------------------
  */
 
-static mt_status lock(mt_rundir *dir)
-{
-    dir->lock = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    MT_REQUIRE(dir->lock >= 0, MT_EIO, "run %.300s: %s", dir->path, strerror(errno));
-    /* file systems without locks take everybody */
-    MT_REQUIRE(flock(dir->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, MT_ECONFIG,
-               "run %.300s is in use by another process", dir->path);
-    return MT_OK;
-}
-
 static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
                        const mt_rundir_options *options)
 {
@@ -138,7 +126,7 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
         MT_TRY(look_for_entries(&any, dir->path));
     MT_REQUIRE(!any, MT_ECONFIG, "run %.300s is not empty: --resume goes on with it", dir->path);
     MT_TRY(mt_dir_create(dir->path));
-    return lock(dir);
+    return mt_dir_lock(&dir->lock, dir->path);
 }
 
 mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config,

@@ -522,6 +522,26 @@ static int import_limited(void)
     return status == MT_EIO && !mt_path_exists(in_dir("lout/model.safetensors")) ? 0 : 3;
 }
 
+/* Two exports to one directory would leave files of both. */
+static void test_one_export(void **state)
+{
+    (void)state;
+    static const mt_dtype f32[] = { MT_F32 };
+    static contents c;
+    int other;
+    list_model(&c, QWEN(""), f32, 1);
+    put_model(in_dir("single"), &c, QWEN(""), 0);
+    assert_ok(mt_hf_import(in_dir("sckpt"), in_dir("single")));
+    assert_ok(mt_dir_create(in_dir("sout")));
+    assert_ok(mt_dir_lock(&other, in_dir("sout")));
+    assert_fails(mt_hf_export(in_dir("sout"), in_dir("sckpt"), 0), MT_ECONFIG,
+                 "sout is in use by another process");
+    assert_false(mt_path_exists(in_dir("sout/model.safetensors")));
+    assert_int_equal(close(other), 0);
+    assert_ok(mt_hf_export(in_dir("sout"), in_dir("sckpt"), 0));
+    expect_model(in_dir("sout"), &c);
+}
+
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -540,7 +560,8 @@ int main(void)
         cmocka_unit_test(test_refusals),    cmocka_unit_test(test_config_round_trip),
         cmocka_unit_test(test_names),       cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_fused),       cmocka_unit_test(test_broken_models),
-        cmocka_unit_test(test_tied),        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_tied),        cmocka_unit_test(test_one_export),
+        cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
