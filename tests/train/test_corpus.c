@@ -175,7 +175,7 @@ static void test_npy(void **state)
     static const struct {
         const char *dictionary, *words;
     } bad[] = {
-        { "{'descr': '<f4', 'shape': (2,), }", "little-endian integers" },
+        { "{'descr': '<f4', 'shape': (2,), }", "elements '<f4' are not little-endian integers" },
         { "{'descr': '>u2', 'shape': (2,), }", "little-endian integers" },
         { "{'descr': '<u3', 'shape': (2,), }", "little-endian integers" },
         { "{'shape': (2,), }", "little-endian integers" },
