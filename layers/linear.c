@@ -70,7 +70,14 @@ static mt_group group_of(const struct linear_attrs *a, int64_t width, int at,
 static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
                        const mt_ragged *rows, const struct linear_attrs *a)
 {
-    const char *name = layer->weight->name;
+    const mt_param *w = layer->weight;
+    const char *name = w->name;
+    MT_REQUIRE(x->data.dtype == w->compute, MT_EINVAL,
+               "grouped_linear %s: x is %s, the layer computes in %s", name,
+               mt_dtype_name(x->data.dtype), mt_dtype_name(w->compute));
+    MT_REQUIRE(!layer->bias || mt_param_count(layer->bias) == a->members * a->out, MT_EINVAL,
+               "grouped_linear %s: %lld biases, the weight has %lld rows", name,
+               (long long)mt_param_count(layer->bias), (long long)(a->members * a->out));
     MT_REQUIRE(mt_tensor_cols(&x->data) == (a->swiglu ? 2 : 1) * a->in, MT_EINVAL,
                "grouped_linear %s: x has %lld columns, the weight takes %lld%s", name,
                (long long)mt_tensor_cols(&x->data), (long long)a->in,
@@ -207,6 +214,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
 mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                             const mt_grouped_linear_layer *layer, const mt_ragged *rows)
 {
+    MT_REQUIRE(layer->weight, MT_EINVAL, "grouped_linear: the layer has no weight");
     return linear(tape, y, x, layer, rows, &(struct beside){ 0 });
 }
 

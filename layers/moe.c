@@ -3,6 +3,14 @@
 
 #include <math.h>
 
+static mt_status check_weights(const mt_grouped_linear_layer *gate_up,
+                               const mt_grouped_linear_layer *down, const char *name)
+{
+    MT_REQUIRE(gate_up->weight && down->weight, MT_EINVAL, "%s: the layer has no weight %s", name,
+               gate_up->weight ? "down" : "gate_up");
+    return MT_OK;
+}
+
 /* gate_up, SwiGLU, down. route: gathers the rows of x, NULL: they are in expert order already.
  * weights: for mt_down. */
 static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
@@ -70,6 +78,7 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
 {
     const mt_router_shape *s = &layer->shape;
     int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
+    MT_TRY(check_weights(&layer->gate_up, &layer->down, name));
     int64_t f = layer->down.weight->group.k;
     int64_t widths[MT_ROUTE_WIDTHS] = { width, f, 2 * f };
     mt_route route;
@@ -88,5 +97,6 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
 
 mt_status mt_mlp_forward(mt_tape *tape, mt_value **y, mt_value *x, const mt_mlp_layer *layer)
 {
+    MT_TRY(check_weights(&layer->gate_up, &layer->down, "mlp"));
     return experts(tape, y, x, NULL, &layer->gate_up, &layer->down, NULL, NULL);
 }

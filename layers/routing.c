@@ -24,6 +24,9 @@ mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w
 {
     int64_t tokens = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
     mt_value *probs, *lse;
+    MT_REQUIRE(w, MT_EINVAL, "router: the layer has no router");
+    MT_REQUIRE(mt_dtype_wide(x->data.dtype) == w->dtype, MT_EINVAL, "router: %s is %s, x is %s",
+               w->name, mt_dtype_name(w->dtype), mt_dtype_name(x->data.dtype));
     MT_REQUIRE(mt_param_count(w) == shape->experts * width, MT_EINVAL,
                "router: %s has %lld weights, %lld experts of %lld columns need %lld", w->name,
                (long long)mt_param_count(w), (long long)shape->experts, (long long)width,

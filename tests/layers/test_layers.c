@@ -343,8 +343,25 @@ static void test_refusals(void **state)
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL,
                  "no offsets for widths 6 and 10");
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &few), MT_EINVAL, "rows of 4 members");
+    mt_value *wide;
+    assert_ok(mt_tape_input(r.tape, &wide, mt_tensor_2d(r.x, MT_F64, T, D), true));
+    assert_fails(mt_grouped_linear(r.tape, &y, wide, &linear, &rows), MT_EINVAL,
+                 "x is f64, the layer computes in f32");
+    linear.bias = r.router;
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL,
+                 "30 biases, the weight has 50 rows");
+    linear = (mt_grouped_linear_layer){ NULL, NULL };
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL, "has no weight");
     mt_routing routing;
+    mt_moe_layer half = { .router = r.router, .gate_up = { .weight = r.gate_up } };
+    assert_fails(mt_moe_forward(r.tape, &y, &routing, x, &half, "moe"), MT_EINVAL,
+                 "moe: the layer has no weight down");
+    mt_mlp_layer mlp = { .down = { .weight = r.down } };
+    assert_fails(mt_mlp_forward(r.tape, &y, x, &mlp), MT_EINVAL, "has no weight gate_up");
     mt_router_shape shape = { .experts = E, .top_k = E + 1 };
+    assert_fails(mt_router(r.tape, &routing, x, NULL, &shape), MT_EINVAL, "has no router");
+    assert_fails(mt_router(r.tape, &routing, wide, r.router, &shape), MT_EINVAL, "x is f64");
+    assert_fails(mt_rmsnorm(r.tape, &y, wide, r.router, 0), MT_EINVAL, "x is f64");
     assert_fails(mt_router(r.tape, &routing, x, r.router, &shape), MT_EINVAL, "top_k is 6");
     shape.experts = E + 1;
     assert_fails(mt_router(r.tape, &routing, x, r.router, &shape), MT_EINVAL, "router has 30");
