@@ -1,4 +1,4 @@
-/* Sharded weights: what each rank keeps, and how the rest comes and goes (DESIGN section 4).
+/* Sharded weights: what each rank keeps, and how the rest comes and goes.
  *
  * The store's params are cut into shards (core/param.h). A rank quantizes its own shard from its
  * own masters, each direction into a *wire*: the bytes that it contributes to a gather. When a pass

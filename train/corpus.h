@@ -86,7 +86,8 @@ typedef struct mt_corpus_pack_args {
     const char *output;
     const char *valid_output; /* where held-out tokens go; required exactly when there is a rule */
     const char *split;  /* NULL: everything to output; "documents:N": every N-th input is held out;
-                           "tail:N": the  last N-th of each input; "kjv": MODELS section 4 */
+                           "tail:N": the last N-th of each input; "kjv": of a Bible, a verse a
+                           line, every 20th chapter and the last book */
     const char *sha256; /* expected of the inputs together; NULL: not checked */
 } mt_corpus_pack_args;
 

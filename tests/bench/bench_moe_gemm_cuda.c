@@ -1,4 +1,4 @@
-/* moe_gemm on a GPU: one kernel against its parts in turn, at the layers of HOPPER.md.
+/* moe_gemm on a GPU: one kernel against its parts in turn, at the layers of `mixtape bench moe`.
  *
  * Usage: bench_moe_gemm_cuda [LAYER], layers with LAYER in their names. The results are compared
  * bit for bit; times are medians of single launches between events, L2 flushed before each, all

@@ -1,5 +1,5 @@
 /* What the benchmarks of the cuda GEMM share: a GPU, its memory, ragged rows, the shapes of
- * HOPPER.md. */
+ * `mixtape bench gemm`. */
 #pragma once
 
 #include <cuda_runtime_api.h>
