@@ -122,7 +122,7 @@ int64_t mt_plan_device_bytes(const mt_plan *plan)
 static void print_row(const char *name, int64_t bytes, mt_paths_line line, void *context)
 {
     char text[96];
-    snprintf(text, sizeof text, "  %-14s %16lld  %10.2f MiB", name, (long long)bytes,
+    snprintf(text, sizeof text, "  %-17s %13lld  %10.2f MiB", name, (long long)bytes,
              (double)bytes / 0x1p20);
     line(context, text);
 }

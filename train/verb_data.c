@@ -84,8 +84,9 @@ enum { ACTIONS = sizeof actions / sizeof actions[0] };
 mt_status mt_verb_data(int argc, char **argv)
 {
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-        printf(
-            "usage: mixtape data pack FILE... -o CORPUS.h5\n       mixtape data info CORPUS.h5\n");
+        puts("usage: mixtape data pack FILE... -o CORPUS.h5\n"
+             "       mixtape data info CORPUS.h5\n\n"
+             "mixtape data pack --help lists its options.");
         return argc < 2 ? MT_FAIL(MT_ECONFIG, "pack or info?") : MT_OK;
     }
     for (int i = 0; i < ACTIONS; i++)

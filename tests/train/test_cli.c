@@ -128,6 +128,7 @@ static void every_verb_has_help(void **state)
         snprintf(line, sizeof line, "%s --no-such-option", verbs[i]);
         assert_int_equal(program(line), MT_EXIT_USAGE);
     }
+    assert_program("data --help", 0, "data pack --help");
 }
 
 static void the_program_refuses_what_it_does_not_know(void **state)
