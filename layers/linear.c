@@ -179,6 +179,10 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
     MT_TRY(mt_linear_observe(tape, w, MT_OPERAND_X, &qx.q));
     MT_TRY(mt_linear_quantize(tape, w, MT_OPERAND_X, &qx));
     MT_TRY(mt_param_need(w, MT_ROW));
+    MT_REQUIRE(w->weight.dir[MT_ROW].format, MT_EINVAL,
+               "grouped_linear %s: the weight has no compute copy (mt_linear_reserve, "
+               "mt_linear_place, mt_linear_refresh)",
+               w->name);
     if (layer->bias) MT_TRY(mt_param_need(layer->bias, MT_ROW));
     struct mt_moe_gemm_args args = {
         .gemm = { .dtype = dtype,

@@ -132,7 +132,10 @@ mt_status mt_linear_place(mt_param *weight, const mt_device *device)
     mt_qtensor placed;
     MT_TRY(mt_device_kernels(device, weight->compute, &kernels));
     size_t bytes = lay_out(&placed, weight, kernels, recipe_of(weight), NULL);
-    MT_REQUIRE((weight->compute_memory || !bytes) && bytes <= weight->compute_bytes, MT_EINTERNAL,
+    MT_REQUIRE(weight->compute_memory || !bytes, MT_EINVAL,
+               "%s: its compute copy has no memory (mt_linear_reserve, before allocation)",
+               weight->name);
+    MT_REQUIRE(bytes <= weight->compute_bytes, MT_EINTERNAL,
                "%s: a compute copy of %zu bytes, %zu are reserved", weight->name, bytes,
                weight->compute_bytes);
     lay_out(&weight->weight, weight, kernels, recipe_of(weight), weight->compute_memory);

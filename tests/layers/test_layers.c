@@ -350,6 +350,9 @@ static void test_refusals(void **state)
     linear.bias = r.router;
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL,
                  "30 biases, the weight has 50 rows");
+    assert_fails(mt_linear_place(r.router, r.stream.device), MT_EINVAL, "has no memory");
+    linear = (mt_grouped_linear_layer){ .weight = r.router }; /* not packed */
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, NULL), MT_EINVAL, "no compute copy");
     linear = (mt_grouped_linear_layer){ NULL, NULL };
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL, "has no weight");
     mt_routing routing;
