@@ -59,9 +59,9 @@ const mt_format_spec *mt_recipe_direction(const mt_recipe *recipe, mt_operand op
 
 /* ---- rules --------------------------------------------------------------------------------------
  * Text: clauses separated by ';', each `[layers=GLOB] [steps=FIRST..END] RECIPE`, where RECIPE may
- * be `none`, the compute dtype in every slot; of the clauses that match a layer's name and a step
- * in [FIRST, END) the last one counts. Either end may be left out. The first clause names neither
- * layers nor steps, so there is always one. */
+ * begin with `none`, the compute dtype in every slot; of the clauses that match a layer's name and
+ * a step in [FIRST, END) the last one counts. Either end may be left out. The first clause names
+ * neither layers nor steps, so there is always one. */
 typedef struct mt_recipe_rules mt_recipe_rules;
 
 typedef struct mt_recipe_rule {

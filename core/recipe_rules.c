@@ -1,6 +1,7 @@
 /* Rules that choose a recipe by layer and step. */
 #include <fnmatch.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/recipe.h"
@@ -39,6 +40,22 @@ static mt_status read_steps(int64_t *first, int64_t *end, const char *text)
     return MT_OK;
 }
 
+/* `none`, and then assignments as after a preset, or what mt_recipe_parse reads. */
+static mt_status read_recipe(mt_recipe *recipe, const char *text, mt_dtype compute)
+{
+    static const char none[] = "none";
+    size_t word = strcspn(text, " \t\n");
+    char whole[MT_RECIPE_TEXT];
+    if (word != strlen(none) || strncmp(text, none, word) != 0)
+        return mt_recipe_parse(recipe, text);
+    const char *name = mt_dtype_name(compute);
+    int n = snprintf(whole, sizeof whole, "fprop=%s dgrad=%s wgrad=%s%s", name, name, name,
+                     text + word);
+    MT_REQUIRE(n >= 0 && (size_t)n < sizeof whole, MT_ECONFIG,
+               "recipe '%.40s...' is longer than %d", text, MT_RECIPE_TEXT - 1);
+    return mt_recipe_parse(recipe, whole);
+}
+
 /* Reads selectors off the front of a clause; the rest is a recipe. */
 static mt_status add_clause(mt_recipe_rules *rules, char *clause, mt_dtype compute)
 {
@@ -59,9 +76,8 @@ static mt_status add_clause(mt_recipe_rules *rules, char *clause, mt_dtype compu
                "or steps=");
     int64_t first = 0, end = -1;
     if (steps) MT_TRY(read_steps(&first, &end, steps));
-    mt_recipe recipe = mt_recipe_plain(compute);
-    bool none = !strncmp(clause, "none", 4) && !clause[4 + strspn(clause + 4, " \t\n")];
-    if (!none) MT_TRY(mt_recipe_parse(&recipe, clause));
+    mt_recipe recipe;
+    MT_TRY(read_recipe(&recipe, clause, compute));
     return add_rule(rules, layers, first, end, &recipe);
 }
 

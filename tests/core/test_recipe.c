@@ -164,7 +164,8 @@ static void test_rules(void **state)
     assert_ok(mt_recipe_rules_create(&rules,
                                      "nvfp4; layers=layers.[67].* bf16;"
                                      "steps=100.. layers=*.mlp.* mxfp8;steps=..10 fp8_current;"
-                                     "layers=lm_head  none ",
+                                     "layers=lm_head  none ;"
+                                     "steps=20..30 layers=*qkv* none\twgrad=mxfp8 fprop=bf16/nvfp4",
                                      MT_F32));
     assert_selects(rules, "layers.0.mlp.experts.down_proj", 10, "nvfp4");
     assert_selects(rules, "layers.0.mlp.experts.down_proj", 99, "nvfp4");
@@ -174,14 +175,17 @@ static void test_rules(void **state)
     assert_selects(rules, "layers.7.mlp.experts.down_proj", 100, "mxfp8");
     assert_selects(rules, "layers.7.mlp.experts.down_proj", 9, "fp8_current");
     assert_selects(rules, "lm_head", 9, "fprop=f32/f32 dgrad=f32/f32 wgrad=f32/f32");
+    assert_selects(rules, "layers.0.attention.qkv_proj", 20,
+                   "fprop=bf16/nvfp4 dgrad=f32/f32 wgrad=mxfp8/mxfp8");
     assert_int_equal(mt_recipe_rules_next_change(rules, 0), 10);
-    assert_int_equal(mt_recipe_rules_next_change(rules, 10), 100);
+    assert_int_equal(mt_recipe_rules_next_change(rules, 10), 20);
+    assert_int_equal(mt_recipe_rules_next_change(rules, 30), 100);
     assert_int_equal(mt_recipe_rules_next_change(rules, 100), -1);
     const mt_recipe_rule *third = mt_recipe_rules_get(rules, 2);
     assert_string_equal(third->layers, "*.mlp.*");
     assert_true(third->first == 100 && third->end < 0);
     assert_null(mt_recipe_rules_get(rules, 0)->layers);
-    assert_null(mt_recipe_rules_get(rules, 5));
+    assert_null(mt_recipe_rules_get(rules, 6));
     mt_recipe_rules_destroy(&rules);
     assert_null(rules);
     mt_recipe_rules_destroy(&rules);
@@ -203,6 +207,8 @@ static void test_bad_rules(void **state)
         { "bf16; layers=a layers=b mxfp8", "given twice" },
         { "bf16; layers=a mxfp9", "neither a preset" },
         { "bf16; layers=a nonesuch", "'nonesuch' is neither a preset" },
+        { "none mxfp8", "the preset 'mxfp8' must come before" },
+        { "none fprop=bf16/mxfp9", "fprop X row: format 'mxfp9'" },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         mt_recipe_rules *rules = NULL;
