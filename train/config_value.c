@@ -184,11 +184,13 @@ static void put(text_out *out, const char *format, ...)
     MT_ASSERT(out->used < MT_CONFIG_FORMATTED);
 }
 
-/* The fewest digits that read back to the same bits. */
+/* The fewest digits that read back to the same bits, whole numbers below a million without
+ * exponent. */
 static void put_real(text_out *out, double x)
 {
     char text[32];
-    for (int digits = 1; digits <= 17; digits++) {
+    bool plain = fabs(x) < 1e6 && x == trunc(x);
+    for (int digits = plain ? 6 : 1; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, x);
         if (strtod(text, NULL) == x) break;
     }

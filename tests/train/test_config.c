@@ -398,6 +398,7 @@ static void help_names_every_key(void **state)
         assert_non_null(strstr(text, leaf ? leaf + 1 : mt_config_keys[i].path));
         assert_non_null(strstr(text, mt_config_keys[i].help));
     }
+    assert_non_null(strstr(text, "timeout: 300 "));
     free(text);
 }
 
