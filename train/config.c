@@ -153,36 +153,54 @@ static void put_steps(char *to, size_t room, const char *steps)
         snprintf(to, room, "steps=%s ", steps);
 }
 
-/* One rule {layers, steps, use} as a clause behind those in `text`. */
-static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_node_t *rule,
-                          char text[MT_CONFIG_TEXT])
+enum { RULE_LAYERS, RULE_STEPS, RULE_USE, RULE_KEYS };
+
+/* The values of one rule {layers, steps, use}; NULL: not given. One that would end its clause, or
+ * its selector, is none. */
+static mt_status read_rule(mt_config_reader *r, yaml_document_t *document, yaml_node_t *rule,
+                           const char *values[RULE_KEYS])
 {
-    char layers[MT_CONFIG_TEXT] = "", steps[MT_CONFIG_TEXT] = "";
-    const char *use = NULL;
-    int line = line_of(rule);
-    if (rule->type != YAML_MAPPING_NODE)
-        return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule is a mapping of layers, steps and use");
+    static const char *const names[RULE_KEYS] = { "layers", "steps", "use" };
+    static const char *const ends[RULE_KEYS] = { "; \t\n", "; \t\n", ";" };
     yaml_node_pair_t *pair = rule->data.mapping.pairs.start;
     for (; pair < rule->data.mapping.pairs.top; pair++) {
         yaml_node_t *key = yaml_document_get_node(document, pair->key);
         yaml_node_t *node = yaml_document_get_node(document, pair->value);
         const char *name = key->type == YAML_SCALAR_NODE ? scalar_of(key) : NULL;
         const char *value = node->type == YAML_SCALAR_NODE ? scalar_of(node) : NULL;
+        int line = line_of(key), i = 0;
         if (!name || !value)
-            return FAIL_AT(r, line_of(key), MT_ECONFIG, "recipe: a rule's values are texts");
-        if (strcmp(name, "layers") == 0)
-            snprintf(layers, sizeof layers, "layers=%s ", value);
-        else if (strcmp(name, "steps") == 0)
-            put_steps(steps, sizeof steps, value);
-        else if (strcmp(name, "use") == 0)
-            use = value;
-        else
-            return FAIL_AT(r, line_of(key), MT_ECONFIG,
+            return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule's values are texts");
+        while (i < RULE_KEYS && strcmp(name, names[i]) != 0) i++;
+        if (i == RULE_KEYS)
+            return FAIL_AT(r, line, MT_ECONFIG,
                            "recipe: a rule has layers, steps and use, not '%.40s'", name);
+        if (values[i])
+            return FAIL_AT(r, line, MT_ECONFIG, "recipe: '%s' of a rule is given twice", name);
+        if (strpbrk(value, ends[i]))
+            return FAIL_AT(r, line, MT_ECONFIG, "recipe: '%s' of a rule is '%.60s': it holds no %s",
+                           name, value, i == RULE_USE ? "';'" : "blank and no ';'");
+        values[i] = value;
     }
-    if (!use) return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule without 'use'");
+    return MT_OK;
+}
+
+/* One rule as a clause behind those in `text`. */
+static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_node_t *rule,
+                          char text[MT_CONFIG_TEXT])
+{
+    char layers[MT_CONFIG_TEXT] = "", steps[MT_CONFIG_TEXT] = "";
+    const char *values[RULE_KEYS] = { NULL };
+    int line = line_of(rule);
+    if (rule->type != YAML_MAPPING_NODE)
+        return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule is a mapping of layers, steps and use");
+    MT_TRY(read_rule(r, document, rule, values));
+    if (!values[RULE_USE]) return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule without 'use'");
+    if (values[RULE_LAYERS]) snprintf(layers, sizeof layers, "layers=%s ", values[RULE_LAYERS]);
+    if (values[RULE_STEPS]) put_steps(steps, sizeof steps, values[RULE_STEPS]);
     size_t used = strlen(text), room = MT_CONFIG_TEXT - used;
-    int n = snprintf(text + used, room, "%s%s%s%s", used ? "; " : "", layers, steps, use);
+    int n =
+        snprintf(text + used, room, "%s%s%s%s", used ? "; " : "", layers, steps, values[RULE_USE]);
     if (n < 0 || (size_t)n >= room)
         return FAIL_AT(r, line, MT_ECONFIG, "recipe: rules of more than %d bytes", MT_CONFIG_TEXT);
     return MT_OK;
