@@ -250,6 +250,13 @@ mt_status mt_format_spec_parse(mt_format_spec *spec, const char *text)
     return mt_format_spec_check(spec);
 }
 
+mt_format_spec mt_format_spec_of_rows(mt_format_spec spec)
+{
+    spec.options.rht = spec.options.from_dequantized = false;
+    spec.options.rht_mask = 0;
+    return spec;
+}
+
 bool mt_format_spec_equal(const mt_format_spec *a, const mt_format_spec *b)
 {
     const mt_format_options *x = &a->options, *y = &b->options;

@@ -31,6 +31,9 @@ mt_status mt_format_spec_check(const mt_format_spec *spec);
 /* Options other than the format's defaults, as MT_OPT_* bits. */
 uint32_t mt_format_spec_options(const mt_format_spec *spec);
 
+/* Without the options that concern column directions alone (rht, source), for a row direction. */
+mt_format_spec mt_format_spec_of_rows(mt_format_spec spec);
+
 bool mt_format_spec_equal(const mt_format_spec *a, const mt_format_spec *b);
 
 /* The shortest text that reads back as `spec` where the options in `defaults` (E5M2, 2D, SR) are on

@@ -247,6 +247,19 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
     return status;
 }
 
+/* Format i of what_if in a direction; false where one before it is the same there. */
+static bool next_format(mt_format_spec *spec, const mt_statistics *s, int i, mt_dir dir)
+{
+    *spec = s->what_if[i];
+    if (dir == MT_COL) return true;
+    *spec = mt_format_spec_of_rows(*spec);
+    for (int j = 0; j < i; j++) {
+        mt_format_spec before = mt_format_spec_of_rows(s->what_if[j]);
+        if (mt_format_spec_equal(&before, spec)) return false;
+    }
+    return true;
+}
+
 static mt_status see(void *observer, const mt_param *w, mt_operand operand, const mt_qtensor *plain)
 {
     mt_statistics *s = observer;
@@ -267,7 +280,9 @@ static mt_status see(void *observer, const mt_param *w, mt_operand operand, cons
         MT_TRY(measure(s, w, operand, (mt_dir)d, plain, &used, false));
         for (int i = 0; i < s->what_if_count; i++) {
             mt_qtensor other = { .group = plain->group };
-            other.dir[d] = mt_direction_of(s->what_if[i]);
+            mt_format_spec spec;
+            if (!next_format(&spec, s, i, (mt_dir)d)) continue;
+            other.dir[d] = mt_direction_of(spec);
             MT_TRY(measure(s, w, operand, (mt_dir)d, plain, &other, true));
         }
     }

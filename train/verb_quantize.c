@@ -196,12 +196,7 @@ static mt_status allocate(struct job *j)
     j->q.group = j->cut.group;
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         if (!j->asked[dir]) continue;
-        mt_format_spec spec = j->spec;
-        if (dir == MT_ROW) { /* options of column directions */
-            spec.options.rht = spec.options.from_dequantized = false;
-            spec.options.rht_mask = 0;
-        }
-        j->q.dir[dir] = mt_direction_of(spec);
+        j->q.dir[dir] = mt_direction_of(dir == MT_ROW ? mt_format_spec_of_rows(j->spec) : j->spec);
         j->q.dir[dir].swizzled = j->o->swizzled;
     }
     MT_TRY(mt_qtensor_check(&j->q, "quantize"));

@@ -112,7 +112,8 @@ static void configure(mt_config *c)
         "data: {train: none.h5, sequence_length: 16}\n"
         "train: {steps: 4, batch_size: 4, micro_batch_size: 2, dtype: bf16, eval_every: 0}\n"
         "recipe: {use: nvfp4}\n"
-        "statistics: {layers: '*experts*', tensors: [X, dY_col], every: 2, what_if: [mxfp4]}\n"
+        "statistics: {layers: '*experts*', tensors: [X, dY_col], every: 2,\n"
+        "  what_if: [mxfp4, 'mxfp4:rht', 'nvfp4:rht=1+sr']}\n"
         "memory: {recompute: block}\n";
     assert_ok(mt_config_parse(c, "statistics.yaml", text, sizeof text - 1, NULL, 0));
 }
@@ -168,11 +169,11 @@ static void measuring_changes_no_bit(void **state)
         json_decref(o);
     }
     free(text);
-    /* 2 layers x (gate_up, down) x (X row, X column, dY column) x 2 formats x (4 experts, merged)
-     */
-    assert_int_equal(count, 2 * 2 * 3 * 2 * 5);
+    /* 2 layers x (gate_up, down) x (X row in 3 formats: rows are not rotated; X column, dY column
+     * in 4) x (4 experts, merged) */
+    assert_int_equal(count, 2 * 2 * (3 + 4 + 4) * 5);
     assert_int_equal(merged, count / 5);
-    assert_int_equal(what_if, count / 2);
+    assert_int_equal(what_if, count - 2 * 2 * 3 * 5);
     mt_h5 *file;
     snprintf(path, sizeof path, "%s/statistics/step_00000002.h5", folder);
     assert_ok(mt_h5_open(&file, path));
