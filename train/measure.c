@@ -78,6 +78,7 @@ struct view {
     mt_dir dir;
     int64_t m, k, cell_rows, cell_cols;
     float *x;       /* rotated under rht */
+    float *cast;    /* what is quantized: x, or what rows hold of it (source=dequantized) */
     const float *q; /* decoded */
     const uint8_t *codes;
     const void *scales;
@@ -96,13 +97,13 @@ static float element_value(mt_element element, int code)
 
 /* NUMERICS section 2: 16 tokens of a column times diag(s) H16 / 4, rounded to bf16; the tail is
  * only rounded. */
-static void rotate(struct view *v, uint16_t mask)
+static void rotate(float *values, int64_t m, int64_t k, uint16_t mask)
 {
-    for (int64_t c = 0; c < v->k; c++)
-        for (int64_t r = 0; r < v->m; r += 16) {
-            float in[16], *x = v->x + r * v->k + c;
-            int rows = v->m - r < 16 ? (int)(v->m - r) : 16;
-            for (int i = 0; i < rows; i++) in[i] = x[i * v->k];
+    for (int64_t c = 0; c < k; c++)
+        for (int64_t r = 0; r < m; r += 16) {
+            float in[16], *x = values + r * k + c;
+            int rows = m - r < 16 ? (int)(m - r) : 16;
+            for (int i = 0; i < rows; i++) in[i] = x[i * k];
             for (int j = 0; j < rows; j++) {
                 float acc = in[j];
                 if (rows == 16) {
@@ -112,7 +113,7 @@ static void rotate(struct view *v, uint16_t mask)
                         acc += in[i] * (minus ? -0.25f : 0.25f);
                     }
                 }
-                x[j * v->k] = mt_bf16_to_f32(mt_f32_to_bf16(acc));
+                x[j * k] = mt_bf16_to_f32(mt_f32_to_bf16(acc));
             }
         }
 }
@@ -153,7 +154,7 @@ static float encoding_scale(const struct view *v, int64_t cell_row, int64_t cell
     return enc > FLT_MAX ? FLT_MAX : enc;
 }
 
-static void add_element(mt_measure *m, float x, float q, float enc, float most)
+static void add_element(mt_measure *m, float x, float cast, float q, float enc, float most)
 {
     double a = (double)x, b = (double)q;
     if (!isfinite(a)) {
@@ -166,7 +167,7 @@ static void add_element(mt_measure *m, float x, float q, float enc, float most)
     m->amax = fmax(m->amax, fabs(a));
     m->sum += a, m->squares += a * a;
     m->nonzero += a != 0, m->vanished += a != 0 && b == 0;
-    m->saturated += fabsf(x * enc) > most;
+    m->saturated += fabsf(cast * enc) > most;
     m->error_squares += (a - b) * (a - b), m->product += a * b, m->decoded_squares += b * b;
 }
 
@@ -178,15 +179,17 @@ static void add_cell(mt_measure *m, const struct view *v, int64_t i, int64_t j)
     float amax = 0, most = coded ? mt_elements[v->d->options.element].max : (float)INFINITY;
     for (int64_t r = i * v->cell_rows; r < r1; r++)
         for (int64_t c = j * v->cell_cols; c < c1; c++) {
-            float a = fabsf(v->x[r * v->k + c]);
+            float a = fabsf(v->cast[r * v->k + c]);
             if (a > amax) amax = a;
         }
     double decode;
     float enc = encoding_scale(v, i, j, amax, &decode);
     if (coded && amax > 0) add_scale(m, decode);
     for (int64_t r = i * v->cell_rows; r < r1; r++)
-        for (int64_t c = j * v->cell_cols; c < c1; c++)
-            add_element(m, v->x[r * v->k + c], v->q[r * v->k + c], enc, most);
+        for (int64_t c = j * v->cell_cols; c < c1; c++) {
+            int64_t at = r * v->k + c;
+            add_element(m, v->x[at], v->cast[at], v->q[at], enc, most);
+        }
 }
 
 static void add_codes(mt_measure *m, const struct view *v)
@@ -211,7 +214,8 @@ static void measure_member(mt_measure *m, struct view *v)
     if (!block) v->cell_rows = v->m, v->cell_cols = v->k;
     *m = (mt_measure){ 0 };
     if (!v->m || !v->k) return;
-    if (v->d->options.rht) rotate(v, v->d->options.rht_mask);
+    if (v->d->options.rht) rotate(v->x, v->m, v->k, v->d->options.rht_mask);
+    if (v->d->options.rht && v->cast != v->x) rotate(v->cast, v->m, v->k, v->d->options.rht_mask);
     for (int64_t i = 0; i * v->cell_rows < v->m; i++)
         for (int64_t j = 0; j * v->cell_cols < v->k; j++) add_cell(m, v, i, j);
     if (f->element != MT_ELEMENT_PLAIN) add_codes(m, v);
@@ -265,7 +269,7 @@ static mt_status fetch_tensor(struct copy *c)
 }
 
 static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtensor *q, mt_dir dir,
-                             float *x, const float *values)
+                             float *x, float *cast, const float *values)
 {
     const mt_group *g = &c->plain.group;
     const mt_direction *d = &q->dir[dir];
@@ -279,13 +283,15 @@ static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtens
                           .m = rows,
                           .k = cols,
                           .x = x + at,
+                          .cast = cast + at,
                           .q = values + at,
                           .codes = (const uint8_t *)codes,
                           .scales = scales,
                           .given = c->scale[dir] ? c->scale[dir][i] : 1,
-                          .ovf = source == MT_BF16  ? mt_bf16_to_f32(0x7f7f)
-                                 : source == MT_F16 ? 65504.0f
-                                                    : FLT_MAX };
+                          .ovf = cast != x           ? FLT_MAX
+                                 : source == MT_BF16 ? mt_bf16_to_f32(0x7f7f)
+                                 : source == MT_F16  ? 65504.0f
+                                                     : FLT_MAX };
         if (d->format->second_level) v.s_dec = mt_nvfp4_decode_scale(&d->options, d->amax[i]);
         measure_member(&m[i], &v);
         codes += shape.code_bytes;
@@ -302,9 +308,14 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     struct mt_quantize_args now = *args;
     struct copy c = { .from = device, .plain = *plain, .first_step = args->first_step };
     size_t count = (size_t)mt_group_capacity(&plain->group) + 1;
+    mt_format_spec spec = mt_direction_spec(&q.dir[dir]);
+    bool chained = spec.options.from_dequantized;
+    if (chained && !q.dir[MT_ROW].format)
+        q.dir[MT_ROW] = mt_direction_of(mt_format_spec_of_rows(spec));
     float *x = malloc(count * sizeof *x), *values = malloc(count * sizeof *values);
+    float *rows = chained ? malloc(count * sizeof *rows) : NULL;
     void *memory = calloc(1, mt_qtensor_bytes(&q) + 1);
-    if (!x || !values || !memory) {
+    if (!x || !values || (chained && !rows) || !memory) {
         status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %zu elements", count);
         goto cleanup;
     }
@@ -318,9 +329,10 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     MT_TRY_CLEANUP(mt_quantize(host, &now));
     MT_TRY_CLEANUP(decode(host, x, &c.plain, MT_ROW, args->dtype));
     MT_TRY_CLEANUP(decode(host, values, &q, dir, args->dtype));
-    view_and_measure(m, &c, &q, dir, x, values);
+    if (chained) MT_TRY_CLEANUP(decode(host, rows, &q, MT_ROW, args->dtype));
+    view_and_measure(m, &c, &q, dir, x, chained ? rows : x, values);
 cleanup:
     for (int i = 0; i < c.used; i++) free(c.memory[i]);
-    free(x), free(values), free(memory);
+    free(x), free(values), free(rows), free(memory);
     return status;
 }

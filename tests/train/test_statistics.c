@@ -60,6 +60,20 @@ static void known_numbers(void **state)
     assert_true(up.codes[0x78] == 1 && up.codes[0] == 63 && down.codes[0x7e] == 1);
 }
 
+/* Columns that are made from rows have scales of what those hold: 0.3 is 128 / 448 there. */
+static void columns_of_rows(void **state)
+{
+    (void)state;
+    float x[2] = { 1, 0.3f };
+    mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 1, 2), MT_F32, x);
+    mt_measure m;
+    measure(&m, &plain, "fp8_block:pow2=off+source=dequantized", MT_COL);
+    assert_true(fabs(field(&m, "scale_min") * 448 * 448 / 128 - 1) < 1e-6);
+    assert_true(fabs(field(&m, "scale_max") * 448 - 1) < 1e-6);
+    assert_true(field(&m, "saturated") == 0 && field(&m, "max") == 1);
+    assert_true(fabs(field(&m, "min") - 0.3) < 1e-7 && fabs(field(&m, "mse") - 1.02e-4) < 1e-6);
+}
+
 /* Values that are no numbers are counted and left out; an empty member has no statistics. */
 static void members_and_merging(void **state)
 {
@@ -104,18 +118,20 @@ static void rotations_keep_the_length(void **state)
 
 static char folder[64];
 
-static void configure(mt_config *c)
+static void configure(mt_config *c, const char *recipe)
 {
+    char set[128];
+    const char *sets[] = { set };
+    snprintf(set, sizeof set, "recipe=%s", recipe);
     static const char text[] =
         "model: {vocab_size: 32, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2,\n"
         "  head_dim: 16, moe_intermediate_size: 16, num_experts: 4, num_experts_per_tok: 2}\n"
         "data: {train: none.h5, sequence_length: 16}\n"
         "train: {steps: 4, batch_size: 4, micro_batch_size: 2, dtype: bf16, eval_every: 0}\n"
-        "recipe: {use: nvfp4}\n"
         "statistics: {layers: '*experts*', tensors: [X, dY_col], every: 2,\n"
-        "  what_if: [mxfp4, 'mxfp4:rht', 'nvfp4:rht=1+sr']}\n"
+        "  what_if: [mxfp4, 'mxfp4:rht', 'mxfp4:source=dequantized']}\n"
         "memory: {recompute: block}\n";
-    assert_ok(mt_config_parse(c, "statistics.yaml", text, sizeof text - 1, NULL, 0));
+    assert_ok(mt_config_parse(c, "statistics.yaml", text, sizeof text - 1, sets, 1));
 }
 
 /* Masters after three steps. */
@@ -154,7 +170,7 @@ static void measuring_changes_no_bit(void **state)
     mt_config c;
     size_t bytes, count = 0, merged = 0, what_if = 0;
     char path[128], *text = NULL;
-    configure(&c);
+    configure(&c, "nvfp4");
     void *plain = train(&c, false, &bytes), *watched = train(&c, true, &bytes);
     assert_memory_equal(plain, watched, bytes);
     free(plain), free(watched);
@@ -169,9 +185,9 @@ static void measuring_changes_no_bit(void **state)
         json_decref(o);
     }
     free(text);
-    /* 2 layers x (gate_up, down) x (X row in 3 formats: rows are not rotated; X column, dY column
-     * in 4) x (4 experts, merged) */
-    assert_int_equal(count, 2 * 2 * (3 + 4 + 4) * 5);
+    /* 2 layers x (gate_up, down) x (X row in 2 formats, what_if being one there; X column, dY
+     * column in 4) x (4 experts, merged) */
+    assert_int_equal(count, 2 * 2 * (2 + 4 + 4) * 5);
     assert_int_equal(merged, count / 5);
     assert_int_equal(what_if, count - 2 * 2 * 3 * 5);
     mt_h5 *file;
@@ -181,6 +197,32 @@ static void measuring_changes_no_bit(void **state)
     assert_ok(mt_h5_exists(file, "/model.layers.0.mlp.experts.down/X_col/nvfp4:rht/codes", &has));
     assert_true(has);
     mt_h5_close(&file);
+}
+
+/* As a layer does where the row is plain, so that it is the same beside the recipe's and in it. */
+static void columns_of_rows_that_are_plain(void **state)
+{
+    (void)state;
+    mt_config c;
+    mt_h5 *file;
+    size_t bytes;
+    char path[128];
+    enum { ROWS = 5, FIELDS = 15 };
+    static const char *const names[2] = { "mxfp4:source=dequantized",
+                                          "mxfp4:source=dequantized (what if)" };
+    double values[2][ROWS][FIELDS];
+    mt_h5_info info;
+    configure(&c, "bf16 wgrad=mxfp4:source=dequantized");
+    free(train(&c, true, &bytes));
+    snprintf(path, sizeof path, "%s/statistics/step_00000002.h5", folder);
+    assert_ok(mt_h5_open(&file, path));
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "/model.layers.0.mlp.experts.down/X_col/%s/values", names[i]);
+        assert_ok(mt_h5_expect(file, path, MT_F64, 2, (int64_t[]){ ROWS, FIELDS }, &info));
+        assert_ok(mt_h5_read(file, path, &info, values[i]));
+    }
+    mt_h5_close(&file);
+    assert_memory_equal(values[0], values[1], sizeof values[0]);
 }
 
 static int setup(void **state)
@@ -203,9 +245,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_numbers),
+        cmocka_unit_test(columns_of_rows),
         cmocka_unit_test(members_and_merging),
         cmocka_unit_test(rotations_keep_the_length),
         cmocka_unit_test(measuring_changes_no_bit),
+        cmocka_unit_test(columns_of_rows_that_are_plain),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
