@@ -199,7 +199,7 @@ static mt_status choose_baseline(mt_comparison *c, const char *path)
 {
     if (!path) return MT_OK;
     for (int64_t i = 0; i < c->run_count; i++) {
-        if (strcmp(c->runs[i].path, path) != 0) continue;
+        if (!mt_path_same(c->runs[i].path, path)) continue;
         c->baseline = c->runs[i].group;
         return MT_OK;
     }

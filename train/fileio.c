@@ -136,7 +136,7 @@ mt_status mt_file_check_name(const char *path)
     return MT_OK;
 }
 
-static bool same_file(const char *a, const char *b)
+bool mt_path_same(const char *a, const char *b)
 {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
@@ -146,7 +146,7 @@ mt_status mt_file_check_result(const char *path, const char *source)
 {
     char temp[MT_PATH_BYTES];
     MT_TRY(mt_path_format(temp, "%s.tmp", path));
-    MT_REQUIRE(!same_file(path, source) && !same_file(temp, source), MT_ECONFIG,
+    MT_REQUIRE(!mt_path_same(path, source) && !mt_path_same(temp, source), MT_ECONFIG,
                "'%s' is read and would be written over by '%s': the result needs another name",
                source, path);
     return mt_file_check_name(path);

@@ -69,6 +69,8 @@ mt_status mt_dir_lock(int *fd, const char *dir);
  * links are removed, never followed. */
 mt_status mt_dir_remove(const char *dir);
 bool mt_path_exists(const char *path);
+/* Whether two names are of one file or directory that is there. */
+bool mt_path_same(const char *a, const char *b);
 
 /* Size and XXH3-128 (canonical order, as xxhsum -H2 prints it) of a file. */
 mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *path);

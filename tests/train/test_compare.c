@@ -163,7 +163,7 @@ static void any_group_can_be_the_baseline(void **state)
     assert_int_equal(mt_compare_judge(c, 0), MT_COMPARE_LOWER);
     mt_compare_close(&c);
     char options[256];
-    snprintf(options, sizeof options, " --baseline %s", in_dir("mxfp8-0"));
+    snprintf(options, sizeof options, " --baseline %s/", in_dir("mxfp8-0"));
     assert_verb(compare("bf16-0 mxfp8-0 bf16-1 mxfp8-1 bf16-2 mxfp8-2", options), 0, "-0.2500");
     assert_verb(compare("bf16-0 bf16-1", options), MT_EXIT_USAGE, "is not one of the runs given");
 }
