@@ -16,6 +16,8 @@ static mt_status read_config(mt_inference *n)
                                                     strlen(meta->run_config), NULL, 0)
                                   : mt_config_defaults(&n->config);
     n->config.trainer.model = meta->config;
+    if (n->has_run && status == MT_OK)
+        n->first_pass = mt_trainer_first_pass(&n->config.trainer, meta->step);
     mt_checkpoint_close(&checkpoint);
     return status;
 }
@@ -59,6 +61,8 @@ static mt_status build(mt_inference *n, const char *given, const mt_inference_op
     MT_TRY(mt_config_check_device(device));
     MT_TRY(mt_device_open(&n->device, device, NULL, 0));
     MT_TRY(mt_trainer_create(&n->trainer, n->device, &n->config.trainer));
+    mt_precision *precision = mt_model_precision(mt_trainer_model(n->trainer));
+    MT_TRY(mt_precision_set_first_pass(precision, n->first_pass));
     return mt_checkpoint_load_model(mt_trainer_model(n->trainer), n->path);
 }
 

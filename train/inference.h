@@ -19,6 +19,7 @@ typedef struct mt_inference {
     char *skipped; /* newer checkpoints that were left aside, and why; "" for none */
     bool has_run;  /* `config` is that of the run; otherwise of the model alone */
     mt_config config;
+    uint32_t first_pass; /* micro-batches that the run had made: stochastic rounding counts them */
     mt_device *device;
     mt_trainer *trainer;
 } mt_inference;

@@ -58,11 +58,16 @@ static mt_status create_model(mt_trainer *t)
     return status;
 }
 
+uint32_t mt_trainer_first_pass(const mt_trainer_config *c, int64_t steps)
+{
+    return (uint32_t)(steps * (c->batch_size / c->micro_batch_size));
+}
+
 /* Draws of the step to come count from here. */
 mt_status mt_trainer_begin_draws(mt_trainer *t)
 {
     return mt_precision_set_first_pass(mt_model_precision(t->model),
-                                       (uint32_t)(t->steps * mt_trainer_passes(t)));
+                                       mt_trainer_first_pass(&t->config, t->steps));
 }
 
 /* The tape's hook. */

@@ -65,6 +65,9 @@ mt_tape_options mt_trainer_tape_options(const mt_trainer_config *config);
 mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **rules,
                                const mt_trainer_config *config);
 
+/* Micro-batches of the steps before: stochastic rounding draws by their number. */
+uint32_t mt_trainer_first_pass(const mt_trainer_config *config, int64_t steps);
+
 /* Builds everything; weights are drawn from the seed. Ownership: device borrowed. With ranks, this
  * and every call that trains, evaluates or loads is collective: all ranks pass the same. */
 mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,

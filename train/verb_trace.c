@@ -47,8 +47,10 @@ static mt_status check_model(const mt_config *config, const mt_config *was)
 }
 
 /* The checkpoint's model and this batch as a configuration, on which --set works as everywhere. The
- * optimizer is that of the run that made the checkpoint, or the default one, at a constant rate. */
-static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, mt_dtype dtype,
+ * optimizer is that of the run that made the checkpoint, or the default one, at a constant rate.
+ * *first_pass: of the run's next step. */
+static mt_status make_config(mt_config *config, uint32_t *first_pass,
+                             const mt_checkpoint_meta *meta, mt_dtype dtype,
                              const mt_trace_input *in, const mt_option_list *sets)
 {
     mt_status status = MT_OK;
@@ -58,6 +60,7 @@ static mt_status make_config(mt_config *config, const mt_checkpoint_meta *meta, 
         MT_TRY(mt_config_parse(config, "run_config", meta->run_config, strlen(meta->run_config),
                                NULL, 0));
     mt_trainer_config *t = &config->trainer;
+    *first_pass = *meta->run_config ? mt_trainer_first_pass(t, meta->step) : 0;
     t->model = meta->config;
     t->dtype = dtype;
     t->sequence_length = in->sequence;
@@ -82,7 +85,7 @@ cleanup:
     return status;
 }
 
-static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
+static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path, uint32_t first_pass,
                              const mt_trainer_config *c, const mt_trace_input *in,
                              const mt_trace_options *options)
 {
@@ -94,7 +97,8 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path,
                                        options->grads, &precision);
     mt_recipe_rules_destroy(&rules);
     MT_TRY(status);
-    status = mt_checkpoint_load_model(model, path);
+    status = mt_precision_set_first_pass(mt_model_precision(model), first_pass);
+    if (status == MT_OK) status = mt_checkpoint_load_model(model, path);
     if (status == MT_OK) status = mt_trace_batch(out, device, model, in, options);
     mt_model_destroy(&model);
     return status;
@@ -113,8 +117,9 @@ static mt_status trace_steps(mt_h5 *out, mt_device *device, const char *path, in
 }
 
 /* Everything but reading the input. */
-static mt_status write_trace(const char *path, int64_t step, const mt_config *config,
-                             const mt_trace_input *in, const struct options *o)
+static mt_status write_trace(const char *path, int64_t step, uint32_t first_pass,
+                             const mt_config *config, const mt_trace_input *in,
+                             const struct options *o)
 {
     mt_status status = MT_OK;
     mt_h5 *out = NULL;
@@ -125,7 +130,7 @@ static mt_status write_trace(const char *path, int64_t step, const mt_config *co
     if (o->steps)
         MT_TRY_CLEANUP(trace_steps(out, device, path, step, c, in));
     else
-        MT_TRY_CLEANUP(trace_batch(out, device, path, c, in, &o->trace));
+        MT_TRY_CLEANUP(trace_batch(out, device, path, first_pass, c, in, &o->trace));
     MT_TRY_CLEANUP(mt_h5_commit(&out));
 cleanup:
     mt_h5_close(&out);
@@ -140,6 +145,7 @@ static mt_status trace(const char *given, const struct options *o)
     mt_checkpoint *checkpoint = NULL;
     mt_trace_input in = { 0 };
     mt_config config;
+    uint32_t first_pass = 0;
     MT_TRY(check_options(o, &dtype));
     MT_TRY(mt_file_check_result(o->out, o->tokens));
     MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
@@ -151,8 +157,8 @@ static mt_status trace(const char *given, const struct options *o)
     if (o->steps && in.steps != o->steps)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
                                (long long)o->steps, o->tokens, (long long)in.steps));
-    MT_TRY_CLEANUP(make_config(&config, meta, dtype, &in, &o->sets));
-    MT_TRY_CLEANUP(write_trace(path, meta->step, &config, &in, o));
+    MT_TRY_CLEANUP(make_config(&config, &first_pass, meta, dtype, &in, &o->sets));
+    MT_TRY_CLEANUP(write_trace(path, meta->step, first_pass, &config, &in, o));
 cleanup:
     mt_trace_input_free(&in);
     mt_checkpoint_close(&checkpoint);
