@@ -236,7 +236,7 @@ static mt_status decode(mt_stream *stream, float *to, const mt_qtensor *q, mt_di
 struct copy {
     mt_device *from;
     mt_qtensor plain;
-    const float *scale[MT_DIR_COUNT];
+    float *scale[MT_DIR_COUNT];
     const uint32_t *first_step;
     void *memory[5 + MT_DIR_COUNT];
     int used;
@@ -253,7 +253,7 @@ static mt_status fetch(struct copy *c, const void **p, size_t bytes)
     return MT_OK;
 }
 
-static mt_status fetch_tensor(struct copy *c)
+static mt_status fetch_tensor(struct copy *c, const struct mt_quantize_args *args)
 {
     mt_group *g = &c->plain.group;
     mt_direction *d = &c->plain.dir[MT_ROW];
@@ -263,8 +263,11 @@ static mt_status fetch_tensor(struct copy *c)
     MT_TRY(fetch(c, (const void **)&g->offsets, (members + 1) * word));
     MT_TRY(fetch(c, (const void **)&d->codes, mt_direction_code_bytes(d, MT_ROW, g)));
     c->plain.dir[MT_COL] = *d;
-    for (int i = 0; i < MT_DIR_COUNT; i++)
-        MT_TRY(fetch(c, (const void **)&c->scale[i], members * sizeof(float)));
+    for (int i = 0; i < MT_DIR_COUNT; i++) {
+        const void *scale = args->scale[i];
+        MT_TRY(fetch(c, &scale, members * sizeof(float)));
+        if (scale) c->scale[i] = c->memory[c->used - 1];
+    }
     return fetch(c, (const void **)&c->first_step, sizeof *c->first_step);
 }
 
@@ -301,7 +304,7 @@ static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtens
 
 mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host,
                                const mt_qtensor *plain, const mt_qtensor *out, mt_dir dir,
-                               const struct mt_quantize_args *args)
+                               const struct mt_quantize_args *args, float rescale)
 {
     mt_status status = MT_OK;
     mt_qtensor q = *out;
@@ -319,8 +322,9 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
         status = MT_FAIL(MT_ENOMEM, "statistics: no memory for %zu elements", count);
         goto cleanup;
     }
-    memcpy(c.scale, args->scale, sizeof c.scale);
-    MT_TRY_CLEANUP(fetch_tensor(&c));
+    MT_TRY_CLEANUP(fetch_tensor(&c, args));
+    for (int64_t i = 0; c.scale[dir] && i < c.plain.group.members; i++)
+        c.scale[dir][i] = fminf(c.scale[dir][i] * rescale, FLT_MAX);
     q.group = c.plain.group;
     mt_qtensor_place(&q, memory);
     now.src = &c.plain, now.src_dir = MT_ROW, now.out = &q;

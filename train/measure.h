@@ -34,12 +34,13 @@ void mt_measure_merge(mt_measure *to, const mt_measure *from);
 /* Quantizes `plain` by args (out, amax aside: scale, seed, stream, step) in direction `dir` of
  * `out`, a qtensor whose directions have formats and options but no memory, and measures each
  * member: m [members]. Under rht the rotated values are what is measured; under source=dequantized
- * errors are those to `plain`, scales and saturation of what the rows hold. `plain` and args->scale
+ * errors are those to `plain`, scales and saturation of what the rows hold. fp8_delayed's scale is
+ * `rescale` times args->scale, which may be that of other elements. `plain` and args->scale
  * are in the memory of `device`; the work is done on copies by `host`, a stream of a cpu device, in
  * the same bits. Allocates and frees. */
 mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host,
                                const mt_qtensor *plain, const mt_qtensor *out, mt_dir dir,
-                               const struct mt_quantize_args *args);
+                               const struct mt_quantize_args *args, float rescale);
 
 #ifdef __cplusplus
 }

@@ -226,6 +226,16 @@ static mt_status write_subject(mt_statistics *s, const struct subject *what, con
     return write_tables(s, what, m, rows);
 }
 
+/* What the scale of delayed scaling, that of the elements in use, is times for others. */
+static float rescale_of(const mt_param *w, mt_operand operand, mt_dir dir,
+                        const mt_format_spec *spec)
+{
+    const mt_format_spec *used = mt_recipe_direction(&w->linear->recipe, operand, dir);
+    bool both = spec->format->delayed && used->format->delayed;
+    return both ? mt_elements[spec->options.element].max / mt_elements[used->options.element].max
+                : 1;
+}
+
 /* `out` has the formats of what is measured in direction `dir`. */
 static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand, mt_dir dir,
                          const mt_qtensor *plain, const mt_qtensor *out, bool what_if)
@@ -238,8 +248,8 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
     mt_measure *m = calloc((size_t)n + 1, sizeof *m);
     MT_REQUIRE(m, MT_ENOMEM, "statistics: no memory for %lld members", (long long)n);
     for (int d = 0; d < MT_DIR_COUNT; d++) args.running_amax[d] = NULL;
-    mt_status status =
-        mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out, dir, &args);
+    mt_status status = mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out,
+                                            dir, &args, rescale_of(w, operand, dir, &spec));
     if (status == MT_OK) status = merge_ranks(s, w, operand, m);
     for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[n], &m[i]);
     if (status == MT_OK && s->metrics) status = write_subject(s, &what, m, n + 1);

@@ -29,7 +29,7 @@ static void measure(mt_measure *m, const mt_qtensor *plain, const char *format, 
     assert_ok(mt_format_spec_parse(&spec, format));
     out.dir[dir] = mt_direction_of(spec);
     assert_ok(mt_measure_direction(m, stream.device, &stream, plain, &out, dir,
-                                   &(struct mt_quantize_args){ .dtype = MT_F32, .seed = 1 }));
+                                   &(struct mt_quantize_args){ .dtype = MT_F32, .seed = 1 }, 1));
 }
 
 /* One row of 500, 31 of 1e-6 and a block of zeros: under "up" the scale is 2 and the small ones
@@ -199,30 +199,53 @@ static void measuring_changes_no_bit(void **state)
     mt_h5_close(&file);
 }
 
+enum { ROWS = 5, FIELDS = 15 };
+
+/* What the second step has left of a tensor in a format. */
+static void read_values(double values[ROWS][FIELDS], const char *tensor, const char *format)
+{
+    mt_h5 *file;
+    mt_h5_info info;
+    char path[128];
+    snprintf(path, sizeof path, "%s/statistics/step_00000002.h5", folder);
+    assert_ok(mt_h5_open(&file, path));
+    snprintf(path, sizeof path, "/model.layers.0.mlp.experts.down/%s/%s/values", tensor, format);
+    assert_ok(mt_h5_expect(file, path, MT_F64, 2, (int64_t[]){ ROWS, FIELDS }, &info));
+    assert_ok(mt_h5_read(file, path, &info, values));
+    mt_h5_close(&file);
+}
+
 /* As a layer does where the row is plain, so that it is the same beside the recipe's and in it. */
 static void columns_of_rows_that_are_plain(void **state)
 {
     (void)state;
     mt_config c;
-    mt_h5 *file;
     size_t bytes;
-    char path[128];
-    enum { ROWS = 5, FIELDS = 15 };
-    static const char *const names[2] = { "mxfp4:source=dequantized",
-                                          "mxfp4:source=dequantized (what if)" };
-    double values[2][ROWS][FIELDS];
-    mt_h5_info info;
+    double used[ROWS][FIELDS], other[ROWS][FIELDS];
     configure(&c, "bf16 wgrad=mxfp4:source=dequantized");
     free(train(&c, true, &bytes));
-    snprintf(path, sizeof path, "%s/statistics/step_00000002.h5", folder);
-    assert_ok(mt_h5_open(&file, path));
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "/model.layers.0.mlp.experts.down/X_col/%s/values", names[i]);
-        assert_ok(mt_h5_expect(file, path, MT_F64, 2, (int64_t[]){ ROWS, FIELDS }, &info));
-        assert_ok(mt_h5_read(file, path, &info, values[i]));
+    read_values(used, "X_col", "mxfp4:source=dequantized");
+    read_values(other, "X_col", "mxfp4:source=dequantized (what if)");
+    assert_memory_equal(used, other, sizeof used);
+}
+
+/* The recipe's scales of dY are for e5m2, whose largest value is 128 times that of e4m3. */
+static void delayed_scales_of_other_elements(void **state)
+{
+    (void)state;
+    enum { SATURATED = 9, SCALE_MIN = 13 };
+    mt_config c;
+    size_t bytes;
+    double used[ROWS][FIELDS], other[ROWS][FIELDS];
+    configure(&c, "fp8_delayed");
+    snprintf(c.statistics_what_if, sizeof c.statistics_what_if, "fp8_delayed");
+    free(train(&c, true, &bytes));
+    read_values(used, "dY_col", "fp8_delayed:e5m2");
+    read_values(other, "dY_col", "fp8_delayed (what if)");
+    for (int i = 0; i < ROWS; i++) {
+        assert_true(other[i][SATURATED] == used[i][SATURATED]);
+        assert_true(fabs(other[i][SCALE_MIN] / used[i][SCALE_MIN] - 128) < 1e-3);
     }
-    mt_h5_close(&file);
-    assert_memory_equal(values[0], values[1], sizeof values[0]);
 }
 
 static int setup(void **state)
@@ -250,6 +273,7 @@ int main(void)
         cmocka_unit_test(rotations_keep_the_length),
         cmocka_unit_test(measuring_changes_no_bit),
         cmocka_unit_test(columns_of_rows_that_are_plain),
+        cmocka_unit_test(delayed_scales_of_other_elements),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
