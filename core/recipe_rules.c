@@ -6,6 +6,8 @@
 
 #include "core/recipe.h"
 
+enum { MOST_DIGITS = 18 }; /* of a step: 64 bits hold them */
+
 struct mt_recipe_rules {
     mt_recipe_rule *rules;
     size_t count;
@@ -33,7 +35,7 @@ static mt_status read_steps(int64_t *first, int64_t *end, const char *text)
     bool digits = dots != NULL;
     for (const char *c = text; *c && digits; c++)
         digits = (*c >= '0' && *c <= '9') || c == dots || c == dots + 1;
-    MT_REQUIRE(digits && strlen(text) < 40, MT_ECONFIG,
+    MT_REQUIRE(digits && dots - text <= MOST_DIGITS && strlen(dots + 2) <= MOST_DIGITS, MT_ECONFIG,
                "recipe rule: steps '%.60s' are not FIRST..END", text);
     *first = strtoll(text, NULL, 10);
     *end = dots[2] ? strtoll(dots + 2, NULL, 10) : -1;

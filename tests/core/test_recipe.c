@@ -203,6 +203,7 @@ static void test_bad_rules(void **state)
         { "bf16; steps=5 mxfp8", "steps '5' are not FIRST..END" },
         { "bf16; steps=a..b mxfp8", "are not FIRST..END" },
         { "bf16; steps=1...3 mxfp8", "are not FIRST..END" },
+        { "bf16; steps=9999999999999999999.. mxfp8", "are not FIRST..END" },
         { "bf16; steps=7..7 mxfp8", "steps 7..7 are not a range" },
         { "bf16; layers=a layers=b mxfp8", "given twice" },
         { "bf16; layers=a mxfp9", "neither a preset" },
