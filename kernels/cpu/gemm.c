@@ -157,7 +157,8 @@ static void beside_block(gemm_block *k, const struct product *p, int64_t e, int6
     k->d = moved(p->args->d, false, at + p->cols);
 }
 
-static void run_task(const struct product *p, int64_t task, void *scratch)
+/* What a task computes. */
+static gemm_block block_of(const struct product *p, int64_t task)
 {
     int64_t low = 0, high = p->members; /* first[low] <= task < first[high] */
     while (high - low > 1) {
@@ -189,7 +190,16 @@ static void run_task(const struct product *p, int64_t task, void *scratch)
     k.d = moved(p->args->d, p->d_real, at);
     k.bias = moved(p->args->bias, true, e * p->cols + j0);
     beside_block(&k, p, e, member + r0, j0);
-    if (k.rows && k.cols) p->kernel->block(&k, scratch);
+    return k;
+}
+
+/* next: the task that this thread may have after it, if there is one of this number. */
+static void run_task(const struct product *p, int64_t task, int64_t next, void *scratch)
+{
+    gemm_block k = block_of(p, task), after;
+    if (!k.rows || !k.cols) return;
+    if (next < p->first[p->members]) after = block_of(p, next), k.next = &after;
+    p->kernel->block(&k, scratch);
 }
 
 /* Packs columns of a compact weight; t counts (member, columns). */
@@ -215,7 +225,7 @@ static void compute(struct product *p, char *scratch, int threads)
         for (int64_t t = 0; t < p->members * parts; t++) pack_task(p, t, parts);
         char *mine = scratch + (size_t)omp_get_thread_num() * p->kernel->scratch;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < tasks; t++) run_task(&packed, t, mine);
+        for (int64_t t = 0; t < tasks; t++) run_task(&packed, t, t + threads, mine);
     }
 }
 

@@ -1,7 +1,9 @@
 /* One block of a grouped GEMM. The depth is walked in chunks of equal length, at most GEMM_KC,
  * which depend on the depth alone: for each, A becomes reals in L2, and every panel of B, in L1,
  * meets all tiles of A, or those of one strip after the other. What comes next is asked for while
- * tiles are at work: operands of this size come from afar, and no prefetcher follows their rows. */
+ * tiles are at work: operands of this size come from afar, and no prefetcher follows their rows. A
+ * core waits for few lines at once, so that the next block is asked for line by line, within the
+ * tiles: many lines together would hold up the tile that asks. */
 #include "kernels/cpu/gemm_priv.h"
 
 #if MT_ISA_LEVEL > 0
@@ -16,12 +18,24 @@ enum {
     B_COLS = 8 * GEMM_NR,
     B_REALS = GEMM_KC * B_COLS,
     SUM_REALS = MT_ELEM_BITS == 16 ? GEMM_MC * GEMM_NC : 0,
-    AT_ONCE = 8 /* lines of an operand that are copied together */
+    AT_ONCE = 8,             /* lines of an operand that are copied together */
+    MOST_AHEAD = GEMM_L2 / 2 /* bytes that are asked for of one matrix */
 };
 _Static_assert(GEMM_NC % GEMM_NR == 0, "blocks begin at a panel");
 _Static_assert(GEMM_KC % 8 == 0, "chunks hold whole pairs");
 
+/* Memory that tiles ask for, a share each: parts in their order. */
+struct ahead {
+    struct {
+        const char *at;
+        int64_t bytes;
+    } parts[4];
+    int count, part;
+    int64_t done, share; /* bytes of the current part; bytes for a tile */
+};
+
 struct scratch {
+    struct ahead ahead;
     _Alignas(64) mt_real a[(A_REALS + 15) / 16 * 16];
     _Alignas(64) mt_real b[B_REALS];
     _Alignas(64) mt_real sums[SUM_REALS + 16]; /* of the chunks so far, where D cannot hold them */
@@ -223,6 +237,52 @@ static const mt_real *rows_of(struct scratch *s, const gemm_block *k, int64_t *l
     return s->a;
 }
 
+static int64_t size_of(bool real)
+{
+    return (int64_t)(real ? sizeof(mt_real) : sizeof(mt_elem));
+}
+
+static void add_ahead(struct ahead *a, const void *at, int64_t bytes)
+{
+    if (!at || bytes <= 0) return;
+    a->parts[a->count].at = at;
+    a->parts[a->count++].bytes = mt_min(bytes, MOST_AHEAD);
+}
+
+/* The lines in memory of an operand's first `count` rows and `depth` depths. */
+static void add_operand(struct ahead *a, const gemm_matrix *x, int64_t count, int64_t depth)
+{
+    int64_t bytes = (x->step == 1 ? count * x->outer : depth * x->step) * size_of(x->real);
+    if (x->form != GEMM_PLAIN) bytes = (int64_t)gemm_form_bytes(x->form, count, depth);
+    add_ahead(a, x->data, bytes);
+}
+
+/* What the tiles of a block ask for: its z, and the next block's operands and results. Gathered
+ * rows are many times in the product, and in a cache. */
+static void plan_ahead(struct ahead *a, const gemm_block *k)
+{
+    const gemm_block *n = k->next;
+    int64_t bytes = 0, tiles = mt_ceil_div(k->rows, GEMM_MR) * mt_ceil_div(k->cols, GEMM_NR) *
+                               gemm_max(1, mt_ceil_div(k->depth, GEMM_KC));
+    *a = (struct ahead){ 0 };
+    if (k->z) add_ahead(a, k->z, k->rows * k->ld * size_of(false));
+    if (n && !n->b_depths && n->b.data != k->b.data) add_operand(a, &n->b, n->cols, n->depth);
+    if (n && !n->a_rows) add_operand(a, &n->a, n->rows, n->depth);
+    if (n && !n->z) add_ahead(a, n->d, n->rows * n->ld * size_of(n->d_real));
+    for (int i = 0; i < a->count; i++) bytes += a->parts[i].bytes;
+    a->share = bytes / tiles + 64;
+}
+
+/* A tile's share, of one part: at most a line for each depth. */
+static void ask(gemm_tile_io *io, struct ahead *a, int64_t depth)
+{
+    if (a->part == a->count || depth == 0) return;
+    io->ask = a->parts[a->part].at + a->done;
+    io->ask_step = mt_min(64, mt_ceil_div(a->share, depth));
+    a->done += io->ask_step * depth;
+    if (a->done >= a->parts[a->part].bytes) a->part++, a->done = 0;
+}
+
 /* All panels of B against rows [begin, end) of A, of which `lines` is the first. Returns what
  * follows the last. */
 MT_INLINE const mt_real *strip(const gemm_block *k, struct scratch *s, const gemm_tile_io *whole,
@@ -243,6 +303,8 @@ MT_INLINE const mt_real *strip(const gemm_block *k, struct scratch *s, const gem
             fetch_rows(k, end, next, p0, depth, j);
         for (int64_t r = begin, h; r < end; r += h) {
             gemm_tile_io io = *whole;
+            io.ask = (const char *)b;
+            ask(&io, &s->ahead, depth);
             h = tile_rows(k->rows - r);
             if (io.add) io.add = moved(io.add, io.add_real, r * io.add_ld + j);
             io.out = (void *)(uintptr_t)moved(io.out, io.out_real, r * io.out_ld + j);
@@ -295,6 +357,7 @@ static void block(const gemm_block *k, void *scratch)
 {
     int64_t chunks = gemm_max(1, mt_ceil_div(k->depth, GEMM_KC));
     int64_t length = gemm_round_up(mt_ceil_div(k->depth, chunks), 8), p = 0;
+    plan_ahead(&((struct scratch *)scratch)->ahead, k);
     do {
         chunk(k, scratch, p, mt_min(length, k->depth - p));
         p += length;

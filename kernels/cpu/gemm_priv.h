@@ -51,6 +51,7 @@ typedef struct gemm_block {
     void *act;
     const void *z;
     int64_t half;
+    const struct gemm_block *next; /* what the same thread may compute after it; NULL: nothing */
 } gemm_block;
 
 /* What computes blocks. */
@@ -183,6 +184,9 @@ typedef struct gemm_tile_io {
     const mt_real *bias;
     int64_t add_ld, out_ld;
     bool add_real, out_real;
+    const char *ask; /* what the tile asks for: at each depth, this plus ask_step bytes for each one
+                        before */
+    int64_t ask_step;
 } gemm_tile_io;
 
 /* out = a b + add + bias for `rows` rows and `cols` columns. b is a panel [depth][GEMM_NR]; a holds

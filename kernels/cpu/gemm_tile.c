@@ -58,14 +58,6 @@ MT_INLINE void put_full(int rows, vec sums[], const gemm_tile_io *io)
     }
 }
 
-/* The lines of the result, which the sums reach a thousand cycles from now. */
-MT_INLINE void ask_for(int rows, const gemm_tile_io *io)
-{
-    const char *line = io->out;
-    size_t pitch = (size_t)io->out_ld * (io->out_real ? sizeof(mt_real) : sizeof(mt_elem));
-    for (int r = 0; r < rows; r++, line += pitch) __builtin_prefetch(line, 1);
-}
-
 /* Three lines of A are within reach of one pointer: at 0, ld and 2 ld. */
 enum { REACH = 3, POINTERS = (GEMM_MR + REACH - 1) / REACH };
 
@@ -74,12 +66,14 @@ MT_INLINE void tile(int rows, int64_t ld, int64_t step, int64_t cols, int64_t de
 {
     vec sums[SUMS];
     const mt_real *lines[POINTERS];
-    ask_for(rows, io);
     UNROLL
     for (int i = 0; i < rows * GEMM_VECS; i++) sums[i] = vec_zero();
     UNROLL
     for (int i = 0; i * REACH < rows; i++) lines[i] = a + i * REACH * ld;
-    for (int64_t p = 0; p < depth; p++, b += GEMM_NR) {
+    const char *ask = io->ask;
+    int64_t ask_step = io->ask_step;
+    for (int64_t p = 0; p < depth; p++, b += GEMM_NR, ask += ask_step) {
+        __builtin_prefetch(ask, 0, 2);
         vec b0 = vec_load(b), b1 = vec_load(b + VL);
         UNROLL
         for (int r = 0; r < rows; r++) {
