@@ -87,7 +87,8 @@ static bool in_place(const gemm_matrix *a)
 }
 
 /* A down its columns: tile t's rows at a[t * A_PANEL + p * GEMM_MR]. What a vector writes too far
- * is overwritten by the next depth, or falls between two panels. */
+ * is overwritten by the next depth, or falls between two panels; what it reads too far is of the
+ * next depths, where there are any. */
 MT_INLINE void copy_tiles(mt_real *to, bool real, const gemm_matrix *a, int64_t rows, int64_t p0,
                           int64_t depth)
 {
@@ -96,7 +97,7 @@ MT_INLINE void copy_tiles(mt_real *to, bool real, const gemm_matrix *a, int64_t 
         for (int64_t r = 0, h; r < rows; r += h, panel += A_PANEL) {
             h = tile_rows(rows - r);
             copy_lines(panel, GEMM_MR, real, gemm_at(a, r, p0 + p), a->step, NULL, depth - p, WIDE,
-                       h, r + WIDE <= rows);
+                       h, r + WIDE <= rows || (depth - p - AT_ONCE) * a->step >= WIDE);
         }
     }
 }
