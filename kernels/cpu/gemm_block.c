@@ -80,10 +80,14 @@ static void copy_rows(mt_real *to, const gemm_block *k, int64_t begin, int64_t e
 }
 
 /* Whether the tiles may read A where it is: reals, and rows that do not all want the same lines of
- * L1. An `outer` of 1 would be taken for a panel. */
-static bool in_place(const gemm_matrix *a)
+ * L1, or columns that few panels pass, in one chunk. */
+static bool in_place(const gemm_block *k)
 {
-    return a->real && a->outer > 1 && a->outer * (int64_t)sizeof(mt_real) % 4096 != 0;
+    const gemm_matrix *a = &k->a;
+    if (!a->real || k->a_rows) return false;
+    if (a->step == 1) return a->outer * (int64_t)sizeof(mt_real) % 4096 != 0;
+    return k->cols <= GEMM_COLUMNS * GEMM_NR && k->depth <= GEMM_KC &&
+           a->step * (int64_t)sizeof(mt_real) <= 2048;
 }
 
 /* A down its columns: tile t's rows at a[t * A_PANEL + p * GEMM_MR]. What a vector writes too far
@@ -232,7 +236,7 @@ static const mt_real *rows_of(struct scratch *s, const gemm_block *k, int64_t *l
                               int64_t end, int64_t p0, int64_t depth)
 {
     *ld = k->a.outer;
-    if (!k->a_rows && in_place(&k->a)) return gemm_at(&k->a, 0, p0);
+    if (in_place(k)) return gemm_at(&k->a, 0, p0);
     *ld = GEMM_LD;
     copy_rows(s->a, k, begin, end, p0, depth);
     return s->a;
@@ -290,14 +294,15 @@ MT_INLINE const mt_real *strip(const gemm_block *k, struct scratch *s, const gem
                                const mt_real *lines, int64_t ld, int64_t begin, int64_t end,
                                int64_t p0, int64_t depth)
 {
-    bool paneled = k->a.step != 1, stays = k->a_rows || ld == k->a.outer;
+    bool columns = k->a.step != 1, stays = k->a_rows || ld == k->a.outer;
+    bool paneled = columns && lines == s->a;          /* columns have one strip */
     int64_t after = mt_min(p0 + 2 * depth, k->depth); /* of the next chunk */
     int64_t next = mt_min(2 * end - begin, k->rows);  /* of the next strip */
     const mt_real *a = lines;
     for (int64_t j = 0; j < k->cols; j += GEMM_NR) {
         const mt_real *b = panel_of(s, k, j, p0, depth);
         a = lines;
-        if (paneled) {
+        if (columns) {
             fetch_lines(&k->a, NULL, k->rows, p0 + depth, after, j, k->cols);
             fetch_lines(&k->b, k->b_depths, k->cols, p0 + depth, after, j, k->cols);
         } else if (stays)
@@ -312,8 +317,8 @@ MT_INLINE const mt_real *strip(const gemm_block *k, struct scratch *s, const gem
             if (p0 == 0 && k->bias) io.bias = k->bias + j;
             if (begin == 0 && j + GEMM_NR < k->cols)
                 fetch_panel(k, j + GEMM_NR, p0 + depth * r / end, p0 + depth * (r + h) / end);
-            MT_CPU(gemm_tile)(ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
-            a += paneled ? A_PANEL : h * ld;
+            MT_CPU(gemm_tile)(columns, ld, h, mt_min(GEMM_NR, k->cols - j), depth, a, b, &io);
+            a += paneled ? A_PANEL : columns ? h : h * ld;
         }
     }
     return a;
@@ -331,7 +336,7 @@ static int64_t strip_end(const gemm_block *k, int64_t begin, int64_t depth)
  */
 static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t depth)
 {
-    bool paneled = k->a.step != 1, first = p0 == 0, last = p0 + depth == k->depth;
+    bool columns = k->a.step != 1, first = p0 == 0, last = p0 + depth == k->depth;
     gemm_tile_io whole = { .add = k->c, .add_ld = k->ld, .add_real = k->d_real };
     if (!first) whole = (gemm_tile_io){ .add = s->sums, .add_ld = GEMM_NC, .add_real = true };
     whole.out = s->sums, whole.out_ld = GEMM_NC, whole.out_real = true;
@@ -339,10 +344,12 @@ static void chunk(const gemm_block *k, struct scratch *s, int64_t p0, int64_t de
     if (k->d_real && !first) whole.add = k->d, whole.add_ld = k->ld;
 
     const mt_real *lines = s->a;
-    int64_t ld = 1;
-    if (paneled && k->a.real)
+    int64_t ld = GEMM_MR;
+    if (columns && in_place(k))
+        lines = gemm_at(&k->a, 0, p0), ld = k->a.step;
+    else if (columns && k->a.real)
         copy_tiles(s->a, true, &k->a, k->rows, p0, depth);
-    else if (paneled)
+    else if (columns)
         copy_tiles(s->a, false, &k->a, k->rows, p0, depth);
     else if (!k->a_rows)
         lines = rows_of(s, k, &ld, 0, k->rows, p0, depth);

@@ -69,11 +69,12 @@ typedef struct gemm_kernel {
 
 /* The geometry of panels and tiles: GEMM_MR x GEMM_NR sums in registers, GEMM_KC of depth at a time
  * (a panel of B in L1), GEMM_MC rows of A (in L2), GEMM_STRIP bytes of them beside that panel,
- * GEMM_NC columns of B. GEMM_LD is the pitch of A's rows: an odd number of cache lines. */
+ * GEMM_NC columns of B. GEMM_LD is the pitch of A's rows: an odd number of cache lines.
+ * GEMM_COLUMNS: panels of B for which A is read down its columns in place, if they are no more. */
 #if MT_ISA_LEVEL == 512
-enum { GEMM_MR = 14, GEMM_L2 = 344064, GEMM_STRIP = 28672 };
+enum { GEMM_MR = 14, GEMM_L2 = 344064, GEMM_STRIP = 28672, GEMM_COLUMNS = 4 };
 #else
-enum { GEMM_MR = 6, GEMM_L2 = 262144, GEMM_STRIP = 16384 };
+enum { GEMM_MR = 6, GEMM_L2 = 262144, GEMM_STRIP = 16384, GEMM_COLUMNS = 0 };
 #endif
 #if MT_ISA_LEVEL > 0
 enum { GEMM_VECS = 2, GEMM_NR = GEMM_VECS * VL };
@@ -190,6 +191,6 @@ typedef struct gemm_tile_io {
 } gemm_tile_io;
 
 /* out = a b + add + bias for `rows` rows and `cols` columns. b is a panel [depth][GEMM_NR]; a holds
- * A(r, p) at a[r * ld + p], or, with ld 1, at a[p * GEMM_MR + r]. */
-void MT_CPU(gemm_tile)(int64_t ld, int64_t rows, int64_t cols, int64_t depth, const mt_real *a,
-                       const mt_real *b, const gemm_tile_io *io);
+ * A(r, p) at a[r * pitch + p], or, in columns, at a[p * pitch + r]. */
+void MT_CPU(gemm_tile)(bool columns, int64_t pitch, int64_t rows, int64_t cols, int64_t depth,
+                       const mt_real *a, const mt_real *b, const gemm_tile_io *io);

@@ -61,7 +61,10 @@ MT_INLINE void put_full(int rows, vec sums[], const gemm_tile_io *io)
 /* Three lines of A are within reach of one pointer: at 0, ld and 2 ld. */
 enum { REACH = 3, POINTERS = (GEMM_MR + REACH - 1) / REACH };
 
-MT_INLINE void tile(int rows, int64_t ld, int64_t step, int64_t cols, int64_t depth,
+enum { SOON = 6 /* depths until columns of A that are asked for */ };
+
+/* columns: A's rows are neighbours, its depths may be far from each other. */
+MT_INLINE void tile(bool columns, int rows, int64_t ld, int64_t step, int64_t cols, int64_t depth,
                     const mt_real *a, const mt_real *b, const gemm_tile_io *io)
 {
     vec sums[SUMS];
@@ -74,6 +77,10 @@ MT_INLINE void tile(int rows, int64_t ld, int64_t step, int64_t cols, int64_t de
     int64_t ask_step = io->ask_step;
     for (int64_t p = 0; p < depth; p++, b += GEMM_NR, ask += ask_step) {
         __builtin_prefetch(ask, 0, 2);
+        if (columns && GEMM_COLUMNS) {
+            __builtin_prefetch(lines[0] + SOON * step);
+            __builtin_prefetch(lines[0] + SOON * step + rows - 1);
+        }
         vec b0 = vec_load(b), b1 = vec_load(b + VL);
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -102,31 +109,30 @@ MT_INLINE void tile(int rows, int64_t ld, int64_t step, int64_t cols, int64_t de
 #endif
 
 #define TILE(R)                                                                                    \
-    static void by_row_##R(int64_t ld, int64_t cols, int64_t depth, const mt_real *a,              \
+    static void by_row_##R(int64_t pitch, int64_t cols, int64_t depth, const mt_real *a,           \
                            const mt_real *b, const gemm_tile_io *io)                               \
     {                                                                                              \
-        tile(R, ld, 1, cols, depth, a, b, io);                                                     \
+        tile(false, R, pitch, 1, cols, depth, a, b, io);                                           \
     }                                                                                              \
-    static void by_panel_##R(int64_t ld, int64_t cols, int64_t depth, const mt_real *a,            \
-                             const mt_real *b, const gemm_tile_io *io)                             \
+    static void by_column_##R(int64_t pitch, int64_t cols, int64_t depth, const mt_real *a,        \
+                              const mt_real *b, const gemm_tile_io *io)                            \
     {                                                                                              \
-        (void)ld;                                                                                  \
-        tile(R, 1, GEMM_MR, cols, depth, a, b, io);                                                \
+        tile(true, R, 1, pitch, cols, depth, a, b, io);                                            \
     }
 TILES(TILE)
 
-typedef void tile_function(int64_t ld, int64_t cols, int64_t depth, const mt_real *a,
+typedef void tile_function(int64_t pitch, int64_t cols, int64_t depth, const mt_real *a,
                            const mt_real *b, const gemm_tile_io *io);
 static tile_function *const tiles[2][GEMM_MR + 1] = {
-#define BY_ROW(R)   [R] = by_row_##R,
-#define BY_PANEL(R) [R] = by_panel_##R,
+#define BY_ROW(R)    [R] = by_row_##R,
+#define BY_COLUMN(R) [R] = by_column_##R,
     { TILES(BY_ROW) },
-    { TILES(BY_PANEL) },
+    { TILES(BY_COLUMN) },
 };
 
-void MT_CPU(gemm_tile)(int64_t ld, int64_t rows, int64_t cols, int64_t depth, const mt_real *a,
-                       const mt_real *b, const gemm_tile_io *io)
+void MT_CPU(gemm_tile)(bool columns, int64_t pitch, int64_t rows, int64_t cols, int64_t depth,
+                       const mt_real *a, const mt_real *b, const gemm_tile_io *io)
 {
-    tiles[ld == 1][rows](ld, cols, depth, a, b, io);
+    tiles[columns][rows](pitch, cols, depth, a, b, io);
 }
 #endif
