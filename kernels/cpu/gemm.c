@@ -82,13 +82,15 @@ static int64_t rows_of(const struct product *p, int64_t e)
 
 /* Blocks that the rows of member e's D are cut into: by its share of the work, which is its rows of
  * A (TN, NN: rows of D; NT: depth). Blocks of NT copy all of B, so that few and large ones are
- * best. A member with most of the work is cut evenly over the threads. */
+ * best. A member with most of the work is cut evenly over the threads, and that of NT is deep
+ * beside its height: what a thin block copies of B is little then beside another thread's share. */
 static int64_t row_parts(const struct product *p, int64_t e, int threads)
 {
     const gemm_kernel *k = p->kernel;
     int64_t share = p->start[e + 1] - p->start[e], total = gemm_max(p->start[p->members], 1);
-    int64_t rows = rows_of(p, e), most = gemm_max(1, rows / k->fewest_rows);
-    bool lone = 2 * share > total;
+    bool lone = 2 * share > total, deep = lone && p->height >= 0;
+    int64_t rows = rows_of(p, e);
+    int64_t most = gemm_max(1, rows / (deep ? k->fewest_deep : k->fewest_rows));
     int64_t each = p->height < 0 ? (lone ? 4 : 12) : (lone ? 1 : 2); /* blocks of a thread */
     int64_t parts = mt_min(mt_ceil_div(each * threads * share, total), most);
     parts = gemm_max(parts, mt_ceil_div(rows, k->rows));

@@ -186,6 +186,7 @@ static const gemm_kernel amx_blocks = {
     .cols = COLS,
     .unit = STEP,
     .fewest_rows = 2 * STEP,
+    .fewest_deep = 2 * STEP,
     .weight = GEMM_PAIRS,
     .scratch = sizeof(struct scratch),
     .block = block,

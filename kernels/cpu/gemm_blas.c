@@ -84,6 +84,7 @@ const gemm_kernel MT_CPU(gemm_blocks) = {
     .cols = COLS,
     .unit = 1,
     .fewest_rows = 64,
+    .fewest_deep = 64,
     .cut_for = 4, /* BLAS may add in another order at the edges of a block */
     .weight = GEMM_PLAIN,
     .scratch = (sizeof(struct scratch) + 63) / 64 * 64,

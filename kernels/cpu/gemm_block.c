@@ -377,6 +377,7 @@ const gemm_kernel MT_CPU(gemm_blocks) = {
     .cols = GEMM_NC,
     .unit = GEMM_NR,
     .fewest_rows = 8 * GEMM_MR,
+    .fewest_deep = 2 * GEMM_MR,
     .weight = GEMM_PANELS,
     .scratch = sizeof(struct scratch),
     .block = block,

@@ -59,6 +59,7 @@ typedef struct gemm_kernel {
     int64_t rows, cols;  /* of the largest block */
     int64_t unit;        /* blocks begin at columns that are multiples of this */
     int64_t fewest_rows; /* smaller blocks cost more than another thread brings */
+    int64_t fewest_deep; /* the same of a lone member's NT */
     int cut_for; /* threads that products are cut for; 0: those there are, as no sum depends on the
                     cut */
     gemm_form weight; /* the form that a compact weight gets before any block runs */
