@@ -35,11 +35,17 @@ mt_status mt_hf_import_params(const char *checkpoint, const char *dir,
                               const mt_model_config *config, const mt_param_store *params,
                               const char *config_text);
 
+/* What a model computes with and transformers' models have no place for. */
+typedef struct mt_hf_left_out {
+    bool router_bias;       /* of some router: selection biases other than 0 */
+    double capacity_factor; /* 0: no expert drops rows */
+} mt_hf_left_out;
+
 /* Writes the checkpoint's model into DIR (made if absent): config.json, one tensor per expert, each
- * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). Selection
- * biases of routers and capacity_factor have no place there. MT_ECONFIG while another process
- * writes there. */
-mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes);
+ * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). *left,
+ * which may be NULL, says what is not in it. MT_ECONFIG while another process writes there. */
+mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes,
+                       mt_hf_left_out *left);
 
 #ifdef __cplusplus
 }

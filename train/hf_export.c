@@ -1,4 +1,5 @@
 /* A checkpoint to a Hugging Face directory. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -51,7 +52,33 @@ static mt_status write_config(const mt_checkpoint *checkpoint, const char *dir, 
     return status;
 }
 
-mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes)
+static mt_status find_left_out(mt_hf_left_out *left, mt_checkpoint *c)
+{
+    const mt_model_config *m = &mt_checkpoint_get_meta(c)->config;
+    mt_tensor bias;
+    mt_status status = MT_OK;
+    bool any;
+    *left = (mt_hf_left_out){ .capacity_factor = m->capacity_factor };
+    MT_TRY(mt_checkpoint_has(c, "/state/router_bias", &any));
+    float *values = calloc((size_t)m->num_experts + 1, sizeof *values);
+    MT_REQUIRE(values, MT_ENOMEM, "no memory for %lld biases", (long long)m->num_experts);
+    for (int64_t i = 0, moe_layers = 0; any && i < m->num_hidden_layers; i++) {
+        char name[32];
+        if (!mt_model_layer_is_moe(m, i)) continue;
+        snprintf(name, sizeof name, "%lld", (long long)moe_layers++);
+        MT_TRY_CLEANUP(mt_checkpoint_tensor(c, "/state/router_bias", name, &bias));
+        bias.data = values; /* where it will be read to */
+        MT_TRY_CLEANUP(mt_tensor_check(&bias, "router bias", MT_F32, 1, &m->num_experts));
+        MT_TRY_CLEANUP(mt_checkpoint_read(c, "/state/router_bias", name, &bias));
+        for (int64_t e = 0; e < m->num_experts; e++) left->router_bias |= values[e] != 0;
+    }
+cleanup:
+    free(values);
+    return status;
+}
+
+mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes,
+                       mt_hf_left_out *left)
 {
     exporter out = { NULL, NULL };
     mt_st_entry *entries = NULL;
@@ -59,6 +86,7 @@ mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_by
     mt_status status;
     mt_tensor embed;
     MT_TRY_CLEANUP(mt_checkpoint_open(&out.checkpoint, checkpoint));
+    if (left) MT_TRY_CLEANUP(find_left_out(left, out.checkpoint));
     int64_t count = mt_checkpoint_count(out.checkpoint);
     out.tensors = calloc((size_t)(count + 1), sizeof *out.tensors);
     entries = calloc((size_t)(count + 1), sizeof *entries);

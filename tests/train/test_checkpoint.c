@@ -133,7 +133,7 @@ static void test_contents(void **state)
     assert_fails(mt_checkpoint_tensor(c, "/model", "nothing", &t), MT_EDAMAGED, "/model/nothing");
     mt_checkpoint_close(&c);
     /* it exports, and the export imports and loads: the weights of another model become these */
-    assert_ok(mt_hf_export(in_dir("hf"), path, 0));
+    assert_ok(mt_hf_export(in_dir("hf"), path, 0, NULL));
     assert_ok(mt_hf_import(in_dir("imported"), in_dir("hf")));
     mt_trainer *other = make_trainer(MT_F32);
     step(other), step(other);

@@ -311,7 +311,7 @@ static void test_round_trip(void **state)
             list_model(&c, texts[i], kind ? mixed : bf16, kind ? 4 : 1);
             put_model(in_dir("model"), &c, texts[i], kind ? 20000 : 0);
             assert_ok(mt_hf_import(in_dir("ckpt"), in_dir("model")));
-            assert_ok(mt_hf_export(in_dir("out"), in_dir("ckpt"), kind ? 0 : 30000));
+            assert_ok(mt_hf_export(in_dir("out"), in_dir("ckpt"), kind ? 0 : 30000, NULL));
             expect_model(in_dir("out"), &c);
             mt_model_config a, b;
             assert_ok(mt_hf_config_read(&a, NULL, in_dir("model")));
@@ -391,7 +391,7 @@ static void test_fused(void **state)
         }
         put_model(in_dir("fused"), &fused, texts[k], 0);
         assert_ok(mt_hf_import(in_dir("fckpt"), in_dir("fused")));
-        assert_ok(mt_hf_export(in_dir("fout"), in_dir("fckpt"), 0));
+        assert_ok(mt_hf_export(in_dir("fout"), in_dir("fckpt"), 0, NULL));
         mt_safetensors *out;
         assert_ok(mt_safetensors_open_dir(&out, in_dir("fout")));
         assert_int_equal(mt_safetensors_count(out), whole.count);
@@ -505,7 +505,7 @@ static void test_tied(void **state)
                  "lm_head.weight differs");
     assert_ok(mt_safetensors_write_dir(in_dir("tied"), c.entries, c.count, 0, fill_tied, &c));
     assert_ok(mt_hf_import(in_dir("tckpt"), in_dir("tied")));
-    assert_ok(mt_hf_export(in_dir("tout"), in_dir("tckpt"), 0));
+    assert_ok(mt_hf_export(in_dir("tout"), in_dir("tckpt"), 0, NULL));
     c.count--;
     expect_model(in_dir("tout"), &c);
     put_model(in_dir("tied"), &c, QWEN(""), 0);
@@ -518,7 +518,7 @@ static int import_limited(void)
     mt_status status = mt_hf_import(in_dir("lckpt"), in_dir("limited"));
     if (status != MT_EIO || !strstr(mt_error_message(), "File too large")) return 1;
     if (mt_path_exists(in_dir("lckpt")) || mt_path_exists(in_dir("lckpt.tmp"))) return 2;
-    status = mt_hf_export(in_dir("lout"), in_dir("good"), 0);
+    status = mt_hf_export(in_dir("lout"), in_dir("good"), 0, NULL);
     return status == MT_EIO && !mt_path_exists(in_dir("lout/model.safetensors")) ? 0 : 3;
 }
 
@@ -534,11 +534,11 @@ static void test_one_export(void **state)
     assert_ok(mt_hf_import(in_dir("sckpt"), in_dir("single")));
     assert_ok(mt_dir_create(in_dir("sout")));
     assert_ok(mt_dir_lock(&other, in_dir("sout")));
-    assert_fails(mt_hf_export(in_dir("sout"), in_dir("sckpt"), 0), MT_ECONFIG,
+    assert_fails(mt_hf_export(in_dir("sout"), in_dir("sckpt"), 0, NULL), MT_ECONFIG,
                  "sout is in use by another process");
     assert_false(mt_path_exists(in_dir("sout/model.safetensors")));
     assert_int_equal(close(other), 0);
-    assert_ok(mt_hf_export(in_dir("sout"), in_dir("sckpt"), 0));
+    assert_ok(mt_hf_export(in_dir("sout"), in_dir("sckpt"), 0, NULL));
     expect_model(in_dir("sout"), &c);
 }
 

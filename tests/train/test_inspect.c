@@ -126,7 +126,7 @@ static void a_corpus_and_a_model_directory_are_described(void **state)
     assert_verb(words("inspect", in_dir("corpus.h5"), ""), 0,
                 "16 tokens of u8 in 1 documents, vocabulary 256, largest token 116");
     make_checkpoint(in_dir("tied"), &c);
-    assert_ok(mt_hf_export(in_dir("hf"), in_dir("tied"), 0));
+    assert_ok(mt_hf_export(in_dir("hf"), in_dir("tied"), 0, NULL));
     assert_verb(words("inspect", in_dir("hf"), ""), 0, "a Hugging Face directory");
     read_row("model.layers.0.mlp.experts.*.down_proj.weight", "f32[12,10]", row);
     assert_true(row[0] == 8);

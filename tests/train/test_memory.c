@@ -88,7 +88,8 @@ static mt_status load_model(void)
 
 static mt_status export_model(void)
 {
-    return mt_hf_export(in_dir("exported"), in_dir("saved"), 700);
+    mt_hf_left_out left;
+    return mt_hf_export(in_dir("exported"), in_dir("saved"), 700, &left);
 }
 
 static mt_status open_tensors(void)
