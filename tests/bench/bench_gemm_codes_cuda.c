@@ -3,7 +3,8 @@
  *
  * Usage: bench_gemm_codes_cuda check          every format and pass at odd sizes; what fp8 tensor
  *                                             cores lose
- *        bench_gemm_codes_cuda [time] [SHAPE] the shapes with SHAPE in their names
+ *        bench_gemm_codes_cuda [time [SHAPE [FORMAT [PASS]]]]
+ *                                             what has these in the names, wgrad in bf16 and in f32
  *
  * Times are medians of single launches between events, L2 flushed before each, the ways to multiply
  * taking turns. Needs a build with CUDA=1. */
@@ -320,7 +321,8 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
 
 static void check(void)
 {
-    static const int64_t counts[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129, 193, 0, 385, 600, 5, 0 };
+    static const int64_t counts[] = { 0,   1,   7, 63,  64,  65,  127, 128, 129,
+                                      145, 193, 0, 320, 385, 416, 600, 5,   0 };
     static const int64_t sizes[][2] = {
         { 512, 320 }, { 448, 80 }, { 336, 1104 }, { 16, 16 }, { 37, 41 }
     };
@@ -391,7 +393,8 @@ static void *plain_values(const mt_qtensor *q, double scale)
 }
 
 static void time_product(const struct timed_shape *s, const struct rows *rows,
-                         mt_gemm_layout layout, const struct coding *c, void *flush)
+                         mt_gemm_layout layout, mt_dtype result, const struct coding *c,
+                         void *flush)
 {
     struct product p;
     mt_cuda_gemm_path path, best;
@@ -399,7 +402,8 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     void *x = plain_values(&p.a, 0.1), *y = plain_values(&p.b, 0.1);
     mt_qtensor a = mt_qtensor_plain(p.a.group, MT_BF16, x);
     mt_qtensor b = mt_qtensor_plain(p.b.group, MT_BF16, y);
-    p.args.d = device_buffer((size_t)p.count * mt_dtype_size(p.args.d_dtype));
+    p.args.d_dtype = result;
+    p.args.d = device_buffer((size_t)p.count * mt_dtype_size(result));
     struct mt_gemm_args plain = p.args;
     plain.a = &a, plain.b = &b;
     assert_ok(mt_cuda_gemm_choose(&stream, &plain, &best));
@@ -417,8 +421,8 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
         }
     for (int w = 0; w < WAYS; w++)
         if (has[w]) rates[w] = 2e-9 * (double)(s->rows * s->n * s->k) / median(times[w]);
-    printf("%-18s %-6s %-18s bf16 %6.1f, exact %6.1f (%.2f)", s->name, layout_names[layout],
-           c->name, rates[PLAIN], rates[EXACT], rates[EXACT] / rates[PLAIN]);
+    printf("%-18s %-5s to %-4s %-18s bf16 %6.1f, exact %6.1f (%.2f)", s->name, layout_names[layout],
+           mt_dtype_name(result), c->name, rates[PLAIN], rates[EXACT], rates[EXACT] / rates[PLAIN]);
     if (has[NATIVE])
         printf(", fp8 %6.1f (%.2f), width %d", rates[NATIVE], rates[NATIVE] / rates[PLAIN],
                path.width);
@@ -428,15 +432,20 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     free_product(&p);
 }
 
-static void time_shape(const struct timed_shape *s)
+static void time_shape(const struct timed_shape *s, const char *format, const char *pass)
 {
     static const int timed[] = { 0, 2, 4, 5 }; /* of codings */
     struct rows rows;
     draw_rows(&rows, s);
     void *flush = device_buffer(FLUSH);
-    for (size_t c = 0; c < sizeof timed / sizeof *timed; c++)
-        for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++)
-            time_product(s, &rows, (mt_gemm_layout)l, &codings[timed[c]], flush);
+    for (size_t i = 0; i < sizeof timed / sizeof *timed; i++) {
+        const struct coding *c = &codings[timed[i]];
+        for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++) {
+            if (!strstr(c->name, format) || !strstr(layout_names[l], pass)) continue;
+            time_product(s, &rows, (mt_gemm_layout)l, MT_BF16, c, flush);
+            if (l == MT_GEMM_NT) time_product(s, &rows, (mt_gemm_layout)l, MT_F32, c, flush);
+        }
+    }
     device_free(flush);
     free_rows(&rows);
 }
@@ -444,12 +453,13 @@ static void time_shape(const struct timed_shape *s)
 int main(int argc, char **argv)
 {
     const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
+    const char *format = argc > 3 ? argv[3] : "", *pass = argc > 4 ? argv[4] : "";
     open_gpu();
     if (!strcmp(verb, "check"))
         check();
     else
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            if (strstr(shapes[i].name, word)) time_shape(&shapes[i]);
+            if (strstr(shapes[i].name, word)) time_shape(&shapes[i], format, pass);
     close_gpu();
     return 0;
 }
