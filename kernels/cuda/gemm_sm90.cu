@@ -363,8 +363,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
                            size };
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
     gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result_size(g) };
-    if (variant >= mt_cuda_gemm_sm90_fp8_rows &&
-        variant <= &mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 1]) { /* P is X or dY */
+    if (variant->by_rows) { /* P is X or dY */
         p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
         q = { "a", g->b.data, g->b.width, g->cols, members, variant->box_q, size };
     } else if (wgrad && g->fp8) { /* all members in lines along the rows */

@@ -53,6 +53,7 @@ struct gemm_sm90_variant {
     int tile;                 /* rows of P in a tile */
     int cluster_m, cluster_n; /* blocks that share Q, P */
     int box_q;                /* rows of Q that one copy brings; columns for NT */
+    bool by_rows;             /* TN of codes with P rows and Q weights */
     size_t shared;            /* bytes of shared memory, without the table of members */
 };
 

@@ -291,16 +291,27 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
 /* ---- the producer: one thread ------------------------------------------------------------------
  */
 
-/* This block's part of a step of P, to every block of its row of the cluster. */
+/* Read by the consumers after the tile's first full stage. n: 0 where nothing of it is stored; rest:
+ * with what else they are told. */
+template <class C>
+static __device__ __forceinline__ void sm90_describe(uint8_t *shared, int tile, const sm90_tile &t,
+                                                     int n, int rest)
+{
+    int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
+    to[0] = make_int4(n, t.len, t.row, t.m0);
+    to[1] = make_int4(t.member, t.n0, t.whole, rest);
+}
+
+/* This block's part of a step of P, to every block of its row of the cluster. end: of the member's
+ * rows. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90_maps &maps,
                                                     uint32_t bar, const sm90_tile &t, int step,
-                                                    const int *start, int cn, uint16_t blocks)
+                                                    int end, int cn, uint16_t blocks)
 {
     constexpr bool SHARED = C::CLUSTER_N > 1;
     constexpr int PART = C::TILE / C::CLUSTER_N; /* rows */
     if constexpr (C::BY_ROWS) {
-        const int end = start[t.member + 1];
         copy_in_ragged<SHARED>(to + cn * PART * 128, &maps.p, bar, step * C::DEPTH, end,
                                end - t.row, t.m0 + cn * PART, blocks);
     } else if constexpr (!C::ACROSS_P) {
@@ -310,7 +321,7 @@ static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90
     } else {
 #pragma unroll
         for (int i = 0; i < PART / 64; i++) {
-            int b = cn * (PART / 64) + i, end = start[t.member + 1];
+            const int b = cn * (PART / 64) + i;
             if constexpr (C::WGRAD)
                 copy_in_ragged<SHARED>(to + b * 8192, &maps.p, bar, t.m0 + b * 64, end, end - t.row,
                                        step * 64, blocks);
@@ -325,7 +336,7 @@ static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90
 template <class C>
 static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90_maps &maps,
                                                     uint32_t bar, const sm90_tile &t, int step,
-                                                    const int *start, int cm, uint16_t blocks)
+                                                    int end, int cm, uint16_t blocks)
 {
     constexpr bool SHARED = C::CLUSTER_M > 1;
     int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q;
@@ -337,7 +348,6 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
             copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, t.column + step * C::DEPTH,
                             t.n0 + b * C::BOX_Q, 0, blocks);
         } else if (C::WGRAD) {
-            int end = start[t.member + 1];
             copy_in_ragged<SHARED>(to + b * 8192, &maps.q, bar, t.n0 + b * 64, end, end - t.row,
                                    step * 64, blocks);
         } else {
@@ -359,18 +369,16 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, cm, cn); tile++) {
-        /* read by the consumers after the tile's first full stage */
-        int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
-        to[0] = make_int4(C::AHEAD || t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
-        to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
+        sm90_describe<C>(shared, tile, t, C::AHEAD || t.m0 < a.m ? t.n : 0, t.rest);
+        const int end = order.start[t.member + 1];
         int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q, steps = t.whole + (t.rest > 0);
         uint32_t bytes = C::P_BYTES + boxes * (C::BOX_Q * 128);
         for (int step = 0; step < steps; step++) {
             uint32_t p = base + stage * C::STAGE, full = base + C::FULL + stage * 8;
             barrier_wait(base + C::EMPTY + stage * 8, parity);
             barrier_expect(full, bytes);
-            sm90_bring_p<C>(p, maps, full, t, step, order.start, cn, row);
-            sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, order.start, cm, column);
+            sm90_bring_p<C>(p, maps, full, t, step, end, cn, row);
+            sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, end, cm, column);
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
         }
     }
@@ -577,7 +585,8 @@ template <class C> static gemm_sm90_variant sm90_variant_of()
     static_assert((int)C::STAGES + 3 <= (int)C::RING,
                   "tiles of a step each: two stored, one ahead");
     return {
-        (const void *)gemm_sm90_kernel<C>, C::TILE, C::CLUSTER_M, C::CLUSTER_N, C::BOX_Q, C::TABLE
+        (const void *)gemm_sm90_kernel<C>, C::TILE, C::CLUSTER_M, C::CLUSTER_N, C::BOX_Q,
+        C::BY_ROWS, C::TABLE
     };
 }
 

@@ -41,22 +41,22 @@ sm90_produce_panel(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps,
         const bool stays = steps <= C::PANEL, fresh = !stays || t.n0 == 0;
         const int times = !stays || (after == 0 && t.n0 == 0) ? 2 : after < 2;
         if (fresh) first = slot, first_parity = slot_parity ^ 1;
-        int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
-        to[0] = make_int4(t.n, t.len, t.row, t.m0); /* P's rows are whole clusters of tiles */
-        to[1] = make_int4(t.member, t.n0, t.whole,
-                          t.rest | first << 8 | (int)first_parity << 12 | times << 16);
+        const int end = order.start[t.member + 1];
+        /* P's rows are whole clusters of tiles */
+        sm90_describe<C>(shared, tile, t, t.n,
+                         t.rest | first << 8 | (int)first_parity << 12 | times << 16);
         for (int step = 0; step < steps; step++) {
             const uint32_t full = base + C::FULL + stage * 8;
             barrier_wait(base + C::EMPTY + stage * 8, parity);
             barrier_expect(full, boxes * (C::BOX_Q * 128));
             sm90_bring_q<C>(base + C::PANEL * C::P_BYTES + stage * C::STAGE, maps, full, t, step,
-                            order.start, cm, column);
+                            end, cm, column);
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
             if (!fresh) continue;
             const uint32_t there = base + C::PANEL_FULL + slot * 8;
             barrier_wait(base + C::PANEL_EMPTY + slot * 8, slot_parity);
             barrier_expect(there, C::P_BYTES);
-            sm90_bring_p<C>(base + slot * C::P_BYTES, maps, there, t, step, order.start, 0, 0);
+            sm90_bring_p<C>(base + slot * C::P_BYTES, maps, there, t, step, end, 0, 0);
             if (++slot == C::PANEL) slot = 0, slot_parity ^= 1;
         }
     }

@@ -19,9 +19,9 @@ enum {
      * while layers of larger F lose by the weighted activations alone. */
     AFTER_F = 256,
     AFTER_D = 2048,
-    LOSS_TN = 15, /* percent of the product's time that one kernel loses to the other work: */
-    LOSS_NT = 15, /* a tile's epilogue is not hidden, lines come later than boxes, */
-    LOSS_F32 = 25 /* and there is more of it */
+    LOSS = 15, /* percent of the product's time that one kernel loses to the other work: a tile's
+                  epilogue is not hidden, lines come later than boxes; */
+    LOSS_F32 = 25 /* with gradients of f32 there is more of it */
 };
 
 /* Whether the operand is bf16 once it is plain. `as` is the operand then, for the choice of a path:
@@ -148,7 +148,7 @@ static bool gains(const struct mt_moe_gemm_args *args, const gemm_problem *g)
     bool wgrad = g->layout == MT_GEMM_NT;
     int64_t k = wgrad ? g->cols : g->depth, n = wgrad ? g->height : g->cols;
     int64_t bytes = (args->row_token ? 4 * k : 0) + (args->act ? 3 * n : 0); /* of a row */
-    int64_t loss = !wgrad ? LOSS_TN : g->d_real ? LOSS_F32 : LOSS_NT;
+    int64_t loss = wgrad && g->d_real ? LOSS_F32 : LOSS;
     return args->z || args->gathers_b || 100 * RATE * bytes > loss * (2 * k * n);
 }
 

@@ -132,8 +132,7 @@ template <class C> struct moe_depth {
     }
 };
 
-/* This block's part of P. NT: as sm90_bring_p, with the member's end at hand; TN, which is gated:
- * of each 128 rows, 64 of the gate and 64 of up. */
+/* This block's part of P. TN, which is gated: of each 128 rows, 64 of the gate and 64 of up. */
 template <class C>
 static __device__ __forceinline__ void
 moe_bring_p(uint32_t to, const gemm_sm90_maps &maps, const gemm_sm90_args &a, uint32_t bar,
@@ -141,15 +140,15 @@ moe_bring_p(uint32_t to, const gemm_sm90_maps &maps, const gemm_sm90_args &a, ui
 {
     constexpr bool SHARED = C::CLUSTER_N > 1;
     constexpr int PART = C::TILE / 64 / C::CLUSTER_N;
+    if constexpr (C::WGRAD) {
+        sm90_bring_p<C>(to, maps, bar, t, step, end, cn, blocks);
+    } else {
 #pragma unroll
-    for (int i = 0; i < PART; i++) {
-        const int b = cn * PART + i;
-        if constexpr (C::WGRAD)
-            copy_in_ragged<SHARED>(to + b * 8192, &maps.p, bar, t.m0 + b * 64, end, end - t.row,
-                                   step * 64, blocks);
-        else
+        for (int i = 0; i < PART; i++) {
+            const int b = cn * PART + i;
             copy_in<SHARED>(to + b * 8192, &maps.p, bar, step * 64,
                             t.m0 / 2 + b / 2 * 64 + b % 2 * (a.m / 2), t.member, blocks);
+        }
     }
 }
 
@@ -163,14 +162,12 @@ moe_produce_p(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const 
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, 0, cn); tile++) {
-        int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
-        to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
-        to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
+        sm90_describe<C>(shared, tile, t, t.m0 < a.m ? t.n : 0, t.rest);
         for (int step = 0; step < t.whole; step++) {
             const uint32_t full = base + C::SPLIT_FULL + slot * 8;
             barrier_wait(base + C::SPLIT_EMPTY + slot * 8, parity);
             barrier_expect(full, C::P_BYTES);
-            sm90_bring_p<C>(base + slot * C::P_BYTES, maps, full, t, step, order.start, cn,
+            sm90_bring_p<C>(base + slot * C::P_BYTES, maps, full, t, step, 0, cn,
                             (uint16_t)((1 << C::CLUSTER_N) - 1));
             if (++slot == C::SPLIT) slot = 0, parity ^= 1;
         }
@@ -203,11 +200,7 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, 0, cn); tile++) {
-        if (moe_leads<C>()) {
-            int4 *to = (int4 *)(shared + C::TILES + tile % C::RING * C::TILE_BYTES);
-            to[0] = make_int4(t.m0 < a.m ? t.n : 0, t.len, t.row, t.m0);
-            to[1] = make_int4(t.member, t.n0, t.whole, t.rest);
-        }
+        if (moe_leads<C>()) sm90_describe<C>(shared, tile, t, t.m0 < a.m ? t.n : 0, t.rest);
         const int end = order.start[t.member + 1], steps = t.whole + (t.rest > 0);
         if (C::GATHERS) lines.begin(a, t, end);
         int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q;
@@ -223,7 +216,7 @@ moe_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const ge
                 barrier_expect(full, bytes);
                 moe_bring_p<C>(p, maps, a, full, t, step, end, cn, row);
                 if constexpr (!C::GATHERS)
-                    sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, order.start, 0, 1);
+                    sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, end, 0, 1);
             }
             if constexpr (C::GATHERS) lines.next();
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
