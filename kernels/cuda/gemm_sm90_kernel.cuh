@@ -288,7 +288,7 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
     if (lane == 0) before[0] = 0;
 }
 
-/* ---- the producer: one thread ------------------------------------------------------------------
+/* ---- the producer: one warp --------------------------------------------------------------------
  */
 
 /* Read by the consumers after the tile's first full stage. n: 0 where nothing of it is stored; rest:
@@ -357,6 +357,14 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
     }
 }
 
+/* Who of the producer's warp brings a step: where the compiler sees that it is one thread, it does
+ * not ask for each operand of a copy in a loop. Of codes it is the only thread: with a warp, what
+ * the compiler makes of the rest was no faster, and on long rows slower. */
+template <class C> static __device__ __forceinline__ bool sm90_leads()
+{
+    return C::FP8 || elected();
+}
+
 template <class C>
 static __device__ __forceinline__ void
 sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const gemm_sm90_args &a,
@@ -369,16 +377,18 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, cm, cn); tile++) {
-        sm90_describe<C>(shared, tile, t, C::AHEAD || t.m0 < a.m ? t.n : 0, t.rest);
+        if (sm90_leads<C>()) sm90_describe<C>(shared, tile, t, C::AHEAD || t.m0 < a.m ? t.n : 0, t.rest);
         const int end = order.start[t.member + 1];
         int boxes = (t.n + C::BOX_Q - 1) / C::BOX_Q, steps = t.whole + (t.rest > 0);
         uint32_t bytes = C::P_BYTES + boxes * (C::BOX_Q * 128);
         for (int step = 0; step < steps; step++) {
             uint32_t p = base + stage * C::STAGE, full = base + C::FULL + stage * 8;
             barrier_wait(base + C::EMPTY + stage * 8, parity);
-            barrier_expect(full, bytes);
-            sm90_bring_p<C>(p, maps, full, t, step, end, cn, row);
-            sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, end, cm, column);
+            if (sm90_leads<C>()) {
+                barrier_expect(full, bytes);
+                sm90_bring_p<C>(p, maps, full, t, step, end, cn, row);
+                sm90_bring_q<C>(p + C::P_BYTES, maps, full, t, step, end, cm, column);
+            }
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
         }
     }
@@ -560,8 +570,8 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
         if constexpr (sm90_beside<C>::PRODUCES)
             moe_produce<C>(shared, at, maps, a, order, cn);
         else if constexpr (C::PANEL > 0) {
-            if (threadIdx.x == 0) sm90_produce_panel<C>(shared, at, maps, a, order, cm);
-        } else if (threadIdx.x == 0)
+            if (threadIdx.x < 32) sm90_produce_panel<C>(shared, at, maps, a, order, cm);
+        } else if (threadIdx.x < (C::FP8 ? 1 : 32))
             sm90_produce<C>(shared, at, maps, a, order, cm, cn);
         if constexpr (C::AFTER) {
             if (threadIdx.x == 96) moe_help_both<C>(shared, at, maps, a, order, cn);

@@ -23,7 +23,7 @@ struct sm90_panel : sm90<MT_GEMM_NT, 2, 1, true, true> {
     };
 };
 
-/* Its producer: one thread. The last word of a tile has its first step's place in P's ring, the
+/* Its producer: one warp. The last word of a tile has its first step's place in P's ring, the
  * parity of that, and how often a warp tells that it has read a step of P: the last two tiles of a
  * row, which are of both warpgroups, once. */
 template <class C>
@@ -43,20 +43,25 @@ sm90_produce_panel(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps,
         if (fresh) first = slot, first_parity = slot_parity ^ 1;
         const int end = order.start[t.member + 1];
         /* P's rows are whole clusters of tiles */
-        sm90_describe<C>(shared, tile, t, t.n,
-                         t.rest | first << 8 | (int)first_parity << 12 | times << 16);
+        if (elected())
+            sm90_describe<C>(shared, tile, t, t.n,
+                             t.rest | first << 8 | (int)first_parity << 12 | times << 16);
         for (int step = 0; step < steps; step++) {
             const uint32_t full = base + C::FULL + stage * 8;
             barrier_wait(base + C::EMPTY + stage * 8, parity);
-            barrier_expect(full, boxes * (C::BOX_Q * 128));
-            sm90_bring_q<C>(base + C::PANEL * C::P_BYTES + stage * C::STAGE, maps, full, t, step,
-                            end, cm, column);
+            if (elected()) {
+                barrier_expect(full, boxes * (C::BOX_Q * 128));
+                sm90_bring_q<C>(base + C::PANEL * C::P_BYTES + stage * C::STAGE, maps, full, t,
+                                step, end, cm, column);
+            }
             if (++stage == C::STAGES) stage = 0, parity ^= 1;
             if (!fresh) continue;
             const uint32_t there = base + C::PANEL_FULL + slot * 8;
             barrier_wait(base + C::PANEL_EMPTY + slot * 8, slot_parity);
-            barrier_expect(there, C::P_BYTES);
-            sm90_bring_p<C>(base + slot * C::P_BYTES, maps, there, t, step, end, 0, 0);
+            if (elected()) {
+                barrier_expect(there, C::P_BYTES);
+                sm90_bring_p<C>(base + slot * C::P_BYTES, maps, there, t, step, end, 0, 0);
+            }
             if (++slot == C::PANEL) slot = 0, slot_parity ^= 1;
         }
     }

@@ -121,6 +121,15 @@ static __device__ __forceinline__ void barrier_threads_arrive(int id, int thread
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* One thread of a warp. */
+static __device__ __forceinline__ bool elected()
+{
+    uint32_t is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(is)::"memory");
+    return is;
+}
+
 static __device__ __forceinline__ uint32_t cluster_rank()
 {
     uint32_t rank;
@@ -208,6 +217,12 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
                  "%2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+static __device__ __forceinline__ void copy_bytes_out(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
                  : "memory");
 }
 static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)

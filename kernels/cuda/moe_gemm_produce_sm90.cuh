@@ -23,15 +23,6 @@ static __device__ __forceinline__ void lines_arrive(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
-/* One thread of a warp. */
-static __device__ __forceinline__ bool elected()
-{
-    uint32_t is;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
-                 : "=r"(is)::"memory");
-    return is;
-}
-
 /* from + line * pitch bytes, made here: the compiler may not make it anew at each use. */
 static __device__ __forceinline__ const uint8_t *line_at(uint32_t line, uint32_t pitch,
                                                          const void *from)
