@@ -52,10 +52,12 @@ static bool set_sr(mt_format_options *o, const char *value)
     return choose(&o->sr, value ? value : "on", "off", "on");
 }
 
+/* Decimal, with leading zeros or without, or 0x and hexadecimal. */
 static bool set_rht(mt_format_options *o, const char *value)
 {
     char *end = NULL;
-    unsigned long mask = value ? strtoul(value, &end, 0) : mt_rht_default_mask;
+    int base = value && (!strncmp(value, "0x", 2) || !strncmp(value, "0X", 2)) ? 16 : 10;
+    unsigned long mask = value ? strtoul(value, &end, base) : mt_rht_default_mask;
     o->rht = true;
     o->rht_mask = (uint16_t)mask;
     return mask <= 0xffff && (!value || (value[0] >= '0' && value[0] <= '9' && !*end));

@@ -75,8 +75,8 @@ static mt_status store_value(const mt_option *option, const char *text)
         return MT_OK;
     case MT_OPTION_REAL:
         *(double *)option->value = strtod(text, &end);
-        MT_REQUIRE(end != text && !*end && errno == 0, MT_ECONFIG, "%s%s: '%s' is not a number",
-                   dashes(option), option->name, text);
+        MT_REQUIRE(end != text && !*end && errno == 0 && !strpbrk(text, "xX"), MT_ECONFIG,
+                   "%s%s: '%s' is not a number in decimal", dashes(option), option->name, text);
         return MT_OK;
     case MT_OPTION_LIST: {
         mt_option_list *list = option->value;

@@ -32,8 +32,8 @@ static mt_status parse_real(double *out, const mt_config_key *key, const char *t
 {
     char *end = NULL;
     double x = strtod(text, &end);
-    MT_REQUIRE(end != text && !*end && isfinite(x), MT_ECONFIG, "'%s' is not a finite number",
-               text);
+    MT_REQUIRE(end != text && !*end && isfinite(x) && !strpbrk(text, "xX"), MT_ECONFIG,
+               "'%s' is not a finite number in decimal", text);
     MT_REQUIRE((key->min == 0 && key->max == 0) || (x >= key->min && x <= key->max), MT_ECONFIG,
                "%g is not in %g..%g", x, key->min, key->max);
     *out = x;

@@ -78,6 +78,8 @@ static void mistakes_are_named(void **state)
                  "'x' is not an integer");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--rate=1.5.")), MT_ECONFIG,
                  "'1.5.' is not a number");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--rate=0x1p3")), MT_ECONFIG,
+                 "'0x1p3' is not a number in decimal");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--flag=1")), MT_ECONFIG, "takes no value");
     assert_fails(parse(&g, ARGV((char *)"--flag")), MT_ECONFIG, "0 arguments given");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"b", (char *)"c")), MT_ECONFIG,

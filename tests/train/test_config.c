@@ -107,7 +107,7 @@ static void later_sets_win(void **state)
 {
     (void)state;
     mt_config c;
-    const char *sets[] = { "train.steps=7", "train.steps=9", "model.mlp_only_layers=[1]",
+    const char *sets[] = { "train.steps=7", "train.steps=09", "model.mlp_only_layers=[1]",
                            "model.intermediate_size=24", "data.valid=v: #1.h5" };
     assert_ok(mt_config_parse(&c, "t", base, sizeof base - 1, sets, 5));
     assert_int_equal(c.trainer.steps, 9);
@@ -144,6 +144,8 @@ static const struct bad {
     { "train: {seed: -1}\n", NULL, MT_ECONFIG, "train.seed: -1 is not in" },
     { "optim: {lr: fast}\n", NULL, MT_ECONFIG, "optim.lr: 'fast' is not a finite number" },
     { "optim: {lr: nan}\n", NULL, MT_ECONFIG, "is not a finite number" },
+    { "optim: {lr: 0x1}\n", NULL, MT_ECONFIG, "'0x1' is not a finite number in decimal" },
+    { "train: {steps: 0x10}\n", NULL, MT_ECONFIG, "'0x10' is not an integer" },
     { "optim: {beta1: 1.5}\n", NULL, MT_ECONFIG, "1.5 is not in 0..1" },
     { "optim: {schedule: cosin}\n", NULL, MT_ECONFIG,
       "'cosin' is not one of constant, linear, cosine, wsd (did you mean cosine?)" },
