@@ -67,10 +67,15 @@ static int64_t norm_groups(const mt_attention_shape *s)
                                               : 0;
 }
 
-/* Weights of a norm over each of so many heads, or over all of them. */
-static mt_status check_norm(const mt_param *w, const mt_attention_shape *s, int64_t heads)
+/* Weights of a norm of x over each of so many heads, or over all of them. */
+static mt_status check_norm(const mt_param *w, const mt_tensor *x, const mt_attention_shape *s,
+                            int64_t heads)
 {
-    if (s->norm == MT_QK_NORM_NONE || !w) return MT_OK; /* the kernel asks for what is missing */
+    if (!w) return MT_OK; /* the kernel asks for what is missing */
+    MT_REQUIRE(s->norm != MT_QK_NORM_NONE, MT_EINVAL,
+               "qk_norm_rope: %s is given, but the norm is none", w->name);
+    MT_REQUIRE(mt_dtype_wide(x->dtype) == w->dtype, MT_EINVAL, "qk_norm_rope: %s is %s, x is %s",
+               w->name, mt_dtype_name(w->dtype), mt_dtype_name(x->dtype));
     int64_t width = s->head_dim * (s->norm == MT_QK_NORM_HEAD ? 1 : heads);
     MT_REQUIRE(mt_param_count(w) == width, MT_EINVAL,
                "qk_norm_rope: %s has %lld weights, %lld heads of %lld need %lld", w->name,
@@ -87,8 +92,8 @@ mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *
     MT_TRY(mt_tensor_check(
         &qkv->data, "qk_norm_rope: qkv", qkv->data.dtype, 2,
         (int64_t[]){ tokens, (shape->query_heads + 2 * shape->kv_heads) * shape->head_dim }));
-    MT_TRY(check_norm(w_q, shape, shape->query_heads));
-    MT_TRY(check_norm(w_k, shape, shape->kv_heads));
+    MT_TRY(check_norm(w_q, &qkv->data, shape, shape->query_heads));
+    MT_TRY(check_norm(w_k, &qkv->data, shape, shape->kv_heads));
     MT_TRY(mt_tape_value(tape, y, qkv->data.dtype, qkv->data.ndim, qkv->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(qkv->data.dtype), 2,
                          (int64_t[]){ tokens, norm_groups(shape) }));

@@ -381,6 +381,11 @@ static void test_refusals(void **state)
     heads.query_heads = 1;
     assert_fails(mt_qk_norm_rope(r.tape, &y, x, r.router, r.router, &heads), MT_EINVAL,
                  "1 heads of 2 need 2");
+    assert_fails(mt_qk_norm_rope(r.tape, &y, wide, NULL, r.router, &heads), MT_EINVAL,
+                 "router is f32, x is f64");
+    heads.norm = MT_QK_NORM_NONE;
+    assert_fails(mt_qk_norm_rope(r.tape, &y, x, r.router, NULL, &heads), MT_EINVAL,
+                 "router is given, but the norm is none");
     mt_tape_abort(r.tape);
     rig_close(&r);
 }
