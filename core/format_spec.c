@@ -225,6 +225,7 @@ static mt_status read_option(mt_format_spec *spec, uint32_t *given, char *option
 mt_status mt_format_spec_read(mt_format_spec *spec, uint32_t *given, const char *text)
 {
     char copy[MT_FORMAT_SPEC_TEXT];
+    MT_REQUIRE(text, MT_EINVAL, "format: no text");
     MT_REQUIRE(strlen(text) < sizeof copy, MT_ECONFIG, "format '%.40s...' is longer than %d", text,
                MT_FORMAT_SPEC_TEXT - 1);
     strcpy(copy, text);

@@ -24,8 +24,11 @@ mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dt
                                 mt_dtype compute)
 {
     *store = NULL;
+    MT_REQUIRE(device, MT_EINVAL, "param store: no device");
     MT_REQUIRE(dtype == MT_F32 || dtype == MT_F64, MT_EINVAL,
                "param store: masters are %s, must be f32 or f64", mt_dtype_name(dtype));
+    MT_REQUIRE(mt_format_plain(compute), MT_EINVAL, "param store: nothing is computed in %s",
+               mt_dtype_name(compute));
     mt_param_store *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "param store: out of memory");
     s->device = device, s->dtype = dtype, s->compute = compute;
@@ -61,9 +64,24 @@ void mt_param_store_destroy(mt_param_store **store)
     *store = NULL;
 }
 
+static mt_status check_spec(const mt_param_spec *spec)
+{
+    MT_REQUIRE(spec->name && *spec->name, MT_EINVAL, "param store: a param without a name");
+    MT_REQUIRE(spec->members >= 0 && spec->m >= 0 && spec->k >= 0, MT_EINVAL,
+               "param '%s' is %lld x [%lld, %lld], must not be negative", spec->name,
+               (long long)spec->members, (long long)spec->m, (long long)spec->k);
+    int64_t all = spec->all_members ? spec->all_members : spec->members;
+    MT_REQUIRE(spec->first_member >= 0 && spec->members <= all &&
+                   spec->first_member <= all - spec->members,
+               MT_EINVAL, "param '%s': %lld members from %lld on are not among %lld", spec->name,
+               (long long)spec->members, (long long)spec->first_member, (long long)all);
+    return MT_OK;
+}
+
 mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_param_spec *spec)
 {
     *param = NULL;
+    MT_TRY(check_spec(spec));
     MT_REQUIRE(!store->allocated, MT_EINVAL, "param '%s' added after allocation", spec->name);
     MT_REQUIRE(!mt_param_store_find(store, spec->name), MT_EINVAL, "param '%s' added twice",
                spec->name);
@@ -104,6 +122,13 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
 mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_t rows, int ndim,
                             const char *format, ...)
 {
+    MT_REQUIRE(member >= 0 && member < param->all_members && row >= 0 && rows >= 0 &&
+                   row <= param->group.m - rows,
+               MT_EINVAL, "param '%s': %lld rows from %lld on of member %lld, it has %lld of %lld",
+               param->name, (long long)rows, (long long)row, (long long)member,
+               (long long)param->group.m, (long long)param->all_members);
+    MT_REQUIRE(ndim == 1 || ndim == 2, MT_EINVAL, "param '%s': a part of %d dims, must be 1 or 2",
+               param->name, ndim);
     mt_param_part *grown =
         realloc(param->parts, (size_t)(param->part_count + 1) * sizeof *param->parts);
     MT_REQUIRE(grown, MT_ENOMEM, "param '%s': out of memory", param->name);
@@ -337,6 +362,8 @@ mt_status mt_param_read_master(const mt_param_store *store, const mt_param *p, i
                                int64_t count, void *host)
 {
     size_t size = mt_dtype_size(p->dtype);
+    MT_REQUIRE(count >= 0, MT_EINVAL, "%s: %lld elements of the master, must not be negative",
+               p->name, (long long)count);
     MT_REQUIRE(first >= p->own.first && first + count <= p->own.first + p->own.count, MT_EINVAL,
                "%s: elements [%lld, %lld) of the master are not all on this rank, which has [%lld, "
                "%lld)",

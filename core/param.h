@@ -124,7 +124,8 @@ void mt_param_store_destroy(mt_param_store **store);
 
 /* Params added from now on belong to the next unit. */
 void mt_param_store_next_unit(mt_param_store *store);
-/* Adds a param (before allocation); the store owns it, `*param` borrows. */
+/* Adds a param (before allocation); the store owns it, `*param` borrows. MT_EINVAL: no name, one
+ * that the store has, negative extents, members that are not among all. */
 mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_param_spec *spec);
 /* Names a piece of it as an exported tensor, printf-like. */
 mt_status mt_param_add_part(mt_param *param, int64_t member, int64_t row, int64_t rows, int ndim,

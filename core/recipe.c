@@ -116,6 +116,7 @@ mt_status mt_recipe_parse(mt_recipe *recipe, const char *text)
 {
     bool given[MT_PASS_COUNT] = { false };
     mt_recipe read;
+    MT_REQUIRE(text, MT_EINVAL, "recipe: no text");
     MT_TRY(read_words(&read, given, text));
     for (int pass = 0; pass < MT_PASS_COUNT; pass++)
         MT_REQUIRE(given[pass], MT_ECONFIG, "recipe '%.100s' names no formats for %s", text,

@@ -86,6 +86,7 @@ static mt_status add_clause(mt_recipe_rules *rules, char *clause, mt_dtype compu
 mt_status mt_recipe_rules_create(mt_recipe_rules **rules, const char *text, mt_dtype compute)
 {
     mt_status status = MT_OK;
+    MT_REQUIRE(text, MT_EINVAL, "recipe rules: no text");
     MT_REQUIRE(mt_format_plain(compute), MT_EINVAL, "recipe rules: nothing is computed in %s",
                mt_dtype_name(compute));
     mt_recipe_rules *made = calloc(1, sizeof *made);

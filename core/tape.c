@@ -10,6 +10,7 @@
 mt_status mt_tape_create(mt_tape **tape, mt_stream *stream, const mt_tape_options *options)
 {
     *tape = NULL;
+    MT_REQUIRE(stream && stream->device, MT_EINVAL, "tape: no %s", stream ? "device" : "stream");
     mt_tape *t = calloc(1, sizeof *t);
     MT_REQUIRE(t, MT_ENOMEM, "tape: out of memory");
     t->stream = stream;

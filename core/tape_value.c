@@ -50,12 +50,25 @@ void mt_storage_release(mt_tape *tape, storage *s)
     mt_arena_free(tape->arena, s->id);
 }
 
+/* Whether a value may have this type and shape now. */
+static mt_status check_value(const mt_tape *tape, mt_dtype dtype, int ndim, const int64_t *shape)
+{
+    MT_REQUIRE(tape->active, MT_EINVAL, "tape: a value made outside a pass");
+    MT_REQUIRE((unsigned)dtype < MT_DTYPE_COUNT, MT_EINVAL, "tape: a value of dtype %d",
+               (int)dtype);
+    MT_REQUIRE(ndim >= 0 && ndim <= MT_MAX_DIMS, MT_EINVAL, "tape: a value of %d dims", ndim);
+    for (int i = 0; i < ndim; i++)
+        MT_REQUIRE(shape[i] >= 0, MT_EINVAL,
+                   "tape: a value of %lld elements in dimension %d, must not be negative",
+                   (long long)shape[i], i);
+    return MT_OK;
+}
+
 mt_status mt_tape_value(mt_tape *tape, mt_value **out, mt_dtype dtype, int ndim,
                         const int64_t *shape)
 {
     *out = NULL;
-    MT_REQUIRE(tape->active, MT_EINVAL, "tape: a value made outside a pass");
-    MT_REQUIRE(ndim >= 0 && ndim <= MT_MAX_DIMS, MT_EINVAL, "tape: a value of %d dims", ndim);
+    MT_TRY(check_value(tape, dtype, ndim, shape));
     value *v = mt_pool_get(&tape->values);
     MT_REQUIRE(v, MT_ENOMEM, "tape: out of memory");
     v->pub.data.dtype = dtype, v->pub.data.ndim = ndim;
@@ -77,7 +90,7 @@ mt_status mt_tape_value(mt_tape *tape, mt_value **out, mt_dtype dtype, int ndim,
 mt_status mt_tape_input(mt_tape *tape, mt_value **out, mt_tensor data, bool wants_grad)
 {
     *out = NULL;
-    MT_REQUIRE(tape->active, MT_EINVAL, "tape: a value made outside a pass");
+    MT_TRY(check_value(tape, data.dtype, data.ndim, data.shape));
     value *v = mt_pool_get(&tape->values);
     storage *s = mt_pool_get(&tape->storages);
     MT_REQUIRE(v && s, MT_ENOMEM, "tape: out of memory");

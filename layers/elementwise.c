@@ -12,6 +12,7 @@ struct embedding_attrs {
 mt_status mt_embedding(mt_tape *tape, mt_value **y, const int32_t *tokens, int64_t count,
                        mt_param *w)
 {
+    MT_REQUIRE(w, MT_EINVAL, "embedding: the layer has no weight");
     mt_dtype dtype = w->compute;
     MT_TRY(mt_param_need(w, MT_ROW));
     MT_TRY(mt_tape_value(tape, y, dtype, 2, (int64_t[]){ count, w->group.k }));

@@ -78,6 +78,10 @@ static mt_status check(const mt_value *x, const mt_grouped_linear_layer *layer,
     MT_REQUIRE(!layer->bias || mt_param_count(layer->bias) == a->members * a->out, MT_EINVAL,
                "grouped_linear %s: %lld biases, the weight has %lld rows", name,
                (long long)mt_param_count(layer->bias), (long long)(a->members * a->out));
+    MT_REQUIRE(!layer->bias || layer->bias->dtype == mt_dtype_wide(w->compute), MT_EINVAL,
+               "grouped_linear %s: the bias is %s, the layer computes in %s", name,
+               mt_dtype_name(layer->bias ? layer->bias->dtype : w->compute),
+               mt_dtype_name(w->compute));
     MT_REQUIRE(mt_tensor_cols(&x->data) == (a->swiglu ? 2 : 1) * a->in, MT_EINVAL,
                "grouped_linear %s: x has %lld columns, the weight takes %lld%s", name,
                (long long)mt_tensor_cols(&x->data), (long long)a->in,
@@ -218,7 +222,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
 mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
                             const mt_grouped_linear_layer *layer, const mt_ragged *rows)
 {
-    MT_REQUIRE(layer->weight, MT_EINVAL, "grouped_linear: the layer has no weight");
+    MT_REQUIRE(layer && layer->weight, MT_EINVAL, "grouped_linear: the layer has no weight");
     return linear(tape, y, x, layer, rows, &(struct beside){ 0 });
 }
 

@@ -84,6 +84,7 @@ mt_status mt_head_loss(mt_tape *tape, mt_value **loss, mt_value *x, mt_loss_part
 {
     mt_value *sum, *part = NULL;
     *loss = NULL;
+    MT_REQUIRE(count > 0, MT_EINVAL, "head_loss: %lld parts, must be 1 or more", (long long)count);
     for (int64_t i = 0; i < count; i++) {
         MT_TRY(mt_tape_recompute(tape, part_loss, &parts[i], &x, 1, &part, 1));
         if (*loss) {

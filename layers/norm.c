@@ -4,6 +4,7 @@
 mt_status mt_rmsnorm(mt_tape *tape, mt_value **y, mt_value *x, mt_param *w, double eps)
 {
     int64_t rows = mt_tensor_rows(&x->data), width = mt_tensor_cols(&x->data);
+    MT_REQUIRE(w, MT_EINVAL, "rmsnorm: the layer has no weight");
     MT_REQUIRE(mt_dtype_wide(x->data.dtype) == w->dtype, MT_EINVAL, "rmsnorm: %s is %s, x is %s",
                w->name, mt_dtype_name(w->dtype), mt_dtype_name(x->data.dtype));
     MT_REQUIRE(mt_param_count(w) == width, MT_EINVAL,

@@ -1,6 +1,7 @@
 /* AdamW, param by param. */
 #include "optim/optimizer.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* m or v, flat. */
@@ -210,6 +211,8 @@ static mt_status norm(mt_optimizer *o, mt_stream *stream, const void *loss)
 
 mt_status mt_optimizer_set_lr(mt_optimizer *o, double lr)
 {
+    MT_REQUIRE(lr >= 0 && isfinite(lr), MT_EINVAL,
+               "optimizer: the learning rate is %g, must be finite and not negative", lr);
     return mt_device_copy(o->device, &o->state->lr, &lr, sizeof lr);
 }
 

@@ -126,6 +126,7 @@ static void test_refusals(void **state)
     }
     char longest[400];
     mt_format_spec spec;
+    assert_fails(mt_format_spec_parse(&spec, NULL), MT_EINVAL, "format: no text");
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
     assert_fails(mt_format_spec_parse(&spec, longest), MT_ECONFIG, "is longer than");

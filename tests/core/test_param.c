@@ -89,10 +89,31 @@ static void test_misuse(void **state)
     mt_param_spec spec = { .name = "a", .members = 1, .m = 1, .k = 1 };
     assert_fails(mt_param_store_create(&store, test_device(), MT_BF16, MT_BF16), MT_EINVAL, "bf16");
     assert_null(store);
+    assert_fails(mt_param_store_create(&store, test_device(), MT_F32, MT_I32), MT_EINVAL,
+                 "computed in i32");
+    assert_fails(mt_param_store_create(&store, NULL, MT_F32, MT_F32), MT_EINVAL, "no device");
     assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
     assert_ok(mt_param_store_add(store, &p, &spec));
+    double none;
+    assert_fails(mt_param_read_master(store, p, 0, -1, &none), MT_EINVAL, "a: -1 elements");
     assert_fails(mt_param_store_add(store, &p, &spec), MT_EINVAL, "'a' added twice");
     assert_null(p);
+    static const struct {
+        mt_param_spec spec;
+        const char *words;
+    } bad[] = {
+        { { .members = 1, .m = 1, .k = 1 }, "a param without a name" },
+        { { .name = "", .members = 1, .m = 1, .k = 1 }, "a param without a name" },
+        { { .name = "b", .members = -1, .m = 1, .k = 1 }, "'b' is -1 x [1, 1], must not be" },
+        { { .name = "b", .members = 1, .m = -2, .k = 1 }, "'b' is 1 x [-2, 1], must not be" },
+        { { .name = "b", .members = 1, .m = 1, .k = -3 }, "'b' is 1 x [1, -3], must not be" },
+        { { .name = "b", .members = 2, .m = 1, .k = 1, .first_member = 3, .all_members = 4 },
+          "'b': 2 members from 3 on are not among 4" },
+        { { .name = "b", .members = 2, .m = 1, .k = 1, .first_member = -1, .all_members = 4 },
+          "'b': 2 members from -1 on are not among 4" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_fails(mt_param_store_add(store, &p, &bad[i].spec), MT_EINVAL, bad[i].words);
     spec = (mt_param_spec){ .name = "b", .members = 1 << 16, .m = 1 << 21, .k = 1 << 20 };
     assert_fails(mt_param_store_add(store, &p, &spec), MT_ECONFIG, "more than 2^56 elements");
     assert_ok(mt_param_store_allocate(store, true));
@@ -114,6 +135,10 @@ static void test_parts(void **state)
     for (int i = 0; i < 4; i++)
         assert_ok(mt_param_add_part(p, i / 2, i % 2 * 3, 3, 2, "experts.%d.%s", i / 2,
                                     i % 2 ? "up" : "gate"));
+    assert_fails(mt_param_add_part(p, 2, 0, 3, 2, "x"), MT_EINVAL, "of member 2, it has 6 of 2");
+    assert_fails(mt_param_add_part(p, 0, 4, 3, 2, "x"), MT_EINVAL, "3 rows from 4 on of member 0");
+    assert_fails(mt_param_add_part(p, 0, -1, 3, 2, "x"), MT_EINVAL, "3 rows from -1 on");
+    assert_fails(mt_param_add_part(p, 0, 0, 3, 3, "x"), MT_EINVAL, "a part of 3 dims");
     assert_int_equal(p->part_count, 4);
     assert_string_equal(p->parts[0].name, "experts.0.gate");
     assert_string_equal(p->parts[3].name, "experts.1.up");

@@ -147,6 +147,7 @@ static void test_refusals(void **state)
     assert_ok(mt_recipe_parse(&r, "mxfp8"));
     r.slot[MT_FPROP][1].options.from_dequantized = true;
     assert_fails(mt_recipe_check(&r), MT_ECONFIG, "fprop X row: source=dequantized is for column");
+    assert_fails(mt_recipe_parse(&r, NULL), MT_EINVAL, "recipe: no text");
 }
 
 static void assert_selects(const mt_recipe_rules *rules, const char *layer, int64_t step,
@@ -219,6 +220,7 @@ static void test_bad_rules(void **state)
     }
     mt_recipe_rules *rules = NULL;
     assert_fails(mt_recipe_rules_create(&rules, "none", MT_I32), MT_EINVAL, "computed in i32");
+    assert_fails(mt_recipe_rules_create(&rules, NULL, MT_F32), MT_EINVAL, "no text");
 }
 
 int main(void)

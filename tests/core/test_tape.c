@@ -305,6 +305,9 @@ static void test_misuse(void **state)
     mt_tape *tape = toy_tape(&stream, &(mt_tape_options){ .defer_wgrad = true });
     mt_param_store *store = toy_store(1, N, 1);
     mt_value *v, *y;
+    mt_tape *none;
+    assert_fails(mt_tape_create(&none, NULL, NULL), MT_EINVAL, "no stream");
+    assert_fails(mt_tape_create(&none, &(mt_stream){ 0 }, NULL), MT_EINVAL, "no device");
     assert_fails(mt_tape_value(tape, &v, MT_F64, 1, (int64_t[]){ 1 }), MT_EINVAL, "outside a pass");
     assert_fails(mt_tape_end(tape), MT_EINVAL, "not begun");
     assert_fails(mt_tape_backward(tape), MT_EINVAL, "outside a training pass");
@@ -312,6 +315,13 @@ static void test_misuse(void **state)
     assert_ok(mt_tape_begin(tape, 1, true));
     assert_fails(mt_tape_begin(tape, 1, true), MT_EINVAL, "within a pass");
     assert_fails(mt_tape_value(tape, &v, MT_F64, 5, NULL), MT_EINVAL, "5 dims");
+    assert_fails(mt_tape_value(tape, &v, MT_F64, 2, (int64_t[]){ 2, -1 }), MT_EINVAL,
+                 "-1 elements in dimension 1");
+    assert_fails(mt_tape_value(tape, &v, MT_DTYPE_COUNT, 1, (int64_t[]){ 1 }), MT_EINVAL, "dtype");
+    assert_fails(mt_tape_input(tape, &v, (mt_tensor){ x, MT_F64, 5, { 1 } }, true), MT_EINVAL,
+                 "5 dims");
+    assert_fails(mt_tape_input(tape, &v, mt_tensor_2d(x, MT_F64, -1, 3), true), MT_EINVAL,
+                 "-1 elements in dimension 0");
     assert_fails(mt_tape_value(tape, &v, MT_F64, 2, (int64_t[]){ 1 << 20, INT64_C(1) << 41 }),
                  MT_ENOMEM, "more bytes than there are addresses");
     mt_value *vx = toy_input(tape, x, N);

@@ -350,11 +350,23 @@ static void test_refusals(void **state)
     linear.bias = r.router;
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL,
                  "30 biases, the weight has 50 rows");
+    mt_param_store *other;
+    assert_ok(mt_param_store_create(&other, r.stream.device, MT_F64, MT_F64));
+    assert_ok(mt_param_store_add(
+        other, &linear.bias, &(mt_param_spec){ .name = "bias", .members = E, .m = 1, .k = 2 * F }));
+    assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL,
+                 "the bias is f64, the layer computes in f32");
+    mt_param_store_destroy(&other);
     assert_fails(mt_linear_place(r.router, r.stream.device), MT_EINVAL, "has no memory");
     linear = (mt_grouped_linear_layer){ .weight = r.router }; /* not packed */
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, NULL), MT_EINVAL, "no compute copy");
     linear = (mt_grouped_linear_layer){ NULL, NULL };
     assert_fails(mt_grouped_linear(r.tape, &y, x, &linear, &rows), MT_EINVAL, "has no weight");
+    assert_fails(mt_grouped_linear(r.tape, &y, x, NULL, &rows), MT_EINVAL, "has no weight");
+    assert_fails(mt_embedding(r.tape, &y, NULL, 0, NULL), MT_EINVAL,
+                 "embedding: the layer has no weight");
+    assert_fails(mt_rmsnorm(r.tape, &y, x, NULL, 0), MT_EINVAL, "rmsnorm: the layer has no weight");
+    assert_fails(mt_head_loss(r.tape, &y, x, NULL, 0), MT_EINVAL, "head_loss: 0 parts");
     mt_routing routing;
     mt_moe_layer half = { .router = r.router, .gate_up = { .weight = r.gate_up } };
     assert_fails(mt_moe_forward(r.tape, &y, &routing, x, &half, "moe"), MT_EINVAL,

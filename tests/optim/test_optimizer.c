@@ -254,6 +254,8 @@ static void test_decay_alone(void **state)
         memcpy(before[i], mt_param_store_get(store, i)->master, (size_t)sizes[i] * sizeof(double));
     mt_param_store_begin_step(store);
     assert_ok(mt_param_store_end_step(store));
+    assert_fails(mt_optimizer_set_lr(optimizer, (double)NAN), MT_EINVAL, "must be finite");
+    assert_fails(mt_optimizer_set_lr(optimizer, -1), MT_EINVAL, "is -1, must be finite and not");
     assert_ok(mt_optimizer_set_lr(optimizer, 0.5));
     assert_ok(mt_optimizer_step(optimizer, &stream, NULL));
     for (int i = 0; i < PARAMS; i++) {
