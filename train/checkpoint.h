@@ -19,8 +19,8 @@
  * no difference: one process, or any number of ranks, each reading its own part. The directory can
  * be moved as a whole. Ranks of several hosts need a file system that all of them see.
  *
- * DONE has one line for each file: size, XXH3-128, name; and a line that guards these lines. A
- * directory without it is not a checkpoint.
+ * DONE has a line with the version, one for each file: size, XXH3-128, name; and a line that guards
+ * these lines. A directory without it is not a checkpoint.
  *
  * A checkpoint is written under a temporary name, fsynced and renamed; whatever interrupts a save,
  * the one before it loads. Everything is verified against DONE before it is opened. */
@@ -66,8 +66,9 @@ mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
 /* How many checkpoints DIR has, complete or not; 0 where it is not there. */
 mt_status mt_checkpoint_count_dirs(int64_t *count, const char *dir);
 /* The newest complete checkpoint in DIR. `skipped` receives a line for each newer one that is not
- * complete and why ("" if none). MT_EIO when there is none, or a newer one cannot be read. Over the
- * ranks of `comm` (NULL: alone) each verifies a share of its files; collective. */
+ * complete and why ("" if none). MT_EIO when there is none, or a newer one cannot be read;
+ * MT_EUNSUPPORTED when a newer one was written by a newer version. Over the ranks of `comm` (NULL:
+ * alone) each verifies a share of its files; collective. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
                                     size_t skipped_bytes, const char *dir, mt_comm *comm);
 /* The checkpoint that a user means: a checkpoint, a directory of them, or a run with a ckpt/
@@ -87,8 +88,8 @@ mt_status mt_checkpoint_prune_after(const char *dir, int64_t step);
 
 typedef struct mt_checkpoint mt_checkpoint;
 
-/* Verifies all files against DONE, then opens. Errors: MT_EIO (no such directory, no DONE),
- * MT_EDAMAGED. */
+/* Verifies all files against DONE, then opens. Errors: MT_EIO (no such directory), MT_EDAMAGED (no
+ * DONE, what it does not say), MT_EUNSUPPORTED (written by a newer version). */
 mt_status mt_checkpoint_open(mt_checkpoint **checkpoint, const char *path);
 /* NULL-safe; sets *checkpoint to NULL. */
 void mt_checkpoint_close(mt_checkpoint **checkpoint);

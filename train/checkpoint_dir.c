@@ -11,8 +11,8 @@
 
 #include "train/checkpoint_priv.h"
 
-static const char done_first_line[] = "mixtape checkpoint 1\n";
-enum { MAX_DONE = 1 << 20, MAX_NAME = 255 };
+static const char done_title[] = "mixtape checkpoint "; /* and the version */
+enum { MAX_DONE = 1 << 20, MAX_NAME = 255, MAX_HEAD = 64 };
 
 /* ---- DONE --------------------------------------------------------------------------------------
  */
@@ -27,10 +27,10 @@ static mt_status write_done(const char *dir, const mt_checkpoint_seal *seals, in
 {
     enum { LINE = 32 + MT_HEX128_BYTES + MT_SEAL_NAME };
     char path[MT_PATH_BYTES], guard[64];
-    size_t room = sizeof done_first_line + (size_t)count * LINE + sizeof guard, used;
+    size_t room = MAX_HEAD + (size_t)count * LINE + sizeof guard, used;
     char *text = malloc(room);
     MT_REQUIRE(text, MT_ENOMEM, "no memory for a DONE of %zu bytes", room);
-    used = (size_t)snprintf(text, room, "%s", done_first_line);
+    used = (size_t)snprintf(text, room, "%s%d\n", done_title, MT_CHECKPOINT_VERSION);
     for (int i = 0; i < count; i++)
         used += (size_t)snprintf(text + used, room - used, "%lld %s %s\n",
                                  (long long)seals[i].bytes, seals[i].hex, seals[i].name);
@@ -75,20 +75,35 @@ static mt_status verify_line(const char *dir, const char *line)
     return MT_FAIL(MT_EDAMAGED, "'%s' does not match its checksum in DONE", path);
 }
 
-/* Verifies line `share` of every `shares`, counting from 0. */
+/* The version that the first line names; 0: it is no first line. */
+static int64_t version_of(const char *text)
+{
+    char *end;
+    const char *number = text + sizeof done_title - 1;
+    if (strncmp(text, done_title, sizeof done_title - 1) || *number < '1' || *number > '9')
+        return 0;
+    long long version = strtoll(number, &end, 10);
+    return *end == '\n' ? version : 0;
+}
+
+/* Verifies line `share` of every `shares`, counting from 0. Of every version the first line names
+ * it and the last guards all before it: what is whole and newer is not damaged. */
 static mt_status verify_done(const char *dir, const char *text, int share, int shares,
                              int64_t *files)
 {
     char guard[64];
-    size_t head = sizeof done_first_line - 1;
+    int64_t version = version_of(text);
     const char *end = strstr(text, "\nend ");
-    MT_REQUIRE(!strncmp(text, done_first_line, head) && end, MT_EDAMAGED,
-               "'%s/DONE' is not whole, or of another version", dir);
+    MT_REQUIRE(version && end, MT_EDAMAGED, "'%s/DONE' is not whole", dir);
     guard_line(guard, text, (size_t)(end + 1 - text));
     MT_REQUIRE(!strcmp(end + 1, guard), MT_EDAMAGED, "'%s/DONE' does not match its own checksum",
                dir);
+    MT_REQUIRE(version <= MT_CHECKPOINT_VERSION, MT_EUNSUPPORTED,
+               "'%s' was written by a newer version: its DONE is of version %lld, this program "
+               "reads %d",
+               dir, (long long)version, MT_CHECKPOINT_VERSION);
     *files = 0;
-    for (const char *line = text + head; line <= end; line = strchr(line, '\n') + 1)
+    for (const char *line = strchr(text, '\n') + 1; line <= end; line = strchr(line, '\n') + 1)
         if ((*files)++ % shares == share) MT_TRY(verify_line(dir, line));
     return MT_OK;
 }

@@ -1,6 +1,7 @@
 /* Checkpoint directories: the newest complete one is found whatever happened, and holds what was
  * saved. */
 #include <time.h>
+#include <xxhash.h>
 
 #include "tests/train/files.h"
 #include "train/checkpoint.h"
@@ -187,6 +188,46 @@ static void test_fall_back(void **state)
                  "no complete checkpoint");
     assert_fails(small_load(&x, in_dir("fall/step_00000006")), MT_EDAMAGED, "no DONE");
     assert_fails(small_load(&x, in_dir("fall/step_00000008")), MT_EIO, "no checkpoint");
+    small_destroy(&x);
+}
+
+/* A DONE whose first line names `version`, with a guard that fits. */
+static void put_version(const char *path, const char *version)
+{
+    size_t bytes, used;
+    char text[4096], *old;
+    assert_ok(mt_file_read_all(&old, &bytes, path, sizeof text / 2));
+    size_t head = strcspn(old, "\n"), end = (size_t)(strstr(old, "\nend ") - old);
+    used = (size_t)snprintf(text, sizeof text, "mixtape checkpoint %s%.*s\n", version,
+                            (int)(end - head), old + head);
+    used += (size_t)snprintf(text + used, sizeof text - used, "end %016llx\n",
+                             (unsigned long long)XXH3_64bits(text, used));
+    put_file(path, text, used);
+    free(old);
+}
+
+/* It is not damaged: a run does not fall back to one before it. */
+static void test_newer_version(void **state)
+{
+    (void)state;
+    small x;
+    char path[MT_CHECKPOINT_PATH], skipped[200];
+    assert_ok(small_create(&x, &usual));
+    for (int64_t n = 1; n <= 2; n++) assert_ok(small_save(&x, in_dir("newer"), n));
+    put_version(in_dir("newer/step_00000002/DONE"), "12");
+    assert_fails(small_load(&x, in_dir("newer/step_00000002")), MT_EUNSUPPORTED,
+                 "written by a newer version: its DONE is of version 12, this program reads 1");
+    assert_fails(mt_checkpoint_find_latest(path, skipped, sizeof skipped, in_dir("newer"), NULL),
+                 MT_EUNSUPPORTED, "step_00000002' was written by a newer version");
+    flip_byte(in_dir("newer/step_00000002/DONE"), 30);
+    expect_latest(in_dir("newer"), 1, "does not match its own checksum");
+    put_version(in_dir("newer/step_00000001/DONE"), "1");
+    assert_ok(small_load(&x, in_dir("newer/step_00000001")));
+    static const char *const none[] = { "0", "-1", "two", "1.5", "" };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        put_version(in_dir("newer/step_00000001/DONE"), none[i]);
+        assert_fails(small_load(&x, in_dir("newer/step_00000001")), MT_EDAMAGED, "is not whole");
+    }
     small_destroy(&x);
 }
 
@@ -419,10 +460,15 @@ static void test_full_disk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fall_back),        cmocka_unit_test(test_bit_flips),
-        cmocka_unit_test(test_wrong_contents),   cmocka_unit_test(test_without_moments),
-        cmocka_unit_test(test_parts_must_cover), cmocka_unit_test(test_prune),
-        cmocka_unit_test(test_prune_links),      cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_fall_back),
+        cmocka_unit_test(test_newer_version),
+        cmocka_unit_test(test_bit_flips),
+        cmocka_unit_test(test_wrong_contents),
+        cmocka_unit_test(test_without_moments),
+        cmocka_unit_test(test_parts_must_cover),
+        cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_prune_links),
+        cmocka_unit_test(test_kill),
         cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
