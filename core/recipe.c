@@ -151,6 +151,11 @@ static mt_status check_slot(const mt_recipe *recipe, mt_pass pass, int i)
     MT_REQUIRE(slot->dir == MT_COL || !spec->options.from_dequantized, MT_ECONFIG,
                "recipe: %s %s: source=dequantized is for column directions", mt_pass_names[pass],
                slot->name);
+    const mt_format *row = mt_recipe_direction(recipe, slot->operand, MT_ROW)->format;
+    MT_REQUIRE(!spec->options.from_dequantized || row->element != MT_ELEMENT_PLAIN, MT_ECONFIG,
+               "recipe: %s %s: source=dequantized takes what the codes of the row direction hold, "
+               "which is %s: it has none",
+               mt_pass_names[pass], slot->name, row->name);
     return MT_OK;
 }
 

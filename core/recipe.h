@@ -7,6 +7,9 @@
  * | dgrad | W column  | dY row    |
  * | wgrad | X column  | dY column |
  *
+ * A column under source=dequantized holds what the codes of its tensor's row hold: where the row is
+ * plain, which has no codes, the option is refused.
+ *
  * Text of a recipe: a preset's name, or assignments `fprop=FMT[:OPTS]/FMT[:OPTS] dgrad=...
  * wgrad=...` (one FMT means both operands), or a preset followed by assignments that replace its
  * own. A later assignment wins; backward=high_precision is dgrad=bf16 wgrad=bf16. */

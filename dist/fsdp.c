@@ -6,10 +6,7 @@
 
 #include "dist/fsdp_priv.h"
 
-enum {
-    HERE = 3,    /* units here at a time: the one in use, and the next two */
-    SLACK = 4096 /* bytes of staging beyond a gather, where rows are quantized for the moment */
-};
+enum { HERE = 3 }; /* units here at a time: the one in use, and the next two */
 
 static const char *const pass_names[MT_DIR_COUNT] = { "forward", "backward" };
 
@@ -376,15 +373,14 @@ static mt_status make_slots(mt_fsdp *f)
     return MT_OK;
 }
 
-/* What a wire takes of staging: what the ranks send, or, where that goes to its place at once, the
- * rows that columns are made from (dist/fsdp_quantize.c). */
+/* What a wire takes of staging: what the ranks send, where that does not go to its place at once.
+ */
 static size_t staging_of(const mt_fsdp *f, int64_t wire)
 {
     const mt_wire *w = &f->wire[wire];
     int64_t unit = wire / MT_DIR_COUNT;
-    mt_unit u = mt_param_store_unit(f->store, unit);
-    if (!w->plain || !mt_fsdp_reaches(f, unit)) return w->bytes * (size_t)u.ranks;
-    return mt_fsdp_is_native(f, &u) ? 0 : 2 * w->bytes;
+    if (w->plain && mt_fsdp_reaches(f, unit)) return 0;
+    return w->bytes * (size_t)mt_param_store_unit(f->store, unit).ranks;
 }
 
 /* Memory that all units share, as large as the largest needs it. */
@@ -400,7 +396,7 @@ static mt_status make_staging(mt_fsdp *f)
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
-    MT_TRY(resize_shared(f, &f->staging, &f->staging_bytes, staging + SLACK, "wires"));
+    MT_TRY(resize_shared(f, &f->staging, &f->staging_bytes, staging, "wires"));
     MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size, MT_MEMORY_GRAD));
     return f->options.reduce_bf16
                ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_GRAD)

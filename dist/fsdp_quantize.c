@@ -108,21 +108,10 @@ static bool follows_rows(const mt_param *p)
     return p->packed && col.options.from_dequantized && col.format->second_level;
 }
 
-/* The rows that columns are made from: the wire's, or where those are native, others in the
- * columns' format, for the moment. */
+/* The rows that columns are made from. */
 static mt_direction rows_of(const mt_fsdp *f, const mt_fragment *x)
 {
-    enum { ALIGN = 256 };
-    if (!mt_fsdp_native(x->param, MT_ROW))
-        return mt_fragment_direction(f, x, MT_ROW, own_wire(f, x->param->unit, MT_ROW));
-    mt_group group = mt_fragment_group(x);
-    mt_direction d = mt_direction_of(mt_fsdp_spec(x->param, MT_COL));
-    d.options.from_dequantized = false;
-    size_t codes = (mt_direction_code_bytes(&d, MT_ROW, &group) + ALIGN - 1) / ALIGN * ALIGN;
-    d.codes = f->staging;
-    d.scales = (char *)f->staging + codes;
-    d.amax = mt_fsdp_amax(f, x->param, MT_ROW) + x->member;
-    return d;
+    return mt_fragment_direction(f, x, MT_ROW, own_wire(f, x->param->unit, MT_ROW));
 }
 
 static mt_status quantize_rows(mt_fsdp *f, const mt_fragment *x, mt_quantize_pass pass,

@@ -49,6 +49,11 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
     if (!d->format) return MT_OK;
     MT_REQUIRE(dir == MT_COL || (!d->options.rht && !d->options.from_dequantized), MT_EINVAL,
                "quantize: rht and source=dequantized are for the column direction");
+    const mt_format *row = a->out->dir[MT_ROW].format;
+    MT_REQUIRE(!d->options.from_dequantized || !row || row->element != MT_ELEMENT_PLAIN, MT_EINVAL,
+               "quantize: source=dequantized takes what the codes of the row direction hold, which "
+               "is %s: it has none",
+               row->name);
     MT_REQUIRE(is_known(d, dir, &a->out->group, true), MT_EUNSUPPORTED,
                "quantize: the %s direction is not compact", side);
     bool empty = mt_group_capacity(&a->out->group) == 0, codes = a->pass != MT_QUANTIZE_AMAX;

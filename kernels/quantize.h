@@ -28,12 +28,13 @@ typedef enum mt_quantize_pass {
  * says, beside others (for its GEMM: mt_kernels). Capacity past the last member is neither read nor
  * written. out: options per direction; rht and from_dequantized are for the column direction. A
  * plain direction is the source cast (none if its codes are the source's own). from_dequantized
- * takes the values of out's row direction, or where that is absent those of a row direction in the
- * column's own format. Codes, scales and amax must not overlap src. amax f32[N] is written whole:
- * of the rotated values under rht, of the row direction's dequantized values under
- * from_dequantized, 0 for an empty member. It may be NULL but for formats with a second-level
- * scale. ovf of fp8_block (section 2) is that of the source's dtype (f32 for quantized sources, f64
- * and from_dequantized). scale: fp8_delayed's s, f32[N] per direction; NULL: 1. running_amax:
+ * takes what the codes of out's row direction hold, which must not be plain, or where that is
+ * absent those of a row direction in the column's own format. Codes, scales and amax must not
+ * overlap src. amax f32[N] is written whole: of the rotated values under rht, of the row
+ * direction's dequantized values under from_dequantized, 0 for an empty member. It may be NULL but
+ * for formats with a second-level scale. ovf of fp8_block (section 2) is that of the source's dtype
+ * (f32 for quantized sources, f64 and from_dequantized). scale: fp8_delayed's s, f32[N] per
+ * direction; NULL: 1. running_amax:
  * f32[N] per direction or NULL, running = max(running, amax of the source): slot 0 of the history.
  * bias_grad f32, members' columns back to back ([N, k] where k is uniform), or NULL: the sum over
  * each member's rows of the source, in f32: rows in order within each 128, these sums in order;

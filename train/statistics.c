@@ -287,9 +287,6 @@ static mt_status see(void *observer, const mt_param *w, mt_operand operand, cons
         used.dir[d] = mt_direction_of(*mt_recipe_direction(&w->linear->recipe, operand, (mt_dir)d));
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         if (!s->wanted[operand][d]) continue;
-        /* a layer makes no row of its own type: columns come from one of theirs */
-        if (d == MT_COL && used.dir[MT_ROW].format == mt_format_plain(w->compute))
-            used.dir[MT_ROW] = (mt_direction){ 0 };
         MT_TRY(measure(s, w, operand, (mt_dir)d, plain, &used, false));
         for (int i = 0; i < s->what_if_count; i++) {
             mt_qtensor other = { .group = plain->group };

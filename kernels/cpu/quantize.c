@@ -93,10 +93,7 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
     }
     if (!columns) return;
     if (dequantize) {
-        if (row->plain)
-            round_plain(ws->other, row, t, x);
-        else
-            decode_tile(ws->other, ws, row, t);
+        decode_tile(ws->other, ws, row, t);
         x = ws->other;
     }
     if (col->d.options.rht) {

@@ -136,16 +136,6 @@ void store_plain(const side *s, const tile *t, const float *x)
     for (int r = 0; r < t->rows; r++) save_plain(s, element_at(t, r), x + r * TILE, t->cols);
 }
 
-void round_plain(float *out, const side *s, const tile *t, const float *x)
-{
-    const struct plain_row *plain = &plain_rows[s->d.format->dtype];
-    double stored[TILE];
-    for (int r = 0; r < t->rows; r++) {
-        plain->store(stored, 0, x + r * TILE, t->width);
-        plain->load(out + r * TILE, stored, 0, t->width);
-    }
-}
-
 /* ---- codes -------------------------------------------------------------------------------------
  */
 

@@ -126,7 +126,6 @@ struct rows_task {
 #define load_plain      MT_CPU_ISA(load_plain)
 #define save_plain      MT_CPU_ISA(save_plain)
 #define store_plain     MT_CPU_ISA(store_plain)
-#define round_plain     MT_CPU_ISA(round_plain)
 #define pack_codes      MT_CPU_ISA(pack_codes)
 #define unpack_codes    MT_CPU_ISA(unpack_codes)
 #define decode_scales   MT_CPU_ISA(decode_scales)
@@ -162,9 +161,8 @@ void save_plain(const side *s, int64_t element, const float *x, int n);
 /* ws->x = the values of a direction, padding columns 0. */
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t);
 
-/* Elements of a plain format from x; and x as it would read back. */
+/* Elements of a plain format from x. */
 void store_plain(const side *s, const tile *t, const float *x);
-void round_plain(float *out, const side *s, const tile *t, const float *x);
 
 /* n codes to bytes and back: one or two in each. */
 void pack_codes(uint8_t *out, const uint8_t *codes, int n, int per_byte);

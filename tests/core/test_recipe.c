@@ -132,6 +132,14 @@ static void test_refusals(void **state)
         { "mxfp8 wgrad=mxfp8:rht/mxfp8:rht=1", "rht mask 0xD7E8 and dY column 0x0001" },
         { "nvfp4 dgrad=nvfp4:source=dequantized/nvfp4",
           "dgrad W column: format nvfp4 cannot have source" },
+        { "bf16 wgrad=mxfp8:source=dequantized",
+          "wgrad X column: source=dequantized takes what the codes of the row direction hold, "
+          "which is bf16: it has none" },
+        { "mxfp8 dgrad=mxfp8/f32 wgrad=mxfp8:source=dequantized",
+          "wgrad dY column: source=dequantized takes what the codes of the row direction hold, "
+          "which is f32" },
+        { "mxfp8 fprop=f16/mxfp8 dgrad=mxfp8:source=dequantized/mxfp8",
+          "dgrad W column: source=dequantized takes" },
         { "mxfp8 wgrad=mxfp8:2d+rht", "wgrad X column: format mxfp8 cannot have 2d and rht" },
         { "bf16 wgrad=bf16:rht", "wgrad X column: format bf16 takes no option rht" },
     };

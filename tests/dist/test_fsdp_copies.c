@@ -135,10 +135,12 @@ static void random_recipe(char text[MT_RECIPE_RULES_TEXT], uint64_t seed)
                                            "nvfp4:4over6",
                                            "nvfp4:1d+4over6=448+err=sq",
                                            "mxfp8:source=dequantized" };
-    enum { WEIGHTS = sizeof weights / sizeof weights[0] };
-    const char *fprop = weights[mt_rng_below(seed, 1, 0, WEIGHTS - 1)];
-    const char *dgrad = weights[mt_rng_below(seed, 2, 0, WEIGHTS)];
-    snprintf(text, MT_RECIPE_RULES_TEXT, "fprop=%s/bf16 dgrad=%s/bf16 wgrad=bf16", fprop, dgrad);
+    enum { WEIGHTS = sizeof weights / sizeof weights[0], PLAIN = 3 };
+    uint64_t fprop = mt_rng_below(seed, 1, 0, WEIGHTS - 1);
+    uint64_t dgrad = mt_rng_below(seed, 2, 0, WEIGHTS);
+    if (dgrad == WEIGHTS - 1 && fprop < PLAIN) dgrad = fprop; /* rows without codes */
+    snprintf(text, MT_RECIPE_RULES_TEXT, "fprop=%s/bf16 dgrad=%s/bf16 wgrad=bf16", weights[fprop],
+             weights[dgrad]);
 }
 
 static mt_status copies(mt_comm *comm)
@@ -175,7 +177,7 @@ static mt_status copies(mt_comm *comm)
         "fprop=nvfp4:1d/bf16 dgrad=nvfp4:1d+source=dequantized/bf16 wgrad=bf16",
         "fprop=nvfp4:1d+sr/bf16 dgrad=mxfp8:source=dequantized/bf16 wgrad=bf16",
         "fprop=mxfp4/bf16 dgrad=nvfp4:1d+sr+source=dequantized/bf16 wgrad=bf16",
-        "fprop=f32/bf16 dgrad=nvfp4:1d+source=dequantized/bf16 wgrad=bf16"
+        "fprop=fp8_tensor/bf16 dgrad=nvfp4:1d+source=dequantized/bf16 wgrad=bf16"
     };
     for (int i = 0; i < 4; i++) { /* columns from what rows hold, which may need an amax itself */
         mt_trainer_config c = wide_config(MT_F32, chained[i]);

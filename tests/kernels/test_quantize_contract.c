@@ -299,6 +299,9 @@ static void test_refusals(void **state)
     REFUSED(r.q.dir[MT_ROW].options.rht = true, MT_EINVAL, "are for the column direction");
     REFUSED(r.q.dir[MT_ROW].options.from_dequantized = true, MT_EINVAL,
             "are for the column direction");
+    r.q.dir[MT_COL].options.from_dequantized = true;
+    REFUSED(r.q.dir[MT_ROW] = source.dir[MT_ROW], MT_EINVAL,
+            "the codes of the row direction hold, which is f32: it has none");
     REFUSED(r.q.dir[MT_COL].options.scale_floor = true, MT_ECONFIG, "only mx scales");
     REFUSED(r.q.dir[MT_COL].layout = MT_LAYOUT_PADDED, MT_EUNSUPPORTED,
             "column direction is not compact");

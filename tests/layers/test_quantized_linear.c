@@ -167,9 +167,9 @@ static void decode(double *to, const struct rig *r, mt_operand operand, mt_dir d
     mt_format_spec spec = *mt_recipe_direction(&r->state.recipe, operand, dir);
     mt_qtensor plain = mt_qtensor_plain(group, dtype, source), codes = { .group = group };
     codes.dir[dir] = mt_direction_of(spec);
-    mt_format_spec row = *mt_recipe_direction(&r->state.recipe, operand, MT_ROW);
-    if (spec.options.from_dequantized && row.format != mt_format_plain(r->dtype))
-        codes.dir[MT_ROW] = mt_direction_of(row);
+    if (spec.options.from_dequantized)
+        codes.dir[MT_ROW] =
+            mt_direction_of(*mt_recipe_direction(&r->state.recipe, operand, MT_ROW));
     void *memory = calloc(1, mt_qtensor_bytes(&codes) + 256);
     mt_qtensor_place(&codes, memory);
     mt_stream stream = r->stream;
@@ -346,8 +346,8 @@ static void columns_of_rows(void **state)
     static const char *const texts[] = {
         "fprop=mxfp8 dgrad=nvfp4:1d+source=dequantized/nvfp4 wgrad=bf16",
         "fprop=nvfp4:1d/bf16 dgrad=fp8_block:1d+pow2=off+source=dequantized/bf16 wgrad=bf16",
-        "fprop=bf16 dgrad=mxfp8:source=dequantized/mxfp8 wgrad=bf16",
-        "fprop=fp8_tensor dgrad=mxfp4:source=dequantized/bf16 wgrad=mxfp8:source=dequantized",
+        "fprop=mxfp4/bf16 dgrad=mxfp8:source=dequantized/mxfp8 wgrad=bf16",
+        "fprop=fp8_tensor dgrad=mxfp4:source=dequantized/mxfp4 wgrad=mxfp8:source=dequantized",
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         mt_recipe recipe;

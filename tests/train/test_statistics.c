@@ -215,14 +215,14 @@ static void read_values(double values[ROWS][FIELDS], const char *tensor, const c
     mt_h5_close(&file);
 }
 
-/* As a layer does where the row is plain, so that it is the same beside the recipe's and in it. */
-static void columns_of_rows_that_are_plain(void **state)
+/* Of rows in the column's format, where a recipe has no other: the same beside it and in it. */
+static void columns_in_a_recipe(void **state)
 {
     (void)state;
     mt_config c;
     size_t bytes;
     double used[ROWS][FIELDS], other[ROWS][FIELDS];
-    configure(&c, "bf16 wgrad=mxfp4:source=dequantized");
+    configure(&c, "fprop=mxfp4 dgrad=mxfp4 wgrad=mxfp4:source=dequantized");
     free(train(&c, true, &bytes));
     read_values(used, "X_col", "mxfp4:source=dequantized");
     read_values(other, "X_col", "mxfp4:source=dequantized (what if)");
@@ -272,7 +272,7 @@ int main(void)
         cmocka_unit_test(members_and_merging),
         cmocka_unit_test(rotations_keep_the_length),
         cmocka_unit_test(measuring_changes_no_bit),
-        cmocka_unit_test(columns_of_rows_that_are_plain),
+        cmocka_unit_test(columns_in_a_recipe),
         cmocka_unit_test(delayed_scales_of_other_elements),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
