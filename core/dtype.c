@@ -22,6 +22,7 @@ const char *mt_dtype_name(mt_dtype dtype)
 
 mt_status mt_dtype_parse(mt_dtype *dtype, const char *name)
 {
+    MT_REQUIRE(name, MT_EINVAL, "dtype: no name");
     for (int i = 0; i < MT_DTYPE_COUNT; i++)
         if (!strcmp(dtypes[i].name, name)) {
             *dtype = (mt_dtype)i;

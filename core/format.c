@@ -102,6 +102,7 @@ mt_status mt_format_find(const mt_format **format, const char *name)
 {
     char known[256];
     size_t used = 0;
+    MT_REQUIRE(name, MT_EINVAL, "format: no name");
     for (int i = 0; i < MT_FORMAT_COUNT; i++) {
         const mt_format *f = &mt_formats[i];
         if (!strcmp(f->name, name)) {

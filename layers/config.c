@@ -46,6 +46,7 @@ const int mt_architecture_count = (int)(sizeof mt_architectures / sizeof *mt_arc
 mt_status mt_architecture_find(const mt_architecture **architecture, const char *model_type)
 {
     char known[128] = "";
+    MT_REQUIRE(model_type, MT_EINVAL, "model_type: no name");
     for (int i = 0; i < mt_architecture_count; i++) {
         if (!strcmp(mt_architectures[i].model_type, model_type)) {
             *architecture = &mt_architectures[i];

@@ -106,6 +106,9 @@ mt_status mt_optimizer_create(mt_optimizer **optimizer, mt_param_store *store,
 {
     *optimizer = NULL;
     MT_REQUIRE(mt_param_store_count(store) > 0, MT_EINVAL, "optimizer: no params");
+    MT_REQUIRE(
+        mt_param_store_elements(store) > 0, MT_EINVAL,
+        "optimizer: the params have no elements, or no memory yet (mt_param_store_allocate)");
     mt_dtype dtype = mt_param_store_get(store, 0)->dtype;
     MT_TRY(mt_optim_config_check(config));
     MT_TRY(mt_optim_config_check_real(config, dtype));

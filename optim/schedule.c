@@ -41,6 +41,7 @@ static const struct {
 
 mt_status mt_schedule_parse(mt_schedule *schedule, const char *name)
 {
+    MT_REQUIRE(name, MT_EINVAL, "schedule: no name");
     for (int i = 0; i < MT_SCHEDULE_COUNT; i++)
         if (!strcmp(schedules[i].name, name)) {
             *schedule = (mt_schedule)i;

@@ -25,6 +25,7 @@ static void test_table(void **state)
     assert_null(mt_format_plain(MT_I32));
     const mt_format *none;
     assert_fails(mt_format_find(&none, "fp8"), MT_ECONFIG, "format 'fp8' is not one of f64");
+    assert_fails(mt_format_find(&none, NULL), MT_EINVAL, "no name");
 }
 
 /* The maxima follow from the layout of the bits. */

@@ -63,6 +63,7 @@ static void test_dtype_names(void **state)
     }
     mt_dtype d;
     assert_fails(mt_dtype_parse(&d, "fp32"), MT_ECONFIG, "'fp32'");
+    assert_fails(mt_dtype_parse(&d, NULL), MT_EINVAL, "no name");
 }
 
 struct narrow {

@@ -187,6 +187,8 @@ static void test_refusals(void **state)
 {
     (void)state;
     mt_model_config c;
+    const mt_architecture *none;
+    assert_fails(mt_architecture_find(&none, NULL), MT_EINVAL, "no name");
     const struct {
         int64_t *field, value;
         const char *words;

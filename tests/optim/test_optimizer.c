@@ -36,6 +36,7 @@ static void test_schedule_names(void **state)
     }
     mt_schedule s;
     assert_fails(mt_schedule_parse(&s, "cosines"), MT_ECONFIG, "'cosines'");
+    assert_fails(mt_schedule_parse(&s, NULL), MT_EINVAL, "no name");
 }
 
 /* Warm-up is a straight line whose last step is the full rate, in every schedule. */
@@ -239,6 +240,22 @@ static void test_update_is_exact(void **state)
     }
 }
 
+static void test_stores_without_memory(void **state)
+{
+    (void)state;
+    mt_param_store *store;
+    mt_param *p;
+    mt_optimizer *optimizer;
+    mt_optim_config c = config_of(MT_SCHEDULE_CONSTANT, 0);
+    assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
+    assert_fails(mt_optimizer_create(&optimizer, store, &c), MT_EINVAL, "no params");
+    assert_ok(mt_param_store_add(store, &p,
+                                 &(mt_param_spec){ .name = "w", .members = 1, .m = 1, .k = 3 }));
+    assert_fails(mt_optimizer_create(&optimizer, store, &c), MT_EINVAL, "no memory yet");
+    assert_null(optimizer);
+    mt_param_store_destroy(&store);
+}
+
 /* Without gradients only decay moves a weight: by lr * wd * p where it applies, not at all
  * elsewhere. Gaps stay 0. */
 static void test_decay_alone(void **state)
@@ -360,8 +377,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedule_names),  cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_schedule_shapes), cmocka_unit_test(test_config_rules),
-        cmocka_unit_test(test_update_is_exact), cmocka_unit_test(test_decay_alone),
-        cmocka_unit_test(test_skipped_steps),   cmocka_unit_test(test_decay_by_kind),
+        cmocka_unit_test(test_update_is_exact), cmocka_unit_test(test_stores_without_memory),
+        cmocka_unit_test(test_decay_alone),     cmocka_unit_test(test_skipped_steps),
+        cmocka_unit_test(test_decay_by_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
