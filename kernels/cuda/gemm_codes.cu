@@ -89,7 +89,9 @@ static __host__ __device__ __forceinline__ void read_codes(uint32_t (&to)[4], co
     }
 }
 
-/* A block takes lines in turn, a warp members. */
+/* A block takes lines in turn, a warp members. What is shared is as large as the GEMM's own table
+ * of members, for which there is room beside its stages (mt_cuda_gemm_sm90_suits): far below 48 KB.
+ */
 static __global__ void __launch_bounds__(THREADS)
     place_kernel(uint8_t *to, const uint8_t *codes, const __grid_constant__ mt_group rows,
                  int64_t lines, int64_t line)
