@@ -28,22 +28,6 @@ static __device__ __forceinline__ void sum_columns(const job &j, const float *x,
     j.sums[t.m.at[AT_SUMS] + t.r0 / TILE * t.m.cols + t.c0 + c] = sum;
 }
 
-template <typename T> static __device__ void round_elements(float *x)
-{
-    for (int i = threadIdx.x; i < AREA; i += TILE_THREADS) {
-        T y;
-        from_f32(&y, x[i]);
-        x[i] = to_f32(y);
-    }
-}
-
-/* x as it reads back from a plain format. */
-static __device__ void round_plain(const side &s, float *x)
-{
-    if (s.dtype == MT_BF16) round_elements<mt_bf16>(x);
-    if (s.dtype == MT_F16) round_elements<__half>(x);
-}
-
 template <bool HARD>
 static __device__ __forceinline__ int load_tile(const job &j, space *sp, const tile &t)
 {
@@ -80,10 +64,6 @@ static __device__ __forceinline__ void run_tile(const job &j, space *sp, uint16_
     }
     if (!columns) return;
     if (dequantize || col.options.rht) __syncthreads(); /* x is about to change, or has changed */
-    if (dequantize && row.plain) {
-        round_plain(row, sp->x);
-        __syncthreads();
-    }
     if (col.options.rht) rotate_tile(sp->x, t, col.options.rht_mask);
     bool write = j.codes && j.write[MT_COL], make = j.codes && !col.plain;
     if (make || j.measure[MT_COL]) run_direction<MT_COL, SR, HARD>(j, sp, random, t, make, write);
