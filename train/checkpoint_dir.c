@@ -152,15 +152,29 @@ static mt_status trim_path(char to[MT_PATH_BYTES], const char *path)
 mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path)
 {
     stage->file = NULL;
+    stage->lock = -1;
     stage->temp[0] = '\0';
     MT_TRY(trim_path(stage->path, path));
     return mt_path_format(stage->temp, "%s.tmp", stage->path);
+}
+
+/* Makes the stage this process's alone, and empties it of what a writer that died has left. */
+static mt_status enter_stage(mt_checkpoint_stage *stage)
+{
+    MT_TRY(mt_dir_create(stage->temp));
+    mt_status status = mt_dir_lock(&stage->lock, stage->temp);
+    if (status == MT_ECONFIG)
+        status = MT_FAIL(status, "cannot write '%s': another process is writing it", stage->path);
+    if (status != MT_OK) stage->temp[0] = '\0'; /* another's */
+    MT_TRY(status);
+    return mt_dir_empty(stage->temp);
 }
 
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path)
 {
     char file[MT_PATH_BYTES];
     stage->file = NULL;
+    stage->lock = -1;
     stage->temp[0] = '\0';
     MT_TRY(trim_path(stage->path, path));
     MT_REQUIRE(!is_link(stage->path), MT_EIO, "'%s' is a symbolic link: not replaced", stage->path);
@@ -168,8 +182,7 @@ mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path
     MT_REQUIRE(!mt_path_exists(stage->path) || mt_path_exists(file), MT_EIO,
                "'%s' exists and is not a checkpoint: not replaced", stage->path);
     MT_TRY(mt_checkpoint_stage_join(stage, path));
-    MT_TRY(mt_dir_remove(stage->temp));
-    MT_TRY(mt_dir_create(stage->temp));
+    MT_TRY(enter_stage(stage));
     MT_TRY(mt_path_format(file, "%s/model.h5", stage->temp));
     return mt_h5_create(&stage->file, file);
 }
@@ -178,15 +191,20 @@ mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path
  * once where the file system can. */
 static mt_status rename_stage(const mt_checkpoint_stage *stage)
 {
-    if (!mt_path_exists(stage->path)) {
-        if (rename(stage->temp, stage->path) == 0) return mt_parent_sync(stage->path);
-    } else if (renameat2(AT_FDCWD, stage->temp, AT_FDCWD, stage->path, RENAME_EXCHANGE) == 0 ||
-               (mt_dir_remove(stage->path) == MT_OK && rename(stage->temp, stage->path) == 0)) {
-        MT_TRY(mt_parent_sync(stage->path));
-        return mt_dir_remove(stage->temp);
-    }
-    return MT_FAIL(MT_EIO, "cannot rename '%s' to '%s': %s", stage->temp, stage->path,
-                   strerror(errno));
+    mt_status status = MT_OK;
+    bool there = mt_path_exists(stage->path);
+    int old = -1; /* under the stage's name it is no stage that the next writer may take */
+    if (there) MT_TRY(mt_dir_lock(&old, stage->path));
+    bool changed =
+        there && renameat2(AT_FDCWD, stage->temp, AT_FDCWD, stage->path, RENAME_EXCHANGE) == 0;
+    if (!changed &&
+        ((there && mt_dir_remove(stage->path) != MT_OK) || rename(stage->temp, stage->path) != 0))
+        status = MT_FAIL(MT_EIO, "cannot rename '%s' to '%s': %s", stage->temp, stage->path,
+                         strerror(errno));
+    if (status == MT_OK) status = mt_parent_sync(stage->path);
+    if (status == MT_OK && changed) status = mt_dir_remove(stage->temp);
+    if (old >= 0) close(old);
+    return status;
 }
 
 /* model.h5 first, for a reader to see what the others are. */
@@ -218,12 +236,13 @@ mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage, const mt_check
 
 void mt_checkpoint_stage_abandon(mt_checkpoint_stage *stage)
 {
-    mt_h5_close(&stage->file);
-    if (!stage->temp[0]) return;
     char reason[1024]; /* why it is given up outlives a removal that fails too */
+    mt_h5_close(&stage->file);
     snprintf(reason, sizeof reason, "%s", mt_error_message());
-    if (mt_dir_remove(stage->temp) != MT_OK) MT_FAIL(MT_EIO, "%s", reason);
+    if (stage->temp[0] && mt_dir_remove(stage->temp) != MT_OK) MT_FAIL(MT_EIO, "%s", reason);
     stage->temp[0] = '\0';
+    if (stage->lock >= 0) close(stage->lock);
+    stage->lock = -1;
 }
 
 /* ---- directories of checkpoints ----------------------------------------------------------------

@@ -20,9 +20,10 @@ typedef struct mt_checkpoint_seal {
 typedef struct mt_checkpoint_stage {
     char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
     mt_h5 *file; /* model.h5 */
+    int lock;    /* descriptor of `temp`, of whoever began: one writer at a time; -1: none */
 } mt_checkpoint_stage;
 
-/* Begins. Refuses a path that exists and is not a checkpoint. */
+/* Begins. Refuses a path that exists and is not a checkpoint, or that another process writes. */
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path);
 /* Only the names, for a rank other than the one that begins. */
 mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path);

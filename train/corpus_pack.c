@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "train/corpus_priv.h"
@@ -131,16 +130,18 @@ static mt_status hash_sources(char hex[MT_CORPUS_TEXT], const mt_corpus_source *
     return MT_OK;
 }
 
-/* Two spellings of one name. */
-static mt_status check_apart(const packer out[2], const char *const paths[2])
+/* Begins one or two files; two may be one, in two spellings of its name. */
+static mt_status begin(packer out[2], const char *const paths[2], const mt_corpus_pieces *pieces)
 {
-    struct stat a, b;
-    MT_REQUIRE(fstat(mt_h5_descriptor(out[0].file), &a) != 0 ||
-                   fstat(mt_h5_descriptor(out[1].file), &b) != 0 || a.st_dev != b.st_dev ||
-                   a.st_ino != b.st_ino,
-               MT_ECONFIG, "training and held-out tokens cannot both go to '%s', which is '%s'",
-               paths[0], paths[1]);
-    return MT_OK;
+    char first[MT_PATH_BYTES], second[MT_PATH_BYTES];
+    MT_TRY(packer_begin(&out[0], paths[0], false, pieces));
+    if (!paths[1]) return MT_OK;
+    MT_TRY(mt_path_format(first, "%s.tmp", paths[0]));
+    MT_TRY(mt_path_format(second, "%s.tmp", paths[1]));
+    MT_REQUIRE(!mt_path_same(first, second), MT_ECONFIG,
+               "training and held-out tokens cannot both go to '%s', which is '%s'", paths[0],
+               paths[1]);
+    return packer_begin(&out[1], paths[1], true, pieces);
 }
 
 /* Writes one or two corpora from opened inputs. */
@@ -157,9 +158,7 @@ static mt_status pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *
     const char *tokenizer = args->tokenizer ? args->tokenizer : bytes ? "bytes" : "unknown";
     mt_status status;
     MT_TRY_CLEANUP(hash_sources(result->sha256, sources, args));
-    for (int k = 0; k < 2 && paths[k]; k++)
-        MT_TRY_CLEANUP(packer_begin(&out[k], paths[k], k == 1, pieces));
-    if (paths[1]) MT_TRY_CLEANUP(check_apart(out, paths));
+    MT_TRY_CLEANUP(begin(out, paths, pieces));
     for (int64_t i = 0; i < pieces->count; i++)
         MT_TRY_CLEANUP(packer_add(&out[pieces->items[i].held_out],
                                   &sources[pieces->items[i].source], &pieces->items[i]));

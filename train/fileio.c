@@ -108,6 +108,30 @@ bool mt_path_exists(const char *path)
     return lstat(path, &st) == 0;
 }
 
+/* ---- locks -------------------------------------------------------------------------------------
+ */
+
+/* Whether the open file is this process's alone until it is closed. Who had it may have renamed or
+ * removed it since it was opened: then `path` is another. File systems without locks take
+ * everybody. */
+static bool lock_open(int fd, const char *path)
+{
+    struct stat own, named;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;
+    return fstat(fd, &own) == 0 && stat(path, &named) == 0 && own.st_dev == named.st_dev &&
+           own.st_ino == named.st_ino;
+}
+
+mt_status mt_dir_lock(int *fd, const char *dir)
+{
+    *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    MT_REQUIRE(*fd >= 0, MT_EIO, "%.300s: %s", dir, strerror(errno));
+    if (lock_open(*fd, dir)) return MT_OK;
+    close(*fd);
+    *fd = -1;
+    return MT_FAIL(MT_ECONFIG, "%.300s is in use by another process", dir);
+}
+
 /* ---- writing -----------------------------------------------------------------------------------
  */
 
@@ -152,24 +176,35 @@ mt_status mt_file_check_result(const char *path, const char *source)
     return mt_file_check_name(path);
 }
 
+mt_status mt_file_begin(int *fd, char temp[MT_PATH_BYTES], const char *path)
+{
+    *fd = -1;
+    MT_TRY(mt_path_format(temp, "%s.tmp", path));
+    MT_TRY(mt_file_check_name(path));
+    *fd = open(temp, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    MT_REQUIRE(*fd >= 0, MT_EIO, "cannot create '%s': %s", temp, strerror(errno));
+    mt_status status = MT_OK;
+    if (!lock_open(*fd, temp))
+        status = MT_FAIL(MT_ECONFIG, "cannot write '%s': another process is writing it", path);
+    else if (ftruncate(*fd, 0))
+        status = MT_FAIL(MT_EIO, "cannot write '%s': %s", temp, strerror(errno));
+    if (status == MT_OK) return MT_OK;
+    close(*fd);
+    *fd = -1;
+    return status;
+}
+
 mt_status mt_file_writer_open(mt_file_writer **writer, const char *path)
 {
     mt_file_writer *w = calloc(1, sizeof *w);
     *writer = NULL;
     MT_REQUIRE(w, MT_ENOMEM, "no memory to write '%s'", path);
-    mt_status status;
-    MT_TRY_CLEANUP(mt_path_format(w->path, "%s", path));
-    MT_TRY_CLEANUP(mt_path_format(w->temp, "%s.tmp", path));
-    MT_TRY_CLEANUP(mt_file_check_name(path));
-    w->fd = open(w->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (w->fd < 0) {
-        status = MT_FAIL(MT_EIO, "cannot create '%s': %s", w->temp, strerror(errno));
-        goto cleanup;
-    }
-    *writer = w;
-    return MT_OK;
-cleanup:
-    free(w);
+    mt_status status = mt_path_format(w->path, "%s", path);
+    if (status == MT_OK) status = mt_file_begin(&w->fd, w->temp, path);
+    if (status == MT_OK)
+        *writer = w;
+    else
+        free(w);
     return status;
 }
 
@@ -188,11 +223,10 @@ mt_status mt_file_writer_commit(mt_file_writer **writer)
 {
     mt_file_writer *w = *writer;
     int error = w->error;
-    if (!error && fsync(w->fd)) error = errno;
-    if (close(w->fd) && !error) error = errno;
-    if (!error && rename(w->temp, w->path)) error = errno;
+    if (!error && (fsync(w->fd) || rename(w->temp, w->path))) error = errno;
     mt_status status = error ? write_failed(w, error) : mt_parent_sync(w->path);
     if (error) unlink(w->temp);
+    close(w->fd);
     free(w);
     *writer = NULL;
     return status;
@@ -201,8 +235,8 @@ mt_status mt_file_writer_commit(mt_file_writer **writer)
 void mt_file_writer_abandon(mt_file_writer **writer)
 {
     if (!*writer) return;
-    close((*writer)->fd);
     unlink((*writer)->temp);
+    close((*writer)->fd);
     free(*writer);
     *writer = NULL;
 }
@@ -259,17 +293,6 @@ mt_status mt_dir_create(const char *dir)
     return MT_OK;
 }
 
-mt_status mt_dir_lock(int *fd, const char *dir)
-{
-    *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    MT_REQUIRE(*fd >= 0, MT_EIO, "%.300s: %s", dir, strerror(errno));
-    /* file systems without locks take everybody */
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return MT_OK;
-    close(*fd);
-    *fd = -1;
-    return MT_FAIL(MT_ECONFIG, "%.300s is in use by another process", dir);
-}
-
 static int remove_entries(int fd, int depth);
 
 /* Removes one name of a directory; 0, or -1 with errno. */
@@ -302,9 +325,22 @@ static int remove_entries(int fd, int depth)
     return result;
 }
 
+static int open_to_empty(const char *dir)
+{
+    return open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+}
+
+mt_status mt_dir_empty(const char *dir)
+{
+    int fd = open_to_empty(dir);
+    MT_REQUIRE(fd >= 0 && remove_entries(fd, 0) == 0, MT_EIO, "cannot empty directory '%s': %s",
+               dir, strerror(errno));
+    return MT_OK;
+}
+
 mt_status mt_dir_remove(const char *dir)
 {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open_to_empty(dir);
     if (fd < 0 && errno == ENOENT) return MT_OK;
     if (fd < 0 || remove_entries(fd, 0) || rmdir(dir))
         return MT_FAIL(MT_EIO, "cannot remove directory '%s': %s", dir, strerror(errno));

@@ -36,8 +36,13 @@ mt_status mt_file_check_name(const char *path);
  * file, or what becomes it, would be that one. */
 mt_status mt_file_check_result(const char *path, const char *source);
 
+/* Begins the file that will be called `path`: opens `temp`, which becomes `<path>.tmp`, empty and
+ * for one writer. MT_ECONFIG, with nothing changed, if another has it; a writer that died has
+ * nothing. The writer renames or unlinks it before it closes *fd, -1 on failure. */
+mt_status mt_file_begin(int *fd, char temp[MT_PATH_BYTES], const char *path);
+
 /* A file that appears under its name only when complete: written to `<path>.tmp`, fsynced, renamed.
- */
+ * One writer at a time: MT_ECONFIG for a second. */
 typedef struct mt_file_writer mt_file_writer;
 
 mt_status mt_file_writer_open(mt_file_writer **writer, const char *path);
@@ -65,8 +70,10 @@ mt_status mt_dir_create(const char *dir);
 /* A directory for one process: until *fd, -1 on failure, is closed. MT_ECONFIG if another has it.
  */
 mt_status mt_dir_lock(int *fd, const char *dir);
-/* Removes a directory and the files in it, subdirectories too; one that is absent is fine. Symbolic
- * links are removed, never followed. */
+/* Removes the files in a directory, subdirectories too. Symbolic links are removed, never followed.
+ */
+mt_status mt_dir_empty(const char *dir);
+/* The same, and the directory; one that is absent is fine. */
 mt_status mt_dir_remove(const char *dir);
 bool mt_path_exists(const char *path);
 /* Whether two names are of one file or directory that is there. */

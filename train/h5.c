@@ -105,14 +105,13 @@ static mt_status open_file(mt_h5 **file, const char *path, bool writing)
     mt_status status;
     struct stat st;
     MT_TRY_CLEANUP(mt_path_format(f->path, "%s", path));
-    MT_TRY_CLEANUP(mt_path_format(f->temp, "%s.tmp", path));
-    if (writing) MT_TRY_CLEANUP(mt_file_check_name(path));
+    if (writing)
+        MT_TRY_CLEANUP(mt_file_begin(&f->state.fd, f->temp, path));
+    else
+        f->state.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     const char *name = writing ? f->temp : f->path;
-    f->state.fd = writing ? open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666)
-                          : open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f->state.fd < 0 || fstat(f->state.fd, &st)) {
-        status = MT_FAIL(MT_EIO, "cannot %s '%s': %s", writing ? "create" : "open", name,
-                         strerror(errno));
+        status = MT_FAIL(MT_EIO, "cannot open '%s': %s", name, strerror(errno));
         goto cleanup;
     }
     if (!S_ISREG(st.st_mode)) {
@@ -153,8 +152,8 @@ mt_status mt_h5_commit(mt_h5 **file)
     mt_status status = close_hdf5(f);
     if (status == MT_OK && (fsync(f->state.fd) || rename(f->temp, f->path)))
         status = MT_FAIL(MT_EIO, "cannot write '%s': %s", f->path, strerror(errno));
-    if (status == MT_OK) status = mt_parent_sync(f->path);
     f->writing = status != MT_OK; /* drops the temporary file */
+    if (status == MT_OK) status = mt_parent_sync(f->path);
     mt_h5_close(file);
     return status;
 }
@@ -168,8 +167,8 @@ void mt_h5_close(mt_h5 **file)
     if (f->id >= 0) H5Fclose(f->id);
     if (f->driver >= 0) H5Idec_ref(f->driver);
     if (f->state.fd >= 0) {
-        close(f->state.fd);
         if (f->writing) unlink(f->temp);
+        close(f->state.fd);
     }
     free(f);
     *file = NULL;

@@ -21,7 +21,7 @@ enum { MT_H5_U64 = MT_DTYPE_COUNT, MT_H5_TYPE_COUNT };
 
 typedef struct mt_h5 mt_h5;
 
-/* Begins a file that will be called `path`. */
+/* Begins a file that will be called `path`; MT_ECONFIG where another process does so. */
 mt_status mt_h5_create(mt_h5 **file, const char *path);
 /* Closes it, fsyncs, renames. On failure the old file, if any, is untouched and the temporary one
  * is gone. Sets *file to NULL in both cases. */

@@ -542,6 +542,36 @@ static void test_one_export(void **state)
     expect_model(in_dir("sout"), &c);
 }
 
+/* And two imports into one checkpoint; what one that died has left holds nobody. */
+static void test_one_import(void **state)
+{
+    (void)state;
+    static const mt_dtype f32[] = { MT_F32 };
+    static contents c;
+    int other, old;
+    list_model(&c, QWEN(""), f32, 1);
+    put_model(in_dir("only"), &c, QWEN(""), 0);
+    for (int again = 0; again < 2; again++) {
+        assert_ok(mt_dir_create(in_dir("ickpt.tmp")));
+        put_text(in_dir("ickpt.tmp/left"), "by another");
+        assert_ok(mt_dir_lock(&other, in_dir("ickpt.tmp")));
+        assert_fails(mt_hf_import(in_dir("ickpt"), in_dir("only")), MT_ECONFIG,
+                     "ickpt': another process is writing it");
+        assert_true(mt_path_exists(in_dir("ickpt.tmp/left")));
+        assert_int_equal(mt_path_exists(in_dir("ickpt")), again);
+        assert_int_equal(close(other), 0);
+        assert_ok(mt_hf_import(in_dir("ickpt"), in_dir("only")));
+        assert_false(mt_path_exists(in_dir("ickpt.tmp")));
+        assert_false(mt_path_exists(in_dir("ickpt/left")));
+    }
+    /* one that is being removed in favour of another's */
+    assert_ok(mt_dir_lock(&old, in_dir("ickpt")));
+    assert_fails(mt_hf_import(in_dir("ickpt"), in_dir("only")), MT_ECONFIG, "ickpt is in use");
+    assert_int_equal(close(old), 0);
+    assert_ok(mt_hf_export(in_dir("iout"), in_dir("ickpt"), 0, NULL));
+    expect_model(in_dir("iout"), &c);
+}
+
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -561,7 +591,7 @@ int main(void)
         cmocka_unit_test(test_names),       cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_fused),       cmocka_unit_test(test_broken_models),
         cmocka_unit_test(test_tied),        cmocka_unit_test(test_one_export),
-        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_one_import),  cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
