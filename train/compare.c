@@ -97,7 +97,13 @@ static mt_status read_metrics(mt_compare_run *run)
                    PATH_SHOWN, run->path, steps, step);
 }
 
-/* What computed the run, where it says so. */
+static void take_text(char *to, size_t bytes, const json_t *env, const char *key)
+{
+    const char *text = json_string_value(json_object_get(env, key));
+    snprintf(to, bytes, "%s", text ? text : "");
+}
+
+/* What computed the run, and from what, where it says so. */
 static mt_status read_origin(mt_compare_run *run)
 {
     char path[MT_PATH_BYTES], *text;
@@ -110,6 +116,8 @@ static mt_status read_origin(mt_compare_run *run)
     const char *set = json_string_value(json_object_get(env, "kernel_set"));
     if (revision && set)
         snprintf(run->origin, sizeof run->origin, "revision %s, kernel set %s", revision, set);
+    take_text(run->train_corpus, sizeof run->train_corpus, env, "train_corpus");
+    take_text(run->valid_corpus, sizeof run->valid_corpus, env, "valid_corpus");
     json_decref(env);
     free(text);
     return MT_OK;
@@ -173,6 +181,17 @@ static int64_t find_seed(const mt_comparison *c, int64_t group, uint64_t seed)
     return -1;
 }
 
+/* Whether a run was validated on what those before it were, as far as they say. */
+static mt_status check_validated_alike(const mt_comparison *c, int64_t i)
+{
+    const mt_compare_run *run = &c->runs[i], *first = c->runs;
+    while (first < run && !*first->valid_corpus) first++;
+    MT_REQUIRE(!*run->valid_corpus || !strcmp(run->valid_corpus, first->valid_corpus), MT_ECONFIG,
+               "'%.*s' was validated on %s, '%.*s' on %s: they have no difference", PATH_SHOWN,
+               first->path, first->valid_corpus, PATH_SHOWN, run->path, run->valid_corpus);
+    return MT_OK;
+}
+
 /* Puts a run into its group. */
 static mt_status place(mt_comparison *c, int64_t i)
 {
@@ -181,6 +200,7 @@ static mt_status place(mt_comparison *c, int64_t i)
     MT_REQUIRE(!strcmp(run->unit, c->runs[0].unit), MT_ECONFIG,
                "'%.*s' has bits per %s, '%.*s' bits per %s: they have no difference", PATH_SHOWN,
                c->runs[0].path, c->runs[0].unit, PATH_SHOWN, run->path, run->unit);
+    MT_TRY(check_validated_alike(c, i));
     if (g < 0) {
         g = c->group_count++;
         c->groups[g] = (mt_compare_group){ .first = i };

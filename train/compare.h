@@ -23,7 +23,8 @@ typedef struct mt_compare_run {
     const char *unit;         /* "byte" or "token" */
     mt_compare_point *points; /* finite training losses, steps ascending */
     int64_t point_count;
-    char origin[128]; /* revision and kernel set; "" where unknown */
+    char origin[128];                          /* revision and kernel set; "" where unknown */
+    char train_corpus[256], valid_corpus[256]; /* what they held; "" where unknown */
 } mt_compare_run;
 
 /* A mean over pairs. */
@@ -57,8 +58,9 @@ typedef struct mt_comparison {
 
 /* Reads run directories. `baseline`: one of `paths`, whose group the others are held against; NULL:
  * the first. `paths` must outlive the comparison. Errors: MT_ECONFIG names what is no run, is not
- * finished, has no validation loss, occurs twice, shares no seed with the baseline, or is per token
- * where another is per byte; MT_EDAMAGED names the line; MT_EIO. */
+ * finished, has no validation loss, occurs twice, shares no seed with the baseline, is per token
+ * where another is per byte, or was validated on another corpus; MT_EDAMAGED names the line;
+ * MT_EIO. */
 mt_status mt_compare_open(mt_comparison **comparison, char *const *paths, int count,
                           const char *baseline);
 /* NULL-safe; sets *comparison to NULL. */

@@ -27,8 +27,8 @@ typedef struct run {
     mt_comm *comm;
     bool lead; /* rank 0: keeps the run's directory, and speaks */
     mt_rundir dir;
-    mt_corpus *train, *valid; /* valid: NULL for none */
-    char corpus[IDENTITY];    /* of the training corpus */
+    mt_corpus *train, *valid;                      /* valid: NULL for none */
+    char corpus[IDENTITY], valid_corpus[IDENTITY]; /* what they hold; "" for none */
     char *config_text, *changed;
     mt_device *device;
     const char *gemm_path;
@@ -75,7 +75,6 @@ static void identify(char text[IDENTITY], const mt_corpus *corpus)
 static mt_status open_corpora(run *r)
 {
     const mt_config *c = r->config;
-    char valid[IDENTITY];
     mt_status status = open_corpus(&r->train, "data.train", c->train_corpus, c);
     if (status == MT_OK && *c->valid_corpus)
         status = open_corpus(&r->valid, "data.valid", c->valid_corpus, c);
@@ -83,8 +82,8 @@ static mt_status open_corpora(run *r)
     identify(r->corpus, r->train);
     MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
     if (!r->valid) return MT_OK;
-    identify(valid, r->valid);
-    return mt_ranks_check_same(r->comm, valid, "validation corpus");
+    identify(r->valid_corpus, r->valid);
+    return mt_ranks_check_same(r->comm, r->valid_corpus, "validation corpus");
 }
 
 /* ---- start --------------------------------------------------------------------------------------
@@ -237,9 +236,14 @@ static mt_status enter_directory(run *r, const mt_rundir_options *options)
 /* Rank 0's files of the run, and what they say of its past. */
 static mt_status open_records(run *r)
 {
+    const mt_rundir_record record = { .config = r->config,
+                                      .device = r->device,
+                                      .gemm_path = r->gemm_path,
+                                      .train_corpus = r->corpus,
+                                      .valid_corpus = r->valid_corpus };
     mt_status status = MT_OK;
     if (r->lead) {
-        status = mt_rundir_write(&r->dir, r->config, r->device, r->gemm_path);
+        status = mt_rundir_write(&r->dir, &record);
         if (status == MT_OK)
             status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
                                      mt_trainer_steps(r->trainer));

@@ -162,8 +162,9 @@ static void read_cpu_name(char name[128])
     if (file) fclose(file);
 }
 
-static json_t *describe(const mt_config *config, const mt_device *device, const char *gemm_path)
+static json_t *describe(const mt_rundir_record *r)
 {
+    const mt_device *device = r->device;
     char cpu[128], date[32];
     struct utsname host = { 0 };
     struct tm utc;
@@ -171,21 +172,22 @@ static json_t *describe(const mt_config *config, const mt_device *device, const 
     uname(&host);
     read_cpu_name(cpu);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:i, s:s, s:s, s:s}",
-                     "started", date, "git_revision", mt_build_revision(), "compiler",
-                     mt_build_compiler(), "libraries", mt_build_libraries(), "host", host.nodename,
-                     "system", host.release, "machine", host.machine, "cpu", cpu, "cores",
-                     (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "device", device->name, "threads",
-                     device->threads, "kernel_set", device->kernel_set ? device->kernel_set : "",
-                     "gemm_path", gemm_path, "dtype", mt_dtype_name(config->trainer.dtype));
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:i, s:s, s:s, s:s, s:s, s:s}",
+        "started", date, "git_revision", mt_build_revision(), "compiler", mt_build_compiler(),
+        "libraries", mt_build_libraries(), "host", host.nodename, "system", host.release, "machine",
+        host.machine, "cpu", cpu, "cores", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "device",
+        device->name, "threads", device->threads, "kernel_set",
+        device->kernel_set ? device->kernel_set : "", "gemm_path", r->gemm_path, "dtype",
+        mt_dtype_name(r->config->trainer.dtype), "train_corpus", r->train_corpus, "valid_corpus",
+        r->valid_corpus);
 }
 
-static mt_status write_env(const mt_rundir *dir, const mt_config *config, const mt_device *device,
-                           const char *gemm_path)
+static mt_status write_env(const mt_rundir *dir, const mt_rundir_record *record)
 {
     char path[MT_PATH_BYTES];
     MT_TRY(mt_path_format(path, "%s/env.json", dir->path));
-    json_t *object = describe(config, device, gemm_path);
+    json_t *object = describe(record);
     char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
     json_decref(object);
     MT_REQUIRE(text, MT_ENOMEM, "env.json: no memory");
@@ -194,14 +196,13 @@ static mt_status write_env(const mt_rundir *dir, const mt_config *config, const 
     return status;
 }
 
-mt_status mt_rundir_write(const mt_rundir *dir, const mt_config *config, const mt_device *device,
-                          const char *gemm_path)
+mt_status mt_rundir_write(const mt_rundir *dir, const mt_rundir_record *record)
 {
     char path[MT_PATH_BYTES], *text = NULL;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
-    MT_TRY(mt_config_text(&text, config));
+    MT_TRY(mt_config_text(&text, record->config));
     mt_status status = mt_file_write_all(path, text, strlen(text));
     free(text);
     MT_TRY(status);
-    return write_env(dir, config, device, gemm_path);
+    return write_env(dir, record);
 }

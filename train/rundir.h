@@ -28,10 +28,17 @@ mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config
 /* Lets other processes in. */
 void mt_rundir_close(mt_rundir *dir);
 
-/* Records the configuration, and where it runs: machine, kernel set, GEMM path, libraries,
- * revision. */
-mt_status mt_rundir_write(const mt_rundir *dir, const mt_config *config, const mt_device *device,
-                          const char *gemm_path);
+/* What a run is made of. */
+typedef struct mt_rundir_record {
+    const mt_config *config;
+    const mt_device *device;
+    const char *gemm_path;
+    const char *train_corpus, *valid_corpus; /* what identifies their contents; "" for none */
+} mt_rundir_record;
+
+/* Records the configuration, and with what and where it runs: corpora, machine, kernel set, GEMM
+ * path, libraries, revision. */
+mt_status mt_rundir_write(const mt_rundir *dir, const mt_rundir_record *record);
 
 #ifdef __cplusplus
 }

@@ -26,6 +26,22 @@ static mt_status print_group(const mt_comparison *c, int64_t g)
     return MT_OK;
 }
 
+/* Of two corpora that lay under one name the configurations know nothing. */
+static void print_replaced_corpus(const mt_comparison *c)
+{
+    for (int64_t i = 1; i < c->run_count; i++)
+        for (int64_t j = 0; j < i; j++) {
+            const mt_compare_run *a = &c->runs[j], *b = &c->runs[i];
+            if (!*a->train_corpus || !*b->train_corpus ||
+                strcmp(a->config.train_corpus, b->config.train_corpus) != 0 ||
+                strcmp(a->train_corpus, b->train_corpus) == 0)
+                continue;
+            printf("Not all runs read the same in %s: %s %s, %s %s.\n", a->config.train_corpus,
+                   a->path, a->train_corpus, b->path, b->train_corpus);
+            return;
+        }
+}
+
 /* What a reader of the table must know beside it. */
 static void print_notes(const mt_comparison *c)
 {
@@ -36,6 +52,7 @@ static void print_notes(const mt_comparison *c)
                *c->runs[i].origin ? c->runs[i].origin : "an unknown build");
         break;
     }
+    print_replaced_corpus(c);
     if (c->group_count == 1) {
         printf("All runs have one configuration: there is nothing to compare.\n");
         return;

@@ -336,6 +336,31 @@ static void runs_must_pair(void **state)
     assert_non_null(strstr(verb_output, "memory.recompute: none"));
 }
 
+/* Another file may lie under a name by the time of the next run. */
+static void corpora_are_compared_by_what_they_hold(void **state)
+{
+    (void)state;
+#define CORPORA(train, valid) "{\"train_corpus\": \"" train "\", \"valid_corpus\": \"" valid "\"}"
+    put_runs();
+    put_in("bf16-0", "env.json", CORPORA("sha256 a", "sha256 v"));
+    put_in("mxfp8-0", "env.json", CORPORA("sha256 a", "sha256 v"));
+    assert_verb(compare("bf16-1 bf16-0 mxfp8-1 mxfp8-0", ""), 0, "configuration");
+    assert_null(strstr(verb_output, "Not all runs read"));
+    put_in("mxfp8-0", "env.json", CORPORA("sha256 b", "sha256 v"));
+    assert_verb(compare("bf16-1 bf16-0 mxfp8-1 mxfp8-0", ""), 0,
+                "Not all runs read the same in a.h5: ");
+    assert_non_null(strstr(verb_output, "bf16-0 sha256 a, "));
+    assert_non_null(strstr(verb_output, "mxfp8-0 sha256 b.\n"));
+    put_in("mxfp8-0", "env.json", CORPORA("sha256 a", "sha256 w"));
+    assert_verb(compare("bf16-1 bf16-0 mxfp8-1 mxfp8-0", ""), MT_EXIT_USAGE,
+                "bf16-0' was validated on sha256 v, ");
+    assert_non_null(strstr(verb_output, "mxfp8-0' on sha256 w: they have no difference"));
+    assert_verb(compare("bf16-1 mxfp8-1 mxfp8-0", ""), 0, "configuration");
+    assert_int_equal(unlink(in_dir("bf16-0/env.json")), 0);
+    assert_int_equal(unlink(in_dir("mxfp8-0/env.json")), 0);
+#undef CORPORA
+}
+
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
@@ -386,6 +411,7 @@ int main(void)
         cmocka_unit_test(a_failed_plot_leaves_the_old_one),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(runs_must_pair),
+        cmocka_unit_test(corpora_are_compared_by_what_they_hold),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

@@ -22,6 +22,12 @@ static void a_run_leaves_what_it_promises(void **state)
     json_t *env = json_load_file("straight/env.json", 0, NULL);
     assert_non_null(json_object_get(env, "kernel_set"));
     assert_non_null(json_object_get(env, "gemm_path"));
+    static const char *const corpora[] = { "train_corpus", "valid_corpus" };
+    for (int i = 0; i < 2; i++) {
+        const char *holds = json_string_value(json_object_get(env, corpora[i]));
+        assert_non_null(holds);
+        assert_true(strstr(holds, "sha256 ") && strstr(holds, " tokens"));
+    }
     json_decref(env);
     json_t *lines = read_metrics("straight");
     assert_int_equal(json_array_size(lines),
