@@ -21,6 +21,19 @@ struct mt_checkpoint {
 /* ---- opening -----------------------------------------------------------------------------------
  */
 
+static mt_status read_tokens(mt_checkpoint *c)
+{
+    bool has;
+    c->meta.tokens = -1;
+    MT_TRY(mt_h5_exists(c->file, "/data", &has));
+    if (has) MT_TRY(mt_h5_has_attribute(c->file, "/data", "tokens", &has));
+    if (!has) return MT_OK;
+    MT_TRY(mt_h5_get_i64(c->file, "/data", "tokens", &c->meta.tokens));
+    MT_REQUIRE(c->meta.tokens >= 0, MT_EDAMAGED, "'%s': tokens of /data is %lld", c->path,
+               (long long)c->meta.tokens);
+    return MT_OK;
+}
+
 static mt_status read_meta(mt_checkpoint *c)
 {
     mt_checkpoint_meta *m = &c->meta;
@@ -47,6 +60,7 @@ static mt_status read_meta(mt_checkpoint *c)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         MT_TRY(mt_h5_get_string(c->file, "/meta", texts[i].name, texts[i].text));
     MT_TRY(mt_h5_exists(c->file, "/optim", &m->training));
+    MT_TRY(read_tokens(c));
     return mt_hf_config_parse(&m->config, m->config_text, strlen(m->config_text), c->path, true);
 }
 
@@ -310,6 +324,7 @@ mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *check
         MT_TRY(mt_device_copy(mt_param_store_device(state->params), state->step_state, &step_state,
                               sizeof step_state));
     state->step = checkpoint->meta.step;
+    state->tokens = checkpoint->meta.tokens;
     state->seed = checkpoint->meta.seed;
     return MT_OK;
 }

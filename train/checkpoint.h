@@ -8,7 +8,8 @@
  *   there and are not stored twice; the step state, field by field, as attributes
  * - /optim/{m,v}/<HF name>: moments, elements as they are stored (f32, f64, bf16, or u8 codes of
  *   E4M3; attribute moments of /optim), and /optim/{m,v}_scales/<our name>: f32 [blocks] of fp8
- * - /rng, /data: attributes: seed and position of the next step's draws and batch
+ * - /rng, /data: attributes: seed and position of the next step's draws and batch, which follows on
+ *   /data's `tokens` of the training data (older files: on batches as large as the run's)
  * - /state/router_bias/<i>: f32 [E] of MoE layer i
  * - /state/delayed/<layer>.<slot>.{scale,history}: f32 [N] and [length, N] of fp8_delayed
  *
@@ -96,7 +97,7 @@ void mt_checkpoint_close(mt_checkpoint **checkpoint);
 
 typedef struct mt_checkpoint_meta {
     mt_model_config config;
-    int64_t step;
+    int64_t step, tokens; /* of the training data so far; tokens -1: not recorded */
     uint64_t seed;
     bool training; /* has optimizer state */
     /* texts; "" where none was recorded */
@@ -129,7 +130,7 @@ typedef struct mt_checkpoint_state {
     mt_moments moments; /* how they are stored, with scales where the form has them */
     float *m_scales, *v_scales;
     struct mt_step_state *step_state;
-    int64_t step;
+    int64_t step, tokens; /* as in mt_checkpoint_meta */
     uint64_t seed;
     mt_dtype compute;
     int64_t moe_layers;

@@ -26,6 +26,7 @@ static void describe_trainer(mt_checkpoint_state *s, const mt_trainer *trainer)
                                 .v_scales = mt_optimizer_v_scales(optimizer),
                                 .step_state = mt_optimizer_state(optimizer),
                                 .step = mt_trainer_steps(trainer),
+                                .tokens = mt_trainer_tokens(trainer),
                                 .seed = config->seed,
                                 .compute = config->dtype,
                                 .comm = config->comm };
@@ -101,6 +102,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
     MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
+    if (state.tokens >= 0) mt_trainer_set_tokens(trainer, state.tokens);
     MT_TRY_CLEANUP(mt_checkpoint_read_nans(&state, checkpoint));
 cleanup:
     mt_checkpoint_close(&checkpoint);

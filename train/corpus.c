@@ -358,16 +358,17 @@ static uint64_t shuffled(uint64_t seed, uint64_t epoch, uint64_t i, uint64_t cou
     return i;
 }
 
-mt_status mt_corpus_batch(const mt_corpus *corpus, uint64_t seed, int64_t step, int64_t batch,
+mt_status mt_corpus_batch(const mt_corpus *corpus, uint64_t seed, int64_t first, int64_t batch,
                           int64_t sequence, int32_t *tokens, int32_t *targets)
 {
     MT_TRY(check_window(corpus, sequence));
-    MT_REQUIRE(step >= 0 && batch >= 0 && (batch == 0 || step <= INT64_MAX / batch - 1), MT_EINVAL,
-               "step %lld of %lld sequences cannot be counted", (long long)step, (long long)batch);
+    MT_REQUIRE(first >= 0 && batch >= 0 && first <= INT64_MAX - batch, MT_EINVAL,
+               "%lld samples from sample %lld on cannot be counted", (long long)batch,
+               (long long)first);
     int64_t windows = mt_corpus_windows_per_epoch(corpus, sequence);
     uint64_t phases = (uint64_t)(corpus->info.tokens - windows * sequence); /* 0 to n - 1 - W S */
     for (int64_t b = 0; b < batch; b++) {
-        int64_t sample = step * batch + b, epoch = sample / windows;
+        int64_t sample = first + b, epoch = sample / windows;
         uint64_t phase = mt_rng_below(seed, STREAM_PHASE, (uint64_t)epoch, phases);
         uint64_t window =
             shuffled(seed, (uint64_t)epoch, (uint64_t)(sample % windows), (uint64_t)windows);

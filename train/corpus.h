@@ -48,12 +48,11 @@ mt_status mt_corpus_tokens(const mt_corpus *corpus, int64_t first, int64_t count
 
 /* Training windows. The windows of an epoch are S + 1 tokens at stride S from a phase drawn for
  * that epoch, in an order drawn for that epoch; as many in every epoch. Sample i of the run is
- * window i mod W of epoch i / W; step s takes samples s * batch to (s + 1) * batch - 1: a pure
- * function of seed and step. */
+ * window i mod W of epoch i / W: a pure function of seed and i. */
 int64_t mt_corpus_windows_per_epoch(const mt_corpus *corpus, int64_t sequence);
-/* tokens, targets: int32 [batch, sequence]. Errors: MT_ECONFIG when the corpus is shorter than a
- * window. */
-mt_status mt_corpus_batch(const mt_corpus *corpus, uint64_t seed, int64_t step, int64_t batch,
+/* Samples [first, first + batch). tokens, targets: int32 [batch, sequence]. Errors: MT_ECONFIG when
+ * the corpus is shorter than a window. */
+mt_status mt_corpus_batch(const mt_corpus *corpus, uint64_t seed, int64_t first, int64_t batch,
                           int64_t sequence, int32_t *tokens, int32_t *targets);
 
 /* Validation windows: window i is tokens [i S, i S + S], a shorter tail left out. 0 when there are

@@ -187,6 +187,12 @@ static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
     return status;
 }
 
+/* The place in the data is kept in tokens: sequences may have had another length. */
+static int64_t sequences_so_far(const run *r)
+{
+    return mt_trainer_tokens(r->trainer) / r->config->trainer.sequence_length;
+}
+
 /* Goes on from the newest complete checkpoint. */
 static mt_status resume(run *r, bool force)
 {
@@ -198,7 +204,8 @@ static mt_status resume(run *r, bool force)
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
     if (r->lead && r->damaged) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
-    mt_progress_note(&r->progress, "resumed from %s", path);
+    mt_progress_note(&r->progress, "resumed from %s, after %lld sequences of %lld tokens", path,
+                     (long long)sequences_so_far(r), (long long)r->config->trainer.sequence_length);
     if (r->saved_step <= r->config->trainer.steps) return MT_OK;
     status = MT_FAIL(MT_ECONFIG, "%.300s has made %lld steps, train.steps is %lld", path,
                      (long long)r->saved_step, (long long)r->config->trainer.steps);
@@ -396,7 +403,7 @@ static mt_status report(run *r, const mt_step_result *result)
     int64_t step = result->step + 1, batch_tokens = t->batch_size * t->sequence_length;
     bool due = step % r->config->log_every == 0 || step == t->steps || !result->loss_finite;
     mt_metrics_step line = { .step = step,
-                             .tokens = step * batch_tokens,
+                             .tokens = mt_trainer_tokens(r->trainer),
                              .seconds = r->past.seconds + r->seconds,
                              .loss = result->loss,
                              .aux_loss = result->aux_loss,
@@ -430,8 +437,8 @@ static mt_status one_step(run *r, int64_t step)
     const mt_trainer_config *t = &r->config->trainer;
     mt_step_result result;
     double began = mt_progress_clock(), waited = mt_comm_waited(r->comm);
-    MT_TRY(mt_corpus_batch(r->train, t->seed, step, t->batch_size, t->sequence_length, r->tokens,
-                           r->targets));
+    MT_TRY(mt_corpus_batch(r->train, t->seed, sequences_so_far(r), t->batch_size,
+                           t->sequence_length, r->tokens, r->targets));
     MT_TRY(mt_statistics_begin(r->statistics, step + 1));
     MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
     MT_TRY(mt_statistics_end(r->statistics));

@@ -360,6 +360,16 @@ int64_t mt_trainer_steps(const mt_trainer *t)
     return t->steps;
 }
 
+int64_t mt_trainer_tokens(const mt_trainer *t)
+{
+    return t->sampled;
+}
+
+void mt_trainer_set_tokens(mt_trainer *t, int64_t tokens)
+{
+    t->sampled = tokens;
+}
+
 int64_t mt_trainer_replayed(const mt_trainer *t)
 {
     return t->replayed;
@@ -369,6 +379,7 @@ mt_status mt_trainer_set_steps(mt_trainer *t, int64_t steps)
 {
     bool changed;
     t->steps = steps;
+    t->sampled = steps * t->config.batch_size * t->config.sequence_length;
     MT_TRY(mt_trainer_begin_draws(t));
     MT_TRY(mt_precision_set_step(mt_model_precision(t->model), steps, &changed));
     return mt_model_refresh(t->model, &t->stream);

@@ -107,6 +107,10 @@ mt_device *mt_trainer_device(const mt_trainer *trainer);
  * that step hold, and every compute copy is written from its master. */
 int64_t mt_trainer_steps(const mt_trainer *trainer);
 mt_status mt_trainer_set_steps(mt_trainer *trainer, int64_t steps);
+/* Tokens of the steps made so far: the place in the training data. After mt_trainer_set_steps those
+ * of so many batches of the configuration; set when other batches went before. */
+int64_t mt_trainer_tokens(const mt_trainer *trainer);
+void mt_trainer_set_tokens(mt_trainer *trainer, int64_t tokens);
 /* Steps that were replayed from a recorded graph. */
 int64_t mt_trainer_replayed(const mt_trainer *trainer);
 

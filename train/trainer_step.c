@@ -210,6 +210,7 @@ static mt_status advance(mt_trainer *t)
 {
     bool changed;
     t->steps++;
+    t->sampled += t->config.batch_size * t->config.sequence_length;
     return mt_precision_set_step(mt_model_precision(t->model), t->steps, &changed);
 }
 

@@ -247,8 +247,8 @@ static void try_corpus(const char *path, stream *s, bool must_load)
     }
     const mt_corpus_info *info = mt_corpus_get_info(corpus);
     int32_t x[2 * 4], y[2 * 4];
-    for (int64_t step = 0; step < 8; step++)
-        if (mt_corpus_batch(corpus, 1, step, 2, 4, x, y) == MT_OK)
+    for (int64_t first = 0; first < 16; first += 2)
+        if (mt_corpus_batch(corpus, 1, first, 2, 4, x, y) == MT_OK)
             for (int i = 0; i < 8; i++)
                 if (x[i] < 0 || x[i] >= info->vocab_size || y[i] < 0 || y[i] >= info->vocab_size)
                     abort();

@@ -80,10 +80,13 @@ static void test_resume(void **state)
         char path[MT_CHECKPOINT_PATH];
         mt_trainer *straight = make_trainer(dtypes[d]), *resumed = make_trainer(dtypes[d]);
         for (int i = 0; i < 3; i++) step(straight);
+        int64_t tokens = mt_trainer_tokens(straight) + d;
+        mt_trainer_set_tokens(straight, tokens);
         assert_ok(mt_checkpoint_save(in_dir("run"), straight, &info, path));
         assert_non_null(strstr(path, "run/step_00000003"));
         assert_ok(mt_checkpoint_load(resumed, path, "text 1", false));
         expect_same(straight, resumed);
+        assert_int_equal(mt_trainer_tokens(resumed), tokens);
         for (int i = 0; i < 4; i++) {
             double want = step(straight), got = step(resumed);
             assert_true(want == got);

@@ -403,20 +403,20 @@ static void test_batches(void **state)
     static int32_t all[STEPS * BATCH * S], all_targets[STEPS * BATCH * S];
     int32_t tokens[4 * BATCH * S], targets[4 * BATCH * S];
     for (int64_t s = 0; s < STEPS; s++)
-        assert_ok(
-            mt_corpus_batch(c, 3, s, BATCH, S, all + s * BATCH * S, all_targets + s * BATCH * S));
+        assert_ok(mt_corpus_batch(c, 3, s * BATCH, BATCH, S, all + s * BATCH * S,
+                                  all_targets + s * BATCH * S));
     for (int64_t s = STEPS - 1; s >= 0; s -= 7) {
-        assert_ok(mt_corpus_batch(c, 3, s, BATCH, S, tokens, targets));
+        assert_ok(mt_corpus_batch(c, 3, s * BATCH, BATCH, S, tokens, targets));
         assert_memory_equal(tokens, all + s * BATCH * S, BATCH * S * sizeof *tokens);
         assert_memory_equal(targets, all_targets + s * BATCH * S, BATCH * S * sizeof *tokens);
     }
-    assert_ok(mt_corpus_batch(c, 3, 1, 4 * BATCH, S, tokens, targets));
-    assert_memory_equal(tokens, all + 4 * BATCH * S, sizeof tokens);
+    assert_ok(mt_corpus_batch(c, 3, 3, 4 * BATCH, S, tokens, targets));
+    assert_memory_equal(tokens, all + 3 * S, sizeof tokens);
     assert_ok(mt_corpus_batch(c, 4, 0, BATCH, S, tokens, targets));
     assert_true(memcmp(tokens, all, BATCH * S * sizeof *tokens) != 0);
     assert_ok(mt_corpus_batch(c, 3, 0, 0, S, NULL, NULL));
-    assert_fails(mt_corpus_batch(c, 3, -1, 1, S, tokens, targets), MT_EINVAL, "step -1");
-    assert_fails(mt_corpus_batch(c, 3, INT64_MAX, 2, S, tokens, targets), MT_EINVAL, "step");
+    assert_fails(mt_corpus_batch(c, 3, -1, 1, S, tokens, targets), MT_EINVAL, "from sample -1");
+    assert_fails(mt_corpus_batch(c, 3, INT64_MAX, 2, S, tokens, targets), MT_EINVAL, "2 samples");
     assert_fails(mt_corpus_batch(c, 3, 0, 1, 0, tokens, targets), MT_EINVAL, "not positive");
     assert_fails(mt_corpus_batch(c, 3, 0, 1, 1500, tokens, targets), MT_ECONFIG, "1500 tokens");
     mt_corpus_close(&c);

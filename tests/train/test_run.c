@@ -383,6 +383,43 @@ static void another_model_or_corpus_is_refused(void **state)
     assert_program("train t.yaml --resume", 2, "--resume needs --run");
 }
 
+static double number_at(const char *run, int line, const char *key)
+{
+    json_t *lines = read_metrics(run);
+    double x = json_number_value(json_object_get(json_array_get(lines, (size_t)line), key));
+    json_decref(lines);
+    return x;
+}
+
+/* Three batches of four sequences, then batches of two: as after six of them. The rate is too small
+ * to change a weight. */
+static void other_batches_go_on_at_the_same_place_in_the_data(void **state)
+{
+    (void)state;
+#define STILL " --set optim.lr=1e-30 --set model.router_bias_update_rate=0 --set train.eval_every=0"
+    assert_program("train t.yaml --run twos --set train.steps=9 --set train.batch_size=2" STILL, 0,
+                   "done");
+    assert_program("train t.yaml --run place --set train.steps=3" STILL, 0, "done");
+    assert_program("train t.yaml --run place --resume --force --set train.steps=5 "
+                   "--set train.batch_size=2" STILL,
+                   0, "place/ckpt/step_00000003, after 12 sequences of 32 tokens");
+    assert_program("train t.yaml --run place --resume --set train.steps=6 "
+                   "--set train.batch_size=2" STILL,
+                   0, "place/ckpt/step_00000005, after 16 sequences of 32 tokens");
+    /* an evaluation stands after the third line, and one after the fifth */
+    static const int same[][2] = { { 4, 6 }, { 5, 7 }, { 7, 8 } };
+    for (int i = 0; i < 3; i++) {
+        assert_true(number_at("place", same[i][0], "loss") ==
+                    number_at("twos", same[i][1], "loss"));
+        assert_true(number_at("place", same[i][0], "tokens") ==
+                    number_at("twos", same[i][1], "tokens"));
+    }
+    assert_program("train t.yaml --run place --resume --force --set train.steps=7 "
+                   "--set train.batch_size=2 --set data.sequence_length=64" STILL,
+                   0, "after 9 sequences of 64 tokens");
+#undef STILL
+}
+
 /* Also within one second, and one after the other has ended. */
 static void runs_begun_together_have_directories_of_their_own(void **state)
 {
@@ -420,6 +457,7 @@ int main(void)
         cmocka_unit_test(runs_begun_together_have_directories_of_their_own),
         cmocka_unit_test(the_corpus_says_what_tokens_are),
         cmocka_unit_test(another_model_or_corpus_is_refused),
+        cmocka_unit_test(other_batches_go_on_at_the_same_place_in_the_data),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
