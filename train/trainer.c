@@ -32,7 +32,9 @@ mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **
                                        .history = c->delayed_history,
                                        .margin = c->delayed_margin,
                                        .most_recent = c->delayed_most_recent,
-                                       .seed = c->seed };
+                                       .seed = c->seed,
+                                       .bf16_grads = c->grad_dtype == MT_BF16 && !c->forward_only,
+                                       .master = c->optim.master };
     return MT_OK;
 }
 
@@ -49,8 +51,6 @@ static mt_status create_model(mt_trainer *t)
     options.exchange_tokens = c->micro_batch_size * c->sequence_length;
     options.shards =
         (mt_fsdp_options){ .keep_gathered = c->keep_gathered, .reduce_bf16 = c->reduce_bf16 };
-    options.bf16_grads = c->grad_dtype == MT_BF16 && !c->forward_only;
-    options.master = c->optim.master;
     options.offload = c->optim.offload;
     mt_status status = mt_model_create(&t->model, t->device, &c->model, c->dtype,
                                        c->sequence_length, !c->forward_only, &options);

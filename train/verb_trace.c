@@ -18,12 +18,14 @@ struct options {
     mt_trace_options trace;
 };
 
+/* *dtype: MT_DTYPE_COUNT where none was given. */
 static mt_status check_options(const struct options *o, mt_dtype *dtype)
 {
     MT_REQUIRE(o->tokens && o->out, MT_ECONFIG, "trace: %s is missing",
                o->tokens ? "-o OUT.h5" : "--tokens IN.h5");
-    MT_TRY(mt_dtype_parse(dtype, o->dtype));
-    MT_REQUIRE(*dtype == MT_F32 || *dtype == MT_BF16 || *dtype == MT_F64, MT_ECONFIG,
+    *dtype = MT_DTYPE_COUNT;
+    if (o->dtype) MT_TRY(mt_dtype_parse(dtype, o->dtype));
+    MT_REQUIRE(!o->dtype || *dtype == MT_F32 || *dtype == MT_BF16 || *dtype == MT_F64, MT_ECONFIG,
                "--dtype is %s, must be f32, bf16 or f64", o->dtype);
     MT_REQUIRE(!o->trace.grads || o->trace.targets, MT_ECONFIG, "--grads needs --targets");
     MT_REQUIRE(!o->steps || !(o->trace.grads || o->trace.activations), MT_ECONFIG,
@@ -62,6 +64,7 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     mt_trainer_config *t = &config->trainer;
     *first_pass = *meta->run_config ? mt_trainer_first_pass(t, meta->step) : 0;
     t->model = meta->config;
+    if (dtype == MT_DTYPE_COUNT) dtype = t->grad_dtype == MT_F32 ? MT_F32 : t->dtype;
     t->dtype = dtype;
     t->sequence_length = in->sequence;
     t->batch_size = t->micro_batch_size = in->batch;
@@ -167,7 +170,7 @@ cleanup:
 
 mt_status mt_verb_trace(int argc, char **argv)
 {
-    struct options o = { .dtype = "f32" };
+    struct options o = { .dtype = NULL };
     int64_t steps = not_given;
     const mt_option options[] = {
         { "tokens", MT_OPTION_TEXT, &o.tokens, "IN.h5",
@@ -180,7 +183,8 @@ mt_status mt_verb_trace(int argc, char **argv)
         { "activations", MT_OPTION_TEXT, &o.trace.activations, "GLOB",
           "activations/<name> of those that fit, [B,S,width]" },
         { "dtype", MT_OPTION_TEXT, &o.dtype, "DTYPE",
-          "compute in f32 (default), bf16 or f64; f64 is written as f64, the others as f32" },
+          "compute in f32 (default; a run with other gradients in its own), bf16 or f64; f64 is "
+          "written as f64, the others as f32" },
         { "steps", MT_OPTION_INT, &steps, "N",
           "tokens are [N,B,S]: one AdamW step each; losses, aux_losses, grad_norms f64 [N]" },
         { "set", MT_OPTION_LIST, &o.sets, "K=V", "a configuration key, such as optim.lr=1e-3" },

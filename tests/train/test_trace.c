@@ -274,6 +274,40 @@ static void bf16_is_written_as_f32(void **state)
     free(logits);
 }
 
+static float get_f32(const char *name)
+{
+    mt_h5_info info;
+    float *x = get(name, MT_F32, &info), value = x[0];
+    free(x);
+    return value;
+}
+
+/* A run whose gradients are bf16 computes in bf16: nobody has to say so. */
+static void gradients_are_those_of_the_run(void **state)
+{
+    (void)state;
+    static const char run[] =
+        "model: {vocab_size: 29, hidden_size: 12, num_hidden_layers: 3, num_attention_heads: 4, "
+        "head_dim: 6, moe_intermediate_size: 10, num_experts: 8, num_experts_per_tok: 2}\n"
+        "data: {train: none.h5}\n"
+        "train: {dtype: bf16, grad_dtype: bf16}\n";
+    mt_h5_info info;
+    mt_model_config c = small_model(false);
+    make_run_checkpoint(in_dir("ckpt"), &c, run);
+    make_input(false, NULL);
+    assert_verb(TRACE("--targets --grads"), 0, "");
+    float *grad = get("grads/model.layers.0.mlp.experts.0.up_proj.weight", MT_F32, &info);
+    for (int64_t i = 0; i < info.count; i++)
+        assert_true(mt_bf16_to_f32(mt_f32_to_bf16(grad[i])) == grad[i]);
+    free(grad);
+    float loss = get_f32("loss");
+    assert_verb(TRACE("--targets --grads --dtype bf16"), 0, "");
+    assert_true(get_f32("loss") == loss);
+    assert_verb(TRACE("--targets --dtype f32"), MT_EXIT_USAGE, "train.grad_dtype is bf16");
+    assert_verb(TRACE("--targets --dtype f32 --set train.grad_dtype=f32"), 0, "");
+    assert_true(get_f32("loss") != loss);
+}
+
 /* The losses of steps are those of a trainer at the same rate; the first is that of the batch. */
 static void steps_equal_the_trainer(void **state)
 {
@@ -416,6 +450,7 @@ int main(void)
         cmocka_unit_test(ignored_targets_do_not_count),
         cmocka_unit_test(activations_follow_the_pattern),
         cmocka_unit_test(bf16_is_written_as_f32),
+        cmocka_unit_test(gradients_are_those_of_the_run),
         cmocka_unit_test(steps_equal_the_trainer),
         cmocka_unit_test(steps_of_a_run_over_ranks),
         cmocka_unit_test(a_recipe_holds_for_a_batch),
