@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { LINE = 512 };
 
@@ -48,6 +49,18 @@ static void describe_rule(const mt_recipe_rule *rule, mt_paths_line line, void *
     line(context, text);
 }
 
+/* Whether a later rule holds wherever this one would: the last that matches counts. */
+static bool is_covered(const mt_recipe_rules *rules, size_t i)
+{
+    const mt_recipe_rule *rule = mt_recipe_rules_get(rules, i), *later;
+    while ((later = mt_recipe_rules_get(rules, ++i))) {
+        bool layers = !later->layers || (rule->layers && strcmp(rule->layers, later->layers) == 0);
+        bool ends = later->end < 0 || (rule->end >= 0 && rule->end <= later->end);
+        if (layers && ends && later->first <= rule->first) return true;
+    }
+    return false;
+}
+
 mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device,
                         mt_paths_line line, void *context)
 {
@@ -58,6 +71,7 @@ mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device
     MT_TRY(mt_device_kernels(device, config->dtype, &kernels));
     MT_TRY(mt_recipe_rules_create(&rules, config->recipe, config->dtype));
     for (size_t i = 0; (rule = mt_recipe_rules_get(rules, i)); i++) {
+        if (is_covered(rules, i)) continue;
         describe_rule(rule, line, context);
         describe_recipe(&rule->recipe, kernels, line, context);
     }

@@ -193,6 +193,32 @@ static void parameters_and_work_are_counted(void **state)
     assert_true(tied.forward_flops == plan.forward_flops);
 }
 
+/* Where the last rule that matches is always another one, a rule is in use nowhere. */
+static void rules_under_later_ones_are_not_reported(void **state)
+{
+    (void)state;
+    char line[512];
+    put_text(
+        in_dir("r.yaml"),
+        "model: {vocab_size: 256, hidden_size: 64, num_hidden_layers: 2,\n"
+        "  num_attention_heads: 4, moe_intermediate_size: 32, num_experts: 4,\n"
+        "  num_experts_per_tok: 2}\n"
+        "data: {train: none.h5, sequence_length: 32}\n"
+        "recipe: [{use: fp8_block}, {layers: '*experts*', use: nvfp4}, {steps: 3-, use: bf16},\n"
+        "  {use: mxfp8}, {layers: '*experts*', steps: 2-9, use: bf16},\n"
+        "  {layers: '*experts*', steps: 2-, use: nvfp4}, {layers: '*experts*', use: bf16,\n"
+        "  steps: 4-}]\n");
+    snprintf(line, sizeof line, "plan %s", in_dir("r.yaml"));
+    assert_verb(line, 0, "recipe of every layer\n  fprop: W row mxfp8");
+    int said = 0;
+    for (const char *at = verb_output; (at = strstr(at, "recipe of ")); at++) said++;
+    assert_int_equal(said, 3);
+    assert_non_null(
+        strstr(verb_output, "recipe of layers *experts*, steps 2..\n  fprop: W row nvfp4"));
+    assert_non_null(
+        strstr(verb_output, "recipe of layers *experts*, steps 4..\n  fprop: W row bf16"));
+}
+
 static void the_verb_reports_it(void **state)
 {
     (void)state;
@@ -282,6 +308,7 @@ int main(void)
         cmocka_unit_test(options_change_the_plan),
         cmocka_unit_test(a_gpu_is_planned_for_without_one),
         cmocka_unit_test(parameters_and_work_are_counted),
+        cmocka_unit_test(rules_under_later_ones_are_not_reported),
         cmocka_unit_test(the_verb_reports_it),
         cmocka_unit_test(absurd_sizes_are_refused),
         cmocka_unit_test(many_tokens_are_planned_at_once),
