@@ -87,7 +87,7 @@ typedef struct mt_corpus_pack_args {
     const char *split;  /* NULL: everything to output; "documents:N": every N-th input is held out;
                            "tail:N": the last N-th of each input; "kjv": of a Bible, a verse a
                            line, every 20th chapter and the last book */
-    const char *sha256; /* expected of the inputs together; NULL: not checked */
+    const char *sha256; /* expected of the inputs together, in either case; NULL: not checked */
 } mt_corpus_pack_args;
 
 typedef struct mt_corpus_pack_result {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <xxhash.h>
 
 #include "train/corpus_priv.h"
@@ -124,7 +125,7 @@ static mt_status hash_sources(char hex[MT_CORPUS_TEXT], const mt_corpus_source *
     for (int64_t i = 0; i < args->input_count; i++)
         mt_sha256_add(&sha, sources[i].map.data, sources[i].map.bytes);
     mt_sha256_end(&sha, hex);
-    MT_REQUIRE(!args->sha256 || !strcmp(args->sha256, hex), MT_EDAMAGED,
+    MT_REQUIRE(!args->sha256 || !strcasecmp(args->sha256, hex), MT_EDAMAGED,
                "'%s'%s has sha256 %s, must be %s", args->inputs[0],
                args->input_count > 1 ? " and the other files together" : "", hex, args->sha256);
     return MT_OK;

@@ -1,4 +1,4 @@
-/* Corpora: packing, splitting, verifying, and windows as a pure function of seed and step. */
+/* Corpora: packing, splitting, verifying, and windows as a pure function of seed and sample. */
 #include <xxhash.h>
 
 #include "tests/train/files.h"
@@ -99,6 +99,7 @@ static void test_bytes(void **state)
     mt_corpus_close(&corpus);
     args.output = in_dir("c.h5");
     args.sha256 = strcpy(sha256, result.sha256);
+    sha256[strcspn(sha256, "abcdef")] -= 'a' - 'A'; /* both cases */
     assert_ok(mt_corpus_pack(&result, &args));
     args.sha256 = "00";
     assert_fails(mt_corpus_pack(&result, &args), MT_EDAMAGED, "must be 00");
