@@ -192,6 +192,17 @@ static mt_status check_validated_alike(const mt_comparison *c, int64_t i)
     return MT_OK;
 }
 
+/* Runs that do not say what they read may be from when losses on every corpus were called those of
+ * bytes: a run on the same data.valid knows better. */
+static void settle_units(mt_comparison *c)
+{
+    for (int64_t i = 0; i < c->run_count; i++)
+        for (int64_t j = 0; !*c->runs[i].valid_corpus && j < c->run_count; j++)
+            if (!strcmp(c->runs[i].config.valid_corpus, c->runs[j].config.valid_corpus) &&
+                !strcmp(c->runs[j].unit, "token"))
+                c->runs[i].unit = "token";
+}
+
 /* Puts a run into its group. */
 static mt_status place(mt_comparison *c, int64_t i)
 {
@@ -320,8 +331,9 @@ mt_status mt_compare_open(mt_comparison **comparison, char *const *paths, int co
     for (int i = 0; i < count; i++) {
         c->runs[c->run_count++].group = -1;
         MT_TRY_CLEANUP(read_run(&c->runs[i], paths[i]));
-        MT_TRY_CLEANUP(place(c, i));
     }
+    settle_units(c);
+    for (int i = 0; i < count; i++) MT_TRY_CLEANUP(place(c, i));
     MT_TRY_CLEANUP(choose_baseline(c, baseline));
     MT_TRY_CLEANUP(take_differences(c));
 cleanup:

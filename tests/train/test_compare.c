@@ -336,6 +336,22 @@ static void runs_must_pair(void **state)
     assert_non_null(strstr(verb_output, "memory.recompute: none"));
 }
 
+/* Metrics once called bits a token those of a byte. */
+static void the_old_name_of_bits_a_token_is_known(void **state)
+{
+    (void)state;
+    static const char tokens[] = "{\"step\":30,\"valid_bits_per_token\":2,\"full\":true}\n";
+    put_runs();
+    put_in("mxfp8-0", "metrics.jsonl", tokens);
+    assert_verb(compare("bf16-0 mxfp8-0", ""), 0, "bits/token");
+    assert_verb(compare("mxfp8-0 bf16-0", ""), 0, "bits/token");
+    put_in("bf16-0", "env.json", "{\"valid_corpus\": \"sha256 v\"}");
+    assert_verb(compare("bf16-0 mxfp8-0", ""), MT_EXIT_USAGE, "bits per token: they have no");
+    assert_int_equal(unlink(in_dir("bf16-0/env.json")), 0);
+    put_config("mxfp8-0", "mxfp8", 0, "c.h5");
+    assert_verb(compare("bf16-0 mxfp8-0", ""), MT_EXIT_USAGE, "bits per token: they have no");
+}
+
 /* Another file may lie under a name by the time of the next run. */
 static void corpora_are_compared_by_what_they_hold(void **state)
 {
@@ -411,6 +427,7 @@ int main(void)
         cmocka_unit_test(a_failed_plot_leaves_the_old_one),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(runs_must_pair),
+        cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
         cmocka_unit_test(corpora_are_compared_by_what_they_hold),
         cmocka_unit_test(every_allocation_may_fail),
     };
