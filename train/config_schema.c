@@ -139,7 +139,9 @@ const mt_config_key mt_config_keys[] = {
       .help = "stochastic rounding of bf16 moments" },
     { "optim.master", MT_KEY_ENUM, AT(trainer.optim.master), .names = NAMES("f32", "bf16+i16"),
       .fixed = true,
-      .help = "storage of GEMM weights: f32, or a bf16 and an i16 that hold the same" },
+      .help =
+          "storage of GEMM weights: f32, or a bf16 and an i16 that hold the same; a tie between "
+          "two bf16 then goes away from zero, of f32 to the even one" },
     { "optim.offload", MT_KEY_BOOL, AT(trainer.optim.offload), .value = "false",
       .help = "masters and moments wait in the host's memory: slower updates, the same bits" },
 

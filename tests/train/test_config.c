@@ -407,6 +407,7 @@ static void help_names_every_key(void **state)
         assert_non_null(strstr(text, mt_config_keys[i].help));
     }
     assert_non_null(strstr(text, "timeout: 300 "));
+    assert_non_null(strstr(text, "a tie between two bf16 then goes away from zero"));
     free(text);
 }
 
