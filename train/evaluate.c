@@ -15,11 +15,12 @@ double mt_bits(double nats)
 typedef struct finding {
     double sum;
     int64_t counted, signal;
+    bool unread; /* its windows could not be read: what it ran is none of them */
 } finding;
 
 /* A round: each rank runs the micro-batch of its place; what they found comes back in their order,
  * which is that of one rank. A rank past the end runs the first one again, for the others' sake:
- * they need its part of the weights. */
+ * they need its part of the weights; so does one that cannot read its windows, until all know. */
 static mt_status run_round(finding *all, const mt_evaluation *e, mt_trainer *trainer,
                            const mt_corpus *corpus, int64_t first, int32_t *tokens,
                            int32_t *targets)
@@ -32,14 +33,19 @@ static mt_status run_round(finding *all, const mt_evaluation *e, mt_trainer *tra
     bool idle = at >= e->windows;
     if (idle) at = 0;
     int64_t count = e->windows - at < c->micro_batch_size ? e->windows - at : c->micro_batch_size;
-    for (int64_t i = 0; i < count; i++)
-        MT_TRY(mt_corpus_window(corpus, s, (at + i) * windows / e->windows, tokens + i * s,
-                                targets + i * s));
+    mt_status read = MT_OK;
+    for (int64_t i = 0; i < count && read == MT_OK; i++)
+        read = mt_corpus_window(corpus, s, (at + i) * windows / e->windows, tokens + i * s,
+                                targets + i * s);
+    own.unread = read != MT_OK;
     MT_TRY(mt_trainer_eval(trainer, tokens, targets, count, &own.sum, &own.counted));
     if (idle) own.sum = 0, own.counted = 0;
     all[rank] = own;
-    return c->comm ? mt_comm_all_gather(c->comm, NULL, all, &all[rank], sizeof own, "validation")
-                   : MT_OK;
+    if (!c->comm) return read;
+    MT_TRY(mt_comm_all_gather(c->comm, NULL, all, &all[rank], sizeof own, "validation"));
+    bool unread = false;
+    for (int r = 0; r < mt_comm_size(c->comm); r++) unread |= all[r].unread;
+    return unread ? mt_comm_agree(c->comm, read, "the validation data") : MT_OK;
 }
 
 static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_corpus *corpus,
@@ -80,7 +86,7 @@ mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpu
     *result = (mt_evaluation){ .windows = windows && windows < all ? windows : all };
     result->full = result->windows == all;
     size_t bytes = (size_t)(c->micro_batch_size * c->sequence_length) * sizeof(int32_t);
-    int32_t *tokens = malloc(bytes), *targets = malloc(bytes);
+    int32_t *tokens = calloc(1, bytes), *targets = calloc(1, bytes);
     mt_status status = tokens && targets ? run_windows(result, trainer, corpus, tokens, targets)
                                          : MT_FAIL(MT_ENOMEM, "evaluation: no memory for a batch");
     free(tokens);

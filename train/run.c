@@ -432,19 +432,33 @@ static mt_status report(run *r, const mt_step_result *result)
     return r->lead ? mt_metrics_train(r->metrics, &line) : MT_OK;
 }
 
+static void count_seconds(run *r, double began)
+{
+    double took = mt_progress_clock() - began;
+    r->seconds += took;
+    r->pace_seconds += took;
+}
+
+/* The batch of the step to come: every rank reads all of it. */
+static mt_status read_batch(run *r)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    double began = mt_progress_clock();
+    MT_TRY(mt_corpus_batch(r->train, t->seed, sequences_so_far(r), t->batch_size,
+                           t->sequence_length, r->tokens, r->targets));
+    count_seconds(r, began);
+    return MT_OK;
+}
+
 static mt_status one_step(run *r, int64_t step)
 {
     const mt_trainer_config *t = &r->config->trainer;
     mt_step_result result;
     double began = mt_progress_clock(), waited = mt_comm_waited(r->comm);
-    MT_TRY(mt_corpus_batch(r->train, t->seed, sequences_so_far(r), t->batch_size,
-                           t->sequence_length, r->tokens, r->targets));
     MT_TRY(mt_statistics_begin(r->statistics, step + 1));
     MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
     MT_TRY(mt_statistics_end(r->statistics));
-    double took = mt_progress_clock() - began;
-    r->seconds += took;
-    r->pace_seconds += took;
+    count_seconds(r, began);
     r->pace_waited += mt_comm_waited(r->comm) - waited;
     r->pace_tokens += t->batch_size * t->sequence_length;
     MT_TRY(report(r, &result));
@@ -463,16 +477,24 @@ static mt_status stop(run *r, int64_t step)
                    (long long)r->config->trainer.steps, r->saved_path);
 }
 
+/* What any rank has met, all hear of: a signal, or a batch that it could not read. */
+static mt_status hear(run *r, mt_status read)
+{
+    int64_t met[] = { mt_signals_pending(), read != MT_OK };
+    MT_TRY(mt_comm_all_reduce(r->comm, NULL, met, 2, MT_I64, MT_REDUCE_MAX, "signals"));
+    r->signal = met[0];
+    return met[1] ? mt_comm_agree(r->comm, read, "the training data") : MT_OK;
+}
+
 static mt_status loop(run *r)
 {
     for (;;) {
         int64_t step = mt_trainer_steps(r->trainer);
         bool last = step >= r->config->trainer.steps, stopped;
         MT_TRY(evaluate_if_due(r, step, last, &stopped));
-        r->signal = mt_signals_pending();
-        MT_TRY(mt_ranks_largest(r->comm, &r->signal, "signals"));
+        if (!stopped) MT_TRY(save_if_due(r, step, last));
+        MT_TRY(hear(r, last ? MT_OK : read_batch(r)));
         if (stopped || (!last && r->signal)) return stop(r, step);
-        MT_TRY(save_if_due(r, step, last));
         if (last) return MT_OK;
         MT_TRY(one_step(r, step));
     }
