@@ -219,12 +219,6 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-static __device__ __forceinline__ void copy_bytes_out(void *to, uint32_t from, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
-                 "r"(bytes)
-                 : "memory");
-}
 static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");

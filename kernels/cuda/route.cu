@@ -1,7 +1,6 @@
 /* The route plan, and moving rows by it: gather and its backward. */
 #include <cooperative_groups.h>
 
-#include "kernels/cuda/gather_sm90.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/scratch.h"
 
@@ -260,12 +259,8 @@ static mt_status gather_fwd(mt_stream *stream, const struct mt_gather_fwd_args *
 {
     if (!a->rows || !a->width) return MT_OK;
     const void *operands[] = { a->x, a->y };
-    const int64_t row_bytes = a->width * (int64_t)sizeof(T);
-    const bool aligned = mt_rows_aligned(operands, 2, row_bytes);
-    if (aligned && mt_cuda_is_hopper(stream) && mt_cuda_gather_sm90_suits(a, row_bytes))
-        return mt_cuda_gather_sm90(stream, a, row_bytes);
-    if (aligned)
-        launch_gather<uint4>(stream, a, row_bytes / 16);
+    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
+        launch_gather<uint4>(stream, a, a->width * (int64_t)sizeof(T) / 16);
     else
         launch_gather<T>(stream, a, a->width);
     MT_LAUNCHED(stream, "gather_fwd");
