@@ -17,7 +17,7 @@ static const char config[] =
     "parallel: {timeout: 30}\n"
     "device: %s\n";
 
-static inline void write_text(const char *name, int words)
+static void write_text(const char *name, int words)
 {
     FILE *file = fopen(name, "w");
     assert_non_null(file);
@@ -25,7 +25,7 @@ static inline void write_text(const char *name, int words)
     fclose(file);
 }
 
-static inline int setup(void **state)
+static int setup(void **state)
 {
     program_setup(state);
     write_text("train.txt", 600);
@@ -40,7 +40,7 @@ static inline int setup(void **state)
 }
 
 /* `mixtape train t.yaml ARGUMENTS` on so many ranks; what it wrote is in ranks_output. */
-static inline int train(int ranks, const char *arguments)
+static int train(int ranks, const char *arguments)
 {
     char command[8192];
     snprintf(command, sizeof command, "%s train t.yaml %s", program_path, arguments);
@@ -50,7 +50,7 @@ static inline int train(int ranks, const char *arguments)
     return run_line(command);
 }
 
-static inline void assert_train(int ranks, const char *arguments, int code, const char *words)
+static void assert_train(int ranks, const char *arguments, int code, const char *words)
 {
     int got = train(ranks, arguments);
     if (got != code || !strstr(ranks_output, words))
