@@ -19,8 +19,8 @@ enum {
      * while layers of larger F lose by the weighted activations alone. */
     AFTER_F = 256,
     AFTER_D = 2048,
-    LOSS = 15, /* percent of the product's time that one kernel loses to the other work: a tile's
-                  epilogue is not hidden, lines come later than boxes; */
+    LOSS = 15,    /* percent of the product's time that one kernel loses to the other work: a tile's
+                     epilogue is not hidden, lines come later than boxes; */
     LOSS_F32 = 25 /* with gradients of f32 there is more of it */
 };
 
