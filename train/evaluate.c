@@ -38,10 +38,11 @@ static mt_status run_round(finding *all, const mt_evaluation *e, mt_trainer *tra
         read = mt_corpus_window(corpus, s, (at + i) * windows / e->windows, tokens + i * s,
                                 targets + i * s);
     own.unread = read != MT_OK;
+    if (!c->comm) MT_TRY(read);
     MT_TRY(mt_trainer_eval(trainer, tokens, targets, count, &own.sum, &own.counted));
     if (idle) own.sum = 0, own.counted = 0;
     all[rank] = own;
-    if (!c->comm) return read;
+    if (!c->comm) return MT_OK;
     MT_TRY(mt_comm_all_gather(c->comm, NULL, all, &all[rank], sizeof own, "validation"));
     bool unread = false;
     for (int r = 0; r < mt_comm_size(c->comm); r++) unread |= all[r].unread;

@@ -477,13 +477,15 @@ static mt_status stop(run *r, int64_t step)
                    (long long)r->config->trainer.steps, r->saved_path);
 }
 
-/* What any rank has met, all hear of: a signal, or a batch that it could not read. */
+/* What any rank has met, all hear of: a signal, which ends the run with a checkpoint whatever else,
+ * or a batch that it could not read. */
 static mt_status hear(run *r, mt_status read)
 {
     int64_t met[] = { mt_signals_pending(), read != MT_OK };
     MT_TRY(mt_comm_all_reduce(r->comm, NULL, met, 2, MT_I64, MT_REDUCE_MAX, "signals"));
     r->signal = met[0];
-    return met[1] ? mt_comm_agree(r->comm, read, "the training data") : MT_OK;
+    if (r->signal && read != MT_OK) mt_error_clear();
+    return met[1] && !r->signal ? mt_comm_agree(r->comm, read, "the training data") : MT_OK;
 }
 
 static mt_status loop(run *r)

@@ -64,7 +64,8 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     mt_trainer_config *t = &config->trainer;
     *first_pass = *meta->run_config ? mt_trainer_first_pass(t, meta->step) : 0;
     t->model = meta->config;
-    if (dtype == MT_DTYPE_COUNT) dtype = t->grad_dtype == MT_F32 ? MT_F32 : t->dtype;
+    const bool given = dtype != MT_DTYPE_COUNT;
+    if (!given) dtype = t->grad_dtype == MT_F32 ? MT_F32 : t->dtype;
     t->dtype = dtype;
     t->sequence_length = in->sequence;
     t->batch_size = t->micro_batch_size = in->batch;
@@ -83,6 +84,7 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
         t->dtype != dtype)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "trace: batch, sequence length, steps and dtype come "
                                            "from --tokens, --steps and --dtype, not from --set"));
+    if (!given && t->grad_dtype == MT_F32) t->dtype = MT_F32; /* or so --set has it */
 cleanup:
     free(text);
     return status;
