@@ -91,8 +91,8 @@ endif
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
 CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
-CPU_AMX     := $(wildcard kernels/cpu/*_amx.c)
-CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_AMX),$(wildcard kernels/cpu/*.c))
+CPU_PAIRS   := $(wildcard kernels/cpu/*_pairs.c)
+CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_PAIRS),$(wildcard kernels/cpu/*.c))
 NCCL_SRC    := $(wildcard dist/comm_nccl*.c dist/direct.c)
 LIB_SRC     := $(wildcard core/*.c kernels/*.c layers/*.c optim/*.c) $(CPU_ONCE) \
                $(filter-out $(if $(HAVE_MPI),,dist/comm_mpi.c) $(if $(HAVE_NCCL),,$(NCCL_SRC)),$(wildcard dist/*.c)) \
@@ -109,12 +109,15 @@ endif
 FLAGS_portable :=
 FLAGS_avx2     := -march=x86-64-v3
 FLAGS_avx512   := -march=x86-64-v4 -mprefer-vector-width=512
+PAIRS          := amx dots
+FLAGS_amx      := -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16
+FLAGS_dots     := -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512
 
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) \
            $(foreach i,$(ISAS),$(CPU_ISA:%.c=$(BUILD)/%.$(i).o) \
                $(foreach d,$(DTYPES),$(CPU_VARIANT:%.c=$(BUILD)/%.$(i).$(d).o)))
 ifneq ($(filter avx512,$(ISAS)),)
-LIB_OBJ += $(CPU_AMX:%.c=$(BUILD)/%.o)
+LIB_OBJ += $(foreach p,$(PAIRS),$(CPU_PAIRS:%.c=$(BUILD)/%.$(p).o))
 endif
 ifeq ($(CUDA),1)
 LIB_OBJ  += $(CUDA_SRC:%.cu=$(BUILD)/%.cu.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard kernels/cuda/*.c))
@@ -184,7 +187,12 @@ $(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
 # The codecs of moments, as those of quantize.
 $(foreach i,$(ISAS),$(DTYPES:%=$(BUILD)/kernels/cpu/optimizer.$(i).%.o)): CFLAGS += -fno-trapping-math
 
-$(CPU_AMX:%.c=$(BUILD)/%.o): CFLAGS += -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16
+define pairs_rule
+$(BUILD)/%.$(1).o: %.c
+	@mkdir -p $$(@D)
+	$$(call say,CC)$$(CC) $$(CFLAGS) $$(FLAGS_$(1)) $$(CPPFLAGS) -DMT_PAIRS=$(1) -MMD -MP -c $$< -o $$@
+endef
+$(foreach p,$(PAIRS),$(eval $(call pairs_rule,$(p))))
 
 mixtape: $(BUILD)/mixtape
 	@ln -f $< $@
@@ -249,7 +257,7 @@ test-builds:
 
 # By hand: what takes longer. Both compilers without a warning, every kernel set that runs here, everything under the
 # sanitizers, valgrind, minutes of fuzzing.
-KERNEL_SETS  = $(shell for k in portable avx2 avx512 amx; do MIXTAPE_KERNELS=$$k build/release/mixtape gradcheck --op residual_add >/dev/null 2>&1 && echo $$k; done)
+KERNEL_SETS  = $(shell for k in portable avx2 avx512 avx512_bf16 amx; do MIXTAPE_KERNELS=$$k build/release/mixtape gradcheck --op residual_add >/dev/null 2>&1 && echo $$k; done)
 KERNEL_TESTS := $(filter tests/kernels/% tests/layers/% tests/train/test_trainer.c tests/train/test_gradcheck.c,$(TEST_SRC))
 VALGRIND := valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
 VALGRIND_TESTS := $(filter tests/core/% tests/optim/% tests/layers/%,$(TEST_SRC))

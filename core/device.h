@@ -82,7 +82,8 @@ struct mt_device_ops {
 
 struct mt_device {
     const char *name;       /* "cpu", "cuda", "plan" */
-    const char *kernel_set; /* "portable", "avx2", "avx512", "amx"; recorded in checkpoints */
+    const char *kernel_set; /* "portable", "avx2", "avx512", "avx512_bf16", "amx", or one of cuda's
+                               (kernels/backends.h); recorded in checkpoints */
     bool computes;          /* false for plan: contents are meaningless */
     int threads;
     const struct mt_device_ops *ops;

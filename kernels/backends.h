@@ -11,6 +11,7 @@ extern "C" {
  * the other alone: a run on a GPU computes on the CPU too. */
 #define MT_CPU_SETS(X)                                                                             \
     X(amx)                                                                                         \
+    X(avx512_bf16)                                                                                 \
     X(avx512)                                                                                      \
     X(avx2)                                                                                        \
     X(portable)

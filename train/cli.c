@@ -174,7 +174,8 @@ static void print_help(void)
            "  %d  device\n"
            "  128+N  a second signal N: quit at once\n"
            "\nenvironment: OMP_NUM_THREADS (default: every core), MIXTAPE_KERNELS=portable|avx2|"
-           "avx512|amx\n  or, on cuda, sm_90a|sm_90a_fp8|cublaslt_grouped|cublaslt|cublaslt_loop|"
+           "avx512|avx512_bf16|amx\n  or, on cuda, "
+           "sm_90a|sm_90a_fp8|cublaslt_grouped|cublaslt|cublaslt_loop|"
            "generic,\n  MIXTAPE_CUBLASLT=FILE (the libcublasLt to load), MIXTAPE_TRACE=1 (errors "
            "with the places they passed)\n",
            MT_EXIT_DONE, MT_EXIT_INTERNAL, MT_EXIT_USAGE, MT_EXIT_NUMERICS, MT_EXIT_PREEMPTED,

@@ -90,7 +90,7 @@ static void print_machine(void)
 /* Every kernel set of the cpu: opening it says whether it can run here. */
 static void print_kernel_sets(const char *chosen)
 {
-    static const char *const sets[] = { "amx", "avx512", "avx2", "portable" };
+    static const char *const sets[] = { "amx", "avx512_bf16", "avx512", "avx2", "portable" };
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         mt_device *device;
         mt_status status = mt_device_open(&device, "cpu", sets[i], 0);

@@ -7,7 +7,7 @@
 
 /* ROWS: queries that see equally many key columns, which come in multiples of PANEL. BQ x BK:
  * queries and keys of a block. */
-#if defined(MT_AMX)
+#if defined(MT_PAIRS)
 enum { ROWS = 32, BQ = 64, BK = 128 };
 #elif MT_ISA_LEVEL == 512 /* ROWS x 2 sums, 2 vectors of B and 1 of A fill the registers */
 enum { ROWS = 12, BQ = 48, BK = 192 };

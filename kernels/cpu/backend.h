@@ -28,16 +28,21 @@ MT_CPU_TABLES(MT_CPU_DECLARE_TABLE)
 #undef MT_CPU_DECLARE_TABLE
 
 #ifdef MT_HAVE_avx512
-/* The AMX kernels (*_amx.c), which replace those of avx512 for bf16. */
-mt_status mt_cpu_attention_fwd_amx_bf16(mt_stream *stream,
-                                        const struct mt_attention_fwd_args *args);
-mt_status mt_cpu_attention_bwd_amx_bf16(mt_stream *stream,
-                                        const struct mt_attention_bwd_args *args);
-mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *args);
-mt_dtype mt_cpu_gemm_operand_amx_bf16(const mt_format_spec *spec);
-mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args);
-size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m,
-                                    int64_t k);
+/* The kernels that multiply pairs (*_pairs.c), which replace those of avx512 for bf16. */
+#define MT_CPU_PAIRS(X) X(amx) X(dots)
+#define MT_CPU_DECLARE_PAIRS(way)                                                                  \
+    mt_status mt_cpu_attention_fwd_##way##_bf16(mt_stream *stream,                                 \
+                                                const struct mt_attention_fwd_args *args);         \
+    mt_status mt_cpu_attention_bwd_##way##_bf16(mt_stream *stream,                                 \
+                                                const struct mt_attention_bwd_args *args);         \
+    mt_status mt_cpu_gemm_##way##_bf16(mt_stream *stream, const struct mt_gemm_args *args);        \
+    mt_dtype mt_cpu_gemm_operand_##way##_bf16(const mt_format_spec *spec);                         \
+    mt_status mt_cpu_pack_weight_##way##_bf16(mt_stream *stream,                                   \
+                                              const struct mt_pack_weight_args *args);             \
+    size_t mt_cpu_packed_bytes_##way##_bf16(mt_dtype dtype, mt_dir dir, int64_t members,           \
+                                            int64_t m, int64_t k);
+MT_CPU_PAIRS(MT_CPU_DECLARE_PAIRS)
+#undef MT_CPU_DECLARE_PAIRS
 #endif
 
 /* Scratch of the stream's device, 64-byte aligned, kept between calls and grown when a call needs

@@ -61,27 +61,33 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl");
 }
 
+static bool has_avx512_bf16(void)
+{
+    unsigned a, b, c, d, bf16 = 1u << 5;
+    return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bf16);
+}
+
 /* AMX on bf16, and this process may use its tiles: those it must ask the operating system for. */
 static bool has_amx(void)
 {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    const unsigned amx = 1u << 22 | 1u << 24, avx512_bf16 = 1u << 5;
+    const unsigned amx = 1u << 22 | 1u << 24;
     unsigned a, b, c, d;
-    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if ((d & amx) != amx || a < 1) return false;
-    __cpuid_count(7, 1, a, b, c, d);
-    return (a & avx512_bf16) && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-static void use_amx(struct mt_kernels *bf16)
-{
-    bf16->attention_fwd = mt_cpu_attention_fwd_amx_bf16;
-    bf16->attention_bwd = mt_cpu_attention_bwd_amx_bf16;
-    bf16->gemm = mt_cpu_gemm_amx_bf16;
-    bf16->gemm_operand = mt_cpu_gemm_operand_amx_bf16;
-    bf16->pack_weight = mt_cpu_pack_weight_amx_bf16;
-    bf16->packed_bytes = mt_cpu_packed_bytes_amx_bf16;
-}
+#define USE_PAIRS(way)                                                                             \
+    static void use_##way(struct mt_kernels *bf16)                                                 \
+    {                                                                                              \
+        bf16->attention_fwd = mt_cpu_attention_fwd_##way##_bf16;                                   \
+        bf16->attention_bwd = mt_cpu_attention_bwd_##way##_bf16;                                   \
+        bf16->gemm = mt_cpu_gemm_##way##_bf16;                                                     \
+        bf16->gemm_operand = mt_cpu_gemm_operand_##way##_bf16;                                     \
+        bf16->pack_weight = mt_cpu_pack_weight_##way##_bf16;                                       \
+        bf16->packed_bytes = mt_cpu_packed_bytes_##way##_bf16;                                     \
+    }
+MT_CPU_PAIRS(USE_PAIRS)
 #endif
 
 struct kernel_set {
@@ -109,6 +115,12 @@ static const struct kernel_set sets[] = {
       use_amx,
       SET(avx512),
       { AVX512_PATHS, "AMX bf16 tiles" } },
+    { "avx512_bf16",
+      "AVX-512 with BF16",
+      has_avx512_bf16,
+      use_dots,
+      SET(avx512),
+      { AVX512_PATHS, "avx512 dot products of bf16 pairs, 12x32 micro-kernel" } },
     { "avx512",
       "AVX-512 (x86-64-v4)",
       has_avx512,

@@ -64,33 +64,52 @@ static void pack_panel(mt_real *to, const gemm_matrix *w, int64_t j, int64_t col
 }
 
 #if MT_ELEM_BITS == 16
-static uint32_t pair(mt_real first, mt_real second)
+/* 16 columns at depths [p, p + PAIR_DEPTH), whose memory lies along the depth: a line's pairs are
+ * turned into a column of the tile. */
+static void pack_tile_along(mt_elem *to, const gemm_matrix *w, int64_t j, int64_t p)
 {
-    return (uint32_t)mt_f32_to_bf16(first) | (uint32_t)mt_f32_to_bf16(second) << 16;
+    _Alignas(64) mt_elem lines[PAIR_COLS][PAIR_DEPTH];
+    for (int64_t i = 0; i < PAIR_COLS; i++)
+        for (int64_t v = 0; v < PAIR_DEPTH; v += VL)
+            vec_put(lines[i] + v, read_vector(w, j + i, p + v));
+    for (int64_t i = 0; i < PAIR_COLS; i += VL)
+        for (int64_t q = 0; q < PAIR_DEPTH; q += 2 * VL) {
+            vec x[VL];
+            UNROLL
+            for (int r = 0; r < VL; r++) x[r] = vec_load((const void *)(lines[i + r] + q));
+            transpose(x);
+            UNROLL
+            for (int r = 0; r < VL; r++)
+                vec_store((void *)(to + (q + 2 * r) * PAIR_COLS + 2 * i), x[r]);
+        }
+}
+
+/* The same across the depth. */
+static void pack_tile_across(mt_elem *to, const gemm_matrix *w, int64_t j, int64_t p)
+{
+    for (int64_t q = 0; q < PAIR_DEPTH; q += 2)
+        for (int64_t v = 0; v < PAIR_COLS; v += VL)
+            vec_put_pairs(to + q * PAIR_COLS + 2 * v, read_vector(w, j + v, p + q),
+                          read_vector(w, j + v, p + q + 1));
 }
 
 /* 16 columns from j on, of which `width` are in the matrix. */
-static void pack_pairs(uint32_t *to, const gemm_matrix *w, int64_t j, int64_t width, int64_t depth)
+static void pack_pairs(mt_elem *to, const gemm_matrix *w, int64_t j, int64_t width, int64_t depth)
 {
-    for (int64_t p = 0; p < depth; p += PAIR_DEPTH, to += PAIR_TILE / 2) {
-        mt_real tile[PAIR_TILE] = { 0 };
+    for (int64_t p = 0; p < depth; p += PAIR_DEPTH, to += PAIR_TILE) {
         int64_t height = mt_min(PAIR_DEPTH, depth - p);
-        if (w->step == 1) {
-            uint32_t lines[PAIR_COLS][PAIR_DEPTH / 2];
-            read_lines(tile, PAIR_DEPTH, w, j, width, p, height);
-            for (int64_t i = 0; i < PAIR_COLS; i++)
-                for (int64_t q = 0; q < PAIR_DEPTH / 2; q++)
-                    lines[i][q] =
-                        pair(tile[i * PAIR_DEPTH + 2 * q], tile[i * PAIR_DEPTH + 2 * q + 1]);
-            for (int64_t q = 0; q < PAIR_DEPTH / 2; q++)
-                for (int64_t i = 0; i < PAIR_COLS; i++) to[q * PAIR_COLS + i] = lines[i][q];
-        } else {
-            read_lines(tile, PAIR_COLS, w, j, width, p, height);
-            for (int64_t q = 0; q < PAIR_DEPTH / 2; q++)
-                for (int64_t i = 0; i < PAIR_COLS; i++)
-                    to[q * PAIR_COLS + i] =
-                        pair(tile[2 * q * PAIR_COLS + i], tile[(2 * q + 1) * PAIR_COLS + i]);
+        mt_real edge[PAIR_TILE];
+        gemm_matrix part = { edge, GEMM_PLAIN, true, w->outer, w->step };
+        bool along = w->step == 1, whole = width == PAIR_COLS && height == PAIR_DEPTH;
+        if (!whole) {
+            memset(edge, 0, sizeof edge);
+            read_lines(edge, along ? PAIR_DEPTH : PAIR_COLS, w, j, width, p, height);
+            *(along ? &part.outer : &part.step) = along ? PAIR_DEPTH : PAIR_COLS;
         }
+        if (along)
+            pack_tile_along(to, whole ? w : &part, whole ? j : 0, whole ? p : 0);
+        else
+            pack_tile_across(to, whole ? w : &part, whole ? j : 0, whole ? p : 0);
     }
 }
 #endif
@@ -101,9 +120,9 @@ void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *
     void *to = (char *)packed + gemm_form_bytes(form, j, depth);
 #if MT_ELEM_BITS == 16
     if (form == GEMM_PAIRS) {
-        int64_t panel = PAIR_COLS * gemm_round_up(depth, PAIR_DEPTH) / 2;
+        int64_t panel = PAIR_COLS * gemm_round_up(depth, PAIR_DEPTH);
         pack_pairs(to, w, j, mt_min(PAIR_COLS, cols - j), depth);
-        pack_pairs((uint32_t *)to + panel, w, j + PAIR_COLS,
+        pack_pairs((mt_elem *)to + panel, w, j + PAIR_COLS,
                    gemm_max(0, mt_min(PAIR_COLS, cols - j - PAIR_COLS)), depth);
         return;
     }

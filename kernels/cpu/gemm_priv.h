@@ -8,7 +8,7 @@
  *   gemm_tile.c   the micro-kernel: a tile of the result in registers
  *   gemm_decode.c operands of other formats, made plain
  *   gemm_blas.c   one block by BLAS: the portable instruction set
- *   gemm_amx.c    one block on AMX tiles: bf16 */
+ *   gemm_pairs.c  one block by pairs of bf16: AMX tiles, dot products */
 #pragma once
 
 #include "kernels/cpu/backend.h"
@@ -19,7 +19,7 @@ typedef enum gemm_form {
     GEMM_PANELS, /* reals: panels of GEMM_NR columns, each [depth][GEMM_NR], zeros past the last
                     column */
     GEMM_PAIRS /* elements, bf16: an even number of panels of 16 columns, each depth / 32 rounded up
-                  AMX tiles of [16 depth pairs][16 columns][2], zeros past the last column and depth
+                  tiles of [16 depth pairs][16 columns][2], zeros past the last column and depth
                 */
 } gemm_form;
 

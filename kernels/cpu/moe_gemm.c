@@ -1,5 +1,5 @@
 /* GEMMs of the expert layer with the ops beside them: rows are gathered, and SwiGLU is done, while
- * what they are about is in a core's caches. BLAS and AMX have the ops in turn. */
+ * what they are about is in a core's caches. BLAS and bf16 have the ops in turn. */
 #include "kernels/cpu/gemm_priv.h"
 
 static bool is_plain(const mt_direction *d)

@@ -64,8 +64,7 @@ static void test_kernel_sets(void **state)
         "avx2",
 #endif
 #ifdef MT_HAVE_avx512
-        "avx512",
-        "amx",
+        "avx512",   "avx512_bf16", "amx",
 #endif
     };
     const char *best = NULL;

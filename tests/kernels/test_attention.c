@@ -119,13 +119,13 @@ static struct query query_of(const struct attention *a, const double *qkv, int64
     return q;
 }
 
-/* AMX tiles and a GPU's matrix units take probabilities and the gradients of scores as bf16, and
- * flush subnormals. */
+/* Kernels that multiply pairs and a GPU's matrix units take probabilities and the gradients of
+ * scores as bf16, and flush subnormals. */
 static bool on_tiles(const struct attention *a)
 {
     const mt_device *device = stream()->device;
     bool gpu = !strcmp(device->name, "cuda") && (a->dim == 32 || a->dim == 64 || a->dim == 128);
-    return a->dtype == MT_BF16 && (gpu || !strcmp(device->kernel_set, "amx"));
+    return a->dtype == MT_BF16 && (gpu || test_multiplies_pairs(device, a->dtype));
 }
 
 static double operand_error(const struct attention *a)

@@ -267,7 +267,7 @@ static void verify(mt_device *device, const struct problem *p, mt_gemm_layout la
 {
     mt_dtype d_dtype = f->wide_d ? p->real : p->dtype;
     int64_t count = result_count(p, layout), n = p->s.n;
-    bool flushes = !strcmp(device->kernel_set, "amx") && p->dtype == MT_BF16;
+    bool flushes = test_multiplies_pairs(device, p->dtype);
     for (int64_t e = 0, at = 0; e < p->s.members; e++) {
         int64_t rows = p->start[e + 1] - p->start[e];
         int64_t depth = layout == MT_GEMM_TN ? p->s.k : layout == MT_GEMM_NN ? n : rows;

@@ -64,21 +64,23 @@ bool test_open_set(mt_device **device, const char **name, int i, int threads)
 {
     static const struct {
         const char *device, *name;
-    } sets[TEST_GEMM_SETS] = { { "cpu", "avx512" },
-                               { "cpu", "avx2" },
-                               { "cpu", "portable" },
-                               { "cpu", "amx" },
-                               { "cuda", "sm_90a" },
-                               { "cuda", "generic" },
-                               { "cuda", "cublaslt_grouped" },
-                               { "cuda", "cublaslt" },
-                               { "cuda", "cublaslt_loop" } };
+    } sets[TEST_GEMM_SETS] = { { "cpu", "avx512" },    { "cpu", "avx2" },
+                               { "cpu", "portable" },  { "cpu", "avx512_bf16" },
+                               { "cpu", "amx" },       { "cuda", "sm_90a" },
+                               { "cuda", "generic" },  { "cuda", "cublaslt_grouped" },
+                               { "cuda", "cublaslt" }, { "cuda", "cublaslt_loop" } };
     *name = sets[i].name;
     bool tested = !strcmp(sets[i].device, "cpu") || !strcmp(sets[i].device, test_device_name());
     mt_status status =
         tested ? test_open(device, sets[i].device, sets[i].name, threads) : MT_EDEVICE;
     if (status != MT_EDEVICE && status != MT_ECONFIG) assert_ok(status);
     return status == MT_OK;
+}
+
+bool test_multiplies_pairs(const mt_device *device, mt_dtype dtype)
+{
+    return dtype == MT_BF16 &&
+           (!strcmp(device->kernel_set, "amx") || !strcmp(device->kernel_set, "avx512_bf16"));
 }
 
 mt_device *test_device(void)

@@ -39,8 +39,11 @@ mt_status test_open(mt_device **device, const char *name, const char *kernel_set
 /* Opens kernel set i of [0, TEST_SETS): those of the cpu, and those of cuda if it is under test. Up
  * to TEST_GEMM_SETS are those that differ from one before them in nothing but their GEMM.
  * False: this machine or build does not run it. *name is what messages call it. */
-enum { TEST_SETS = 6, TEST_GEMM_SETS = 9 };
+enum { TEST_SETS = 7, TEST_GEMM_SETS = 10 };
 bool test_open_set(mt_device **device, const char **name, int i, int threads);
+
+/* Whether the cpu's kernels of this dtype multiply pairs of bf16, which flushes subnormals. */
+bool test_multiplies_pairs(const mt_device *device, mt_dtype dtype);
 
 /* Device memory holding `count` elements of dtype; test_free releases. Poisoned with NaN bytes,
  * with canaries on both sides that test_free checks. */

@@ -206,7 +206,9 @@ static void test_threads(void **state)
 static void test_kernel_sets(void **state)
 {
     (void)state;
-    const char *sets[] = { "portable", "avx2", "avx512", "amx", "sm_90a", "generic" };
+    const char *sets[] = {
+        "portable", "avx2", "avx512", "avx512_bf16", "amx", "sm_90a", "generic"
+    };
     int ran = 0;
     for (int i = 0; i < TEST_SETS; i++) {
         mt_device *device;

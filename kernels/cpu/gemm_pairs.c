@@ -1,7 +1,7 @@
-/* One block of a grouped GEMM on AMX tiles: operands bf16, sums f32. Compiled once, beside the bf16
+/* One block of a grouped GEMM by pairs of bf16 (pairs.h), sums f32. Compiled beside the bf16
  * variant of avx512, whose packed weights it shares and which takes what it does not: operands of
  * f32. */
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/pairs.h"
 
 #include "kernels/cpu/gemm_priv.h"
 
@@ -14,7 +14,7 @@ _Static_assert((int)STEP == PAIR_DEPTH && (int)HALF == PAIR_COLS,
                "a step takes two tiles of pairs");
 
 struct scratch {
-    _Alignas(64) float sums[4][HALF * HALF];
+    _Alignas(64) float sums[STEP * STEP];
     _Alignas(64) mt_elem edge[STEP * STEP]; /* an operand's last lines, zeros past them */
     _Alignas(64) mt_elem a[ROWS * CHUNK];
     _Alignas(64) mt_elem b[COLS * CHUNK];
@@ -39,14 +39,13 @@ MT_INLINE __m512 added(const gemm_tile_io *io, __m512 sum, int64_t r, int64_t j,
 }
 
 /* The sums of rows x cols, at most STEP x STEP, to where they go. */
-static void put(float sums[4][HALF * HALF], int64_t rows, int64_t cols, const gemm_tile_io *io)
+static void put(const float *sums, int64_t rows, int64_t cols, const gemm_tile_io *io)
 {
     __mmask32 mask = cols == STEP ? ~(__mmask32)0 : ((__mmask32)1 << cols) - 1;
     __mmask16 low = (__mmask16)mask, high = (__mmask16)(mask >> HALF);
     for (int64_t r = 0; r < rows; r++) {
-        const float *line = sums[r / HALF * 2] + r % HALF * HALF;
-        __m512 a = added(io, _mm512_load_ps(line), r, 0, low);
-        __m512 b = added(io, _mm512_load_ps(line + HALF * HALF), r, HALF, high);
+        __m512 a = added(io, _mm512_load_ps(sums + r * STEP), r, 0, low);
+        __m512 b = added(io, _mm512_load_ps(sums + r * STEP + HALF), r, HALF, high);
         if (io->out_real) {
             float *to = (float *)io->out + r * io->out_ld;
             _mm512_mask_storeu_ps(to, low, a);
@@ -90,12 +89,11 @@ static gemm_tile_io place(const gemm_tile_io *whole, int64_t r, int64_t j)
 /* ---- TN and NN: A in place, B packed ------------------------------------------------------------
  */
 
-/* Up to STEP rows of A, from row r on, against every column. `two`: more than HALF of them. */
-MT_INLINE void rows_against_all(const gemm_block *k, struct scratch *s, int64_t r, int64_t rows,
-                                bool two)
+/* Up to STEP rows of A, from row r on, against every column. */
+static void rows_against_all(const gemm_block *k, struct scratch *s, int64_t r, int64_t rows)
 {
-    int64_t ld = k->a.outer, full = k->depth / STEP, tail = k->depth % STEP,
-            steps = full + (tail > 0);
+    int64_t ld = k->a.outer, full = k->depth / STEP, tail = k->depth % STEP;
+    int64_t apart = (full + (tail > 0)) * TILE;
     const mt_elem *a = (const mt_elem *)k->a.data + r * ld, *b = k->b.data;
     const gemm_tile_io whole = results(k);
     if (tail) {
@@ -103,14 +101,11 @@ MT_INLINE void rows_against_all(const gemm_block *k, struct scratch *s, int64_t 
         for (int64_t i = 0; i < rows; i++)
             memcpy(s->edge + i * STEP, a + i * ld + full * STEP, (size_t)tail * sizeof *a);
     }
-    for (int64_t j = 0; j < k->cols; j += STEP, b += 2 * steps * TILE) {
-        const mt_elem *b1 = b + steps * TILE;
-        zero_sums();
-        multiply(a, a + HALF * ld, ld * 2, STEP * 2, b, b1, full, two);
+    for (int64_t j = 0; j < k->cols; j += STEP, b += 2 * apart) {
+        multiply(s->sums, STEP, false, rows, &(struct steps){ a, b, ld, STEP, apart, full });
         if (tail)
-            multiply(s->edge, s->edge + HALF * STEP, STEP * 2, 0, b + full * TILE, b1 + full * TILE,
-                     1, two);
-        store_sums(s->sums, two);
+            multiply(s->sums, STEP, true, rows,
+                     &(struct steps){ s->edge, b + full * TILE, STEP, 0, apart, 1 });
         gemm_tile_io io = place(&whole, r, j);
         put(s->sums, rows, mt_min(STEP, k->cols - j), &io);
     }
@@ -121,11 +116,8 @@ static void packed_block(const gemm_block *k, struct scratch *s)
     int64_t shaped = 0;
     for (int64_t r = 0; r < k->rows; r += STEP) {
         int64_t rows = mt_min(STEP, k->rows - r);
-        if (rows != shaped) shape_tiles(shaped = rows);
-        if (rows > HALF)
-            rows_against_all(k, s, r, rows, true);
-        else
-            rows_against_all(k, s, r, rows, false);
+        if (rows != shaped) begin_steps(shaped = rows);
+        rows_against_all(k, s, r, rows);
     }
 }
 
@@ -137,10 +129,13 @@ static void multiply_chunk(const gemm_block *k, struct scratch *s, int64_t steps
 {
     for (int64_t i = 0; i < k->rows; i += STEP)
         for (int64_t j = 0; j < k->cols; j += STEP) {
-            const mt_elem *a = s->a + i * steps * STEP, *b = s->b + j * steps * STEP;
-            zero_sums();
-            multiply(a, a + steps * TILE, 64, TILE * 2, b, b + steps * TILE, steps, true);
-            store_sums(s->sums, true);
+            multiply(s->sums, STEP, false, STEP,
+                     &(struct steps){ .a = s->a + i * steps * STEP,
+                                      .b = s->b + j * steps * STEP,
+                                      .pitch = STEP,
+                                      .stride = 2 * TILE,
+                                      .apart = steps * TILE,
+                                      .count = steps });
             gemm_tile_io io = place(whole, i, j);
             put(s->sums, mt_min(STEP, k->rows - i), mt_min(STEP, k->cols - j), &io);
         }
@@ -160,14 +155,16 @@ static gemm_tile_io chunk_results(const gemm_block *k, struct scratch *s, bool f
 
 static void depth_block(const gemm_block *k, struct scratch *s)
 {
-    shape_tiles(STEP);
+    begin_steps(STEP);
     int64_t p = 0;
     do {
         gemm_tile_io whole = chunk_results(k, s, p == 0, p + CHUNK >= k->depth);
-        int64_t lines = mt_min(CHUNK, k->depth - p);
-        pack_lines(s->a, gemm_at(&k->a, 0, p), k->a.step, s->edge, lines, k->rows, transpose_step);
-        pack_lines(s->b, gemm_at(&k->b, 0, p), k->b.step, s->edge, lines, k->cols, pair_step);
-        multiply_chunk(k, s, mt_ceil_div(lines, STEP), &whole);
+        int64_t lines = mt_min(CHUNK, k->depth - p), steps = mt_ceil_div(lines, STEP);
+        pack_lines(s->a, gemm_at(&k->a, 0, p), k->a.step, s->edge, lines, k->rows, TILE,
+                   transpose_step);
+        pack_lines(s->b, gemm_at(&k->b, 0, p), k->b.step, s->edge, lines, k->cols, steps * TILE,
+                   pair_step);
+        multiply_chunk(k, s, steps, &whole);
         p += CHUNK;
     } while (p < k->depth);
 }
@@ -178,10 +175,10 @@ static void block(const gemm_block *k, void *scratch)
         packed_block(k, scratch);
     else
         depth_block(k, scratch);
-    _tile_release();
+    end_steps();
 }
 
-static const gemm_kernel amx_blocks = {
+static const gemm_kernel blocks = {
     .rows = ROWS,
     .cols = COLS,
     .unit = STEP,
@@ -195,28 +192,27 @@ static const gemm_kernel amx_blocks = {
 /* ---- entry points -------------------------------------------------------------------------------
  */
 
-mt_status mt_cpu_gemm_amx_bf16(mt_stream *stream, const struct mt_gemm_args *args)
+mt_status MT_PAIRS_CPU(gemm)(mt_stream *stream, const struct mt_gemm_args *args)
 {
     const mt_format *bf16 = mt_format_plain(MT_BF16);
     struct gemm_decoded plain;
     MT_TRY(MT_CPU(gemm_decode)(stream, &plain, args, true));
-    bool tiles = mt_gemm_a(&plain.args)->format == bf16 && mt_gemm_b(&plain.args)->format == bf16;
-    return MT_CPU(gemm_run)(stream, &plain.args, tiles ? &amx_blocks : &MT_CPU(gemm_blocks), NULL,
+    bool pairs = mt_gemm_a(&plain.args)->format == bf16 && mt_gemm_b(&plain.args)->format == bf16;
+    return MT_CPU(gemm_run)(stream, &plain.args, pairs ? &blocks : &MT_CPU(gemm_blocks), NULL,
                             NULL);
 }
 
-mt_status mt_cpu_pack_weight_amx_bf16(mt_stream *stream, const struct mt_pack_weight_args *args)
+mt_status MT_PAIRS_CPU(pack_weight)(mt_stream *stream, const struct mt_pack_weight_args *args)
 {
     return MT_CPU(pack_weight)(stream, args);
 }
 
-size_t mt_cpu_packed_bytes_amx_bf16(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m,
-                                    int64_t k)
+size_t MT_PAIRS_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, int64_t m, int64_t k)
 {
     return MT_CPU(packed_bytes)(dtype, dir, members, m, k);
 }
 
-mt_dtype mt_cpu_gemm_operand_amx_bf16(const mt_format_spec *spec)
+mt_dtype MT_PAIRS_CPU(gemm_operand)(const mt_format_spec *spec)
 {
     return MT_CPU(decoded)(spec->format, true);
 }

@@ -1,11 +1,11 @@
-/* Causal attention on AMX tiles: operands bf16, sums and softmax f32. Compiled once, beside the
- * bf16 variant of avx512.
+/* Causal attention by pairs of bf16 (pairs.h), sums and softmax f32. Compiled beside the bf16
+ * variant of avx512.
  *
- * Tasks and blocks are those of attention.c. Of each head it packs what tiles take into scratch,
+ * Tasks and blocks are those of attention.c. Of each head it packs what steps take into scratch,
  * widths padded with zeros to whole steps: rows (of A), columns (B of a product with a transpose)
  * and pairs (B of any other). Probabilities and the gradients of scores are rounded to bf16 where
  * they meet values, keys, queries and dy. */
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/pairs.h"
 
 #include "kernels/cpu/attention_rows.h"
 
@@ -79,7 +79,8 @@ static void load_pairs(mt_elem *pairs, const mt_elem *from, int64_t stride, int6
                        const struct shape *s)
 {
     _Alignas(64) mt_elem edge[STEP * STEP];
-    pack_lines(pairs, from, stride, edge, lines, s->dim, pair_step);
+    pack_lines(pairs, from, stride, edge, lines, s->dim, mt_ceil_div(lines, STEP) * TILE,
+               pair_step);
 }
 
 /* to [BQ, BK] = a block of scores or of what became of them, in whole steps of rows: zeros past the
@@ -94,35 +95,17 @@ static void round_rows(mt_elem *to, const float *tile, const struct block *at)
     for (int64_t r = at->queries; r % STEP; r++) memset(to + r * BK, 0, BK * sizeof *to);
 }
 
-/* Rounded rows as rows of keys: panels of HALF keys, each QUERY_STEPS tiles. */
+/* Rounded rows as rows of keys: panels of STEP keys, each QUERY_STEPS steps of two tiles. */
 static void transpose_rows(mt_elem *to, const mt_elem *rows, const struct block *at)
 {
     for (int64_t i = 0; i * STEP < at->queries; i++)
         for (int64_t k = 0; k < row_columns(at, i * STEP); k += STEP) {
-            mt_elem *panel = to + (k / HALF * QUERY_STEPS + i) * TILE;
-            transpose_step(panel, panel + QUERY_STEPS * TILE, rows + i * STEP * BK + k, BK);
+            mt_elem *step = to + (k / STEP * QUERY_STEPS + i) * 2 * TILE;
+            transpose_step(step, step + TILE, rows + i * STEP * BK + k, BK);
         }
 }
 
 /* ---- products ---- */
-
-MT_INLINE void load_block(const float *from, int64_t ld)
-{
-    visible(from);
-    _tile_loadd(0, from, ld * 4);
-    _tile_loadd(1, from + HALF, ld * 4);
-    _tile_loadd(2, from + HALF * ld, ld * 4);
-    _tile_loadd(3, from + HALF * ld + HALF, ld * 4);
-}
-
-MT_INLINE void store_block(float *to, int64_t ld)
-{
-    _tile_stored(0, to, ld * 4);
-    _tile_stored(1, to + HALF, ld * 4);
-    _tile_stored(2, to + HALF * ld, ld * 4);
-    _tile_stored(3, to + HALF * ld + HALF, ld * 4);
-    visible(to);
-}
 
 MT_INLINE void scale_block(float *x, float scale)
 {
@@ -138,12 +121,14 @@ static void scores(float *tile, const mt_elem *rows, const mt_elem *columns, flo
 {
     for (int64_t r = 0; r < at->queries; r += STEP)
         for (int64_t c = 0; c < row_columns(at, r); c += STEP) {
-            const mt_elem *a = rows + r * s->padded, *b = columns + c * s->padded;
             float *to = tile + r * BK + c;
-            zero_sums();
-            multiply(a, a + HALF * s->padded, s->padded * 2, STEP * 2, b, b + HALF * s->padded,
-                     s->steps, true);
-            store_block(to, BK);
+            multiply(to, BK, false, STEP,
+                     &(struct steps){ .a = rows + r * s->padded,
+                                      .b = columns + c * s->padded,
+                                      .pitch = s->padded,
+                                      .stride = STEP,
+                                      .apart = HALF * s->padded,
+                                      .count = s->steps });
             if (scale != 1) scale_block(to, scale);
         }
 }
@@ -153,14 +138,14 @@ static void add_by_query(float *out, const mt_elem *rows, const mt_elem *pairs, 
                          const struct block *at, const struct shape *s)
 {
     for (int64_t r = 0; r < at->queries; r += STEP)
-        for (int64_t c = 0; c < s->padded; c += STEP) {
-            const mt_elem *a = rows + r * BK;
-            const mt_elem *b = pairs + (c / HALF * s->key_steps + key / STEP) * TILE;
-            load_block(out + r * s->padded + c, s->padded);
-            multiply(a, a + HALF * BK, BK * 2, STEP * 2, b, b + s->key_steps * TILE,
-                     row_columns(at, r) / STEP, true);
-            store_block(out + r * s->padded + c, s->padded);
-        }
+        for (int64_t c = 0; c < s->padded; c += STEP)
+            multiply(out + r * s->padded + c, s->padded, true, STEP,
+                     &(struct steps){ .a = rows + r * BK,
+                                      .b = pairs + (c / HALF * s->key_steps + key / STEP) * TILE,
+                                      .pitch = BK,
+                                      .stride = STEP,
+                                      .apart = s->key_steps * TILE,
+                                      .count = row_columns(at, r) / STEP });
 }
 
 /* out [keys, padded] += transposed pairs, where the pairs are those of the block's queries. */
@@ -170,14 +155,14 @@ static void add_by_key(float *out, const mt_elem *transposed, const mt_elem *pai
     int64_t steps = mt_ceil_div(at->queries, STEP);
     for (int64_t k = 0; k < row_columns(at, at->queries - 1); k += STEP) {
         int64_t first = k > at->diagonal ? (k - at->diagonal) / STEP : 0; /* that sees key k */
-        const mt_elem *a = transposed + (k / HALF * QUERY_STEPS + first) * TILE;
-        for (int64_t c = 0; c < s->padded; c += STEP) {
-            const mt_elem *b = pairs + (c / HALF * steps + first) * TILE;
-            load_block(out + k * s->padded + c, s->padded);
-            multiply(a, a + QUERY_STEPS * TILE, 64, TILE * 2, b, b + steps * TILE, steps - first,
-                     true);
-            store_block(out + k * s->padded + c, s->padded);
-        }
+        for (int64_t c = 0; c < s->padded; c += STEP)
+            multiply(out + k * s->padded + c, s->padded, true, STEP,
+                     &(struct steps){ .a = transposed + (k / STEP * QUERY_STEPS + first) * 2 * TILE,
+                                      .b = pairs + (c / HALF * steps + first) * TILE,
+                                      .pitch = STEP,
+                                      .stride = 2 * TILE,
+                                      .apart = steps * TILE,
+                                      .count = steps - first });
     }
 }
 
@@ -246,12 +231,12 @@ static void forward_thread(const void *args, const void *shape, int64_t batch, i
 {
     struct forward f;
     forward_scratch(&f, scratch, shape);
-    shape_tiles(STEP);
+    begin_steps(STEP);
     forward_task(args, batch, g, &f, shape);
-    _tile_release();
+    end_steps();
 }
 
-mt_status mt_cpu_attention_fwd_amx_bf16(mt_stream *stream, const struct mt_attention_fwd_args *args)
+mt_status MT_PAIRS_CPU(attention_fwd)(mt_stream *stream, const struct mt_attention_fwd_args *args)
 {
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
     struct forward sizes;
@@ -350,12 +335,12 @@ static void backward_thread(const void *args, const void *shape, int64_t batch, 
 {
     struct backward b;
     backward_scratch(&b, scratch, shape);
-    shape_tiles(STEP);
+    begin_steps(STEP);
     backward_task(args, batch, g, &b, shape);
-    _tile_release();
+    end_steps();
 }
 
-mt_status mt_cpu_attention_bwd_amx_bf16(mt_stream *stream, const struct mt_attention_bwd_args *args)
+mt_status MT_PAIRS_CPU(attention_bwd)(mt_stream *stream, const struct mt_attention_bwd_args *args)
 {
     struct shape s = shape_of(args->sequence, args->query_heads, args->kv_heads, args->head_dim);
     struct backward sizes;
