@@ -4,12 +4,11 @@
 
 #include "kernels/cpu/quantize_priv.h"
 
-static void dequantize_unit(workspace *ws, const side *source, const side *out, const tile *whole)
+static void dequantize_unit(workspace *ws, const side *source, const side *out, const level *l,
+                            const tile *whole)
 {
-    bool second = source->d.format->second_level;
-    level l = member_level(source, second ? source->d.amax[whole->index] : 0, NULL);
     if (rows_suffice(source)) {
-        dequantize_rows(ws, source, out, &l, whole);
+        dequantize_rows(ws, source, out, l, whole);
         return;
     }
     int strip = source->dir == MT_COL && !source->plain ? TILE : CHUNK;
@@ -17,12 +16,25 @@ static void dequantize_unit(workspace *ws, const side *source, const side *out, 
         tile t = *whole;
         t.r0 += r;
         t.rows = whole->rows - r < strip ? whole->rows - r : strip;
-        load_tile(ws, source, &l, &t);
+        load_tile(ws, source, l, &t);
         store_plain(out, &t, ws->x);
     }
 }
 
-mt_status MT_CPU_ISA(dequantize)(mt_stream *stream, const struct mt_dequantize_args *args)
+/* Takes the members' factors out of the source: scales of 1 in their place, in `ones`. */
+static void take_factors(side *source, float *factors, float *ones, int64_t members)
+{
+    for (int64_t i = 0; i < members; i++) {
+        factors[i] = ones[i] = 1;
+        if (source->whole) factors[i] = ((const float *)source->d.scales)[i];
+        if (source->d.format->second_level)
+            factors[i] = member_level(source, source->d.amax[i], NULL).s_dec;
+    }
+    if (source->whole) source->d.scales = ones;
+}
+
+mt_status MT_CPU_ISA(decode)(mt_stream *stream, const struct mt_dequantize_args *args,
+                             float *factors)
 {
     const mt_group *group = &args->src->group;
     MT_REQUIRE(args->src->dir[args->dir].layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
@@ -30,24 +42,34 @@ mt_status MT_CPU_ISA(dequantize)(mt_stream *stream, const struct mt_dequantize_a
     MT_TRY(mt_group_check_members(group, "dequantize: the group"));
     mt_direction y = mt_direction_of(mt_format_spec_default(mt_format_plain(args->y_dtype)->id));
     y.codes = args->y;
-    const side source = side_of(&args->src->dir[args->dir], args->dir, SOURCE, true);
+    side source = side_of(&args->src->dir[args->dir], args->dir, SOURCE, true);
     const side out = side_of(&y, MT_ROW, MT_ROW, false), none = { 0 };
     const side *const sides[SIDES] = { &out, &none, &source };
     unit_size size = { TILE, TILE };
     if (rows_suffice(&source)) size = (unit_size){ LONG_ROWS, LONG_COLS };
-    int64_t units = plan_members(NULL, group, sides, size);
+    int64_t count = group->members, units = plan_members(NULL, group, sides, size);
     size_t spaces = (size_t)stream->device->threads * sizeof(workspace);
     char *p;
-    MT_TRY(mt_cpu_scratch(stream, (void **)&p, spaces + (size_t)group->members * sizeof(member)));
+    MT_TRY(mt_cpu_scratch(stream, (void **)&p,
+                          spaces + (size_t)count * (sizeof(member) + sizeof(float))));
     workspace *space = (workspace *)(void *)p;
     member *members = (member *)(void *)(p + spaces);
     plan_members(members, group, sides, size);
+    if (factors) take_factors(&source, factors, (float *)(void *)(members + count), count);
+    const bool second = source.d.format->second_level;
 #pragma omp parallel for schedule(dynamic, 4) num_threads(stream->device->threads) if (units > 1)
     for (int64_t u = 0; u < units; u++) {
-        tile t = tile_at(members, group->members, size, u);
-        dequantize_unit(&space[omp_get_thread_num()], &source, &out, &t);
+        tile t = tile_at(members, count, size, u);
+        level l = member_level(&source, second ? source.d.amax[t.index] : 0, NULL);
+        if (factors) l.s_dec = 1;
+        dequantize_unit(&space[omp_get_thread_num()], &source, &out, &l, &t);
     }
     return MT_OK;
+}
+
+mt_status MT_CPU_ISA(dequantize)(mt_stream *stream, const struct mt_dequantize_args *args)
+{
+    return MT_CPU_ISA(decode)(stream, args, NULL);
 }
 
 mt_status MT_CPU_ISA(swizzle_scales)(mt_stream *stream, const struct mt_swizzle_scales_args *args)

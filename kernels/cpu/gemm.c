@@ -144,6 +144,7 @@ static void beside_block(gemm_block *k, const struct product *p, int64_t e, int6
                          int64_t j0)
 {
     const gemm_beside *b = &p->beside;
+    for (int i = 0; i < 2; i++) k->factors[i] = b->factors[i] ? b->factors[i][e] : 1;
     if (b->row_token && p->height >= 0) {
         k->b.data = moved(p->b.data, p->b.real, j0 * k->b.outer);
         k->b_depths = b->row_token + p->start[e];

@@ -31,7 +31,7 @@ MT_INLINE void pack_square(mt_real *to, const gemm_matrix *w, int64_t j, int64_t
 {
     vec x[VL];
     if (width == VL && height == VL) {
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i < VL; i++) x[i] = read_vector(w, j + i, p);
     } else {
         mt_real edge[VL][VL] = { { 0 } };
@@ -39,7 +39,7 @@ MT_INLINE void pack_square(mt_real *to, const gemm_matrix *w, int64_t j, int64_t
         for (int i = 0; i < VL; i++) x[i] = vec_load(edge[i]);
     }
     transpose(x);
-    UNROLL
+    MT_UNROLL
     for (int q = 0; q < VL; q++)
         if (q < height) vec_store(to + q * GEMM_NR, x[q]);
 }
@@ -75,10 +75,10 @@ static void pack_tile_along(mt_elem *to, const gemm_matrix *w, int64_t j, int64_
     for (int64_t i = 0; i < PAIR_COLS; i += VL)
         for (int64_t q = 0; q < PAIR_DEPTH; q += 2 * VL) {
             vec x[VL];
-            UNROLL
+            MT_UNROLL
             for (int r = 0; r < VL; r++) x[r] = vec_load((const void *)(lines[i + r] + q));
             transpose(x);
-            UNROLL
+            MT_UNROLL
             for (int r = 0; r < VL; r++)
                 vec_store((void *)(to + (q + 2 * r) * PAIR_COLS + 2 * i), x[r]);
         }

@@ -26,6 +26,8 @@ struct scratch {
 
 MT_INLINE __m512 added(const gemm_tile_io *io, __m512 sum, int64_t r, int64_t j, __mmask16 mask)
 {
+    sum = _mm512_mul_ps(sum, _mm512_set1_ps(io->factors[0]));
+    sum = _mm512_mul_ps(sum, _mm512_set1_ps(io->factors[1]));
     int64_t at = r * io->add_ld + j;
     if (io->add && io->add_real)
         sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, (const float *)io->add + at));
@@ -68,6 +70,7 @@ static gemm_tile_io results(const gemm_block *k)
         .out_ld = k->ld,
         .add_real = k->d_real,
         .out_real = k->d_real,
+        .factors = { k->factors[0], k->factors[1] },
     };
 }
 
@@ -194,12 +197,11 @@ static const gemm_kernel blocks = {
 
 mt_status MT_PAIRS_CPU(gemm)(mt_stream *stream, const struct mt_gemm_args *args)
 {
-    const mt_format *bf16 = mt_format_plain(MT_BF16);
     struct gemm_decoded plain;
     MT_TRY(MT_CPU(gemm_decode)(stream, &plain, args, true));
-    bool pairs = mt_gemm_a(&plain.args)->format == bf16 && mt_gemm_b(&plain.args)->format == bf16;
-    return MT_CPU(gemm_run)(stream, &plain.args, pairs ? &blocks : &MT_CPU(gemm_blocks), NULL,
-                            NULL);
+    const gemm_beside beside = { .factors = { plain.factors[0], plain.factors[1] } };
+    return MT_CPU(gemm_run)(stream, &plain.args, plain.pairs ? &blocks : &MT_CPU(gemm_blocks),
+                            &beside, NULL);
 }
 
 mt_status MT_PAIRS_CPU(pack_weight)(mt_stream *stream, const struct mt_pack_weight_args *args)
@@ -214,5 +216,5 @@ size_t MT_PAIRS_CPU(packed_bytes)(mt_dtype dtype, mt_dir dir, int64_t members, i
 
 mt_dtype MT_PAIRS_CPU(gemm_operand)(const mt_format_spec *spec)
 {
-    return MT_CPU(decoded)(spec->format, true);
+    return MT_CPU(decoded)(spec, true);
 }

@@ -51,6 +51,7 @@ typedef struct gemm_block {
     void *act;
     const void *z;
     int64_t half;
+    float factors[2];              /* of the sums, one after the other */
     const struct gemm_block *next; /* what the same thread may compute after it; NULL: nothing */
 } gemm_block;
 
@@ -153,28 +154,34 @@ void MT_CPU(gemm_pack_columns)(gemm_form form, void *packed, const gemm_matrix *
                                int64_t cols, int64_t depth);
 
 /* The same product with plain operands: those that are neither elements nor reals are decoded to
- * reals, or, for `tiles`, to elements that hold them exactly, in the stream's operand scratch.
- * `out` must stay where it is. */
+ * reals, or, for `pairs` and if elements hold both operands exactly but for factors of members, to
+ * elements, in the stream's operand scratch. `out` must stay where it is. */
 struct gemm_decoded {
     mt_qtensor a, b;
     struct mt_gemm_args args;
+    bool pairs;              /* both are elements */
+    const float *factors[2]; /* [N] of a's and of b's members, or NULL */
 };
 mt_status MT_CPU(gemm_decode)(mt_stream *stream, struct gemm_decoded *out,
-                              const struct mt_gemm_args *args, bool tiles);
+                              const struct mt_gemm_args *args, bool pairs);
 
-/* The dtype that blocks read an operand of this format as. */
-mt_dtype MT_CPU(decoded)(const mt_format *format, bool tiles);
+/* The dtype that blocks read an operand of this format as; pairs: beside another that elements
+ * hold.
+ */
+mt_dtype MT_CPU(decoded)(const mt_format_spec *spec, bool pairs);
 
-/* What is beside a product (mt_moe_gemm_args). */
+/* What is beside a product: of an expert layer (mt_moe_gemm_args), and factors of members' sums,
+ * [N] or NULL each. */
 typedef struct gemm_beside {
     const int32_t *row_token;
     void *act;
     const void *z;
+    const float *factors[2];
 } gemm_beside;
 
 /* What the gemm entry of a kernel table does with plain operands and the blocks of `kernel`; beside
- * may be NULL, and other kernels than gemm_blocks take nothing there. *whole: no block was cut
- * along its columns, so that `act` is done; NULL where there is none. */
+ * may be NULL: gemm_blocks take all there but factors, those of gemm_pairs.c factors alone. *whole:
+ * no block was cut along its columns, so that `act` is done; NULL where there is none. */
 mt_status MT_CPU(gemm_run)(mt_stream *stream, const struct mt_gemm_args *args,
                            const gemm_kernel *kernel, const gemm_beside *beside, bool *whole);
 extern const gemm_kernel MT_CPU(gemm_blocks);
@@ -189,6 +196,7 @@ typedef struct gemm_tile_io {
     const char *ask; /* what the tile asks for: at each depth, this plus ask_step bytes for each one
                         before */
     int64_t ask_step;
+    float factors[2]; /* of the sums, in gemm_pairs.c */
 } gemm_tile_io;
 
 /* out = a b + add + bias for `rows` rows and `cols` columns. b is a panel [depth][GEMM_NR]; a holds

@@ -34,26 +34,26 @@ MT_INLINE void put_full(int rows, vec sums[], const gemm_tile_io *io)
     const int count = rows * GEMM_VECS;
     if (io->add && io->add_real) {
         const mt_real *add = io->add;
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i < count; i++)
             sums[i] = vec_add(sums[i], vec_load(add + ROW(i) * io->add_ld + COL(i)));
     } else if (io->add) {
         const mt_elem *add = io->add;
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i < count; i++)
             sums[i] = vec_add(sums[i], vec_get(add + ROW(i) * io->add_ld + COL(i)));
     }
     if (io->bias) {
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i < count; i++) sums[i] = vec_add(sums[i], vec_load(io->bias + COL(i)));
     }
     if (io->out_real) {
         mt_real *out = io->out;
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i < count; i++) vec_store(out + ROW(i) * io->out_ld + COL(i), sums[i]);
     } else {
         mt_elem *out = io->out;
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i < count; i++) vec_put(out + ROW(i) * io->out_ld + COL(i), sums[i]);
     }
 }
@@ -69,9 +69,9 @@ MT_INLINE void tile(bool columns, int rows, int64_t ld, int64_t step, int64_t co
 {
     vec sums[SUMS];
     const mt_real *lines[POINTERS];
-    UNROLL
+    MT_UNROLL
     for (int i = 0; i < rows * GEMM_VECS; i++) sums[i] = vec_zero();
-    UNROLL
+    MT_UNROLL
     for (int i = 0; i * REACH < rows; i++) lines[i] = a + i * REACH * ld;
     const char *ask = io->ask;
     int64_t ask_step = io->ask_step;
@@ -82,13 +82,13 @@ MT_INLINE void tile(bool columns, int rows, int64_t ld, int64_t step, int64_t co
             __builtin_prefetch(lines[0] + SOON * step + rows - 1);
         }
         vec b0 = vec_load(b), b1 = vec_load(b + VL);
-        UNROLL
+        MT_UNROLL
         for (int r = 0; r < rows; r++) {
             vec x = vec_all(lines[r / REACH][r % REACH * ld]);
             sums[2 * r] = vec_fma(x, b0, sums[2 * r]);
             sums[2 * r + 1] = vec_fma(x, b1, sums[2 * r + 1]);
         }
-        UNROLL
+        MT_UNROLL
         for (int i = 0; i * REACH < rows; i++) lines[i] += step;
     }
     if (cols == GEMM_NR) {
@@ -96,7 +96,7 @@ MT_INLINE void tile(bool columns, int rows, int64_t ld, int64_t step, int64_t co
         return;
     }
     mt_real edge[GEMM_MR * GEMM_NR];
-    UNROLL
+    MT_UNROLL
     for (int i = 0; i < rows * GEMM_VECS; i++) vec_store(edge + ROW(i) * GEMM_NR + COL(i), sums[i]);
     put_edge(edge, rows, cols, io);
 }

@@ -2,6 +2,7 @@
  * Fused multiply-adds of the cpu backend are asked for here, in lanes.h and in vecmath.h. */
 #pragma once
 
+#include "kernels/cpu/unroll.h"
 #include "kernels/cpu/variant.h"
 
 #if MT_ISA_LEVEL > 0
@@ -21,14 +22,6 @@ typedef __m256 vec;
 #define VEC(op) _mm256_##op##_ps
 #endif
 enum { VL = sizeof(vec) / sizeof(mt_real) };
-
-/* Before a loop of constant length over registers: unrolled early enough for its array to live in
- * registers. */
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 
 MT_INLINE vec vec_zero(void)
 {

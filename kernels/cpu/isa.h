@@ -14,3 +14,9 @@
     mt_status MT_CPU_ISA(op)(mt_stream * stream, const struct mt_##op##_args *args);
 MT_FORMAT_OPS(MT_CPU_ISA_DECLARE)
 #undef MT_CPU_ISA_DECLARE
+
+/* mt_dequantize without the members' f32 factors, which go to `factors` [N]: a whole member's
+ * scale, nvfp4's S_dec, else 1. What is left is exact in bf16 but for blocks whose f32 scales are
+ * no powers of two. */
+mt_status MT_CPU_ISA(decode)(mt_stream *stream, const struct mt_dequantize_args *args,
+                             float *factors);

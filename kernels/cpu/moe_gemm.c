@@ -20,7 +20,7 @@ bool MT_CPU(moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *ar
 
 mt_status MT_CPU(moe_gemm)(mt_stream *stream, const struct mt_moe_gemm_args *args)
 {
-    gemm_beside beside = { args->row_token, args->act, args->z };
+    gemm_beside beside = { .row_token = args->row_token, .act = args->act, .z = args->z };
     int64_t rows = args->gemm.b->group.first_dims
                        ? args->gemm.b->group.m
                        : args->gemm.b->group.members * args->gemm.b->group.m;

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/draw.h"
 #include "kernels/cpu/quantize_priv.h"
+#include "kernels/cpu/unroll.h"
 
 /* ---- scale rules -------------------------------------------------------------------------------
  */
@@ -263,19 +264,27 @@ void scale_tile(workspace *ws, const side *s, const level *l, const tile *t, con
 /* ---- rotation, random bits, sums ---------------------------------------------------------------
  */
 
-/* 16 rows of x times diag(signs) H16 / 4, each sum in order of the tokens. */
+/* 16 rows of x times diag(signs) H16 / 4, each sum in order of the tokens, for 16 columns at a
+ * time: CHUNK, which widths are multiples of. */
 static void rotate_rows(float *restrict out, const float *restrict x, int width, uint16_t mask)
 {
+    typedef float strip __attribute__((vector_size(CHUNK * sizeof(float)), may_alias, aligned(4)));
+    for (int c = 0; c < width; c += CHUNK) {
+        strip row[16];
+        MT_UNROLL
+        for (int i = 0; i < 16; i++)
+            row[i] = *(const strip *)(x + i * TILE + c) * (mask >> i & 1 ? -0.25f : 0.25f);
+        MT_UNROLL
+        for (int j = 0; j < 16; j++) {
+            strip y = { 0 };
+            MT_UNROLL
+            for (int i = 0; i < 16; i++)
+                y = __builtin_popcount((unsigned)(i & j)) % 2 ? y - row[i] : y + row[i];
+            *(strip *)(out + j * TILE + c) = y;
+        }
+    }
     for (int j = 0; j < 16; j++) {
         float *restrict y = out + j * TILE;
-        for (int c = 0; c < width; c++) y[c] = 0;
-        for (int i = 0; i < 16; i++) {
-            const float *restrict row = x + i * TILE;
-            bool minus = (__builtin_popcount((unsigned)(i & j)) ^ (mask >> i)) & 1;
-            float h = minus ? -0.25f : 0.25f;
-#pragma omp simd
-            for (int c = 0; c < width; c++) y[c] += row[c] * h;
-        }
 #pragma omp simd
         for (int c = 0; c < width; c++) y[c] = mt_bf16_to_f32(mt_f32_to_bf16(y[c]));
     }

@@ -1,6 +1,7 @@
 /* Functions of a real that a compiler inlines into vector loops. */
 #pragma once
 
+#include "kernels/cpu/unroll.h"
 #include "kernels/cpu/variant.h"
 
 #if MT_ELEM_BITS == 64
@@ -59,14 +60,6 @@ MT_INLINE mt_real mt_multiply_add(mt_real a, mt_real b, mt_real c)
     return __builtin_fmaf(a, b, c);
 #endif
 }
-
-/* Before a loop of constant length over registers: unrolled early enough for its array to live in
- * registers, and for a loop around it to become vectors. */
-#ifdef __clang__
-#define MT_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define MT_UNROLL _Pragma("GCC unroll 32")
-#endif
 
 #if MT_ELEM_BITS == 64
 #define MT_EXP_PER_LN2  0x1.71547652b82fep+0 /* 1 / ln 2 */
