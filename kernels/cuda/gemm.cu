@@ -201,6 +201,8 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma fp8 128x192, f32 sums of 128",
         "wgmma fp8 128x192, weights shared, f32 sums of 128",
         "wgmma fp8 128x192 by rows, f32 sums of 128",
+        "wgmma fp8 192x128, f32 sums of 128",
+        "wgmma fp8 192x128 turned, f32 sums of 128",
         "wgmma 128x192 turned, ping-pong",
         "wgmma 256x192 turned, pairs",
         "wgmma 128x192, ping-pong, dY stays",

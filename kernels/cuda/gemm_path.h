@@ -22,6 +22,9 @@ enum {
     /* TN of fp8 with rows on the side of 128, pairs share them or the weights: no C, no bias;
      * members of many rows */
     MT_CUDA_GEMM_FP8_ROWS,
+    MT_CUDA_GEMM_FP8_TALL, /* NT of fp8, no scales or powers of two: 192 x 128 by three multiplying
+                              warpgroups, pairs share dY */
+    MT_CUDA_GEMM_FP8_TALL_TURNED, /* the result turned, pairs share X */
     MT_CUDA_GEMM_TURNED,      /* wgmma, NT of bf16: ping-pong, the result turned, pairs share dY */
     MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X; without C or a factor */
     MT_CUDA_GEMM_PANEL, /* wgmma, NT of bf16: ping-pong whose rows of dY stay for a row of tiles;
@@ -39,14 +42,14 @@ enum {
 
 typedef struct mt_cuda_gemm_path {
     int variant;
-    int width;       /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 */
-    int super;       /* wgmma: tiles of one direction that are taken together */
+    int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (tall: 128) */
+    int super; /* wgmma: tiles of one direction that are taken together */
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;
 
 static inline bool mt_cuda_gemm_of_codes(int variant)
 {
-    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_ROWS;
+    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_TALL_TURNED;
 }
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */

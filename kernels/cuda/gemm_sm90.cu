@@ -20,7 +20,9 @@ enum {
     TILE = 256,           /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
     CODES_TOGETHER = 32, /* NT of fp8 */
-    MOST = 1 << 30       /* extents: rows of ragged maps, and numbers that are int in the kernel */
+    TALL_ROWS = 192,
+    TALL_PAIR = 256, /* columns of two tiles */
+    MOST = 1 << 30   /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
 
 /* ---- the choice --------------------------------------------------------------------------------
@@ -63,6 +65,12 @@ static bool shares_weights(const gemm_problem *g)
            g->depth > SHORT_DEPTH && mean_rows(g) >= DEEP_ROWS;
 }
 
+/* Of NT of codes: MT_CUDA_FP8_E4M3 or another of those. */
+static int kind_of_wgrad(const gemm_problem *g)
+{
+    return g->fp8 - 1 - MT_CUDA_FP8_WGRAD;
+}
+
 static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
 {
     static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT] = {
@@ -77,6 +85,8 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     if (variant == MT_CUDA_GEMM_ADDING) return &mt_cuda_gemm_sm90_adding;
     if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned[!is_plain(g)];
     if (variant == MT_CUDA_GEMM_TURNED_WIDE) return &mt_cuda_gemm_sm90_turned_wide;
+    if (variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED)
+        return &mt_cuda_gemm_sm90_fp8_tall[variant != MT_CUDA_GEMM_FP8_TALL][kind_of_wgrad(g)];
     if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
     if (variant == MT_CUDA_GEMM_PANEL) return &mt_cuda_gemm_sm90_panel;
     if (variant == MT_CUDA_GEMM_FP8_ROWS)
@@ -208,7 +218,8 @@ static bool adding_suits(const gemm_problem *g)
 static bool is_turned(const mt_cuda_gemm_path *path)
 {
     return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_WIDE ||
-           path->variant == MT_CUDA_GEMM_TURNED_DEEP;
+           path->variant == MT_CUDA_GEMM_TURNED_DEEP ||
+           path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
 }
 
 static bool is_plain_alone(int variant)
@@ -224,6 +235,40 @@ static bool panel_suits(const gemm_problem *g)
     return is_plain(g) && g->height % TILE == 0 && g->cols < g->height &&
            g->cols >= PANEL_COLUMNS && mean_rows(g) <= PANEL_ROWS &&
            shared_bytes(&mt_cuda_gemm_sm90_panel, g->rows.members) <= SM90_SHARED;
+}
+
+static bool is_tall(int variant)
+{
+    return variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
+}
+
+static bool tall_suits(const gemm_problem *g)
+{
+    return g->fp8 && g->layout == MT_GEMM_NT && kind_of_wgrad(g) <= MT_CUDA_FP8_BLOCKS;
+}
+
+/* Elements that pairs of tall tiles cover. */
+static int64_t tall_area(int64_t height, int64_t columns)
+{
+    return rounded_up(height, TALL_ROWS) * rounded_up(columns, TALL_PAIR);
+}
+
+/* NT of codes. Measured on an H200: three chains of multiplying and adding are a little faster
+ * where nothing is scaled, and 6 % with scales of blocks, for which tall tiles may cover more than
+ * pairs of 128 x `width` do, unless C of f32 is most of what there is to move. Turned, C and f32
+ * come and go slowly; adding by scales hides the latter. */
+static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
+{
+    bool scaled = kind_of_wgrad(g) == MT_CUDA_FP8_BLOCKS;
+    int64_t pieces = mt_ceil_div(g->cols, path->width);
+    int64_t now = rounded_up(g->height, 2 * 128) * pieces * path->width;
+    int64_t tall = tall_area(g->height, g->cols), turned = tall_area(g->cols, g->height);
+    bool turns = turned < tall && !g->c && (scaled || !g->d_real);
+    double more = g->c && g->d_real ? 1 : scaled ? 1.06 : g->c ? 1.02 : 1;
+    if (!tall_suits(g) || (double)(turns ? turned : tall) > more * (double)now) return;
+    path->variant = turns ? MT_CUDA_GEMM_FP8_TALL_TURNED : MT_CUDA_GEMM_FP8_TALL;
+    path->width = variant_of(g, path->variant)->width;
+    path->super = TOGETHER;
 }
 
 /* NT: the depth is short, a tile's result large: ping-pong, of the result turned where that is cut
@@ -246,6 +291,7 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
                     : few || tiles % 2 ? MT_CUDA_GEMM_ALONE
                                        : MT_CUDA_GEMM_WIDE;
     if (is_turned(path) || path->variant == MT_CUDA_GEMM_PANEL) path->width = SM90_WIDTH;
+    if (g->fp8 && !few) plan_tall(path, g);
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
@@ -282,7 +328,7 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
     int grain = wgrad || by_rows ? 64 : 8;
     bool pairs = path->variant == MT_CUDA_GEMM_FP8_PAIRS;
     if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g)) &&
-                     !(pairs && pairs_suit(g))
+                     !(pairs && pairs_suit(g)) && !(is_tall(path->variant) && tall_suits(g))
                : (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS) &&
                      (path->variant < MT_CUDA_GEMM_TURNED || path->variant > MT_CUDA_GEMM_ADDING))
         return false;
@@ -290,8 +336,8 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
         return false;
     if (is_plain_alone(path->variant) && !is_plain(g)) return false;
     if (path->variant == MT_CUDA_GEMM_PANEL && g->height % TILE) return false;
-    if (path->width < grain || path->width > SM90_WIDTH || path->width % grain || path->super < 1 ||
-        !suits_operands(g))
+    if (path->width < grain || path->width > variant_of(g, path->variant)->width ||
+        path->width % grain || path->super < 1 || !suits_operands(g))
         return false;
     int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
     int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
@@ -367,7 +413,8 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
         p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
         q = { "a", g->b.data, g->b.width, g->cols, members, variant->box_q, size };
     } else if (wgrad && g->fp8) { /* all members in lines along the rows */
-        p = { "b", g->a.data, g->a.width, g->height, 1, variant->tile, size };
+        int box_p = variant->tile / variant->cluster_n;
+        p = { "b", g->a.data, g->a.width, g->height, 1, box_p, size };
         q = { "a", g->b.data, g->b.width, g->cols, 1, variant->box_q, size };
     } else if (wgrad) { /* P is dY, Q is X */
         p = q, p.box_rows = 64;
@@ -396,7 +443,7 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(mt_cuda_multiprocessors(stream) / cluster * cluster));
-    config.blockDim = dim3(SM90_THREADS);
+    config.blockDim = dim3((unsigned)variant->threads);
     config.dynamicSmemBytes = shared_bytes(variant, args->rows.members);
     config.stream = mt_cuda_stream(stream);
     config.attrs = &attribute;
@@ -429,6 +476,7 @@ void mt_cuda_gemm_sm90_turn(gemm_problem *g)
 {
     gemm_problem was = *g;
     g->a = was.b, g->b = was.a, g->cols = was.height, g->height = was.cols;
+    g->scales_a = was.scales_b, g->scales_b = was.scales_a;
 }
 
 mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)

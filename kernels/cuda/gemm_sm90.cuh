@@ -12,7 +12,9 @@
  * those of ragged matrices end where a member does, so there is no padding in memory either.
  *
  * Codes with scales of blocks are faster the other way round (MT_CUDA_GEMM_FP8_ROWS): with rows of
- * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded.
+ * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded. NT of
+ * codes is faster by three multiplying warpgroups (MT_CUDA_GEMM_FP8_TALL), where that is cut as
+ * well.
  *
  * A cluster of two blocks shares a tile of P (CLUSTER_N 2: two pieces of Q beside each other) or of
  * Q. The number of pieces is rounded up to an even one (they get smaller), so that no cluster has
@@ -50,7 +52,8 @@ struct gemm_sm90_args {
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
 struct gemm_sm90_variant {
     const void *kernel;
-    int tile;                 /* rows of P in a tile */
+    int threads;
+    int tile, width;          /* rows of P in a tile, its most columns */
     int cluster_m, cluster_n; /* blocks that share Q, P */
     int box_q;                /* rows of Q that one copy brings; columns for NT */
     bool by_rows;             /* TN of codes with P rows and Q weights */
@@ -85,12 +88,13 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
 /* TN of such a sum with P rows and Q weights, and pairs that share P; last, scales of blocks, Q
  * shared. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2];
+/* NT by tiles of 192 rows, of E4M3, E5M2, BLOCKS; then the same of the result turned. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1];
 /* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs;
 
 enum {
-    SM90_WIDTH = 192, /* most columns of a tile */
-    SM90_THREADS = 384,
+    SM90_WIDTH = 192,                    /* most columns of a tile */
     SM90_DOTS = 16,                      /* columns in a partial sum of gemm_sm90_args.dots */
     SM90_SHARED = 232448,                /* bytes that a block can have */
     SM90_MEMBER_BYTES = 2 * sizeof(int), /* of the table of members */

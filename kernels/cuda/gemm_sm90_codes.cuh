@@ -19,7 +19,7 @@ template <class C, int N> struct sm90_scales {
 
     __device__ __forceinline__ sm90_scales()
     {
-        const uint32_t thread = thread_now(); /* warps 4 to 11 have 16 rows of P each */
+        const uint32_t thread = thread_now(); /* warps have 16 rows of P each, from the fourth on */
         line_at = thread % 4 * 16;
         rows_at = C::SCALES_P + ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
     }
@@ -77,7 +77,7 @@ template <class C> struct sm90_row_scales {
 /* What the tensor cores summed over 128 of the depth for columns FROM to TO, to the sums, or,
  * FIRST, in their place: as it is, or by the scales of the columns and of the rows. */
 template <class C, int FROM, int TO, bool FIRST, class S>
-static __device__ __forceinline__ void sm90_promote(float (&d)[WGMMA_SUMS], const float *part,
+static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], const float *part,
                                                     S &scales)
 {
     if constexpr (!C::SCALED) {

@@ -88,7 +88,11 @@ static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float
     barrier_threads(1 + r.group(), 128);
 #pragma unroll
     for (int j = 0; j < 2 * PAIRS; j++)
-        if (j * C::PIECE < len)
+        if (j * C::PIECE >= len)
+            continue;
+        else if (C::TURNED)
+            sm90_put_turned(r.address(j / 2), &d[j * 16], true, j % 2, false, by);
+        else
             sm90_put_wgrad(r.address(j / 2), &d[j * 16], true, j % 2 * 4, false, by);
     shared_to_copies();
     barrier_threads(1 + r.group(), 128);
@@ -100,6 +104,8 @@ static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float
         if (j * 64 >= len) continue;
         if (C::BY_ROWS)
             copy_out_ragged(&r.maps->d, r.address(j), n0 + j * 64, end, rows, m);
+        else if (C::TURNED)
+            copy_out(&r.maps->d, r.address(j), m, n0 + j * 64, member);
         else
             copy_out(&r.maps->d, r.address(j), n0 + j * 64, m, member);
     }
@@ -421,7 +427,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
-        float part[C::PARTS][WGMMA_SUMS / C::PARTS];
+        float part[C::PARTS][C::WIDTH / 2 / C::PARTS];
 #pragma unroll
         for (int i = 0; i < N / 2; i++) /* or the compiler serialises the wgmmas */
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i % C::PARTS][i / C::PARTS]));

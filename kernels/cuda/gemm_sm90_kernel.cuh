@@ -1,5 +1,5 @@
 /* The kernel of the Hopper GEMM: one warpgroup brings tiles of P and Q into a ring of stages, two
- * multiply and store. */
+ * or three multiply and store. */
 #pragma once
 
 #include <type_traits>
@@ -20,6 +20,8 @@ struct sm90 {
         CLUSTER_M = CLUSTER_M_,
         CLUSTER_N = CLUSTER_N_,
         PINGPONG = PINGPONG_,
+        WARPGROUPS = 2, /* that multiply */
+        THREADS = (WARPGROUPS + 1) * 128,
         WGRAD = LAYOUT == MT_GEMM_NT,
         /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
          * the first begin the next tile; NT has few steps in a tile */
@@ -58,7 +60,7 @@ struct sm90 {
         BUFFERS = BUFFERS_, /* of a warpgroup */
         BUFFER = 8192,
         PIECES = STAGES * STAGE,
-        TILES = PIECES + 2 * BUFFERS * BUFFER,
+        TILES = PIECES + WARPGROUPS * BUFFERS * BUFFER,
         TILE_BYTES = 32,
         RING = 8, /* tiles; more than a producer can be ahead */
         FULL = TILES + RING * TILE_BYTES,
@@ -66,7 +68,7 @@ struct sm90 {
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
         OLD = HAND + 16,
-        TABLE = OLD + 2 * BUFFERS * 8,
+        TABLE = OLD + WARPGROUPS * BUFFERS * 8,
         PIECE = WGRAD ? 32 : 64, /* columns of D(i, j) in a piece of the result */
         PRODUCER_REGISTERS = 56,
         CONSUMER_REGISTERS = 224
@@ -79,16 +81,19 @@ struct sm90 {
  * two, so that those of Q's columns take half of what wgmma leaves little of, the way from shared
  * memory. NT: both operands lie along the rows, members at multiples of 128 with zeros between
  * them. BY_ROWS, TN: P are rows and Q weights; scales of both are then two for a thread's 64
- * columns.
+ * columns. WARPGROUPS 3: tiles half as high again of two thirds of the columns, by three chains of
+ * multiplying and adding, which hide one another better than two.
  */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
-          int PARTS_ = 1, bool PAIRS_ = false>
+          int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false>
 struct sm90_fp8 {
     enum {
         LAYOUT = LAYOUT_,
         ELEMENTS = ELEMENTS_,
         BY_ROWS = BY_ROWS_,
-        CLUSTER_M = BY_ROWS == PAIRS_ ? 2 : 1, /* PAIRS: two pieces of rows share the weights */
+        WARPGROUPS = WARPGROUPS_,
+        THREADS = (WARPGROUPS + 1) * 128,
+        CLUSTER_M = BY_ROWS == PAIRS_ ? 2 : 1, /* PAIRS: two pieces share P, or the weights */
         CLUSTER_N = 3 - CLUSTER_M,
         PINGPONG = false,
         FRESH = false,
@@ -108,23 +113,23 @@ struct sm90_fp8 {
         /* a tile is stored while the first products of the next are under way; one without columns
          * multiplies what lies there, and nothing of it is stored */
         AHEAD = WGRAD || BY_ROWS,
-        TURNED = false,
+        TURNED = TURNED_,
         SCALED = SCALED_,
         PACKED = PACKED_,
         FACTOR = !SCALED, /* of a member's sums */
         BLOCKS_M = 1,
-        TILE = 128,
+        TILE = 64 * WARPGROUPS,
         DEPTH = 128,
-        WIDTH = SM90_WIDTH,
+        WIDTH = WARPGROUPS == 3 ? 128 : SM90_WIDTH,
         GRAIN = WGRAD || BY_ROWS ? 64 : 8,
         STAGES = 4,
         BOX_Q = CLUSTER_M == 1 || BY_ROWS ? 64 : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
-        BUFFERS = 3,
+        BUFFERS = WARPGROUPS == 3 ? 2 : 3,
         BUFFER = 8192,
         PIECES = STAGES * STAGE,
-        TILES = PIECES + 2 * BUFFERS * BUFFER,
+        TILES = PIECES + WARPGROUPS * BUFFERS * BUFFER,
         TILE_BYTES = 32,
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
@@ -135,10 +140,12 @@ struct sm90_fp8 {
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
         OLD = HAND + 16,
-        TABLE = OLD + 2 * BUFFERS * 8,
+        TABLE = OLD + WARPGROUPS * BUFFERS * 8,
         PIECE = WGRAD || BY_ROWS ? 32 : 64,
         PRODUCER_REGISTERS = WGRAD || BY_ROWS ? 56 : 40,
-        CONSUMER_REGISTERS = WGRAD || BY_ROWS ? 224 : 232
+        CONSUMER_REGISTERS = WARPGROUPS == 3    ? 152
+                             : WGRAD || BY_ROWS ? 224
+                                                : 232
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
@@ -264,7 +271,7 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
 {
     int members = (int)a.rows.members, lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int e = threadIdx.x; e <= members; e += SM90_THREADS)
+    for (int e = threadIdx.x; e <= members; e += C::THREADS)
         start[e] = (int)(a.rows.offsets ? a.rows.offsets[e] / a.rows.k : e * a.rows.m);
     __syncthreads();
     if (threadIdx.x >= 32) return;
@@ -300,8 +307,9 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
  */
 
 template <class C>
-static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
-    const __grid_constant__ gemm_sm90_maps maps, const __grid_constant__ gemm_sm90_args a)
+static __global__
+__launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ gemm_sm90_maps maps,
+                                                       const __grid_constant__ gemm_sm90_args a)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
@@ -317,8 +325,8 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
             barrier_init(base + C::FULL + i * 8,
                          !C::SPLIT + (C::SCALED ? 32 : 0) + (int)sm90_beside<C>::GATHERS);
             /* every warp that reads what this block brings */
-            barrier_init(base + C::EMPTY + i * 8,
-                         (C::SPLIT ? 1 : C::CLUSTER_M + C::CLUSTER_N - 1) * (C::PINGPONG ? 4 : 8));
+            barrier_init(base + C::EMPTY + i * 8, (C::SPLIT ? 1 : C::CLUSTER_M + C::CLUSTER_N - 1) *
+                                                      (C::PINGPONG ? 4 : C::WARPGROUPS * 4));
         }
         if constexpr (C::SPLIT > 0)
             for (int i = 0; i < C::SPLIT; i++) {
@@ -331,7 +339,7 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
                 barrier_init(base + C::PANEL_FULL + i * 8, 1);
                 barrier_init(base + C::PANEL_EMPTY + i * 8, 8);
             }
-        for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
+        for (int i = 0; i < C::WARPGROUPS * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
         if constexpr (C::HELPED)
             for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::WRITTEN + i * 8, 4);
         *(int2 *)(shared + C::HAND) = make_int2(0, 0); /* the first stage and its parity */
@@ -372,10 +380,14 @@ static __global__ __launch_bounds__(SM90_THREADS, 1) void gemm_sm90_kernel(
 template <class C> static gemm_sm90_variant sm90_variant_of()
 {
     static_assert(C::STAGE % 1024 == 0 && C::WIDTH % C::BOX_Q == 0, "stages and boxes are whole");
+    static_assert((C::WARPGROUPS * C::CONSUMER_REGISTERS + C::PRODUCER_REGISTERS) * 128 <= 65536,
+                  "the block has all registers of a multiprocessor");
     static_assert((int)C::STAGES + 3 <= (int)C::RING,
                   "tiles of a step each: two stored, one ahead");
     return { (const void *)gemm_sm90_kernel<C>,
+             C::THREADS,
              C::TILE,
+             C::WIDTH,
              C::CLUSTER_M,
              C::CLUSTER_N,
              C::BOX_Q,

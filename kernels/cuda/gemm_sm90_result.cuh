@@ -12,7 +12,7 @@ template <class C> struct sm90_result {
     uint32_t parity; /* of its barrier for C */
     float2 factor;   /* C::FACTOR: of the member's sums, asked for as the tile begins */
 
-    /* Of the two multiplying warpgroups; not kept, since all registers hold sums. */
+    /* Of the multiplying warpgroups; not kept, since all registers hold sums. */
     __device__ __forceinline__ int group() const { return (int)(thread_now() / 128) - 1; }
     __device__ __forceinline__ uint32_t address(int b) const
     {
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void sm90_put_turned(uint32_t to, const float 
         uint32_t at =
             to + warp / 2 * 4096 + line * 128 + ((row / 4) ^ (line % 8)) * 16 + row % 4 * 4;
         float old = add ? __int_as_float(shared_now(at)) : 0;
-        put_shared(at, by(sum[i]) + old);
+        put_shared(at, by.alone ? by(sum[i]) : by(sum[i]) + old);
     }
 }
 

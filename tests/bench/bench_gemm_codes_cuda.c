@@ -280,6 +280,45 @@ static bool native(mt_cuda_gemm_path *path, const struct product *p)
            mt_cuda_gemm_of_codes(path->variant);
 }
 
+enum { TALL_WIDTH = 128 };
+
+/* Scales of blocks only where they are powers of two. */
+static bool goes_tall(const struct product *p)
+{
+    return !p->coding->two_d_w || p->coding->pow2;
+}
+
+/* Tall tiles give the same bits as others, with and without C. */
+static void check_tall(struct product *p)
+{
+    enum { BLOCK = 99991 };
+    size_t bytes = (size_t)p->count * mt_dtype_size(p->args.d_dtype);
+    float *values = malloc(BLOCK * sizeof *values);
+    char *host = malloc(2 * bytes + 1);
+    assert_true(values && host);
+    for (int i = 0; i < BLOCK; i++)
+        mt_store_f64(values, p->args.d_dtype, i, mt_rng_normal(60, 0, (uint64_t)i));
+    void *c = repeated(values, BLOCK * mt_dtype_size(p->args.d_dtype), bytes);
+    const int variants[] = { MT_CUDA_GEMM_FP8, MT_CUDA_GEMM_FP8_TALL,
+                             MT_CUDA_GEMM_FP8_TALL_TURNED };
+    for (int adds = 0; adds < 2; adds++)
+        for (int v = 0; v < 3; v++) {
+            mt_cuda_gemm_path path = { .variant = variants[v], .width = TALL_WIDTH, .super = 2 };
+            p->args.c = adds ? c : NULL;
+            p->args.d = device_buffer(bytes);
+            assert_ok(mt_cuda_gemm_by(&stream, &p->args, &path));
+            CUDA_OK(cudaStreamSynchronize(queue));
+            CUDA_OK(cudaMemcpy(host + (v > 0 ? bytes : 0), p->args.d, bytes, cudaMemcpyDefault));
+            if (memcmp(host, host + (v > 0 ? bytes : 0), bytes) != 0)
+                fail_msg("%s, n %lld, k %lld, %s: not the bits of narrower tiles", p->coding->name,
+                         (long long)p->n, (long long)p->k, mt_cuda_gemm_path_name(&path));
+            device_free(p->args.d);
+        }
+    p->args.c = NULL;
+    device_free(c);
+    free(values), free(host);
+}
+
 /* By exact decoding and, where there is one, by the path of codes. */
 static void check_paths(struct checked *c, struct product *p, enum values values)
 {
@@ -291,13 +330,15 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     static const int widths[] = { 192, 128, 64 };
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
     for (int i = 0; i < 3; i++)
-        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_ROWS; v++) {
-            bool blocks = p->coding->two_d_w && p->coding->pow2;
-            if (v != MT_CUDA_GEMM_FP8 && p->layout == MT_GEMM_NT) continue;
+        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_TALL_TURNED; v++) {
+            bool blocks = p->coding->two_d_w && p->coding->pow2, tall = v >= MT_CUDA_GEMM_FP8_TALL;
+            if (v != MT_CUDA_GEMM_FP8 && tall != (p->layout == MT_GEMM_NT)) continue;
+            if (tall && (widths[i] > TALL_WIDTH || !goes_tall(p))) continue;
             if (v == MT_CUDA_GEMM_FP8_PAIRS && !blocks) continue;
             path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
         }
+    if (p->layout == MT_GEMM_NT && goes_tall(p)) check_tall(p);
     if (c->lossy)
         printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n",
                p->coding->name, layout_names[p->layout], (long long)p->n, (long long)p->k,
