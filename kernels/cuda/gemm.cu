@@ -201,6 +201,7 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma fp8 128x192, f32 sums of 128",
         "wgmma fp8 128x192, weights shared, f32 sums of 128",
         "wgmma fp8 128x192 by rows, f32 sums of 128",
+        "wgmma fp8 192x128 by rows, f32 sums of 128",
         "wgmma fp8 192x128, f32 sums of 128",
         "wgmma fp8 192x128 turned, f32 sums of 128",
         "wgmma 128x192 turned, ping-pong",

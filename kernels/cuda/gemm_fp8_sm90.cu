@@ -34,3 +34,14 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2] = {
     sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E4M3, true, false, true>>(),
     sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E4M3, true, false, true, 1, true>>(),
 };
+
+template <int ELEMENTS, bool SCALED> static gemm_sm90_variant tall_rows()
+{
+    return sm90_variant_of<sm90_fp8<MT_GEMM_TN, ELEMENTS, SCALED, false, true, 1, false, 3>>();
+}
+
+const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_BLOCKS + 1] = {
+    tall_rows<WGMMA_E4M3_E4M3, false>(),
+    tall_rows<WGMMA_E5M2_E4M3, false>(),
+    tall_rows<WGMMA_E4M3_E4M3, true>(),
+};

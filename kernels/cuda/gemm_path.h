@@ -22,6 +22,8 @@ enum {
     /* TN of fp8 with rows on the side of 128, pairs share them or the weights: no C, no bias;
      * members of many rows */
     MT_CUDA_GEMM_FP8_ROWS,
+    MT_CUDA_GEMM_FP8_ROWS_TALL, /* the same by 192 x 128 and three multiplying warpgroups, pairs
+                                   share the rows */
     MT_CUDA_GEMM_FP8_TALL, /* NT of fp8, no scales or powers of two: 192 x 128 by three multiplying
                               warpgroups, pairs share dY */
     MT_CUDA_GEMM_FP8_TALL_TURNED, /* the result turned, pairs share X */

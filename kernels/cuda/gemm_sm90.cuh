@@ -12,9 +12,9 @@
  * those of ragged matrices end where a member does, so there is no padding in memory either.
  *
  * Codes with scales of blocks are faster the other way round (MT_CUDA_GEMM_FP8_ROWS): with rows of
- * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded. NT of
- * codes is faster by three multiplying warpgroups (MT_CUDA_GEMM_FP8_TALL), where that is cut as
- * well.
+ * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded. Both
+ * are faster by three multiplying warpgroups (MT_CUDA_GEMM_FP8_TALL, _ROWS_TALL) where that is cut
+ * as well.
  *
  * A cluster of two blocks shares a tile of P (CLUSTER_N 2: two pieces of Q beside each other) or of
  * Q. The number of pieces is rounded up to an even one (they get smaller), so that no cluster has
@@ -88,6 +88,8 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
 /* TN of such a sum with P rows and Q weights, and pairs that share P; last, scales of blocks, Q
  * shared. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2];
+/* The same that share P, by tiles of 192 rows. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_BLOCKS + 1];
 /* NT by tiles of 192 rows, of E4M3, E5M2, BLOCKS; then the same of the result turned. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1];
 /* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */

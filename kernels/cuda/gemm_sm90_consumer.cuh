@@ -23,8 +23,10 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
     const float2 *alpha = ANY ? r.args->alpha : nullptr;
-    sm90_factor by = { ANY ? alpha != nullptr : (bool)C::FACTOR, r.factor.x, r.factor.y,
-                       C::FP8 && !ANY };
+    constexpr bool WHOLE = C::FP8 && C::FACTOR && STORED == SM90_HALF;
+    sm90_factor by = { ANY ? alpha != nullptr : (bool)C::FACTOR,
+                       WHOLE ? sm90_whole(r.factor) : r.factor.x, r.factor.y, C::FP8 && !ANY,
+                       WHOLE };
     if (ANY && alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
     float bias0 = 0, bias1 = 0;
     if (ANY && C::LAYOUT == MT_GEMM_TN && r.args->bias) {
@@ -83,7 +85,7 @@ static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float
     static_assert((int)PAIRS <= (int)C::BUFFERS, "64 rows of a tile have room");
     const bool first = thread_now() % 128 == 0;
     const int len = r.len();
-    const sm90_factor by = { (bool)C::FACTOR, r.factor.x, r.factor.y, true };
+    const sm90_factor by = { (bool)C::FACTOR, C::FACTOR ? sm90_whole(r.factor) : 1, 0, true, true };
     if (first) copies_read<0>();
     barrier_threads(1 + r.group(), 128);
 #pragma unroll

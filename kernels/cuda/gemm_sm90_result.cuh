@@ -93,12 +93,19 @@ struct sm90_factor {
     bool given;
     float first, second;
     bool alone; /* nothing is added, not even a 0, which is an instruction */
+    bool whole; /* the first part is all of it, to f32's last bit */
 
     __device__ __forceinline__ float operator()(float sum) const
     {
-        return given ? gemm_scaled(sum, first, second) : sum;
+        return !given ? sum : whole ? sum * first : gemm_scaled(sum, first, second);
     }
 };
+
+/* Both parts as one, of which a result of bf16 does not show the rounding. */
+static __device__ __forceinline__ float sm90_whole(const float2 &factor)
+{
+    return fminf(factor.x + factor.y, 0x1.fffffep127f);
+}
 
 /* A thread's two sums of a row and what is added, in f32 [64][32]. */
 static __device__ __forceinline__ void sm90_put_real(uint32_t address, const float *sum, bool add,

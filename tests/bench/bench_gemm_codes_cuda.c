@@ -331,9 +331,10 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
     for (int i = 0; i < 3; i++)
         for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_TALL_TURNED; v++) {
-            bool blocks = p->coding->two_d_w && p->coding->pow2, tall = v >= MT_CUDA_GEMM_FP8_TALL;
-            if (v != MT_CUDA_GEMM_FP8 && tall != (p->layout == MT_GEMM_NT)) continue;
-            if (tall && (widths[i] > TALL_WIDTH || !goes_tall(p))) continue;
+            bool blocks = p->coding->two_d_w && p->coding->pow2, nt = v >= MT_CUDA_GEMM_FP8_TALL;
+            if (v != MT_CUDA_GEMM_FP8 && nt != (p->layout == MT_GEMM_NT)) continue;
+            if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
+            if (nt && !goes_tall(p)) continue;
             if (v == MT_CUDA_GEMM_FP8_PAIRS && !blocks) continue;
             path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
