@@ -6,6 +6,7 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 /* A rank's part of what is reduced at a time: bounds the memory that the others' parts need. */
@@ -218,8 +219,37 @@ const struct mt_comm_ops mt_comm_mpi = {
     .close = mpi_close,
 };
 
+/* Before ranks are watched over: whether all can go on, and where rank 0 listens; else every rank
+ * fails, and names the first that cannot. Who has failed comes all the same. */
+static mt_status greet(const mt_comm *c, char address[MT_WATCH_ADDRESS], mt_status status)
+{
+    struct {
+        int64_t status;
+        char text[400];
+    } said = { (int64_t)status, "" };
+    int first = status == MT_OK ? 0 : c->size - c->rank; /* the largest is the first */
+    snprintf(said.text, sizeof said.text, "%s", status == MT_OK ? address : mt_error_message());
+    MT_MPI("MPI_Allreduce",
+           MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD));
+    int root = first ? c->size - first : 0;
+    MT_MPI("MPI_Bcast", MPI_Bcast(&said, sizeof said, MPI_BYTE, root, MPI_COMM_WORLD));
+    if (first && root == c->rank) return status;
+    if (first) return MT_FAIL((mt_status)said.status, "rank %d: %s", root, said.text);
+    snprintf(address, MT_WATCH_ADDRESS, "%.*s", MT_WATCH_ADDRESS - 1, said.text);
+    return MT_OK;
+}
+
+/* That MPI has started what the launcher says. */
+static mt_status check_world(const mt_comm *c, const mt_launch *launch)
+{
+    MT_REQUIRE(c->size == launch->world && c->rank == launch->rank, MT_ECONFIG,
+               "%s says rank %d of %d, MPI says %d of %d", launch->launcher, launch->rank,
+               launch->world, c->rank, c->size);
+    return MT_OK;
+}
+
 /* Rank 0 listens, tells everyone where, and everyone connects. */
-static mt_status start_watch(mt_comm *c, const mt_comm_options *options)
+static mt_status start_watch(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
 {
     mt_watch_options o = { .rank = c->rank,
                            .world = c->size,
@@ -228,9 +258,13 @@ static mt_status start_watch(mt_comm *c, const mt_comm_options *options)
                            .context = options->context };
     char address[MT_WATCH_ADDRESS] = "";
     int listener = -1;
-    if (c->rank == 0) MT_TRY(mt_watch_listen(&listener, address));
-    MT_MPI("MPI_Bcast", MPI_Bcast(address, sizeof address, MPI_CHAR, 0, MPI_COMM_WORLD));
-    return mt_watch_start(&c->watch, &o, listener, address);
+    mt_status status = check_world(c, launch);
+    if (status == MT_OK) status = wrap(c, MPI_COMM_WORLD);
+    if (status == MT_OK && c->rank == 0) status = mt_watch_listen(&listener, address);
+    if (status == MT_OK && c->rank == 0) status = mt_watch_start(&c->watch, &o, listener, "");
+    MT_TRY(greet(c, address, status));
+    if (c->rank) status = mt_watch_start(&c->watch, &o, -1, address);
+    return greet(c, address, status);
 }
 
 mt_status mt_comm_mpi_open(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
@@ -240,15 +274,17 @@ mt_status mt_comm_mpi_open(mt_comm *c, const mt_launch *launch, const mt_comm_op
     MT_REQUIRE(!initialized, MT_EINVAL, "comm: MPI has been started already");
     MT_MPI("MPI_Init_thread", MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &given));
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    mt_status status = wrap(c, MPI_COMM_WORLD);
-    if (status == MT_OK && (c->size != launch->world || c->rank != launch->rank))
-        status = MT_FAIL(MT_ECONFIG, "%s says rank %d of %d, MPI says %d of %d", launch->launcher,
-                         launch->rank, launch->world, c->rank, c->size);
-    if (status == MT_OK) status = start_watch(c, options);
+    MT_MPI("MPI_Comm_rank", MPI_Comm_rank(MPI_COMM_WORLD, &c->rank));
+    MT_MPI("MPI_Comm_size", MPI_Comm_size(MPI_COMM_WORLD, &c->size));
+    mt_status status = start_watch(c, launch, options);
     if (status == MT_OK) {
         c->ops = &mt_comm_mpi;
         return MT_OK;
     }
-    mpi_close(c);
+    mt_watch_stop(&c->watch);
+    if (c->impl)
+        mpi_close(c);
+    else
+        MPI_Finalize();
     return status;
 }

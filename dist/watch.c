@@ -52,8 +52,10 @@ struct mt_watch {
     bool led;                         /* rank 0 has not left yet */
     int listener, upward;             /* sockets; upward: to rank 0 */
     int wake;                         /* can be read when the thread is to end */
-    peer *peers;                      /* rank 0: of every rank */
-    pthread_mutex_t asking;           /* of what follows, and while it is asked */
+    peer *peers;                      /* rank 0: of every rank; and whom it polls */
+    struct pollfd *polled_sockets;
+    int *polled_ranks;
+    pthread_mutex_t asking; /* of what follows, and while it is asked */
     mt_watch_poll poll;
     void *polled; /* its context */
 };
@@ -302,9 +304,10 @@ static void hear(mt_watch *w, int r)
     if (m.kind == FAULT) declare(w, r, m.text);
 }
 
-static void lead(mt_watch *w, struct pollfd *polled, int *ranks)
+static void lead(mt_watch *w)
 {
-    int n = 0;
+    struct pollfd *polled = w->polled_sockets;
+    int n = 0, *ranks = w->polled_ranks;
     polled[n++] = (struct pollfd){ .fd = w->listener, .events = POLLIN };
     polled[n++] = (struct pollfd){ .fd = w->wake, .events = POLLIN };
     for (int r = 1; r < w->options.world; r++) {
@@ -362,19 +365,14 @@ static bool ended(mt_watch *w)
 static void *run(void *user)
 {
     mt_watch *w = user;
-    int world = w->options.world;
-    struct pollfd *polled = calloc((size_t)world + 1, sizeof *polled);
-    int *ranks = calloc((size_t)world + 1, sizeof *ranks);
-    while (polled && ranks && !ended(w)) {
+    while (!ended(w)) {
         if (w->options.rank == 0)
-            lead(w, polled, ranks);
+            lead(w);
         else if (w->led)
             follow(w);
         else
             poll(&(struct pollfd){ .fd = w->wake, .events = POLLIN }, 1, TICK_MS);
     }
-    free(polled);
-    free(ranks);
     return NULL;
 }
 
@@ -393,6 +391,20 @@ static mt_status join(mt_watch *w, const char *address)
     return MT_OK;
 }
 
+/* What rank 0 knows of all. */
+static mt_status make_peers(mt_watch *w)
+{
+    size_t world = (size_t)w->options.world;
+    w->peers = calloc(world, sizeof *w->peers);
+    w->polled_sockets = calloc(world + 1, sizeof *w->polled_sockets);
+    w->polled_ranks = calloc(world + 1, sizeof *w->polled_ranks);
+    for (size_t r = 0; w->peers && r < world; r++)
+        w->peers[r] = (peer){ .socket = -1, .came = r == 0 };
+    MT_REQUIRE(w->peers && w->polled_sockets && w->polled_ranks, MT_ENOMEM,
+               "watchdog: out of memory for %zu ranks", world);
+    return MT_OK;
+}
+
 static void release(mt_watch **watch)
 {
     mt_watch *w = *watch;
@@ -405,6 +417,8 @@ static void release(mt_watch **watch)
     pthread_mutex_destroy(&w->asking);
     pthread_cond_destroy(&w->over);
     free(w->peers);
+    free(w->polled_sockets);
+    free(w->polled_ranks);
     free(w);
     *watch = NULL;
 }
@@ -414,6 +428,7 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
 {
     *watch = NULL;
     mt_watch *w = calloc(1, sizeof *w);
+    if (!w && listener >= 0) close(listener);
     MT_REQUIRE(w, MT_ENOMEM, "watchdog: out of memory");
     w->options = *options, w->started = now();
     w->listener = listener, w->upward = -1, w->led = true;
@@ -425,10 +440,7 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
     if (w->wake < 0) {
         status = MT_FAIL(MT_EDEVICE, "watchdog: no eventfd: %s", strerror(errno));
     } else if (options->rank == 0) {
-        w->peers = calloc((size_t)options->world, sizeof *w->peers);
-        if (!w->peers) status = MT_FAIL(MT_ENOMEM, "watchdog: out of memory");
-        for (int r = 0; w->peers && r < options->world; r++)
-            w->peers[r] = (peer){ .socket = -1, .came = r == 0 };
+        status = make_peers(w);
     } else {
         status = join(w, address);
     }

@@ -180,7 +180,10 @@ static mt_status receive_text(char **first, mt_comm *comm, const char *text, con
     int64_t bytes = (int64_t)strlen(text) + 1;
     MT_TRY(mt_comm_broadcast(comm, NULL, &bytes, sizeof bytes, 0, what));
     *first = calloc(1, (size_t)bytes);
-    MT_REQUIRE(*first, MT_ENOMEM, "no memory for the %s of %lld bytes", what, (long long)bytes);
+    mt_status status =
+        *first ? MT_OK
+               : MT_FAIL(MT_ENOMEM, "no memory for the %s of %lld bytes", what, (long long)bytes);
+    MT_TRY(mt_comm_agree(comm, status, what));
     if (mt_comm_rank(comm) == 0) memcpy(*first, text, (size_t)bytes);
     return mt_comm_broadcast(comm, NULL, *first, (size_t)bytes, 0, what);
 }

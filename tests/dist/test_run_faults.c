@@ -211,67 +211,83 @@ static void test_stuck(void **state)
 /* ---- memory ------------------------------------------------------------------------------------
  */
 
-/* `program --memory N`: one rank of a run in which rank 1's N-th allocation and all later ones
- * fail; 0: none, and rank 1 says how many there were. */
-static int memory_main(int64_t n)
+/* `program --memory N RANK MODE`: one rank of a run in which the N-th allocation of that rank fails
+ * (a fault_mode); 0: none, and the rank says how many there were. */
+static int memory_main(int64_t n, int rank, fault_mode mode)
 {
     mt_config c;
     mt_launch launch;
     const mt_rundir_options options = { .path = n ? "short" : "enough" };
     mt_status status = mt_launch_detect(&launch);
     if (status == MT_OK) status = mt_config_load(&c, "t.yaml", NULL, 0);
-    if (n && launch.rank == 1) fault_arm(n, FAULT_FROM);
+    if (n && launch.rank == rank) fault_arm(n, mode);
     int64_t before = fault_allocations();
     if (status == MT_OK) status = mt_run_train(&c, &options);
     if (launch.rank == 1)
-        printf("rank 1 made %lld allocations\n", (long long)(fault_allocations() - before));
+        printf("it made %lld allocations\n", (long long)(fault_allocations() - before));
     fault_disarm();
     if (status != MT_OK) fprintf(stderr, "mixtape train: %s\n", mt_error_message());
     return mt_exit_code(status);
 }
 
-static int run_memory(int64_t n)
+static int run_memory(int64_t n, int rank, fault_mode mode)
 {
     char command[1200];
-    snprintf(command, sizeof command, "%s --memory %lld", this_program(), (long long)n);
+    snprintf(command, sizeof command, "%s --memory %lld %d %d", this_program(), (long long)n, rank,
+             (int)mode);
     return run_ranks(2, command);
 }
 
-/* Wherever in a run it happens: the rank and what there was no memory for are named. On GPUs CUDA's
- * own allocations would fail too, which it does not survive (their memory: tests/cuda/faults.sh).
- */
+/* The rank and what there was no memory for are named, at once. */
+static void assert_short(int64_t n, int rank, fault_mode mode)
+{
+    double began = seconds_now();
+    int code = run_memory(n, rank, mode);
+    if (code == 0 || (rank && !strstr(ranks_output, "rank 1: ")) ||
+        (!strstr(ranks_output, "memory") && !strstr(ranks_output, ": no ")))
+        fail_msg("allocation %lld of rank %d: exit code %d:\n%s", (long long)n, rank, code,
+                 ranks_output);
+    assert_true(seconds_now() - began < 20);
+    assert_int_equal(system("rm -rf short"), 0);
+}
+
+/* Wherever in a run it happens. On GPUs CUDA's own allocations would fail too, which it does not
+ * survive (their memory: tests/cuda/faults.sh). */
 static void test_out_of_memory(void **state)
 {
     (void)state;
     need_ranks(2);
     if (on_gpus()) skip();
-    if (run_memory(0) != 0) fail_msg("with enough memory:\n%s", ranks_output);
-    const char *said = strstr(ranks_output, "rank 1 made ");
+    if (run_memory(0, 1, FAULT_FROM) != 0) fail_msg("with enough memory:\n%s", ranks_output);
+    const char *said = strstr(ranks_output, "it made ");
     assert_non_null(said);
-    int64_t all = atoll(said + strlen("rank 1 made "));
+    int64_t all = atoll(said + strlen("it made "));
     assert_true(all > 100);
     const int64_t at[] = { all / 20, all / 3, all * 2 / 3, all - all / 10 };
-    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
-        double began = seconds_now();
-        int code = run_memory(at[i]);
-        if (code == 0 || !strstr(ranks_output, "rank 1: ") ||
-            (!strstr(ranks_output, "memory") && !strstr(ranks_output, ": no ")))
-            fail_msg("allocation %lld of %lld: exit code %d:\n%s", (long long)at[i], (long long)all,
-                     code, ranks_output);
-        assert_true(seconds_now() - began < 30);
-        assert_int_equal(system("rm -rf short"), 0);
-    }
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) assert_short(at[i], 1, FAULT_FROM);
+}
+
+/* The first allocations of a run are those with which its ranks find each other: nobody watches
+ * over them yet. */
+static void test_no_memory_to_begin(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    if (on_gpus()) skip();
+    for (int64_t n = 4; n < 13; n++) assert_short(n, 0, FAULT_ONCE);
+    for (int64_t n = 5; n < 9; n++) assert_short(n, 1, FAULT_ONCE);
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
-    if (argc > 2 && !strcmp(argv[1], "--memory")) return memory_main(atoll(argv[2]));
+    if (argc > 4 && !strcmp(argv[1], "--memory"))
+        return memory_main(atoll(argv[2]), atoi(argv[3]), (fault_mode)atoi(argv[4]));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_asked_to_stop), cmocka_unit_test(test_killed),
         cmocka_unit_test(test_stuck),         cmocka_unit_test(test_cut_corpus),
         cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_killed_saving),
-        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_no_memory_to_begin),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
