@@ -16,14 +16,15 @@ typedef struct launcher {
     const char *local_rank, *local_world; /* optional */
 } launcher;
 
+/* mpirun starts its daemons by srun: below them SLURM's variables are those of the daemons. */
 static const launcher launchers[] = {
     { "mixtape", "MIXTAPE_RANK", "MIXTAPE_WORLD_SIZE", "MIXTAPE_LOCAL_RANK",
       "MIXTAPE_LOCAL_WORLD_SIZE" },
     { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE" },
-    { "SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-      "SLURM_STEP_TASKS_PER_NODE" },
     { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
       "OMPI_COMM_WORLD_LOCAL_SIZE" },
+    { "SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+      "SLURM_STEP_TASKS_PER_NODE" },
     { "PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS" },
 };
 enum { LAUNCHERS = sizeof launchers / sizeof launchers[0] };

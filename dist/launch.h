@@ -10,11 +10,11 @@ extern "C" {
 typedef struct mt_launch {
     int rank, world;
     int local_rank, local_world; /* on this host; local_world 0: not said */
-    const char *launcher; /* "mixtape", "torchrun", "SLURM", "Open MPI", "PMI"; "": one process */
+    const char *launcher; /* "mixtape", "torchrun", "Open MPI", "SLURM", "PMI"; "": one process */
 } mt_launch;
 
-/* Reads the variables of our own --gpus (MIXTAPE_RANK, ...), torchrun, SLURM (steps started by
- * srun), Open MPI and PMI, in this order, and takes the first that means more than one process;
+/* Reads the variables of our own --gpus (MIXTAPE_RANK, ...), torchrun, Open MPI, SLURM (steps
+ * started by srun) and PMI, in this order, and takes the first that means more than one process;
  * without any it is one. MT_ECONFIG names the variable, its value and the rule. */
 mt_status mt_launch_detect(mt_launch *launch);
 
