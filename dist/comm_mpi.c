@@ -3,7 +3,9 @@
 #include "dist/comm_priv.h"
 
 #include <limits.h>
+#include <math.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +13,9 @@
 
 /* A rank's part of what is reduced at a time: bounds the memory that the others' parts need. */
 enum { CHUNK_BYTES = 1 << 20, MOST_BYTES = 1 << 30, TURNS = 200, NAP_NS = 20000 };
+/* Beyond the timeout, for MPI's own beginning: of rank 0, which has the first word, and of others.
+ */
+enum { LATE_S = 10, LATER_S = 20 };
 
 typedef struct mpi {
     MPI_Comm comm;
@@ -267,16 +272,82 @@ static mt_status start_watch(mt_comm *c, const mt_launch *launch, const mt_comm_
     return greet(c, address, status);
 }
 
-mt_status mt_comm_mpi_open(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
+/* MPI waits without end for a rank that does not come: until all have met, a thread of each looks
+ * at the clock. Who is missing MPI does not say. */
+typedef struct patience {
+    const mt_comm_options *options;
+    const mt_launch *launch;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t met;
+    bool over;
+} patience;
+
+static void *lose_patience(void *user)
 {
-    int given, initialized = 0;
-    MPI_Initialized(&initialized);
-    MT_REQUIRE(!initialized, MT_EINVAL, "comm: MPI has been started already");
+    patience *p = user;
+    bool lead = p->launch->rank == 0;
+    double seconds = ceil(p->options->timeout_s) + (lead ? LATE_S : LATER_S);
+    char text[MT_WATCH_TEXT];
+    struct timespec until;
+    int code = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)seconds;
+    pthread_mutex_lock(&p->lock);
+    while (!p->over && code == 0) code = pthread_cond_timedwait(&p->met, &p->lock, &until);
+    bool over = p->over;
+    pthread_mutex_unlock(&p->lock);
+    if (over) return NULL;
+    snprintf(text, sizeof text, "%sMPI has not brought the %d ranks together in %.0f s%s",
+             lead ? "" : "rank 0 does not answer: ", p->launch->world, seconds,
+             lead ? ": not every rank has come" : "");
+    p->options->on_fault(p->options->context, lead ? -1 : 0, text);
+    return NULL;
+}
+
+static mt_status begin_patience(patience *p)
+{
+    pthread_condattr_t clock;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->met, &clock);
+    pthread_condattr_destroy(&clock);
+    int code = p->options->on_fault ? pthread_create(&p->thread, NULL, lose_patience, p) : 0;
+    MT_REQUIRE(code == 0, MT_EDEVICE, "comm: cannot start a thread: %s", strerror(code));
+    return MT_OK;
+}
+
+static void end_patience(patience *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->over = true;
+    pthread_cond_signal(&p->met);
+    pthread_mutex_unlock(&p->lock);
+    if (p->options->on_fault) pthread_join(p->thread, NULL);
+    pthread_cond_destroy(&p->met);
+    pthread_mutex_destroy(&p->lock);
+}
+
+static mt_status meet(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
+{
+    int given;
     MT_MPI("MPI_Init_thread", MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &given));
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MT_MPI("MPI_Comm_rank", MPI_Comm_rank(MPI_COMM_WORLD, &c->rank));
     MT_MPI("MPI_Comm_size", MPI_Comm_size(MPI_COMM_WORLD, &c->size));
-    mt_status status = start_watch(c, launch, options);
+    return start_watch(c, launch, options);
+}
+
+mt_status mt_comm_mpi_open(mt_comm *c, const mt_launch *launch, const mt_comm_options *options)
+{
+    int initialized = 0;
+    patience p = { .options = options, .launch = launch };
+    MPI_Initialized(&initialized);
+    MT_REQUIRE(!initialized, MT_EINVAL, "comm: MPI has been started already");
+    MT_TRY(begin_patience(&p));
+    mt_status status = meet(c, launch, options);
+    end_patience(&p);
     if (status == MT_OK) {
         c->ops = &mt_comm_mpi;
         return MT_OK;

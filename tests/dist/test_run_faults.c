@@ -208,6 +208,29 @@ static void test_stuck(void **state)
     }
 }
 
+/* A rank that never comes, to MPI itself: whoever is there waits for it no longer than that. */
+static void test_late(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    if (on_gpus()) skip();
+    static const char *const words[] = { "rank 0 does not answer: MPI has not brought the 2 ranks",
+                                         "not every rank has come" };
+    for (int rank = 0; rank < 2; rank++) {
+        char command[8192];
+        double began = seconds_now();
+        snprintf(command, sizeof command,
+                 "sh -c '[ $OMPI_COMM_WORLD_RANK = %d ] && sleep 100; exec %s train t.yaml --run "
+                 "late --set parallel.timeout=1'",
+                 rank, program_path);
+        assert_int_not_equal(run_ranks(2, command), 0);
+        assert_true(seconds_now() - began < 60);
+        if (!strstr(ranks_output, words[rank]))
+            fail_msg("without rank %d:\n%s", rank, ranks_output);
+        assert_int_not_equal(access("late", F_OK), 0);
+    }
+}
+
 /* ---- memory ------------------------------------------------------------------------------------
  */
 
@@ -288,6 +311,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stuck),         cmocka_unit_test(test_cut_corpus),
         cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_killed_saving),
         cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_no_memory_to_begin),
+        cmocka_unit_test(test_late),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
