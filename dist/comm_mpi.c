@@ -239,6 +239,8 @@ static mt_status greet(const mt_comm *c, char address[MT_WATCH_ADDRESS], mt_stat
     int root = first ? c->size - first : 0;
     MT_MPI("MPI_Bcast", MPI_Bcast(&said, sizeof said, MPI_BYTE, root, MPI_COMM_WORLD));
     if (first && root == c->rank) return status;
+    bool named = !strncmp(said.text, "rank ", strlen("rank "));
+    if (first && named) return MT_FAIL((mt_status)said.status, "%s", said.text);
     if (first) return MT_FAIL((mt_status)said.status, "rank %d: %s", root, said.text);
     snprintf(address, MT_WATCH_ADDRESS, "%.*s", MT_WATCH_ADDRESS - 1, said.text);
     return MT_OK;

@@ -89,24 +89,26 @@ mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS])
     return MT_OK;
 }
 
-/* A connection to "host:port", -1 while there is none; this host by the loopback. */
-static int connect_to(const char *address)
+/* A connection to "host:port", -1 while there is none, and why; this host by the loopback. */
+static int connect_to(const char *address, const char **reason)
 {
     char host[MT_WATCH_ADDRESS], here[MT_WATCH_ADDRESS] = "";
     snprintf(host, sizeof host, "%s", address);
     char *port = strrchr(host, ':');
+    *reason = "no port is given";
     if (!port) return -1;
     *port++ = '\0';
     gethostname(here, sizeof here - 1);
     struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM }, *found = NULL;
-    if (getaddrinfo(strcmp(host, here) ? host : "127.0.0.1", port, &hints, &found) != 0) return -1;
+    int code = getaddrinfo(strcmp(host, here) ? host : "127.0.0.1", port, &hints, &found);
+    if (code != 0) *reason = gai_strerror(code);
+    if (code != 0) return -1;
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (s >= 0 && connect(s, found->ai_addr, found->ai_addrlen) != 0) {
-        close(s);
-        s = -1;
-    }
+    bool connected = s >= 0 && connect(s, found->ai_addr, found->ai_addrlen) == 0;
+    if (!connected) *reason = strerror(errno);
+    if (!connected && s >= 0) close(s);
     freeaddrinfo(found);
-    return s;
+    return connected ? s : -1;
 }
 
 /* Whole or not at all: whoever stands still makes no room, and must not be waited for. */
@@ -379,12 +381,18 @@ static void *run(void *user)
 /* ---- start and end -----------------------------------------------------------------------------
  */
 
+/* Gives up before rank 0 misses this rank, which knows the reason. */
 static mt_status join(mt_watch *w, const char *address)
 {
+    const double share = 0.9;
     const mt_watch_options *o = &w->options;
+    const char *reason;
     message hello = { .kind = STATE, .rank = o->rank };
-    while ((w->upward = connect_to(address)) < 0 && now() - w->started < o->timeout_s)
+    while ((w->upward = connect_to(address, &reason)) < 0 &&
+           now() - w->started < share * o->timeout_s)
         nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    MT_REQUIRE(w->upward >= 0, MT_EDEVICE, "rank %d: rank 0 does not answer at %s after %.1f s: %s",
+               o->rank, address, now() - w->started, reason);
     MT_REQUIRE(send_message(w->upward, &hello), MT_EDEVICE,
                "rank %d: rank 0 does not answer at %s after %.1f s", o->rank, address,
                now() - w->started);

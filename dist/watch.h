@@ -50,7 +50,7 @@ void mt_watch_set_poll(mt_watch *watch, mt_watch_poll poll, void *context);
 /* Rank 0, before anyone starts: begins to listen; `address`, "host:port", goes to the others. */
 mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS]);
 /* Starts the thread. Rank 0 passes its listener, which it then owns; the others -1, and wait for
- * rank 0 to answer for at most timeout_s. */
+ * rank 0 to answer for somewhat less than timeout_s. */
 mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int listener,
                          const char *address);
 /* Leaves: from now on this rank's end is no fault. NULL-safe. */

@@ -1,5 +1,6 @@
 /* The watchdog's own end; what it finds is tested where ranks are (test_comm, test_run). */
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "tests/support/test.h"
@@ -53,8 +54,25 @@ static void ends_at_once(void **state)
     assert_true(waited < 0.1);
 }
 
+/* Whoever cannot come says why, before rank 0 says that it never arrived. */
+static void says_why(void **state)
+{
+    (void)state;
+    mt_watch *watch;
+    const mt_watch_options options = { .rank = 1, .world = 2, .timeout_s = 2, .on_fault = never };
+    double began = now();
+    assert_fails(mt_watch_start(&watch, &options, -1, "127.0.0.1:1"), MT_EDEVICE,
+                 "rank 1: rank 0 does not answer at 127.0.0.1:1 after 1.8 s: Connection refused");
+    assert_true(now() - began < 2);
+    assert_null(watch);
+    assert_fails(mt_watch_start(&watch, &options, -1, "nowhere.invalid:80"), MT_EDEVICE,
+                 "at nowhere.invalid:80 after ");
+    assert_non_null(strstr(mt_error_message(), " s: ")); /* as the resolver has it */
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(ends_at_once) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(ends_at_once),
+                                        cmocka_unit_test(says_why) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
