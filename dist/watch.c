@@ -282,7 +282,13 @@ static void accept_peer(mt_watch *w)
 {
     message m;
     int s = accept4(w->listener, NULL, NULL, SOCK_CLOEXEC);
-    if (s < 0) return;
+    if (s < 0) {
+        char text[MT_WATCH_TEXT];
+        bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        snprintf(text, sizeof text, "rank 0 cannot take in the others: %s", strerror(errno));
+        if (full) declare(w, 0, text);
+        return;
+    }
     struct timeval patience = { .tv_sec = 1 };
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     if (!receive_message(s, &m) || m.rank <= 0 || m.rank >= w->options.world ||

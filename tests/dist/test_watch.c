@@ -1,11 +1,19 @@
 /* The watchdog's own end; what it finds is tested where ranks are (test_comm, test_run). */
+#include <arpa/inet.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/support/test.h"
 
 #include "dist/watch.h"
+
+static atomic_bool told;
 
 static double now(void)
 {
@@ -70,9 +78,44 @@ static void says_why(void **state)
     assert_non_null(strstr(mt_error_message(), " s: ")); /* as the resolver has it */
 }
 
+static void keep(void *context, int by, const char *sentence)
+{
+    assert_int_equal(by, 0);
+    snprintf(context, MT_WATCH_TEXT, "%s", sentence);
+    atomic_store(&told, true);
+}
+
+/* Rank 0 without a descriptor for another rank blames itself, not the rank. */
+static void cannot_take_in(void **state)
+{
+    (void)state;
+    int listener, s = socket(AF_INET, SOCK_STREAM, 0);
+    char address[MT_WATCH_ADDRESS], sentence[MT_WATCH_TEXT];
+    mt_watch *watch;
+    mt_watch_options options = { .world = 2, .timeout_s = 60, .on_fault = keep };
+    options.context = sentence;
+    assert_ok(mt_watch_listen(&listener, address));
+    assert_ok(mt_watch_start(&watch, &options, listener, ""));
+    struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    struct rlimit was, none;
+    getrlimit(RLIMIT_NOFILE, &was);
+    none = was, none.rlim_cur = (rlim_t)s;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int connected = connect(s, (struct sockaddr *)&to, sizeof to);
+    for (double began = now(); !atomic_load(&told) && now() - began < 5;)
+        nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+    setrlimit(RLIMIT_NOFILE, &was);
+    assert_int_equal(connected, 0);
+    assert_true(atomic_load(&told));
+    assert_string_equal(sentence, "rank 0 cannot take in the others: Too many open files");
+    mt_watch_stop(&watch);
+    close(s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(ends_at_once),
-                                        cmocka_unit_test(says_why) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(ends_at_once), cmocka_unit_test(says_why),
+                                        cmocka_unit_test(cannot_take_in) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
