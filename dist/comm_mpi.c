@@ -355,9 +355,10 @@ mt_status mt_comm_mpi_open(mt_comm *c, const mt_launch *launch, const mt_comm_op
         return MT_OK;
     }
     mt_watch_stop(&c->watch);
+    MPI_Initialized(&initialized);
     if (c->impl)
         mpi_close(c);
-    else
+    else if (initialized)
         MPI_Finalize();
     return status;
 }
