@@ -53,9 +53,9 @@ static inline const mt_direction *mt_gemm_b(const struct mt_gemm_args *args)
 
 /* A backend may keep the f32 scale that a whole member has (fp8_tensor, fp8_delayed, the second
  * level of nvfp4) out of the sum: codes are exact then, and the sum is multiplied by the product of
- * the scales (what f32 has no normal number for may lose K 2^-117). The bound is about dequantized
- * values, whose own roundings, one or two an operand, the sum is then without, and the factor has
- * one. */
+ * the scales (what f32 has no normal number for may lose K 2^-117; of codes by numbers of bf16 near
+ * f32's largest the sum is infinite). The bound is about dequantized values, whose own roundings,
+ * one or two an operand, the sum is then without, and the factor has one. */
 static inline int mt_gemm_scale_roundings(const mt_format *a, const mt_format *b)
 {
     const mt_format *both[] = { a, b };

@@ -139,12 +139,23 @@ static gemm_matrix member_b(const struct product *p, int64_t e)
     return b;
 }
 
+/* Of member e's sums: the product of both factors and 1, so that one far above and one far below 1
+ * leave nothing between them; or one after the other, where f32 has no normal number for that. */
+static void set_factors(float factors[2], const gemm_beside *b, int64_t e)
+{
+    float first = b->factors[0] ? b->factors[0][e] : 1;
+    float second = b->factors[1] ? b->factors[1][e] : 1;
+    bool normal = isnormal(first * second);
+    factors[0] = normal ? first * second : first;
+    factors[1] = normal ? 1 : second;
+}
+
 /* What is beside a block at row r0 of member e, whose D starts at row `line` of all. */
 static void beside_block(gemm_block *k, const struct product *p, int64_t e, int64_t line,
                          int64_t j0)
 {
     const gemm_beside *b = &p->beside;
-    for (int i = 0; i < 2; i++) k->factors[i] = b->factors[i] ? b->factors[i][e] : 1;
+    set_factors(k->factors, b, e);
     if (b->row_token && p->height >= 0) {
         k->b.data = moved(p->b.data, p->b.real, j0 * k->b.outer);
         k->b_depths = b->row_token + p->start[e];
