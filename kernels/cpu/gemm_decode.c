@@ -82,10 +82,10 @@ mt_status MT_CPU(gemm_decode)(mt_stream *stream, struct gemm_decoded *out,
     size_t bytes = (any ? rounded(2 * members * sizeof(float)) : 0) + bytes_a + bytes_b;
     char *p = NULL;
     if (bytes) MT_TRY(mt_cpu_operands(stream, (void **)&p, bytes));
-    float *factors = any ? (float *)(void *)(p + bytes_a + bytes_b) : NULL;
+    float *factors = any && members ? (float *)(void *)(p + bytes_a + bytes_b) : NULL;
     MT_TRY(decode(stream, &out->a, &out->factors[0], args->a, a, pairs, p, factors));
     MT_TRY(decode(stream, &out->b, &out->factors[1], args->b, b, pairs, p ? p + bytes_a : NULL,
-                  any ? factors + members : NULL));
+                  factors ? factors + members : NULL));
     out->args = *args;
     out->args.a = &out->a, out->args.b = &out->b;
     return MT_OK;

@@ -570,6 +570,25 @@ static void far_scales(void **state)
                 check_far_scales(devices[i], formats[f / 2], formats[f % 2], far);
 }
 
+/* Codes of nobody: there are no factors either. */
+static void codes_of_nobody(void **state)
+{
+    (void)state;
+    struct quantize_case c;
+    struct quantize_result r;
+    case_make(&c, MT_GROUP_UNIFORM, 0, NULL, NULL, 0);
+    result_make(&r, &c, "nvfp4", "nvfp4", false);
+    for (int i = 0; i < TEST_GEMM_SETS; i++)
+        for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT && devices[i]; layout++)
+            assert_ok(mt_gemm(&(mt_stream){ devices[i], NULL },
+                              &(struct mt_gemm_args){ .dtype = MT_BF16,
+                                                      .layout = (mt_gemm_layout)layout,
+                                                      .a = &r.q,
+                                                      .b = &r.q,
+                                                      .d_dtype = MT_BF16 }));
+    result_free(&r);
+}
+
 /* What a caller can get wrong is named. */
 static void refusals(void **state)
 {
@@ -626,6 +645,7 @@ int main(void)
         cmocka_unit_test(gradients_round_once),
         cmocka_unit_test(bias_gradients),
         cmocka_unit_test(far_scales),
+        cmocka_unit_test(codes_of_nobody),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
