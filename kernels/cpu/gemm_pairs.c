@@ -156,6 +156,14 @@ static gemm_tile_io chunk_results(const gemm_block *k, struct scratch *s, bool f
     return io;
 }
 
+static void pack_chunk(const gemm_block *k, struct scratch *s, int64_t p, int64_t lines)
+{
+    int64_t apart = mt_ceil_div(lines, STEP) * TILE;
+    pack_lines(s->a, gemm_at(&k->a, 0, p), k->a.step, s->edge, lines, k->rows, TILE,
+               transpose_step);
+    pack_lines(s->b, gemm_at(&k->b, 0, p), k->b.step, s->edge, lines, k->cols, apart, pair_step);
+}
+
 static void depth_block(const gemm_block *k, struct scratch *s)
 {
     begin_steps(STEP);
@@ -163,10 +171,7 @@ static void depth_block(const gemm_block *k, struct scratch *s)
     do {
         gemm_tile_io whole = chunk_results(k, s, p == 0, p + CHUNK >= k->depth);
         int64_t lines = mt_min(CHUNK, k->depth - p), steps = mt_ceil_div(lines, STEP);
-        pack_lines(s->a, gemm_at(&k->a, 0, p), k->a.step, s->edge, lines, k->rows, TILE,
-                   transpose_step);
-        pack_lines(s->b, gemm_at(&k->b, 0, p), k->b.step, s->edge, lines, k->cols, steps * TILE,
-                   pair_step);
+        if (lines) pack_chunk(k, s, p, lines); /* where there are no rows there is no memory */
         multiply_chunk(k, s, steps, &whole);
         p += CHUNK;
     } while (p < k->depth);

@@ -570,6 +570,33 @@ static void far_scales(void **state)
                 check_far_scales(devices[i], formats[f / 2], formats[f % 2], far);
 }
 
+/* Gradients from codes of no rows at all, of which there is no memory, are zeros. */
+static void codes_of_nothing(void **state)
+{
+    (void)state;
+    enum { MEMBERS = 2, WIDE = 48, COUNT = MEMBERS * WIDE * WIDE };
+    struct quantize_case c;
+    struct quantize_result r;
+    uint16_t *d = test_alloc(COUNT, MT_BF16);
+    case_make(&c, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ 0 }, &(int64_t){ WIDE }, 0);
+    result_make(&r, &c, NULL, "mxfp8", false);
+    for (int i = 0; i < TEST_GEMM_SETS; i++) {
+        if (!devices[i]) continue;
+        memset(d, 0xaa, COUNT * sizeof *d);
+        assert_ok(mt_gemm(&(mt_stream){ devices[i], NULL },
+                          &(struct mt_gemm_args){ .dtype = MT_BF16,
+                                                  .layout = MT_GEMM_NT,
+                                                  .a = &r.q,
+                                                  .b = &r.q,
+                                                  .d = d,
+                                                  .d_dtype = MT_BF16 }));
+        assert_ok(mt_device_synchronize(devices[i]));
+        for (int k = 0; k < COUNT; k++) assert_int_equal(d[k], 0);
+    }
+    result_free(&r);
+    test_free(d);
+}
+
 /* Codes of nobody: there are no factors either. */
 static void codes_of_nobody(void **state)
 {
@@ -646,6 +673,7 @@ int main(void)
         cmocka_unit_test(bias_gradients),
         cmocka_unit_test(far_scales),
         cmocka_unit_test(codes_of_nobody),
+        cmocka_unit_test(codes_of_nothing),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
