@@ -458,8 +458,8 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
     } else {
         status = join(w, address);
     }
-    if (status == MT_OK && pthread_create(&w->thread, NULL, run, w) != 0)
-        status = MT_FAIL(MT_EDEVICE, "watchdog: cannot start a thread: %s", strerror(errno));
+    int code = status == MT_OK ? pthread_create(&w->thread, NULL, run, w) : 0;
+    if (code) status = MT_FAIL(MT_EDEVICE, "watchdog: cannot start a thread: %s", strerror(code));
     if (status != MT_OK) {
         release(&w);
         return status;
