@@ -94,6 +94,17 @@ mt_format_options mt_format_defaults(const mt_format *format);
 
 /* The plain format of a dtype: f64, f32, bf16 or f16. */
 const mt_format *mt_format_plain(mt_dtype dtype);
+/* Whether members keep an f32 factor outside of what their codes are worth: fp8_tensor's and
+ * fp8_delayed's scale, nvfp4's second level. Scales of blocks are of the codes. */
+static inline bool mt_format_has_factor(const mt_format *format)
+{
+    return format->second_level || (format->scale == MT_SCALE_F32 && format->block == 0);
+}
+/* Whether codes depend on the amax of the whole member. */
+static inline bool mt_format_needs_amax(const mt_format *format)
+{
+    return mt_format_has_factor(format) && !format->delayed;
+}
 /* Looks a name up; MT_ECONFIG names the text and the known names. */
 mt_status mt_format_find(const mt_format **format, const char *name);
 

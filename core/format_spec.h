@@ -34,6 +34,16 @@ uint32_t mt_format_spec_options(const mt_format_spec *spec);
 /* Without the options that concern column directions alone (rht, source), for a row direction. */
 mt_format_spec mt_format_spec_of_rows(mt_format_spec spec);
 
+/* Whether bf16 holds what coded elements are worth, but for the factor that a member may have: a
+ * code of at most 4 significant bits times a power of two, or E2M1 times an E4M3 scale, at most 6
+ * (but for exponents at the ends of f32's own range: NUMERICS section 5). */
+static inline bool mt_format_spec_fits_bf16(const mt_format_spec *spec)
+{
+    const mt_format *f = spec->format;
+    return f->scale == MT_SCALE_E8M0 || mt_format_has_factor(f) ||
+           (f->scale == MT_SCALE_F32 && spec->options.pow2);
+}
+
 bool mt_format_spec_equal(const mt_format_spec *a, const mt_format_spec *b);
 
 /* The shortest text that reads back as `spec` where the options in `defaults` (E5M2, 2D, SR) are on

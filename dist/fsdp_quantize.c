@@ -1,16 +1,10 @@
 /* A rank's own wires from its own masters, and back. */
 #include "dist/fsdp_priv.h"
 
-/* Whether codes of a direction depend on the whole member's amax. */
-static bool scaled_by_amax(const mt_param *p, mt_dir dir)
-{
-    const mt_format *f = mt_fsdp_spec(p, dir).format;
-    return f->second_level || (f->scale == MT_SCALE_F32 && f->block == 0 && !f->delayed);
-}
-
 static bool needs_amax(const mt_param *p)
 {
-    return p->packed && (scaled_by_amax(p, MT_ROW) || scaled_by_amax(p, MT_COL));
+    return p->packed && (mt_format_needs_amax(mt_fsdp_spec(p, MT_ROW).format) ||
+                         mt_format_needs_amax(mt_fsdp_spec(p, MT_COL).format));
 }
 
 /* Whether native directions are what a split master keeps in bf16, and whether both are. */

@@ -58,12 +58,8 @@ static inline const mt_direction *mt_gemm_b(const struct mt_gemm_args *args)
  * one or two an operand, the sum is then without, and the factor has one. */
 static inline int mt_gemm_scale_roundings(const mt_format *a, const mt_format *b)
 {
-    const mt_format *both[] = { a, b };
-    int n = 0;
-    for (int i = 0; i < 2; i++) {
-        bool whole = both[i]->scale == MT_SCALE_F32 && both[i]->block == 0;
-        n += both[i]->second_level ? 2 : whole;
-    }
+    const int n =
+        mt_format_has_factor(a) + a->second_level + mt_format_has_factor(b) + b->second_level;
     return n ? n + 1 : 0;
 }
 

@@ -35,13 +35,6 @@ static mt_status check_source(const mt_qtensor *q, mt_dir dir, const char *op)
     return MT_OK;
 }
 
-/* Whether the codes of a direction depend on the member's amax. */
-static bool scaled_by_amax(const mt_direction *d)
-{
-    const mt_format *f = d->format;
-    return f->second_level || (f->scale == MT_SCALE_F32 && f->block == 0 && !f->delayed);
-}
-
 static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
 {
     const mt_direction *d = &a->out->dir[dir];
@@ -65,7 +58,7 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
     MT_REQUIRE(d->scales || !scales || !codes, MT_EINVAL,
                "quantize: scales of the %s direction are NULL", side);
     bool amax = d->format->second_level || a->pass == MT_QUANTIZE_AMAX ||
-                (a->pass == MT_QUANTIZE_CODES && scaled_by_amax(d));
+                (a->pass == MT_QUANTIZE_CODES && mt_format_needs_amax(d->format));
     MT_REQUIRE(d->amax || !amax || a->out->group.members == 0, MT_EINVAL,
                "quantize: amax of the %s direction is NULL, this pass of %s needs it", side,
                d->format->name);

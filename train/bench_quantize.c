@@ -157,14 +157,13 @@ static double way_bytes(const struct job *j, const struct way *w)
     bool amax = false;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
         const mt_direction *dir = &j->whole.dir[d];
-        const mt_format *f = dir->format;
         bool twin = d && w->dir[MT_ROW] && dir->codes == j->whole.dir[MT_ROW].codes;
         bool padded = d == MT_COL && w->padded;
         if (!w->dir[d] || twin) continue;
         bytes += padded ? (double)(j->padded_rows * g->k)
                         : (double)mt_direction_code_bytes(dir, (mt_dir)d, g);
         bytes += (double)mt_direction_scale_bytes(dir, (mt_dir)d, g);
-        amax |= f->second_level || (f->scale == MT_SCALE_F32 && !f->block && !f->delayed);
+        amax |= mt_format_needs_amax(dir->format);
     }
     return bytes + plain * (w->quantizes && amax ? 2 : 1);
 }

@@ -3,19 +3,9 @@
 #include "kernels/cpu/gemm_priv.h"
 #include "kernels/cpu/isa.h"
 
-/* f32 factors of members stay outside of the values: of their sums. */
-static bool has_factors(const mt_format *f)
-{
-    return (f->scale == MT_SCALE_F32 && f->block == 0) || f->second_level;
-}
-
-/* bf16 holds what powers of two and E4M3 scales make of any code: at most 6 significant bits times
- * a power of two (but for exponents at the ends of f32's own range, see NUMERICS section 5). */
 static bool fits_elements(const mt_format_spec *spec)
 {
-    const mt_format *f = spec->format;
-    return f == mt_format_plain(MT_ELEM_DTYPE) || f->scale == MT_SCALE_E8M0 || has_factors(f) ||
-           (f->scale == MT_SCALE_F32 && spec->options.pow2);
+    return spec->format == mt_format_plain(MT_ELEM_DTYPE) || mt_format_spec_fits_bf16(spec);
 }
 
 mt_dtype MT_CPU(decoded)(const mt_format_spec *spec, bool pairs)
@@ -60,7 +50,7 @@ static mt_status decode(mt_stream *stream, mt_qtensor *out, const float **found,
     const struct mt_dequantize_args args = {
         .dtype = MT_ELEM_DTYPE, .src = q, .dir = (mt_dir)(d - q->dir), .y = to, .y_dtype = dtype
     };
-    if (pairs && has_factors(d->format)) {
+    if (pairs && mt_format_has_factor(d->format)) {
         MT_TRY(MT_CPU_ISA(decode)(stream, &args, factors));
         *found = factors;
     } else {
@@ -78,7 +68,7 @@ mt_status MT_CPU(gemm_decode)(mt_stream *stream, struct gemm_decoded *out,
     out->pairs = pairs = pairs && fits_elements(&first) && fits_elements(&second);
     size_t bytes_a = bytes_of(args->a, a, pairs), bytes_b = bytes_of(args->b, b, pairs);
     size_t members = (size_t)args->a->group.members;
-    bool any = pairs && (has_factors(a->format) || has_factors(b->format));
+    bool any = pairs && (mt_format_has_factor(a->format) || mt_format_has_factor(b->format));
     size_t bytes = (any ? rounded(2 * members * sizeof(float)) : 0) + bytes_a + bytes_b;
     char *p = NULL;
     if (bytes) MT_TRY(mt_cpu_operands(stream, (void **)&p, bytes));

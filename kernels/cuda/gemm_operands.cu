@@ -6,27 +6,15 @@
 enum { THREADS = 256, ALIGN = 256 };
 
 /* ---- what an operand is read as ----------------------------------------------------------------
- * bf16 holds a code times a power of two: at most 4 significant bits (but for exponents at the ends
- * of f32's own range, NUMERICS section 5), and an E2M1 code times an E4M3 scale: at most 6. The one
- * f32 scale that a member has stays outside, as a factor of its sums. What is left, f32 scales of
- * blocks that are no powers of two, is decoded to real. */
-
-enum outside { INSIDE, SCALE, SECOND_LEVEL };
-
-static enum outside outside_of(const mt_format *format)
-{
-    if (format->second_level) return SECOND_LEVEL;
-    return format->scale == MT_SCALE_F32 && format->block == 0 ? SCALE : INSIDE;
-}
+ * The one f32 scale that a member has stays outside, as a factor of its sums. What bf16 does not
+ * hold, f32 scales of blocks that are no powers of two, is decoded to real. */
 
 static mt_dtype decoded(const mt_format_spec *spec, mt_dtype dtype)
 {
     const mt_format *format = spec->format;
     mt_dtype real = mt_dtype_wide(dtype);
     if (format == mt_format_plain(dtype) || format == mt_format_plain(real)) return format->dtype;
-    bool exact = format->scale == MT_SCALE_E8M0 || outside_of(format) != INSIDE ||
-                 (format->scale == MT_SCALE_F32 && spec->options.pow2);
-    return dtype == MT_BF16 && exact ? MT_BF16 : real;
+    return dtype == MT_BF16 && mt_format_spec_fits_bf16(spec) ? MT_BF16 : real;
 }
 
 mt_dtype mt_cuda_gemm_operand_f64(const mt_format_spec *spec)
@@ -47,23 +35,31 @@ mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec)
 
 /* A member's scale that is not in its decoded codes. */
 struct outer_scale {
-    int kind; /* enum outside */
-    const float *scales, *amax;
+    const float *scales, *amax; /* the one or, of a second level, the other */
     mt_format_options options;
 };
 
 static outer_scale outer_scale_of(const mt_direction *d, mt_dtype as)
 {
     outer_scale s = {};
-    if (as == MT_BF16) s.kind = outside_of(d->format);
-    s.scales = (const float *)d->scales, s.amax = d->amax, s.options = d->options;
+    s.options = d->options;
+    if (as != MT_BF16 || !mt_format_has_factor(d->format)) return s;
+    if (d->format->second_level)
+        s.amax = d->amax;
+    else
+        s.scales = (const float *)d->scales;
     return s;
+}
+
+static __host__ __device__ bool is_given(const outer_scale &s)
+{
+    return s.scales || s.amax;
 }
 
 static __device__ float value_of(const outer_scale &s, int64_t member)
 {
-    if (s.kind == SCALE) return s.scales[member];
-    return s.kind == SECOND_LEVEL ? mt_nvfp4_decode_scale(&s.options, s.amax[member]) : 1.0f;
+    if (s.scales) return s.scales[member];
+    return s.amax ? mt_nvfp4_decode_scale(&s.options, s.amax[member]) : 1.0f;
 }
 
 struct alpha_job {
@@ -99,7 +95,7 @@ extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
     outer_scale a = outer_scale_of(mt_gemm_a(args), MT_BF16);
     outer_scale b = outer_scale_of(mt_gemm_b(args), MT_BF16);
     *alpha = NULL;
-    if (a.kind == INSIDE && b.kind == INSIDE) return MT_OK;
+    if (!is_given(a) && !is_given(b)) return MT_OK;
     *alpha = (const float2 *)memory;
     return make_alpha(stream, alpha_job{ (float2 *)memory, a, b, args->a->group.members });
 }
@@ -155,7 +151,7 @@ static plain_plan plan_plain(const struct mt_gemm_args *args)
     mt_dtype as_a, as_b;
     decodes(&as_a, a, args->dtype), decodes(&as_b, b, args->dtype);
     p.a = outer_scale_of(a, as_a), p.b = outer_scale_of(b, as_b);
-    p.outer = p.a.kind != INSIDE || p.b.kind != INSIDE;
+    p.outer = is_given(p.a) || is_given(p.b);
     p.first = decoded_bytes(args->a, a, args->dtype);
     p.second = decoded_bytes(args->b, b, args->dtype);
     p.factors = p.outer ? padded((size_t)args->a->group.members * sizeof(float2)) : 0;

@@ -101,10 +101,11 @@ struct sm90_factor {
     }
 };
 
-/* Both parts as one, of which a result of bf16 does not show the rounding. */
+/* Both parts as one, of which a result of bf16 does not show the rounding. A NaN stays one. */
 static __device__ __forceinline__ float sm90_whole(const float2 &factor)
 {
-    return fminf(factor.x + factor.y, 0x1.fffffep127f);
+    const float both = factor.x + factor.y, most = 0x1.fffffep127f;
+    return both > most ? most : both;
 }
 
 /* A thread's two sums of a row and what is added, in f32 [64][32]. */

@@ -138,7 +138,7 @@ static void assert_decodes(mt_device *cpu, const struct quantize_case *c,
         mt_direction *q = &bare.dir[d];
         int64_t n = c->group.members;
         if (!q->format) continue;
-        bool whole = q->format->scale == MT_SCALE_F32 && q->format->block == 0;
+        bool whole = mt_format_has_factor(q->format) && !q->format->second_level;
         assert_memory_equal(ours->q.dir[d].amax, q->amax, (size_t)n * sizeof(float));
         if (whole) assert_memory_equal(ours->q.dir[d].scales, q->scales, (size_t)n * sizeof(float));
         if (q->format->second_level) continue;
