@@ -19,7 +19,7 @@ mt_status mt_device_kernels(const mt_device *device, mt_dtype dtype,
         MT_TRY(mt_device_kernels(stream->device, args->dtype, &kernels));                          \
         MT_REQUIRE(kernels->op, MT_EUNSUPPORTED, "%s: no %s kernel on device %s", #op,             \
                    mt_dtype_name(args->dtype), stream->device->name);                              \
-        if (stream->device->computes) MT_TRY(mt_##op##_check(args));                               \
+        MT_TRY(mt_##op##_check(args));                                                             \
         return kernels->op(stream, args);                                                          \
     }
 MT_OPS(MT_OP_DISPATCH)

@@ -1,4 +1,5 @@
-/* The plan device: memory is counted, never touched, and every kernel succeeds without computing.
+/* The plan device: memory is counted, never touched, and every kernel succeeds without computing;
+ * arguments that a run would refuse are refused (ops.c).
  * Packed weights have the size that the cpu device of this machine would give them, or, with a
  * kernel set of cuda or "cuda", the sizes of that backend, scratch included. */
 #include <omp.h>

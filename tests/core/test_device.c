@@ -237,10 +237,12 @@ static void test_plan_computes_nothing(void **state)
     static const mt_dtype dtypes[] = { MT_F64, MT_F32, MT_BF16 };
     for (int i = 0; i < 3; i++) {
         mt_dtype d = dtypes[i];
-#define CALL(op) assert_ok(mt_##op(&stream, &(struct mt_##op##_args){ .dtype = d }));
+#define CALL(op) assert_ok(plan->kernels[d]->op(&stream, &(struct mt_##op##_args){ .dtype = d }));
         MT_OPS(CALL)
 #undef CALL
         assert_ok(mt_fill(&stream, &(struct mt_fill_args){ .dtype = d, .count = 1 << 20, .y = p }));
+        assert_fails(mt_fill(&stream, &(struct mt_fill_args){ .dtype = d, .count = -1, .y = p }),
+                     MT_EINVAL, "count is -1"); /* what a run would refuse */
         for (int dir = 0; dir < MT_DIR_COUNT; dir++)
             assert_int_equal(plan->kernels[d]->packed_bytes(d, (mt_dir)dir, 4, 96, 128),
                              cpu->kernels[d]->packed_bytes(d, (mt_dir)dir, 4, 96, 128));
