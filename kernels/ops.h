@@ -113,6 +113,7 @@ struct mt_kernels {
     /* Whether the rows of dY of a down projection [D, F] are gathered in its products, and weighted
      * after the first of them (mt_moe_gemm_args); NULL: they are weighted before, for all. */
     bool (*weighs_after)(int64_t d, int64_t f);
+    int64_t most_experts; /* that a token can be routed among; 0: any number */
 };
 
 #define MT_OP_DECLARE(op) mt_status mt_##op(mt_stream *stream, const struct mt_##op##_args *args);

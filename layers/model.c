@@ -92,6 +92,18 @@ static mt_status spread_experts(mt_model *m, const mt_precision_options *o)
     return MT_OK;
 }
 
+/* Whether the device's kernels route among so many. */
+static mt_status check_experts(const mt_model *m)
+{
+    const struct mt_kernels *kernels;
+    int64_t experts = m->moe_layers ? m->config.num_experts : 0;
+    MT_TRY(mt_device_kernels(m->device, m->compute, &kernels));
+    MT_REQUIRE(!kernels->most_experts || experts <= kernels->most_experts, MT_EUNSUPPORTED,
+               "num_experts is %lld, the kernels of %s route among at most %lld",
+               (long long)experts, m->device->kernel_set, (long long)kernels->most_experts);
+    return MT_OK;
+}
+
 static mt_status build(mt_model *m, bool training, const mt_precision_options *precision)
 {
     int64_t layers = m->config.num_hidden_layers;
@@ -100,6 +112,7 @@ static mt_status build(mt_model *m, bool training, const mt_precision_options *p
     MT_REQUIRE(m->blocks && m->contexts, MT_ENOMEM, "model: out of memory for %lld layers",
                (long long)layers);
     for (int64_t i = 0; i < layers; i++) m->moe_layers += mt_model_layer_is_moe(&m->config, i);
+    MT_TRY(check_experts(m));
     MT_TRY(mt_param_store_create(&m->params, m->device, m->real, m->compute));
     MT_TRY(spread_experts(m, precision));
     MT_TRY(mt_model_add_params(m));

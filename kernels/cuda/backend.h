@@ -78,6 +78,9 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
 bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
                               const mt_format_spec *b);
 
+/* Experts that a token can be routed among: router.cu has 32 of them to a lane. */
+enum { MT_CUDA_MOST_EXPERTS = 1024 };
+
 /* table.c */
 extern const struct mt_kernels mt_cuda_kernels_f64, mt_cuda_kernels_f32, mt_cuda_kernels_bf16;
 

@@ -111,6 +111,7 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
         k->quantize_decodes = real[i]->quantize_decodes;
         k->weights_from_dz = real[i]->weights_from_dz;
         k->decoded_weights = real[i]->decoded_weights;
+        k->most_experts = real[i]->most_experts;
         k->gemm_codes = set->fp8 && i == MT_BF16 ? mt_cuda_gemm_reads_codes : NULL;
         k->weighs_after =
             cuda->hopper && set->groups == MT_LT_OURS && i == MT_BF16 ? mt_cuda_weighs_after : NULL;

@@ -15,6 +15,7 @@ enum {
     COUNTERS = (44 << 10) / 4, /* in a block's shared memory: each warp's and the block's */
     MOST_EXPERTS = COUNTERS / 2
 };
+static_assert((int)MOST_EXPERTS >= (int)MT_CUDA_MOST_EXPERTS, "the router's choices are placed");
 
 /* ---- route plan -------------------------------------------------------------------------------
  * A stable counting sort, whose choices are cut into chunks, one per block. A block counts those of

@@ -8,12 +8,11 @@
 
 enum {
     THREADS = 256,
-    MOST_EXPERTS = 1024, /* 32 to a lane */
-    FORMS = 6,           /* 1, 2, 4, .. 32 experts to a lane */
-    SUM_BLOCKS = 640,    /* blocks of tokens that are summed by themselves, at most: at once */
-    SUM_TOKENS = 16,     /* whose number of tokens is a multiple of these */
-    FEW_FORMS = 3, /* forms whose tokens have FEW lanes each, so that a warp's reductions and */
-    FEW = 8,       /* top_k steps are those of several tokens */
+    FORMS = 6,        /* 1, 2, 4, .. 32 experts to a lane */
+    SUM_BLOCKS = 640, /* blocks of tokens that are summed by themselves, at most: at once */
+    SUM_TOKENS = 16,  /* whose number of tokens is a multiple of these */
+    FEW_FORMS = 3,    /* forms whose tokens have FEW lanes each, so that a warp's reductions and */
+    FEW = 8,          /* top_k steps are those of several tokens */
     SUM_THREADS = 128,
     TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
     TILES = 256,      /* parts, so that there are so many tiles, */
@@ -31,8 +30,10 @@ static int form_of(int64_t experts)
 
 static mt_status check_experts(const char *op, int64_t experts)
 {
-    MT_REQUIRE(experts <= MOST_EXPERTS, MT_EUNSUPPORTED, "%s: experts is %lld, at most %d on cuda",
-               op, (long long)experts, (int)MOST_EXPERTS);
+    static_assert(MT_CUDA_MOST_EXPERTS == 16 << FORMS, "room for all");
+    MT_REQUIRE(experts <= MT_CUDA_MOST_EXPERTS, MT_EUNSUPPORTED,
+               "%s: experts is %lld, at most %d on cuda", op, (long long)experts,
+               (int)MT_CUDA_MOST_EXPERTS);
     return MT_OK;
 }
 

@@ -13,6 +13,7 @@
         .moe_gemm_fuses = mt_cuda_moe_gemm_fuses, .quantize_fuses = mt_cuda_quantize_fuses,        \
         .quantize_decodes = mt_cuda_quantize_decodes, .weights_from_dz = true,                     \
         .decoded_weights = true, .gemm_operand = mt_cuda_gemm_operand_##type,                      \
+        .most_experts = MT_CUDA_MOST_EXPERTS,                                                      \
     }
 
 const struct mt_kernels mt_cuda_kernels_f64 = TABLE(f64);

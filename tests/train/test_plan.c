@@ -163,6 +163,23 @@ static void a_gpu_is_planned_for_without_one(void **state)
 #endif
 }
 
+/* What a GPU's kernels cannot do is said by the plan, before there is one. */
+static void experts_of_a_gpu_are_counted(void **state)
+{
+    (void)state;
+    mt_config c = base_config();
+    mt_plan plan;
+    c.trainer.model.num_experts = 1025;
+    snprintf(c.device, sizeof c.device, "cpu");
+    assert_ok(mt_plan_make(&plan, &c));
+#ifdef MT_HAVE_cuda
+    snprintf(c.device, sizeof c.device, "cuda");
+    assert_fails(mt_plan_make(&plan, &c), MT_EUNSUPPORTED, "num_experts is 1025");
+    c.trainer.model.num_experts = 1024;
+    assert_ok(mt_plan_make(&plan, &c));
+#endif
+}
+
 /* Counted by hand from the shapes. */
 static void parameters_and_work_are_counted(void **state)
 {
@@ -310,6 +327,7 @@ int main(void)
         cmocka_unit_test(a_run_takes_what_was_planned),
         cmocka_unit_test(options_change_the_plan),
         cmocka_unit_test(a_gpu_is_planned_for_without_one),
+        cmocka_unit_test(experts_of_a_gpu_are_counted),
         cmocka_unit_test(parameters_and_work_are_counted),
         cmocka_unit_test(rules_under_later_ones_are_not_reported),
         cmocka_unit_test(the_verb_reports_it),
