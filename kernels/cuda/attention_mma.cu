@@ -22,7 +22,7 @@ template <int D> struct padded {
  */
 
 /* to [ROWS][PITCH] = `count` rows of D, `pitch` apart; the others 0. A tile spans less than 2^31
- * elements. */
+ * elements (suits). */
 template <int D, int ROWS, int THREADS>
 static __device__ __forceinline__ void copy_rows(mt_bf16 *to, const mt_bf16 *from, int64_t pitch,
                                                  int64_t count)
@@ -483,12 +483,19 @@ static const struct {
                { 128, forward<128>, backward<128> } };
 enum { WIDTHS = sizeof widths / sizeof widths[0] };
 
+/* Whether all lies on 16 bytes, and a tile's elements are counted in 32 bits. */
+static bool suits(const struct mt_attention_shape &s, uintptr_t addresses, double scale)
+{
+    enum { MOST = (int)FWD_ROWS > (int)BWD_ROWS ? (int)FWD_ROWS : (int)BWD_ROWS };
+    return addresses % 16 == 0 && scale > 0 && s.width <= INT32_MAX / MOST;
+}
+
 mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_attention_fwd_args *a, bool *done)
 {
     struct mt_attention_shape s =
         mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
     *done = false;
-    if (((uintptr_t)a->qkv | (uintptr_t)a->y) % 16 || !(a->scale > 0)) return MT_OK;
+    if (!suits(s, (uintptr_t)a->qkv | (uintptr_t)a->y, a->scale)) return MT_OK;
     for (int i = 0; i < WIDTHS; i++)
         if (widths[i].dim == s.dim) return widths[i].forward(stream, a, s, done);
     return MT_OK;
@@ -500,7 +507,7 @@ mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_
     struct mt_attention_shape s =
         mt_attention_shape_of(a->batch, a->sequence, a->query_heads, a->kv_heads, a->head_dim);
     *done = false;
-    if (((uintptr_t)a->qkv | (uintptr_t)a->dqkv | (uintptr_t)a->dy) % 16 || !(a->scale > 0))
+    if (!suits(s, (uintptr_t)a->qkv | (uintptr_t)a->dqkv | (uintptr_t)a->dy, a->scale))
         return MT_OK;
     for (int i = 0; i < WIDTHS; i++)
         if (widths[i].dim == s.dim) return widths[i].backward(stream, a, dot, s, done);
