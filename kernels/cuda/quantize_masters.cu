@@ -129,6 +129,7 @@ static __device__ __forceinline__ int turned_place(int c, int at)
 static __device__ __forceinline__ void put_columns(uint4 *turned, const uint32_t q[ROWS],
                                                    uint8_t *codes, uint32_t pitch)
 {
+    enum { STEP = TILE_THREADS / LINE };
     const int c0 = lane_of_warp() * 4, warp = (int)threadIdx.x / 32;
     const int at = (int)threadIdx.x % LINE, first = (int)threadIdx.x / LINE;
     uint32_t y[4][4];
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void put_columns(uint4 *turned, const uint32_t
     __syncthreads();
     codes += (uint64_t)(uint32_t)first * pitch + at * SEGMENT;
 #pragma unroll
-    for (int i = 0; i < TILE; i += TILE_THREADS / LINE, codes += TILE_THREADS / LINE * pitch) {
+    for (int i = 0; i < TILE; i += STEP, codes += (uint64_t)pitch * STEP) {
         const uint4 w = turned[turned_place(first + i, at)];
         store_16(codes, w.x, w.y, w.z, w.w);
     }
