@@ -434,7 +434,7 @@ bool mt_cuda_decode_is_short(const decode_job *j)
 {
     const mt_group *g = &j->p.group;
     return j->p.sides[MT_ROW].dtype == MT_BF16 && mt_is_short(j->p.sides[SOURCE]) &&
-           !g->last_dims && g->m <= INT32_MAX && g->k <= INT32_MAX &&
+           !g->last_dims && mt_cuda_plan_rows(g) <= MOST_FOUND && g->k <= INT32_MAX &&
            mt_cuda_plan_units(g) <= INT32_MAX;
 }
 

@@ -229,18 +229,13 @@ static size_t strips_bytes(const struct mt_quantize_args *a)
                : rounded(mt_cuda_strip_bytes(mt_cuda_plan_strips(g, TILE)));
 }
 
-static int64_t rows_of(const mt_group *g)
-{
-    return g->first_dims ? g->m : g->members * g->m;
-}
-
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
     size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
-    size_t weights = a->weights ? (size_t)rows_of(g) * sizeof(float) : 0;
+    size_t weights = a->weights ? (size_t)mt_cuda_plan_rows(g) * sizeof(float) : 0;
     return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
                             strips_bytes(a) + tokens + weights
                       : 0;

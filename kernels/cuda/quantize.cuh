@@ -116,6 +116,8 @@ mt_status mt_cuda_plan_job(mt_stream *stream, const struct job *j);
 /* At least the number of strips of `rows` rows; bytes of scratch for them. */
 int64_t mt_cuda_plan_strips(const mt_group *group, int64_t rows);
 size_t mt_cuda_strip_bytes(int64_t strips);
+/* Rows of all members of one width, capacity included. */
+int64_t mt_cuda_plan_rows(const mt_group *group);
 /* At least the number of tiles; at least the sum of ceil(rows / a) ceil(cols / b). */
 int64_t mt_cuda_plan_units(const mt_group *group);
 int64_t mt_cuda_plan_blocks(const mt_group *group, int64_t a, int64_t b);

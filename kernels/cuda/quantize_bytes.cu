@@ -219,7 +219,8 @@ static mt_status launch(mt_stream *stream, const job *j)
     job own = *j;
     /* who clears swizzled scales comes between */
     const bool cleared = j->p.sides[MT_ROW].swizzled || j->p.sides[MT_COL].swizzled;
-    if ((j->gives || (KIND == WHOLE && FROM == LYING)) && !cleared && j->p.group.members <= MANY)
+    const bool few = j->p.group.members <= MANY && mt_cuda_plan_rows(&j->p.group) <= MOST_FOUND;
+    if ((j->gives || (KIND == WHOLE && FROM == LYING)) && !cleared && few)
         own.table.early =
             (unsigned)mt_cuda_multiprocessors(stream) * layout<KIND, DIRS, FROM>::RESIDENT;
     MT_TRY(mt_cuda_give_shared((const void *)bytes_kernel<KIND, DIRS, CODES, FROM>, BYTES,

@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/quantize_strips.cuh"
 
+enum { MOST_FOUND = 1 << 30 }; /* rows of all members: they are counted in int */
+
 /* Of members before another: rows, tiles, blocks of 32 rows. */
 struct counts {
     int rows, tiles, blocks;

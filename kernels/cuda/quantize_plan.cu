@@ -52,6 +52,11 @@ int64_t mt_cuda_plan_blocks(const mt_group *g, int64_t a, int64_t b)
     return g->m * g->k; /* a member has at least one element for each product */
 }
 
+int64_t mt_cuda_plan_rows(const mt_group *g)
+{
+    return g->first_dims ? g->m : g->members * g->m;
+}
+
 int64_t mt_cuda_plan_units(const mt_group *g)
 {
     return mt_cuda_plan_blocks(g, TILE, TILE);
