@@ -102,6 +102,21 @@ static void test_route_plan(void **state)
                     }
 }
 
+/* More experts than a block has threads, up to the most that a GPU places choices of. */
+static void test_route_plan_of_many_experts(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = { 0, 33, 901 }, experts[] = { 130, 300, 1024, 5632 };
+    for (int t = 0; t < 3; t++)
+        for (int e = 0; e < 4; e++)
+            for (int skew = 0; skew < 3; skew++)
+                for (int64_t capacity = 0; capacity < 8; capacity += 5) {
+                    struct route r = route_make(tokens[t], experts[e], 5, capacity, skew);
+                    check_route(&r, capacity);
+                    route_free(&r);
+                }
+}
+
 static void test_route_plan_options(void **state)
 {
     (void)state;
@@ -357,6 +372,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route_plan),
+        cmocka_unit_test(test_route_plan_of_many_experts),
         cmocka_unit_test(test_route_plan_options),
         cmocka_unit_test(test_gather_and_combine),
         cmocka_unit_test(test_round_trip),
