@@ -380,14 +380,23 @@ static void check(void)
         printf("n %lld, k %lld: right\n", (long long)n, (long long)k);
         fflush(stdout);
     }
-    /* members of so many rows that pairs share the weights */
-    static const int64_t many[] = { 1301, 1283 };
-    struct rows rows;
-    make_rows(&rows, sizeof many / sizeof *many, many, 5, 448, 1040);
-    for (int c = 0; c < CODINGS; c++)
-        check_product(&rows, MT_GEMM_TN, &codings[c], 448, 1040, NORMAL);
-    free_rows(&rows);
-    printf("n 448, k 1040 of many rows: right\n");
+    /* members of so many rows that pairs share the weights; all rows one member's; one row */
+    static const struct {
+        int64_t members, counts[4], n, k;
+    } others[] = { { 2, { 1301, 1283 }, 448, 1040 },
+                   { 4, { 0, 0, 641, 0 }, 400, 272 },
+                   { 1, { 1 }, 208, 144 } };
+    for (size_t s = 0; s < sizeof others / sizeof *others; s++) {
+        struct rows rows;
+        make_rows(&rows, others[s].members, others[s].counts, 5, others[s].n, others[s].k);
+        for (int c = 0; c < CODINGS; c++)
+            for (int l = 0; l < (s ? MT_GEMM_LAYOUT_COUNT : MT_GEMM_TN + 1); l++)
+                check_product(&rows, (mt_gemm_layout)l, &codings[c], others[s].n, others[s].k,
+                              NORMAL);
+        free_rows(&rows);
+        printf("n %lld, k %lld of %lld members: right\n", (long long)others[s].n,
+               (long long)others[s].k, (long long)others[s].members);
+    }
 }
 
 /* ---- time --------------------------------------------------------------------------------------
