@@ -131,6 +131,9 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
                    c->batch_size % c->micro_batch_size == 0,
                MT_ECONFIG, "batch_size %lld must be a positive multiple of micro_batch_size %lld",
                (long long)c->batch_size, (long long)c->micro_batch_size);
+    MT_REQUIRE(c->micro_batch_size <= INT32_MAX / c->sequence_length, MT_ECONFIG,
+               "micro_batch_size is %lld, of %lld tokens each: must be at most 2^31-1 in all",
+               (long long)c->micro_batch_size, (long long)c->sequence_length);
     int size = c->comm ? mt_comm_size(c->comm) : 1;
     MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
                "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",
