@@ -34,8 +34,9 @@ bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;
     const void *beside = g->layout == MT_GEMM_TN ? args->act : args->z;
     size_t members = (size_t)(g->rows.members + 1) * SM90_MEMBER_BYTES;
-    return beside && fits(beside) && f % ROWS_OF_GATE == 0 &&
-           variant_of(args, g, path->variant)->shared + members <= SM90_SHARED;
+    const gemm_sm90_variant *variant = variant_of(args, g, path->variant);
+    return beside && fits(beside) && f % ROWS_OF_GATE == 0 && path->width <= variant->width &&
+           variant->shared + members <= SM90_SHARED;
 }
 
 static mt_status make_maps(gemm_sm90_maps *maps, const struct mt_moe_gemm_args *args,
