@@ -130,7 +130,7 @@ static mt_status read_run(mt_compare_run *run, const char *path)
     MT_TRY(mt_path_format(config, "%s/config.resolved.yaml", path));
     MT_REQUIRE(mt_path_exists(config), MT_ECONFIG,
                "'%.*s' is no run directory: it has no config.resolved.yaml", PATH_SHOWN, path);
-    MT_TRY(mt_config_load(&run->config, config, NULL, 0));
+    MT_TRY(mt_config_load_recorded(&run->config, config));
     MT_TRY(read_metrics(run));
     return read_origin(run);
 }

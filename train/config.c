@@ -425,37 +425,71 @@ static mt_status read_all(mt_config_reader *r, const char *text, size_t length,
     return MT_OK;
 }
 
+/* What is given, over the defaults. */
+static mt_status read_config(mt_config_reader *r, const char *text, size_t length,
+                             const char *const *sets, int set_count)
+{
+    MT_ASSERT(mt_config_key_count <= MT_CONFIG_KEYS_MAX);
+    MT_TRY(mt_config_defaults(r->config));
+    mt_config_reader types = { .config = r->config, .file = r->file, .type_only = true };
+    MT_TRY(read_all(&types, text, length, sets, set_count));
+    MT_TRY(set_defaults(r->config));
+    MT_TRY(read_all(r, text, length, sets, set_count));
+    default_name(r->config, r->file);
+    mt_config_settle(r->config);
+    return MT_OK;
+}
+
 mt_status mt_config_parse(mt_config *config, const char *name, const char *text, size_t length,
                           const char *const *sets, int set_count)
 {
-    MT_ASSERT(mt_config_key_count <= MT_CONFIG_KEYS_MAX);
-    MT_TRY(mt_config_defaults(config));
-    mt_config_reader types = { .config = config, .file = name, .type_only = true };
-    MT_TRY(read_all(&types, text, length, sets, set_count));
-    MT_TRY(set_defaults(config));
-    mt_config_reader all = { .config = config, .file = name };
-    MT_TRY(read_all(&all, text, length, sets, set_count));
-    default_name(config, name);
-    return mt_config_check(&all);
+    mt_config_reader reader = { .config = config, .file = name };
+    MT_TRY(read_config(&reader, text, length, sets, set_count));
+    return mt_config_check(&reader);
+}
+
+mt_status mt_config_parse_recorded(mt_config *config, const char *name, const char *text,
+                                   size_t length)
+{
+    mt_config_reader reader = { .config = config, .file = name };
+    return read_config(&reader, text, length, NULL, 0);
+}
+
+/* Freed by the caller. */
+static mt_status read_file(char **text, size_t *length, const char *path)
+{
+    mt_status status = MT_OK;
+    FILE *file = fopen(path, "rb");
+    MT_REQUIRE(file, MT_EIO, "configuration %s: %s", path, strerror(errno));
+    *text = malloc(FILE_MAX + 1);
+    if (!*text) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "configuration %s: no memory to read it", path));
+    *length = fread(*text, 1, FILE_MAX + 1, file);
+    if (ferror(file))
+        MT_TRY_CLEANUP(MT_FAIL(MT_EIO, "configuration %s: %s", path, strerror(errno)));
+    if (*length > FILE_MAX)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "configuration %s: more than %d bytes", path, FILE_MAX));
+cleanup:
+    fclose(file);
+    return status;
 }
 
 mt_status mt_config_load(mt_config *config, const char *path, const char *const *sets,
                          int set_count)
 {
-    mt_status status = MT_OK;
     char *text = NULL;
-    FILE *file = fopen(path, "rb");
-    MT_REQUIRE(file, MT_EIO, "configuration %s: %s", path, strerror(errno));
-    text = malloc(FILE_MAX + 1);
-    if (!text) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "configuration %s: no memory to read it", path));
-    size_t length = fread(text, 1, FILE_MAX + 1, file);
-    if (ferror(file))
-        MT_TRY_CLEANUP(MT_FAIL(MT_EIO, "configuration %s: %s", path, strerror(errno)));
-    if (length > FILE_MAX)
-        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "configuration %s: more than %d bytes", path, FILE_MAX));
-    MT_TRY_CLEANUP(mt_config_parse(config, path, text, length, sets, set_count));
-cleanup:
+    size_t length;
+    mt_status status = read_file(&text, &length, path);
+    if (status == MT_OK) status = mt_config_parse(config, path, text, length, sets, set_count);
     free(text);
-    fclose(file);
+    return status;
+}
+
+mt_status mt_config_load_recorded(mt_config *config, const char *path)
+{
+    char *text = NULL;
+    size_t length;
+    mt_status status = read_file(&text, &length, path);
+    if (status == MT_OK) status = mt_config_parse_recorded(config, path, text, length);
+    free(text);
     return status;
 }

@@ -78,6 +78,11 @@ mt_status mt_config_check_device(const char *name);
 /* The same from text; `name` stands for the file in errors. */
 mt_status mt_config_parse(mt_config *config, const char *name, const char *text, size_t length,
                           const char *const *sets, int set_count);
+/* The same of what a run has recorded, in config.resolved.yaml or a checkpoint: each value is read,
+ * but not whether they go together, which the program of then has judged by its own rules. */
+mt_status mt_config_load_recorded(mt_config *config, const char *path);
+mt_status mt_config_parse_recorded(mt_config *config, const char *name, const char *text,
+                                   size_t length);
 
 /* A key's value as it is written back; numbers read back to the same bits. */
 void mt_config_format(char text[MT_CONFIG_FORMATTED], const mt_config *config,

@@ -89,7 +89,6 @@ static mt_status check_available(const mt_config_reader *r)
 static mt_status check_model(const mt_config_reader *r)
 {
     mt_trainer_config *t = &r->config->trainer;
-    if (!t->model.max_position_embeddings) t->model.max_position_embeddings = t->sequence_length;
     mt_status status = mt_model_config_check(&t->model);
     if (status != MT_OK) return fail_where_named(r, "model", status);
     RULE(t->sequence_length <= t->model.max_position_embeddings, "data.sequence_length",
@@ -110,8 +109,7 @@ static mt_status check_parallel(const mt_config_reader *r)
 static mt_status check_steps(const mt_config_reader *r)
 {
     const mt_config *c = r->config;
-    mt_trainer_config *t = &r->config->trainer;
-    if (!t->micro_batch_size) t->micro_batch_size = t->batch_size;
+    const mt_trainer_config *t = &c->trainer;
     RULE(t->batch_size % t->micro_batch_size == 0, "train.micro_batch_size",
          "%lld does not divide train.batch_size %lld", (long long)t->micro_batch_size,
          (long long)t->batch_size);
@@ -150,6 +148,13 @@ mt_status mt_config_check_device(const char *name)
     MT_REQUIRE(device_known(name), MT_ECONFIG,
                "device '%s' is not one of auto, cpu, cuda, cuda:N (N from 0)", name);
     return MT_OK;
+}
+
+void mt_config_settle(mt_config *config)
+{
+    mt_trainer_config *t = &config->trainer;
+    if (!t->model.max_position_embeddings) t->model.max_position_embeddings = t->sequence_length;
+    if (!t->micro_batch_size) t->micro_batch_size = t->batch_size;
 }
 
 mt_status mt_config_check(const mt_config_reader *r)

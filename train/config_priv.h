@@ -33,7 +33,9 @@ typedef struct mt_config_reader {
     const char *sets[MT_CONFIG_KEYS_MAX]; /* the --set that gave it, or NULL */
 } mt_config_reader;
 
-/* Fills what follows from other keys, and finds conflicts. Errors: as mt_config_load. */
+/* Fills what follows from other keys. */
+void mt_config_settle(mt_config *config);
+/* Finds conflicts in a settled configuration. Errors: as mt_config_load. */
 mt_status mt_config_check(const mt_config_reader *reader);
 
 #ifdef __cplusplus

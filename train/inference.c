@@ -2,7 +2,9 @@
  */
 #include "train/inference.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { SKIPPED_BYTES = 2048, SEQUENCE = 512, BATCH = 8 };
 
@@ -12,14 +14,32 @@ static mt_status read_config(mt_inference *n)
     MT_TRY(mt_checkpoint_open(&checkpoint, n->path));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
     n->has_run = *meta->run_config != '\0';
-    mt_status status = n->has_run ? mt_config_parse(&n->config, n->path, meta->run_config,
-                                                    strlen(meta->run_config), NULL, 0)
+    mt_status status = n->has_run ? mt_config_parse_recorded(&n->config, n->path, meta->run_config,
+                                                             strlen(meta->run_config))
                                   : mt_config_defaults(&n->config);
     n->config.trainer.model = meta->config;
     if (n->has_run && status == MT_OK)
         n->first_pass = mt_trainer_first_pass(&n->config.trainer, meta->step);
     mt_checkpoint_close(&checkpoint);
     return status;
+}
+
+/* What a run was allowed to compute in may be refused by now: then another recipe has to be given.
+ */
+static mt_status settle_recipe(mt_inference *n, const char *given)
+{
+    mt_trainer_config *t = &n->config.trainer;
+    mt_recipe_rules *rules = NULL;
+    MT_REQUIRE(!given || strlen(given) < sizeof t->recipe, MT_ECONFIG,
+               "--recipe is %zu bytes long, at most %zu", strlen(given), sizeof t->recipe - 1);
+    if (given) snprintf(t->recipe, sizeof t->recipe, "%s", given);
+    mt_status status = mt_recipe_rules_create(&rules, t->recipe, t->dtype);
+    mt_recipe_rules_destroy(&rules);
+    if (status != MT_ECONFIG || given) return status;
+    return MT_FAIL(status,
+                   "%.300s: the recipe of its run is refused: %s; --recipe none computes in %s, "
+                   "--recipe RECIPE in other formats",
+                   n->path, mt_error_message(), mt_dtype_name(t->dtype));
 }
 
 static mt_status settle(mt_inference *n, const mt_inference_options *options)
@@ -43,6 +63,7 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
     MT_REQUIRE(t->dtype == MT_F64 || t->dtype == MT_F32 || t->dtype == MT_BF16, MT_ECONFIG,
                "dtype %s is not one of f64, f32, bf16", mt_dtype_name(t->dtype));
     if (t->dtype == MT_F64) t->optim.master = MT_MASTER_REAL; /* which f64 keeps in f64 alone */
+    MT_TRY(settle_recipe(n, options->recipe));
     t->recompute = MT_RECOMPUTE_NONE;
     t->offload = false;
     t->expert_parallel = 1;

@@ -11,6 +11,7 @@ extern "C" {
 typedef struct mt_inference_options {
     const char *device;                  /* NULL: that of the run, or auto */
     const char *dtype;                   /* NULL: that of the run, or f32 */
+    const char *recipe;                  /* NULL: that of the run, or none */
     int64_t sequence_length, batch_size; /* 0: those of the run (its micro-batch), or 512 and 8 */
 } mt_inference_options;
 

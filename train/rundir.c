@@ -12,8 +12,6 @@
 
 #include "train/build_info.h"
 
-enum { CONFIG_LIMIT = 1 << 20 };
-
 static mt_status look_for_entries(bool *any, const char *path)
 {
     DIR *dir = opendir(path);
@@ -91,8 +89,7 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
 static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
                                        const mt_config *config, bool force)
 {
-    char path[MT_PATH_BYTES], *text = NULL;
-    size_t bytes = 0;
+    char path[MT_PATH_BYTES];
     bool any;
     mt_config old;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
@@ -103,10 +100,7 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
                    dir->path);
         return MT_OK;
     }
-    MT_TRY(mt_file_read_all(&text, &bytes, path, CONFIG_LIMIT));
-    mt_status status = mt_config_parse(&old, path, text, bytes, NULL, 0);
-    free(text);
-    MT_TRY(status);
+    MT_TRY(mt_config_load_recorded(&old, path));
     return compare(changed, dir, &old, config, force);
 }
 

@@ -46,6 +46,8 @@ mt_status mt_verb_eval(int argc, char **argv)
         { "sequence", MT_OPTION_INT, &sequence, "N", "tokens of a window (default: the run's)" },
         { "batch", MT_OPTION_INT, &batch, "N", "windows at once (default: the run's)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
+        { "recipe", MT_OPTION_TEXT, &how.recipe, "RECIPE",
+          "number formats, none: those of --dtype (default: the run's)" },
         { "device", MT_OPTION_TEXT, &how.device, "NAME",
           "auto, cpu, cuda or cuda:N (default: the run's)" },
     };

@@ -142,6 +142,8 @@ mt_status mt_verb_sample(int argc, char **argv)
           "only the most likely tokens that make up P (1)" },
         { "seed", MT_OPTION_INT, &seed, "N", "of the draws (0)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
+        { "recipe", MT_OPTION_TEXT, &how.recipe, "RECIPE",
+          "number formats, none: those of --dtype (default: the run's)" },
         { "device", MT_OPTION_TEXT, &how.device, "NAME",
           "auto, cpu, cuda or cuda:N (default: the run's)" },
     };

@@ -59,8 +59,8 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     char *text = NULL;
     MT_TRY(mt_config_defaults(config));
     if (*meta->run_config)
-        MT_TRY(mt_config_parse(config, "run_config", meta->run_config, strlen(meta->run_config),
-                               NULL, 0));
+        MT_TRY(mt_config_parse_recorded(config, "run_config", meta->run_config,
+                                        strlen(meta->run_config)));
     mt_trainer_config *t = &config->trainer;
     *first_pass = *meta->run_config ? mt_trainer_first_pass(t, meta->step) : 0;
     t->model = meta->config;

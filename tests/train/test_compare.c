@@ -352,6 +352,15 @@ static void the_old_name_of_bits_a_token_is_known(void **state)
     assert_verb(compare("bf16-0 mxfp8-0", ""), MT_EXIT_USAGE, "bits per token: they have no");
 }
 
+/* It was allowed when the run was made. */
+static void a_recipe_that_is_refused_now_is_compared(void **state)
+{
+    (void)state;
+    put_runs();
+    put_run("old-0", "fprop=bf16 dgrad=bf16 wgrad=mxfp8:source=dequantized", 0, 2);
+    assert_verb(compare("bf16-0 old-0", ""), 0, "recipe.use: \"fprop=bf16");
+}
+
 /* Another file may lie under a name by the time of the next run. */
 static void corpora_are_compared_by_what_they_hold(void **state)
 {
@@ -428,6 +437,7 @@ int main(void)
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(runs_must_pair),
         cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
+        cmocka_unit_test(a_recipe_that_is_refused_now_is_compared),
         cmocka_unit_test(corpora_are_compared_by_what_they_hold),
         cmocka_unit_test(every_allocation_may_fail),
     };

@@ -1,7 +1,5 @@
-/* A trainer that only runs forward, as eval and sample use it. */
-#include "tests/support/test.h"
-
-#include <stdio.h>
+/* A trainer that only runs forward, as eval and sample use it; and how they open a checkpoint. */
+#include "tests/train/verbs.h"
 
 #include "train/trainer.h"
 
@@ -84,8 +82,66 @@ static void test_forward_only(void **state)
     check_forward_only(c);
 }
 
+/* Makes "<folder>/ckpt", of a run with this recipe. */
+static void make_recipe_checkpoint(const char *recipe)
+{
+    char text[1024];
+    mt_model_config c = small_model(false);
+    snprintf(text, sizeof text,
+             "model: {vocab_size: 29, hidden_size: 12, num_hidden_layers: 3, "
+             "num_attention_heads: 4, head_dim: 6, moe_intermediate_size: 10, num_experts: 8, "
+             "num_experts_per_tok: 2}\n"
+             "data: {train: none.h5, sequence_length: 8}\n"
+             "train: {steps: 9, batch_size: 4}\n"
+             "recipe: %s\n",
+             recipe);
+    make_run_checkpoint(in_dir("ckpt"), &c, text);
+}
+
+/* "VERB <folder>/ckpt MORE" */
+static const char *on_checkpoint(const char *name, const char *more)
+{
+    static char line[1024];
+    snprintf(line, sizeof line, "%s %s %s", name, in_dir("ckpt"), more);
+    return line;
+}
+
+/* What recipes may be has changed since: weights are weights all the same, and whoever computes
+ * with them can say in what. */
+static void test_refused_recipe(void **state)
+{
+    (void)state;
+    static const char said[] = "the recipe of its run is refused: recipe: wgrad X column: "
+                               "source=dequantized takes what the codes of the row direction hold";
+    char plain[VERB_OUTPUT], more[512], text[64];
+    for (int i = 0; i < 63; i++) text[i] = (char)(i * i % 29);
+    put_file(in_dir("v.txt"), text, 63);
+    snprintf(more, sizeof more, "data pack %s -o %s --vocab-size 29", in_dir("v.txt"),
+             in_dir("v.h5"));
+    assert_verb(more, 0, "tokens");
+    snprintf(more, sizeof more, "--data %s --recipe none", in_dir("v.h5"));
+    make_recipe_checkpoint("none");
+    assert_verb(on_checkpoint("eval", more), 0, "bits/");
+    snprintf(plain, sizeof plain, "%s", verb_output);
+
+    make_recipe_checkpoint("fprop=bf16 dgrad=bf16 wgrad=mxfp8:source=dequantized/mxfp8");
+    assert_verb(on_checkpoint("eval", more), 0, plain);
+    more[strlen(more) - strlen("none")] = '\0';
+    strcat(more, "mxfp4");
+    assert_verb(on_checkpoint("eval", more), 2, "'mxfp4' is neither a preset");
+    more[strlen(more) - strlen(" --recipe mxfp4")] = '\0';
+    assert_verb(on_checkpoint("eval", more), 2, said);
+    assert_non_null(strstr(verb_output, "--recipe none computes in f32"));
+    assert_verb(on_checkpoint("sample", "--tokens 3"), 2, said);
+    assert_verb(on_checkpoint("sample", "--tokens 3 --recipe mxfp8"), 0, "");
+    snprintf(more, sizeof more, "%s", in_dir("exported"));
+    assert_verb(on_checkpoint("export", more), 0, "");
+    assert_verb(on_checkpoint("inspect", ""), 0, "tensors");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_forward_only) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_forward_only),
+                                        cmocka_unit_test(test_refused_recipe) };
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -383,6 +383,32 @@ static void another_model_or_corpus_is_refused(void **state)
     assert_program("train t.yaml --resume", 2, "--resume needs --run");
 }
 
+/* Puts another recipe into what a run has recorded, one that was allowed then. */
+static void record_recipe(const char *run, const char *recipe)
+{
+    char path[256], *text, *changed;
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/config.resolved.yaml", run);
+    assert_ok(mt_file_read_all(&text, &bytes, path, 1 << 20));
+    char *use = strstr(text, "  use: ");
+    assert_non_null(use);
+    *use = '\0';
+    assert_true(asprintf(&changed, "%s  use: %s%s", text, recipe, strchr(use + 1, '\n')) > 0);
+    write_file(path, changed);
+    free(text), free(changed);
+}
+
+static void a_run_whose_recipe_is_refused_now_takes_another(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run refused --set train.steps=3", 0, "done");
+    record_recipe("refused", "fprop=bf16 dgrad=bf16 wgrad=mxfp8:source=dequantized");
+    assert_program("train t.yaml --run refused --resume --set train.steps=4", 2,
+                   "recipe.use was \"fprop=bf16 dgrad=bf16 wgrad=mxfp8:source=dequantized\" and is "
+                   "none now");
+    assert_program("train t.yaml --run refused --resume --force --set train.steps=4", 0, "done");
+}
+
 static double number_at(const char *run, int line, const char *key)
 {
     json_t *lines = read_metrics(run);
@@ -457,6 +483,7 @@ int main(void)
         cmocka_unit_test(runs_begun_together_have_directories_of_their_own),
         cmocka_unit_test(the_corpus_says_what_tokens_are),
         cmocka_unit_test(another_model_or_corpus_is_refused),
+        cmocka_unit_test(a_run_whose_recipe_is_refused_now_takes_another),
         cmocka_unit_test(other_batches_go_on_at_the_same_place_in_the_data),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);

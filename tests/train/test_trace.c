@@ -397,6 +397,22 @@ static void a_recipe_holds_for_a_batch(void **state)
     assert_true(get_f64("loss") != first);
 }
 
+/* The run's was allowed then. */
+static void a_refused_recipe_is_replaced(void **state)
+{
+    (void)state;
+    static const char run[] =
+        "model: {vocab_size: 29, hidden_size: 12, num_hidden_layers: 3, num_attention_heads: 4, "
+        "head_dim: 6, moe_intermediate_size: 10, num_experts: 8, num_experts_per_tok: 2}\n"
+        "data: {train: none.h5}\n"
+        "recipe: {use: fprop=bf16 dgrad=bf16 wgrad=mxfp8:source=dequantized}\n";
+    mt_model_config c = small_model(false);
+    make_run_checkpoint(in_dir("ckpt"), &c, run);
+    make_input(false, NULL);
+    assert_verb(TRACE("--targets"), MT_EXIT_USAGE, "recipe: wgrad X column: source=dequantized");
+    assert_verb(TRACE("--targets --set recipe=mxfp8"), 0, "");
+}
+
 static void mistakes_are_refused(void **state)
 {
     (void)state;
@@ -457,6 +473,7 @@ int main(void)
         cmocka_unit_test(steps_equal_the_trainer),
         cmocka_unit_test(steps_of_a_run_over_ranks),
         cmocka_unit_test(a_recipe_holds_for_a_batch),
+        cmocka_unit_test(a_refused_recipe_is_replaced),
         cmocka_unit_test(mistakes_are_refused),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
