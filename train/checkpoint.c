@@ -324,7 +324,6 @@ mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *check
         MT_TRY(mt_device_copy(mt_param_store_device(state->params), state->step_state, &step_state,
                               sizeof step_state));
     state->step = checkpoint->meta.step;
-    state->tokens = checkpoint->meta.tokens;
     state->seed = checkpoint->meta.seed;
     return MT_OK;
 }

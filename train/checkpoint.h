@@ -9,7 +9,7 @@
  * - /optim/{m,v}/<HF name>: moments, elements as they are stored (f32, f64, bf16, or u8 codes of
  *   E4M3; attribute moments of /optim), and /optim/{m,v}_scales/<our name>: f32 [blocks] of fp8
  * - /rng, /data: attributes: seed and position of the next step's draws and batch, which follows on
- *   /data's `tokens` of the training data (older files: on batches as large as the run's)
+ *   /data's `tokens` of the training data (older files: on `step` batches as in run_config)
  * - /state/router_bias/<i>: f32 [E] of MoE layer i
  * - /state/delayed/<layer>.<slot>.{scale,history}: f32 [N] and [length, N] of fp8_delayed
  *

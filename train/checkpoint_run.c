@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "train/checkpoint_priv.h"
+#include "train/config.h"
 #include "train/hf.h"
 
 static void describe_model(mt_checkpoint_state *s, const mt_model *model)
@@ -89,20 +90,38 @@ static mt_status check_same_run(const mt_checkpoint_meta *meta, const mt_trainer
     return MT_OK;
 }
 
+/* Tokens of the steps made. Older checkpoints do not say them: they went on after so many batches
+ * of the run as it was configured then, whatever the size of those to come. */
+static mt_status count_tokens(int64_t *tokens, const mt_checkpoint_meta *meta, const char *path)
+{
+    mt_config run;
+    *tokens = meta->tokens;
+    if (*tokens >= 0 || !meta->training) return MT_OK;
+    MT_REQUIRE(
+        *meta->run_config, MT_EDAMAGED,
+        "checkpoint '%s' says neither how many tokens its %lld steps had (tokens of /data) "
+        "nor how large a batch was (run_config of /meta): the place in the data is not known",
+        path, (long long)meta->step);
+    MT_TRY(mt_config_parse_recorded(&run, path, meta->run_config, strlen(meta->run_config)));
+    *tokens = meta->step * run.trainer.batch_size * run.trainer.sequence_length;
+    return MT_OK;
+}
+
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force)
 {
     mt_checkpoint *checkpoint;
     mt_checkpoint_state state;
+    int64_t tokens = 0;
     mt_status status = MT_OK;
     describe_trainer(&state, trainer);
     MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm));
-    if (!force)
-        status = check_same_run(mt_checkpoint_get_meta(checkpoint), mt_trainer_get_config(trainer),
-                                corpus, path);
+    const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
+    if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
+    if (status == MT_OK) status = count_tokens(&tokens, meta, path);
     if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
     MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
-    if (state.tokens >= 0) mt_trainer_set_tokens(trainer, state.tokens);
+    mt_trainer_set_tokens(trainer, tokens);
     MT_TRY_CLEANUP(mt_checkpoint_read_nans(&state, checkpoint));
 cleanup:
     mt_checkpoint_close(&checkpoint);

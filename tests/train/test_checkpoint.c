@@ -1,5 +1,8 @@
 /* Checkpoints: resume to the bit, fall back to the newest complete one, survive kills and full
  * disks. */
+#include <hdf5.h>
+#include <xxhash.h>
+
 #include "tests/train/files.h"
 #include "train/checkpoint.h"
 #include "train/hf.h"
@@ -190,6 +193,55 @@ static void test_other_runs(void **state)
     assert_ok(mt_dir_remove(in_dir("run")));
 }
 
+/* Makes a checkpoint one that was written before they held the place in the data. */
+static void forget_tokens(const char *checkpoint)
+{
+    char path[MT_CHECKPOINT_PATH + 16], hex[MT_HEX128_BYTES], text[256];
+    int64_t bytes;
+    snprintf(path, sizeof path, "%s/model.h5", checkpoint);
+    hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+    assert_true(file >= 0);
+    assert_true(H5Adelete_by_name(file, "/data", "tokens", H5P_DEFAULT) >= 0);
+    assert_true(H5Fclose(file) >= 0);
+    assert_ok(mt_file_xxh128(hex, &bytes, path));
+    int used = snprintf(text, sizeof text, "mixtape checkpoint 1\n%lld %s model.h5\n",
+                        (long long)bytes, hex);
+    snprintf(text + used, sizeof text - (size_t)used, "end %016llx\n",
+             (unsigned long long)XXH3_64bits(text, (size_t)used));
+    snprintf(path, sizeof path, "%s/DONE", checkpoint);
+    put_text(path, text);
+}
+
+/* The place in the data is that of so many batches of the run that was saved. */
+static void test_older_place(void **state)
+{
+    (void)state;
+    char path[MT_CHECKPOINT_PATH];
+    mt_checkpoint_info told = info;
+    mt_trainer *trainer = make_trainer(MT_F32), *other;
+    mt_trainer_config c = trainer_config(MT_F32);
+    for (int i = 0; i < 3; i++) step(trainer);
+    told.run_config = "train: {batch_size: 2}\ndata: {sequence_length: 8}\n"
+                      "recipe: fprop=bf16 dgrad=bf16 wgrad=mxfp8:source=dequantized\n";
+    assert_ok(mt_checkpoint_save(in_dir("run"), trainer, &told, path));
+    forget_tokens(path);
+    c.batch_size = 2 * BATCH, c.sequence_length = SEQUENCE + 1;
+    assert_ok(mt_trainer_create(&other, test_device(), &c));
+    assert_ok(mt_checkpoint_load(other, path, "text 1", false));
+    assert_int_equal(mt_trainer_tokens(other), 3 * BATCH * SEQUENCE);
+    /* a run that says nothing of its batches */
+    told.run_config = "";
+    step(trainer);
+    assert_ok(mt_checkpoint_save(in_dir("run"), trainer, &told, path));
+    assert_ok(mt_checkpoint_load(other, path, "text 1", false));
+    forget_tokens(path);
+    assert_fails(mt_checkpoint_load(trainer, path, NULL, true), MT_EDAMAGED,
+                 "how many tokens its 4 steps had");
+    mt_trainer_destroy(&other);
+    mt_trainer_destroy(&trainer);
+    assert_ok(mt_dir_remove(in_dir("run")));
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -218,9 +270,8 @@ static void test_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_contents),
-        cmocka_unit_test(test_other_runs),
+        cmocka_unit_test(test_resume),     cmocka_unit_test(test_contents),
+        cmocka_unit_test(test_other_runs), cmocka_unit_test(test_older_place),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
