@@ -196,11 +196,14 @@ static mt_status check_validated_alike(const mt_comparison *c, int64_t i)
  * bytes: a run on the same data.valid knows better. */
 static void settle_units(mt_comparison *c)
 {
-    for (int64_t i = 0; i < c->run_count; i++)
-        for (int64_t j = 0; !*c->runs[i].valid_corpus && j < c->run_count; j++)
-            if (!strcmp(c->runs[i].config.valid_corpus, c->runs[j].config.valid_corpus) &&
-                !strcmp(c->runs[j].unit, "token"))
-                c->runs[i].unit = "token";
+    for (int64_t i = 0; i < c->run_count; i++) {
+        mt_compare_run *run = &c->runs[i];
+        if (*run->valid_corpus || strcmp(run->unit, "byte") != 0) continue;
+        for (int64_t j = 0; j < c->run_count && !run->unit_from; j++)
+            if (!strcmp(run->config.valid_corpus, c->runs[j].config.valid_corpus) &&
+                !strcmp(c->runs[j].unit, "token") && !c->runs[j].unit_from)
+                run->unit = "token", run->unit_from = c->runs[j].path;
+    }
 }
 
 /* Puts a run into its group. */

@@ -21,6 +21,7 @@ typedef struct mt_compare_run {
     int64_t group;
     double bits;              /* bits a unit of the whole validation set after the last step */
     const char *unit;         /* "byte" or "token" */
+    const char *unit_from;    /* the run that it was taken from, which says another one; or NULL */
     mt_compare_point *points; /* finite training losses, steps ascending */
     int64_t point_count;
     char origin[128];                          /* revision and kernel set; "" where unknown */

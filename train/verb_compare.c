@@ -42,6 +42,22 @@ static void print_replaced_corpus(const mt_comparison *c)
         }
 }
 
+/* Units that are not what the metrics call them. */
+static void print_settled_units(const mt_comparison *c)
+{
+    const mt_compare_run *first = NULL;
+    int64_t settled = 0;
+    for (int64_t i = 0; i < c->run_count; i++) {
+        if (!c->runs[i].unit_from) continue;
+        if (!settled++) first = &c->runs[i];
+    }
+    if (!settled) return;
+    printf("Bits per byte of %s", first->path);
+    if (settled > 1) printf(" and %" PRId64 " more", settled - 1);
+    printf(" are taken for bits per token, as %s has them on the same data.valid.\n",
+           first->unit_from);
+}
+
 /* What a reader of the table must know beside it. */
 static void print_notes(const mt_comparison *c)
 {
@@ -53,6 +69,7 @@ static void print_notes(const mt_comparison *c)
         break;
     }
     print_replaced_corpus(c);
+    print_settled_units(c);
     if (c->group_count == 1) {
         printf("All runs have one configuration: there is nothing to compare.\n");
         return;

@@ -343,8 +343,14 @@ static void the_old_name_of_bits_a_token_is_known(void **state)
     static const char tokens[] = "{\"step\":30,\"valid_bits_per_token\":2,\"full\":true}\n";
     put_runs();
     put_in("mxfp8-0", "metrics.jsonl", tokens);
-    assert_verb(compare("bf16-0 mxfp8-0", ""), 0, "bits/token");
-    assert_verb(compare("mxfp8-0 bf16-0", ""), 0, "bits/token");
+    for (int i = 0; i < 2; i++) {
+        assert_verb(compare(i ? "bf16-0 mxfp8-0" : "mxfp8-0 bf16-0", ""), 0, "bits/token");
+        assert_non_null(strstr(verb_output, "/bf16-0 are taken for bits per token, as /"));
+        assert_non_null(strstr(verb_output, "/mxfp8-0 has them on the same data.valid.\n"));
+    }
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0", ""), 0, "/bf16-0 and 1 more are taken for bits");
+    assert_verb(compare("mxfp8-0", ""), 0, "bits/token");
+    assert_null(strstr(verb_output, "are taken for"));
     put_in("bf16-0", "env.json", "{\"valid_corpus\": \"sha256 v\"}");
     assert_verb(compare("bf16-0 mxfp8-0", ""), MT_EXIT_USAGE, "bits per token: they have no");
     assert_int_equal(unlink(in_dir("bf16-0/env.json")), 0);
