@@ -226,7 +226,7 @@ const struct mt_comm_ops mt_comm_mpi = {
 
 /* Before ranks are watched over: whether all can go on, and where rank 0 listens; else every rank
  * fails, and names the first that cannot. Who has failed comes all the same. */
-static mt_status greet(const mt_comm *c, char address[MT_WATCH_ADDRESS], mt_status status)
+static mt_status greet(const mt_comm *c, char address[MT_HOST_ADDRESS], mt_status status)
 {
     struct {
         int64_t status;
@@ -242,7 +242,7 @@ static mt_status greet(const mt_comm *c, char address[MT_WATCH_ADDRESS], mt_stat
     bool named = !strncmp(said.text, "rank ", strlen("rank "));
     if (first && named) return MT_FAIL((mt_status)said.status, "%s", said.text);
     if (first) return MT_FAIL((mt_status)said.status, "rank %d: %s", root, said.text);
-    snprintf(address, MT_WATCH_ADDRESS, "%.*s", MT_WATCH_ADDRESS - 1, said.text);
+    snprintf(address, MT_HOST_ADDRESS, "%.*s", MT_HOST_ADDRESS - 1, said.text);
     return MT_OK;
 }
 
@@ -263,7 +263,7 @@ static mt_status start_watch(mt_comm *c, const mt_launch *launch, const mt_comm_
                            .timeout_s = options->timeout_s,
                            .on_fault = options->on_fault,
                            .context = options->context };
-    char address[MT_WATCH_ADDRESS] = "";
+    char address[MT_HOST_ADDRESS] = "";
     int listener = -1;
     mt_status status = check_world(c, launch);
     if (status == MT_OK) status = wrap(c, MPI_COMM_WORLD);

@@ -246,7 +246,7 @@ static mt_status make_shared(mt_nccl_shared **made, mt_device *device)
 
 /* What rank 0 tells everyone: where its watchdog listens, and the name of the world. */
 typedef struct introduction {
-    char watch[MT_WATCH_ADDRESS];
+    char watch[MT_HOST_ADDRESS];
     ncclUniqueId id;
 } introduction;
 
@@ -261,12 +261,12 @@ static mt_status connect_world(mt_comm *c, mt_nccl_shared *s, const mt_launch *l
                                .context = options->context };
     introduction told = { .watch = "" };
     mt_meeting meeting;
-    char host[MT_MEETING_HOST], address[MT_WATCH_ADDRESS];
+    char host[MT_MEETING_HOST], address[MT_HOST_ADDRESS];
     int listener = -1;
     MT_TRY(mt_launch_meeting(&meeting, launch));
     if (launch->rank == 0) {
-        MT_TRY(mt_watch_listen(&listener, told.watch));
         MT_NCCL(s, "ncclGetUniqueId", s->nccl.GetUniqueId(&told.id));
+        MT_TRY(mt_watch_listen(&listener, told.watch));
     }
     mt_status status =
         mt_rendezvous(&told, sizeof told, host, launch, &meeting, options->timeout_s);
@@ -275,7 +275,7 @@ static mt_status connect_world(mt_comm *c, mt_nccl_shared *s, const mt_launch *l
         return status;
     }
     const char *port = strrchr(told.watch, ':');
-    snprintf(address, sizeof address, "%.110s%s", host, port ? port : "");
+    snprintf(address, sizeof address, "%.255s%.90s", host, port ? port : "");
     MT_TRY(mt_watch_start(&c->watch, &watch, listener, address));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.maxCTAs = CTAS;

@@ -1,11 +1,10 @@
 /* Transfers between GPUs of one host by copy engines. */
 #include "dist/direct.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "dist/host.h"
 #include "kernels/cuda/peer.h"
 
 enum { WINDOWS = 8 }; /* memories shared at a time, the words among them */
@@ -58,26 +57,19 @@ static const window *window_of(const mt_direct *d, const void *p)
 
 /* What a rank says of a memory: where it is, and whether it could be exported. */
 typedef struct offer {
-    char host[64], boot[64];
+    mt_host host;
     bool good;
     mt_cuda_export exported;
 } offer;
-
-static void say_host(offer *o)
-{
-    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (gethostname(o->host, sizeof o->host - 1) != 0) *o->host = '\0';
-    if (boot && !fgets(o->boot, sizeof o->boot, boot)) *o->boot = '\0';
-    if (boot) fclose(boot);
-}
 
 static bool map_all(const mt_direct *d, window *w, const offer *all)
 {
     const mt_direct_options *o = &d->options;
     for (int r = 0; r < o->size; r++) {
         const offer *other = &all[r];
-        if (!other->good || strcmp(other->host, all[o->rank].host) != 0 ||
-            strcmp(other->boot, all[o->rank].boot) != 0)
+        const mt_host *there = &other->host, *here = &all[o->rank].host;
+        if (!other->good || strcmp(there->name, here->name) != 0 ||
+            strcmp(there->boot, here->boot) != 0)
             return false;
         if (r != o->rank && mt_cuda_map_memory(&w->mapped[r], o->device, &other->exported) != MT_OK)
             return false;
@@ -117,7 +109,7 @@ static mt_status open_window(mt_direct *d, window *w, char *memory, size_t bytes
     mt_status status = all && w->mapped ? MT_OK : MT_FAIL(MT_ENOMEM, "comm: out of memory");
     if (status == MT_OK) {
         const char *disabled = getenv("NCCL_P2P_DISABLE");
-        say_host(&own);
+        mt_host_here(&own.host);
         own.good = bytes >= MT_DIRECT_BYTES && (!disabled || !atoi(disabled)) &&
                    mt_cuda_export_memory(&own.exported, o->device, memory) == MT_OK;
         status = tell(d, all, &own, sizeof own);

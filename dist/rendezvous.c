@@ -4,8 +4,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -75,12 +73,13 @@ static bool receive_all(int from, void *data, size_t bytes, double seconds)
 /* ---- listening ---------------------------------------------------------------------------------
  */
 
-static mt_status listen_at(int *listener, int *port, bool loopback)
+static mt_status listen_at(int *listener, int *port, struct in_addr own)
 {
-    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)*port) };
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_port = htons((uint16_t)*port),
+                              .sin_addr = own };
     socklen_t size = sizeof at;
     int yes = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    at.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
     if (s >= 0) setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     bool ok = s >= 0 && bind(s, (struct sockaddr *)&at, size) == 0 && listen(s, BACKLOG) == 0 &&
               getsockname(s, (struct sockaddr *)&at, &size) == 0;
@@ -97,30 +96,26 @@ static mt_status listen_at(int *listener, int *port, bool loopback)
 mt_status mt_rendezvous_listen(int *listener, int *port, bool loopback)
 {
     *port = 0;
-    return listen_at(listener, port, loopback);
+    return listen_at(listener, port,
+                     (struct in_addr){ htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY) });
 }
 
-/* The first IPv4 address of a host. */
-static bool resolve(struct sockaddr_in *at, const char *host)
+/* The address to listen at: all of them, but where only this host shall come. What other names mean
+ * to whom is not known here: the same one may be a loopback address on this host alone. */
+static struct in_addr own_address(const char *host)
 {
-    struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM }, *found = NULL;
-    if (getaddrinfo(host, NULL, &hints, &found) != 0) return false;
-    memcpy(at, found->ai_addr, sizeof *at);
-    freeaddrinfo(found);
-    return true;
-}
-
-static bool is_loopback(const char *host)
-{
-    struct sockaddr_in at;
-    return resolve(&at, host) && ntohl(at.sin_addr.s_addr) >> 24 == 127;
+    struct in_addr at;
+    if (!strcmp(host, "localhost")) host = "127.0.0.1";
+    if (inet_pton(AF_INET, host, &at) == 1 && ntohl(at.s_addr) >> 24 == 127) return at;
+    return (struct in_addr){ htonl(INADDR_ANY) };
 }
 
 /* Where the others look for rank 0: whole, or not at all. */
 static mt_status write_place(const char *path, const char *host, int port)
 {
-    char next[MT_MEETING_HOST + 16], text[MT_MEETING_HOST + 16];
-    int n = snprintf(text, sizeof text, "%s:%d\n", host, port);
+    char next[MT_MEETING_HOST + 16], address[MT_HOST_ADDRESS], text[MT_HOST_ADDRESS + 1];
+    mt_host_address(address, host, port);
+    int n = snprintf(text, sizeof text, "%s\n", address);
     snprintf(next, sizeof next, "%s.%ld", path, (long)getpid());
     (void)unlink(next);
     int file = open(next, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -135,14 +130,12 @@ static mt_status write_place(const char *path, const char *host, int port)
 
 static mt_status begin_listening(int *listener, const mt_meeting *m)
 {
-    char here[MT_MEETING_HOST] = "";
-    int port = m->port;
+    int port = *m->file ? 0 : m->port;
     *listener = m->listener;
     if (*listener >= 0) return MT_OK;
-    if (!*m->file) return listen_at(listener, &port, is_loopback(m->host));
-    MT_TRY(mt_rendezvous_listen(listener, &port, *m->host && is_loopback(m->host)));
-    if (gethostname(here, sizeof here - 1) != 0) snprintf(here, sizeof here, "localhost");
-    mt_status status = write_place(m->file, *m->host ? m->host : here, port);
+    MT_TRY(listen_at(listener, &port, own_address(m->host)));
+    if (!*m->file) return MT_OK;
+    mt_status status = write_place(m->file, *m->host ? m->host : NULL, port);
     if (status == MT_OK) return MT_OK;
     close(*listener);
     *listener = -1;
@@ -176,12 +169,12 @@ static void name_missing(char text[SENTENCE], const gate *g)
 }
 
 /* Somebody at the door: a rank, a fault of theirs, or a stranger, who is sent away. */
-static mt_status let_in(gate *g, uint64_t bytes)
+static mt_status let_in(gate *g, uint64_t bytes, double seconds)
 {
     hello said;
     int world = g->launch->world, s = accept4(g->listener, NULL, NULL, SOCK_CLOEXEC);
     if (s < 0) return MT_OK;
-    if (!receive_all(s, &said, sizeof said, HEAR_S) || said.magic != magic) {
+    if (!receive_all(s, &said, sizeof said, seconds) || said.magic != magic) {
         close(s);
         return MT_OK;
     }
@@ -215,7 +208,8 @@ static mt_status wait_for_all(gate *g, uint64_t bytes, double timeout_s)
             name_missing(missing, g);
             return MT_FAIL(MT_EDEVICE, "%s, after %.1f s", missing, timeout_s);
         }
-        if (poll(&door, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000) > 0) MT_TRY(let_in(g, bytes));
+        if (poll(&door, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000) > 0)
+            MT_TRY(let_in(g, bytes, left < HEAR_S ? left : HEAR_S));
     }
     return MT_OK;
 }
@@ -248,77 +242,70 @@ static mt_status receive_ranks(const void *data, size_t bytes, const mt_launch *
 /* ---- the others --------------------------------------------------------------------------------
  */
 
-/* Where rank 0 is at present; false: not known yet. */
-static bool find_place(char at[MT_MEETING_HOST], int *port, const mt_meeting *m)
+/* Where rank 0 is at present. */
+static mt_status find_place(char address[MT_HOST_ADDRESS], const mt_meeting *m)
 {
-    if (!*m->file) {
-        snprintf(at, MT_MEETING_HOST, "%s", m->host);
-        *port = m->port;
-        return true;
-    }
+    snprintf(address, MT_HOST_ADDRESS, "%s:%d", m->host, m->port);
+    if (!*m->file) return MT_OK;
     FILE *file = fopen(m->file, "re");
-    if (!file) return false;
-    bool found = fscanf(file, "%255[^:]:%d", at, port) == 2;
+    MT_REQUIRE(file, MT_EDEVICE, "%s", strerror(errno));
+    bool read = fgets(address, MT_HOST_ADDRESS, file) != NULL;
     fclose(file);
-    return found;
+    MT_REQUIRE(read, MT_EDEVICE, "it is empty");
+    address[strcspn(address, "\n")] = '\0';
+    return MT_OK;
 }
 
-static int connect_to(const char *name, int port)
-{
-    struct sockaddr_in at;
-    int yes = 1;
-    if (!resolve(&at, name)) return -1;
-    at.sin_port = htons((uint16_t)port);
-    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (s >= 0 && connect(s, (struct sockaddr *)&at, sizeof at) != 0) {
-        close(s);
-        return -1;
-    }
-    if (s >= 0) setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    return s;
-}
-
-/* One attempt: *met once rank 0 has answered. What answers and is not rank 0 is as nobody. */
-static mt_status try_to_meet(bool *met, void *data, size_t bytes, char at[MT_MEETING_HOST],
-                             const mt_launch *launch, const mt_meeting *meeting, double seconds)
+/* One attempt, which fails with MT_EDEVICE as long as nobody answers: what does and is not rank 0
+ * is as nobody. *met once rank 0 has answered, whatever it says; `host` is where. */
+static mt_status try_to_meet(bool *met, void *data, size_t bytes, char host[MT_MEETING_HOST],
+                             const mt_launch *launch, const mt_meeting *meeting, double seconds,
+                             double timeout_s)
 {
     hello said = { magic, bytes, launch->rank, launch->world };
     answer heard;
-    int port, s = find_place(at, &port, meeting) ? connect_to(at, port) : -1;
-    if (s < 0) return MT_OK;
+    char address[MT_HOST_ADDRESS];
+    int s;
+    MT_TRY(find_place(address, meeting));
+    MT_TRY(mt_host_connect(&s, address, seconds));
+    snprintf(host, MT_MEETING_HOST, "%.*s", (int)strcspn(address, ":"), address);
     mt_status status = MT_OK;
-    if (send_all(s, &said, sizeof said) && receive_all(s, &heard, sizeof heard, seconds) &&
-        heard.magic == magic) {
-        heard.sentence[SENTENCE - 1] = '\0';
-        *met = true;
-        if (heard.failed)
-            status = MT_FAIL(MT_EDEVICE, "%s", heard.sentence);
-        else if (!receive_all(s, data, bytes, HEAR_S))
-            status = MT_FAIL(MT_EDEVICE, "rank 0 is gone: it ended while the ranks met");
-    }
+    *met = send_all(s, &said, sizeof said) &&
+           receive_all(s, &heard, sizeof heard, timeout_s + HEAR_S) && heard.magic == magic;
+    if (!*met)
+        status = MT_FAIL(MT_EDEVICE, "who answers is not rank 0");
+    else if (heard.failed)
+        status = MT_FAIL(MT_EDEVICE, "%.*s", SENTENCE - 1, heard.sentence);
+    else if (!receive_all(s, data, bytes, HEAR_S))
+        status = MT_FAIL(MT_EDEVICE, "rank 0 is gone: it ended while the ranks met");
     close(s);
     return status;
 }
 
 /* Rank 0 waits as long from when it came; whoever has met it hears the end of that. */
-static mt_status go_to_rank_0(void *data, size_t bytes, char at[MT_MEETING_HOST],
+static mt_status go_to_rank_0(void *data, size_t bytes, char host[MT_MEETING_HOST],
                               const mt_launch *launch, const mt_meeting *meeting, double timeout_s)
 {
     double end = now() + timeout_s;
-    for (bool met = false;;) {
-        MT_TRY(try_to_meet(&met, data, bytes, at, launch, meeting, timeout_s + HEAR_S));
-        if (met) return MT_OK;
-        if (now() >= end) break;
+    bool met = false;
+    for (;;) {
+        mt_status status =
+            try_to_meet(&met, data, bytes, host, launch, meeting, end - now(), timeout_s);
+        if (met) return status;
+        bool later = status == MT_EDEVICE || status == MT_ECONFIG; /* a file of another day */
+        MT_REQUIRE(later, status, "rank %d cannot go to rank 0: %s", launch->rank,
+                   mt_error_message());
         nap();
+        if (now() >= end) break;
     }
     if (*meeting->file)
         return MT_FAIL(MT_EDEVICE,
                        "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at the "
-                       "place that %s names, or it is not there",
-                       launch->rank, launch->world, timeout_s, meeting->file);
-    return MT_FAIL(MT_EDEVICE,
-                   "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at %s:%d",
-                   launch->rank, launch->world, timeout_s, meeting->host, meeting->port);
+                       "place that %s names: %s",
+                       launch->rank, launch->world, timeout_s, meeting->file, mt_error_message());
+    return MT_FAIL(
+        MT_EDEVICE, "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at %s:%d: %s",
+        launch->rank, launch->world, timeout_s, meeting->host, meeting->port, mt_error_message());
 }
 
 mt_status mt_rendezvous(void *data, size_t bytes, char host[MT_MEETING_HOST],

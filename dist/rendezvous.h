@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "dist/host.h"
 #include "dist/launch.h"
 
 #ifdef __cplusplus

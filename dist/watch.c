@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -70,45 +69,21 @@ static double now(void)
 /* ---- sockets -----------------------------------------------------------------------------------
  */
 
-mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS])
+mt_status mt_watch_listen(int *listener, char address[MT_HOST_ADDRESS])
 {
     struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY) };
     socklen_t bytes = sizeof any;
-    char host[MT_WATCH_ADDRESS - 8] = "";
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool ok = s >= 0 && bind(s, (struct sockaddr *)&any, bytes) == 0 && listen(s, 1024) == 0 &&
-              getsockname(s, (struct sockaddr *)&any, &bytes) == 0 &&
-              gethostname(host, sizeof host - 1) == 0;
+              getsockname(s, (struct sockaddr *)&any, &bytes) == 0;
     if (!ok) {
         mt_status status = MT_FAIL(MT_EDEVICE, "watchdog: cannot listen: %s", strerror(errno));
         if (s >= 0) close(s);
         return status;
     }
-    snprintf(address, MT_WATCH_ADDRESS, "%s:%d", host, (int)ntohs(any.sin_port));
+    mt_host_address(address, NULL, (int)ntohs(any.sin_port));
     *listener = s;
     return MT_OK;
-}
-
-/* A connection to "host:port", -1 while there is none, and why; this host by the loopback. */
-static int connect_to(const char *address, const char **reason)
-{
-    char host[MT_WATCH_ADDRESS], here[MT_WATCH_ADDRESS] = "";
-    snprintf(host, sizeof host, "%s", address);
-    char *port = strrchr(host, ':');
-    *reason = "no port is given";
-    if (!port) return -1;
-    *port++ = '\0';
-    gethostname(here, sizeof here - 1);
-    struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM }, *found = NULL;
-    int code = getaddrinfo(strcmp(host, here) ? host : "127.0.0.1", port, &hints, &found);
-    if (code != 0) *reason = gai_strerror(code);
-    if (code != 0) return -1;
-    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool connected = s >= 0 && connect(s, found->ai_addr, found->ai_addrlen) == 0;
-    if (!connected) *reason = strerror(errno);
-    if (!connected && s >= 0) close(s);
-    freeaddrinfo(found);
-    return connected ? s : -1;
 }
 
 /* Whole or not at all: whoever stands still makes no room, and must not be waited for. */
@@ -392,15 +367,19 @@ static mt_status join(mt_watch *w, const char *address)
 {
     const double share = 0.9;
     const mt_watch_options *o = &w->options;
-    const char *reason;
     message hello = { .kind = STATE, .rank = o->rank };
-    while ((w->upward = connect_to(address, &reason)) < 0 &&
-           now() - w->started < share * o->timeout_s)
+    int shown = (int)strcspn(address, "@");
+    double end = w->started + share * o->timeout_s;
+    mt_status status;
+    do {
+        status = mt_host_connect(&w->upward, address, end - now());
+        if (status != MT_EDEVICE) break;
         nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
-    MT_REQUIRE(w->upward >= 0, MT_EDEVICE, "rank %d: rank 0 does not answer at %s after %.1f s: %s",
-               o->rank, address, now() - w->started, reason);
+    } while (now() < end);
+    MT_REQUIRE(status == MT_OK, status, "rank %d: rank 0 does not answer at %.*s after %.1f s: %s",
+               o->rank, shown, address, now() - w->started, mt_error_message());
     MT_REQUIRE(send_message(w->upward, &hello), MT_EDEVICE,
-               "rank %d: rank 0 does not answer at %s after %.1f s", o->rank, address,
+               "rank %d: rank 0 does not answer at %.*s after %.1f s", o->rank, shown, address,
                now() - w->started);
     return MT_OK;
 }

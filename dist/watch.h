@@ -11,13 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/status.h"
+#include "dist/host.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { MT_WATCH_ADDRESS = 128, MT_WATCH_TEXT = 512 };
+enum { MT_WATCH_TEXT = 512 };
 
 typedef struct mt_watch mt_watch;
 
@@ -47,8 +47,8 @@ typedef bool (*mt_watch_poll)(void *context, mt_watch_pending *oldest, char fail
  * asked when it returns. */
 void mt_watch_set_poll(mt_watch *watch, mt_watch_poll poll, void *context);
 
-/* Rank 0, before anyone starts: begins to listen; `address`, "host:port", goes to the others. */
-mt_status mt_watch_listen(int *listener, char address[MT_WATCH_ADDRESS]);
+/* Rank 0, before anyone starts: begins to listen; `address` goes to the others. */
+mt_status mt_watch_listen(int *listener, char address[MT_HOST_ADDRESS]);
 /* Starts the thread. Rank 0 passes its listener, which it then owns; the others -1, and wait for
  * rank 0 to answer for somewhat less than timeout_s. */
 mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int listener,

@@ -461,7 +461,7 @@ static int watch_unheard(void)
 {
     const mt_watch_options options = { .rank = 1, .world = 2, .timeout_s = 60 };
     const char junk[4096] = "";
-    char address[MT_WATCH_ADDRESS];
+    char address[MT_HOST_ADDRESS];
     int listener, few = 1;
     mt_watch *watch;
     alarm(5);

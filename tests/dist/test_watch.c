@@ -33,7 +33,7 @@ static void never(void *context, int by, const char *sentence)
 static void start(mt_watch *watch[2])
 {
     int listener;
-    char address[MT_WATCH_ADDRESS];
+    char address[MT_HOST_ADDRESS];
     mt_watch_options options = { .world = 2, .timeout_s = 60, .on_fault = never };
     assert_ok(mt_watch_listen(&listener, address));
     assert_ok(mt_watch_start(&watch[0], &options, listener, ""));
@@ -90,7 +90,7 @@ static void cannot_take_in(void **state)
 {
     (void)state;
     int listener, s = socket(AF_INET, SOCK_STREAM, 0);
-    char address[MT_WATCH_ADDRESS], sentence[MT_WATCH_TEXT];
+    char address[MT_HOST_ADDRESS], sentence[MT_WATCH_TEXT];
     mt_watch *watch;
     mt_watch_options options = { .world = 2, .timeout_s = 60, .on_fault = keep };
     options.context = sentence;

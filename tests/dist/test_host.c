@@ -1,0 +1,217 @@
+/* Names and connections that take too long, that mean another host, or this one alone: what ranks
+ * say of them, and when. Resolvers of this program do as it says. */
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/test.h"
+
+#include "dist/rendezvous.h"
+#include "dist/watch.h"
+#include "tests/support/fault.h"
+
+static const double slow_s = 4; /* that a lookup of "slow" takes */
+static atomic_int looking_up;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void nap(double seconds)
+{
+    nanosleep(
+        &(struct timespec){ (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) },
+        NULL);
+}
+
+/* In place of libc's. "this" is, as on Debian, a host whose own name means 127.0.1.1. */
+int getaddrinfo(const char *restrict name, const char *restrict service,
+                const struct addrinfo *restrict hints, struct addrinfo **restrict found)
+{
+    static _Thread_local struct sockaddr_in at;
+    static _Thread_local struct addrinfo one;
+    (void)service, (void)hints;
+    atomic_fetch_add(&looking_up, 1);
+    if (!strcmp(name, "slow")) nap(slow_s);
+    at =
+        (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK + 256) } };
+    one = (struct addrinfo){ .ai_family = AF_INET, .ai_addr = (struct sockaddr *)&at };
+    *found = &one;
+    atomic_fetch_sub(&looking_up, 1);
+    return !strcmp(name, "this") ? 0 : EAI_NONAME;
+}
+
+void freeaddrinfo(struct addrinfo *found)
+{
+    (void)found;
+}
+
+static void never(void *context, int by, const char *sentence)
+{
+    (void)context;
+    print_error("rank %d is blamed: %s\n", by, sentence);
+    abort();
+}
+
+/* The watchdog of rank 1, to which rank 0 has said this address. */
+static mt_status start_watch(const char *address, double timeout_s)
+{
+    mt_watch *watch;
+    const mt_watch_options options = {
+        .rank = 1, .world = 2, .timeout_s = timeout_s, .on_fault = never
+    };
+    mt_status status = mt_watch_start(&watch, &options, -1, address);
+    mt_watch_stop(&watch);
+    return status;
+}
+
+static mt_status meet(int rank, const mt_meeting *meeting, double timeout_s)
+{
+    int data = 0;
+    char host[MT_MEETING_HOST];
+    const mt_launch launch = { .rank = rank, .world = 2, .launcher = "test" };
+    return mt_rendezvous(&data, sizeof data, host, &launch, meeting, timeout_s);
+}
+
+/* An address of this host at which nobody listens. */
+static int free_port(void)
+{
+    int listener, port;
+    assert_ok(mt_rendezvous_listen(&listener, &port, true));
+    close(listener);
+    return port;
+}
+
+static void slow_names(void **state)
+{
+    (void)state;
+    int connection;
+    int64_t live = fault_live();
+    mt_meeting meeting = { .host = "slow", .port = free_port(), .listener = -1 };
+    char words[128];
+    double began = now();
+    assert_fails(mt_host_connect(&connection, "slow:80", 0.2), MT_EDEVICE,
+                 "the name 'slow' is still being looked up, after 0.2 s");
+    assert_fails(mt_host_connect(&connection, "slow:80", -1), MT_EDEVICE, "looked up, after 0.1 s");
+    assert_fails(start_watch("slow:80", 0.5), MT_EDEVICE,
+                 "rank 1: rank 0 does not answer at slow:80 after 0.");
+    assert_non_null(strstr(mt_error_message(), " s: the name 'slow' is still being looked up"));
+    snprintf(words, sizeof words,
+             "rank 1: rank 0 of 2 never arrived: after 0.5 s nobody answers at slow:%d: the name "
+             "'slow' is still being looked up",
+             meeting.port);
+    assert_fails(meet(1, &meeting, 0.5), MT_EDEVICE, words);
+    /* nor does rank 0 wait for its own name */
+    assert_fails(meet(0, &meeting, 0.5), MT_EDEVICE, "rank 1 of 2 never arrived, after 0.5 s");
+    assert_true(now() - began < slow_s);
+    while (atomic_load(&looking_up)) nap(0.01);
+    for (int i = 0; i < 500 && fault_live() != live; i++) nap(0.01);
+    assert_int_equal(fault_live(), live); /* who was left alone has cleared up */
+}
+
+static void names_that_nobody_has(void **state)
+{
+    (void)state;
+    int connection;
+    assert_fails(mt_host_connect(&connection, "nobody:80", 5), MT_EDEVICE,
+                 "the name 'nobody': Name or service not known");
+    assert_int_equal(connection, -1);
+    static const char *const none[] = { "", "nobody", "nobody:", ":80", "a:0", "a:65536", "a:x" };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        assert_fails(mt_host_connect(&connection, none[i], 5), MT_EDEVICE, "is no address");
+}
+
+/* A host whose packets are lost: a listener that takes nobody in. */
+static void lost_packets(void **state)
+{
+    (void)state;
+    enum { FILL = 4 };
+    int listener = socket(AF_INET, SOCK_STREAM, 0), fill[FILL], connection;
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t size = sizeof at;
+    char address[64];
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, size), 0);
+    assert_int_equal(listen(listener, 0), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &size), 0);
+    for (int i = 0; i < FILL; i++) {
+        fill[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)connect(fill[i], (struct sockaddr *)&at, size);
+    }
+    nap(0.1);
+    snprintf(address, sizeof address, "127.0.0.1:%d", (int)ntohs(at.sin_port));
+    double began = now();
+    assert_fails(mt_host_connect(&connection, address, 0.3), MT_EDEVICE, "Connection timed out");
+    assert_fails(start_watch(address, 0.5), MT_EDEVICE, "Connection timed out");
+    assert_true(now() - began < 2);
+    for (int i = 0; i < FILL; i++) close(fill[i]);
+    close(listener);
+}
+
+/* Its own name means this host, though no resolver knows it; another host may have that name. */
+static void hosts_of_one_name(void **state)
+{
+    (void)state;
+    mt_host here;
+    mt_meeting meeting = { .listener = -1 };
+    char address[MT_HOST_ADDRESS], other[MT_HOST_ADDRESS], words[256];
+    const char *folder = getenv("TMPDIR");
+    int listener, port, connection;
+    mt_host_here(&here);
+    assert_ok(mt_rendezvous_listen(&listener, &port, false));
+    mt_host_address(address, NULL, port);
+    assert_ok(mt_host_connect(&connection, address, 5));
+    close(connection);
+    snprintf(other, sizeof other, "%s:%d@another-start", here.name, port);
+    snprintf(words, sizeof words, "another host is named '%s' as well as this one", here.name);
+    double began = now();
+    assert_fails(mt_host_connect(&connection, other, 60), MT_ECONFIG, words);
+    assert_fails(start_watch(other, 60), MT_ECONFIG, words);
+    snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-test-%d", folder ? folder : "/tmp",
+             (int)getpid());
+    FILE *file = fopen(meeting.file, "w");
+    assert_non_null(file);
+    fprintf(file, "%s\n", other);
+    fclose(file);
+    assert_true(now() - began < 20);
+    assert_fails(meet(1, &meeting, 0.3), MT_EDEVICE, words); /* rank 0 may still write it anew */
+    unlink(meeting.file);
+    close(listener);
+}
+
+/* Rank 0 listens where the others look for it, not where its own resolver says. */
+static void a_name_with_an_address_of_its_own(void **state)
+{
+    (void)state;
+    mt_meeting meeting = { .host = "this", .port = free_port(), .listener = -1 };
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(meet(0, &meeting, 5) != MT_OK);
+    mt_status met = meet(1, &meeting, 5);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_ok(met);
+    assert_int_equal(status, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slow_names),
+        cmocka_unit_test(names_that_nobody_has),
+        cmocka_unit_test(lost_packets),
+        cmocka_unit_test(hosts_of_one_name),
+        cmocka_unit_test(a_name_with_an_address_of_its_own),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
