@@ -54,6 +54,8 @@ struct mt_watch {
     peer *peers;                      /* rank 0: of every rank; and whom it polls */
     struct pollfd *polled_sockets;
     int *polled_ranks;
+    int *firsts; /* a hash table of them, by the collective that they wait in */
+    size_t first_count;
     pthread_mutex_t asking; /* of what follows, and while it is asked */
     mt_watch_poll poll;
     void *polled; /* its context */
@@ -188,20 +190,34 @@ static int name_silent(const mt_watch *w, char *text, size_t size)
     return NOBODY;
 }
 
-/* Ranks of one group in different collectives of one number. */
-static bool judge_pair(mt_watch *w, int a, int b)
+/* The first rank that waits in a collective of this number and group; `r`, if none before it. */
+static int first_there(mt_watch *w, int r)
 {
-    const place *p = &w->peers[a].place, *q = &w->peers[b].place;
-    if (!p->waiting || !q->waiting || p->sequence != q->sequence || p->group != q->group)
-        return false;
+    const place *p = &w->peers[r].place;
+    uint64_t hash = (p->sequence * 0x9e3779b97f4a7c15u ^ p->group) * 0xff51afd7ed558ccdu;
+    for (size_t at = (size_t)(hash >> 32);; at++) {
+        int *first = &w->firsts[at & (w->first_count - 1)];
+        if (*first == NOBODY) *first = r;
+        const place *q = &w->peers[*first].place;
+        if (p->sequence == q->sequence && p->group == q->group) return *first;
+    }
+}
+
+/* Ranks of one group in different collectives of one number: who differs from any of them differs
+ * from the first, or another one did before. */
+static bool judge_pair(mt_watch *w, int r)
+{
+    if (!w->peers[r].place.waiting) return false;
+    int first = first_there(w, r);
+    const place *p = &w->peers[first].place, *q = &w->peers[r].place;
     if (!strcmp(p->op, q->op) && p->bytes == q->bytes) return false;
     char left[MT_WATCH_TEXT / 4], right[MT_WATCH_TEXT / 4], text[MT_WATCH_TEXT];
     describe(left, p);
     describe(right, q);
     snprintf(text, sizeof text,
-             "ranks do not do the same: rank %d is in %s of %llu bytes, rank %d in %s of %llu", a,
-             left, (unsigned long long)p->bytes, b, right, (unsigned long long)q->bytes);
-    declare(w, b, text);
+             "ranks do not do the same: rank %d is in %s of %llu bytes, rank %d in %s of %llu",
+             first, left, (unsigned long long)p->bytes, r, right, (unsigned long long)q->bytes);
+    declare(w, r, text);
     return true;
 }
 
@@ -213,10 +229,10 @@ static void judge(mt_watch *w)
         declare(w, 0, failure);
         return;
     }
+    for (size_t i = 0; i < w->first_count; i++) w->firsts[i] = NOBODY;
     for (int r = 0; r < w->options.world; r++) {
         const place *p = &w->peers[r].place;
-        for (int before = 0; before < r; before++)
-            if (judge_pair(w, before, r)) return;
+        if (judge_pair(w, r)) return;
         if (!p->waiting || p->waited < w->options.timeout_s) continue;
         char at[MT_WATCH_TEXT / 4], missing[MT_WATCH_TEXT / 2] = "", text[MT_WATCH_TEXT];
         describe(at, p);
@@ -391,9 +407,11 @@ static mt_status make_peers(mt_watch *w)
     w->peers = calloc(world, sizeof *w->peers);
     w->polled_sockets = calloc(world + 1, sizeof *w->polled_sockets);
     w->polled_ranks = calloc(world + 1, sizeof *w->polled_ranks);
+    for (w->first_count = 2; w->first_count < 2 * world;) w->first_count *= 2;
+    w->firsts = calloc(w->first_count, sizeof *w->firsts);
     for (size_t r = 0; w->peers && r < world; r++)
         w->peers[r] = (peer){ .socket = -1, .came = r == 0 };
-    MT_REQUIRE(w->peers && w->polled_sockets && w->polled_ranks, MT_ENOMEM,
+    MT_REQUIRE(w->peers && w->polled_sockets && w->polled_ranks && w->firsts, MT_ENOMEM,
                "watchdog: out of memory for %zu ranks", world);
     return MT_OK;
 }
@@ -412,6 +430,7 @@ static void release(mt_watch **watch)
     free(w->peers);
     free(w->polled_sockets);
     free(w->polled_ranks);
+    free(w->firsts);
     free(w);
     *watch = NULL;
 }

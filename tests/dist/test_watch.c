@@ -1,4 +1,5 @@
-/* The watchdog's own end; what it finds is tested where ranks are (test_comm, test_run). */
+/* The watchdog in one process: its own end, and whom it names; what it finds where ranks are is
+ * tested there (test_comm, test_run). */
 #include <arpa/inet.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -113,9 +114,86 @@ static void cannot_take_in(void **state)
     close(s);
 }
 
+/* What each rank of a few has heard. */
+enum { FEW = 9 };
+typedef struct heard {
+    atomic_bool said;
+    int by;
+    char sentence[MT_WATCH_TEXT];
+} heard;
+
+static void hear(void *context, int by, const char *sentence)
+{
+    heard *h = context;
+    h->by = by;
+    snprintf(h->sentence, sizeof h->sentence, "%s", sentence);
+    atomic_store(&h->said, true);
+}
+
+static void start_few(mt_watch *watch[FEW], heard all[FEW])
+{
+    int listener;
+    char address[MT_HOST_ADDRESS];
+    assert_ok(mt_watch_listen(&listener, address));
+    for (int r = 0; r < FEW; r++) {
+        const mt_watch_options options = {
+            .rank = r, .world = FEW, .timeout_s = 60, .on_fault = hear, .context = &all[r]
+        };
+        all[r] = (heard){ .by = -2 };
+        assert_ok(mt_watch_start(&watch[r], &options, r ? -1 : listener, r ? address : ""));
+    }
+}
+
+/* Ranks of two groups, or of many, are in collectives of one number: who is in another one than its
+ * group is named, beside one of them; nobody where all of a group are in the same. */
+static void names_who_does_something_else(void **state)
+{
+    (void)state;
+    static const struct {
+        int groups, other; /* who does something else; -1: nobody */
+        bool named;
+    } rows[] = { { 1, 8, true }, { 2, 7, true }, { 4, 0, true },    { 4, 4, true },
+                 { 4, 8, true }, { 4, 6, true }, { FEW, 3, false }, { 1, -1, false } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mt_watch *watch[FEW];
+        heard all[FEW];
+        int groups = rows[i].groups, other = rows[i].other;
+        start_few(watch, all);
+        for (int r = 0; r < FEW; r++) {
+            mt_watch_enter(watch[r], "begin", "", 1, 0);
+            mt_watch_leave(watch[r]);
+        }
+        for (int r = 0; r < FEW; r++)
+            mt_watch_enter(watch[r], r == other ? "reduce" : "gather", "w", 8,
+                           (uint64_t)(r % groups) << 40);
+        double began = now(), waits = rows[i].named ? 10 : 0.4;
+        while (!atomic_load(&all[0].said) && now() - began < waits)
+            nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+        assert_int_equal(atomic_load(&all[0].said), rows[i].named);
+        for (int r = 0; r < FEW; r++) {
+            int first, second;
+            char op[32], words[64];
+            if (!atomic_load(&all[r].said)) continue; /* not yet */
+            assert_int_equal(sscanf(all[r].sentence,
+                                    "ranks do not do the same: rank %d is in %31s #2 (w) of 8 "
+                                    "bytes, rank %d in",
+                                    &first, op, &second),
+                             3);
+            assert_true(first < second && first % groups == second % groups);
+            assert_true(first == other || second == other);
+            snprintf(words, sizeof words, ", rank %d in %s #2 (w) of 8", second,
+                     first == other ? "gather" : "reduce");
+            assert_non_null(strstr(all[r].sentence, words));
+            assert_string_equal(op, first == other ? "reduce" : "gather");
+        }
+        for (int r = FEW - 1; r >= 0; r--) mt_watch_stop(&watch[r]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(ends_at_once), cmocka_unit_test(says_why),
-                                        cmocka_unit_test(cannot_take_in) };
+                                        cmocka_unit_test(cannot_take_in),
+                                        cmocka_unit_test(names_who_does_something_else) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
