@@ -307,26 +307,32 @@ static void *lose_patience(void *user)
     return NULL;
 }
 
+/* Nobody loses it where nobody would hear of it. */
 static mt_status begin_patience(patience *p)
 {
     pthread_condattr_t clock;
+    if (!p->options->on_fault) return MT_OK;
     pthread_mutex_init(&p->lock, NULL);
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&p->met, &clock);
     pthread_condattr_destroy(&clock);
-    int code = p->options->on_fault ? pthread_create(&p->thread, NULL, lose_patience, p) : 0;
-    MT_REQUIRE(code == 0, MT_EDEVICE, "comm: cannot start a thread: %s", strerror(code));
-    return MT_OK;
+    int code = pthread_create(&p->thread, NULL, lose_patience, p);
+    if (code == 0) return MT_OK;
+    pthread_cond_destroy(&p->met);
+    pthread_mutex_destroy(&p->lock);
+    return MT_FAIL(MT_EDEVICE, "rank %d: comm: cannot start a thread: %s", p->launch->rank,
+                   strerror(code));
 }
 
 static void end_patience(patience *p)
 {
+    if (!p->options->on_fault) return;
     pthread_mutex_lock(&p->lock);
     p->over = true;
     pthread_cond_signal(&p->met);
     pthread_mutex_unlock(&p->lock);
-    if (p->options->on_fault) pthread_join(p->thread, NULL);
+    pthread_join(p->thread, NULL);
     pthread_cond_destroy(&p->met);
     pthread_mutex_destroy(&p->lock);
 }
