@@ -60,7 +60,7 @@ mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_op
     mt_comm_options o = options ? *options : (mt_comm_options){ 0 };
     if (o.timeout_s <= 0) o.timeout_s = DEFAULT_TIMEOUT_S;
     mt_comm *c = calloc(1, sizeof *c);
-    MT_REQUIRE(c, MT_ENOMEM, "comm: out of memory");
+    MT_REQUIRE(c, MT_ENOMEM, "rank %d: comm: out of memory", launch->rank);
     c->call.op = c->call.what = "";
     c->ops = &mt_comm_self, c->size = 1;
     mt_status status = launch->world > 1 ? open_backend(c, launch, &o) : MT_OK;

@@ -225,7 +225,8 @@ const struct mt_comm_ops mt_comm_mpi = {
 };
 
 /* Before ranks are watched over: whether all can go on, and where rank 0 listens; else every rank
- * fails, and names the first that cannot. Who has failed comes all the same. */
+ * fails, and names the first that cannot, which says its rank as well: it may be the only one that
+ * still speaks. Who has failed comes all the same. */
 static mt_status greet(const mt_comm *c, char address[MT_HOST_ADDRESS], mt_status status)
 {
     struct {
@@ -238,7 +239,6 @@ static mt_status greet(const mt_comm *c, char address[MT_HOST_ADDRESS], mt_statu
            MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD));
     int root = first ? c->size - first : 0;
     MT_MPI("MPI_Bcast", MPI_Bcast(&said, sizeof said, MPI_BYTE, root, MPI_COMM_WORLD));
-    if (first && root == c->rank) return status;
     bool named = !strncmp(said.text, "rank ", strlen("rank "));
     if (first && named) return MT_FAIL((mt_status)said.status, "%s", said.text);
     if (first) return MT_FAIL((mt_status)said.status, "rank %d: %s", root, said.text);

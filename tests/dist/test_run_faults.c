@@ -253,6 +253,25 @@ static int memory_main(int64_t n, int rank, fault_mode mode)
     return mt_exit_code(status);
 }
 
+/* `program --begin N RANK`: one rank that finds the others, of which that rank's N-th allocation
+ * fails; it says whether there were as many. */
+static int begin_main(int64_t n, int rank)
+{
+    mt_launch launch;
+    mt_comm *comm = NULL;
+    mt_device *device = NULL;
+    mt_status status = mt_launch_detect(&launch);
+    if (status == MT_OK) status = mt_ranks_open_device(&device, "cpu");
+    if (launch.rank == rank) fault_arm(n, FAULT_ONCE);
+    if (status == MT_OK) status = mt_ranks_open(&comm, device, 20);
+    if (!fault_disarm() && launch.rank == rank) printf("nothing failed\n");
+    if (status != MT_OK) fprintf(stderr, "mixtape train: %s\n", mt_error_message());
+    fflush(stdout);
+    mt_ranks_close(&comm, status);
+    mt_device_destroy(&device);
+    return mt_exit_code(status);
+}
+
 static int run_memory(int64_t n, int rank, fault_mode mode)
 {
     char command[1200];
@@ -261,15 +280,20 @@ static int run_memory(int64_t n, int rank, fault_mode mode)
     return run_ranks(2, command);
 }
 
-/* The rank and what there was no memory for are named, at once. */
-static void assert_short(int64_t n, int rank, fault_mode mode)
+/* The rank and what there was no memory for are named. */
+static void assert_named(int64_t n, int rank, int code)
 {
-    double began = seconds_now();
-    int code = run_memory(n, rank, mode);
     if (code == 0 || (rank && !strstr(ranks_output, "rank 1: ")) ||
         (!strstr(ranks_output, "memory") && !strstr(ranks_output, ": no ")))
         fail_msg("allocation %lld of rank %d: exit code %d:\n%s", (long long)n, rank, code,
                  ranks_output);
+}
+
+/* At once. */
+static void assert_short(int64_t n, int rank)
+{
+    double began = seconds_now();
+    assert_named(n, rank, run_memory(n, rank, FAULT_FROM));
     assert_true(seconds_now() - began < 20);
     assert_int_equal(system("rm -rf short"), 0);
 }
@@ -287,23 +311,35 @@ static void test_out_of_memory(void **state)
     int64_t all = atoll(said + strlen("it made "));
     assert_true(all > 100);
     const int64_t at[] = { all / 20, all / 3, all * 2 / 3, all - all / 10 };
-    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) assert_short(at[i], 1, FAULT_FROM);
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) assert_short(at[i], 1);
 }
 
-/* The first allocations of a run are those with which its ranks find each other: nobody watches
- * over them yet. */
+/* Each allocation with which ranks find each other, where nobody watches over them yet, until there
+ * are no more. */
 static void test_no_memory_to_begin(void **state)
 {
+    enum { LEAST = 3, MOST = 100 };
     (void)state;
     need_ranks(2);
     if (on_gpus()) skip();
-    for (int64_t n = 4; n < 13; n++) assert_short(n, 0, FAULT_ONCE);
-    for (int64_t n = 5; n < 9; n++) assert_short(n, 1, FAULT_ONCE);
+    for (int rank = 0; rank < 2; rank++)
+        for (int64_t n = 1;; n++) {
+            char command[1200];
+            double began = seconds_now();
+            snprintf(command, sizeof command, "%s --begin %lld %d", this_program(), (long long)n,
+                     rank);
+            int code = run_ranks(2, command);
+            assert_true(seconds_now() - began < 20);
+            assert_true(n < MOST);
+            if (code == 0 && n > LEAST && strstr(ranks_output, "nothing failed")) break;
+            assert_named(n, rank, code);
+        }
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
+    if (argc > 3 && !strcmp(argv[1], "--begin")) return begin_main(atoll(argv[2]), atoi(argv[3]));
     if (argc > 4 && !strcmp(argv[1], "--memory"))
         return memory_main(atoll(argv[2]), atoi(argv[3]), (fault_mode)atoi(argv[4]));
     const struct CMUnitTest tests[] = {
