@@ -111,7 +111,10 @@ static mt_status read_origin(mt_compare_run *run)
     MT_TRY(mt_path_format(path, "%s/env.json", run->path));
     if (!mt_path_exists(path)) return MT_OK;
     MT_TRY(mt_file_read_all(&text, &bytes, path, ENV_LIMIT));
-    json_t *env = json_loadb(text, bytes, 0, NULL);
+    json_error_t error;
+    json_t *env = json_loadb(text, bytes, 0, &error);
+    free(text);
+    MT_REQUIRE(env, MT_EDAMAGED, "%.*s line %d: %s", PATH_SHOWN, path, error.line, error.text);
     const char *revision = json_string_value(json_object_get(env, "git_revision"));
     const char *set = json_string_value(json_object_get(env, "kernel_set"));
     if (revision && set)
@@ -119,7 +122,6 @@ static mt_status read_origin(mt_compare_run *run)
     take_text(run->train_corpus, sizeof run->train_corpus, env, "train_corpus");
     take_text(run->valid_corpus, sizeof run->valid_corpus, env, "valid_corpus");
     json_decref(env);
-    free(text);
     return MT_OK;
 }
 

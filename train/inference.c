@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SKIPPED_BYTES = 2048, SEQUENCE = 512, BATCH = 8 };
+enum { SKIPPED_BYTES = 2048, SEQUENCE = 512, BATCH = 8, MOST_SEQUENCES = 1 << 20 };
 
 static mt_status read_config(mt_inference *n)
 {
@@ -56,8 +56,9 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
     MT_REQUIRE(t->sequence_length > 0 && t->sequence_length <= t->model.max_position_embeddings,
                MT_ECONFIG, "sequences of %lld tokens: the model takes 1 to %lld",
                (long long)t->sequence_length, (long long)t->model.max_position_embeddings);
-    MT_REQUIRE(t->micro_batch_size > 0 && t->micro_batch_size <= 1 << 20, MT_ECONFIG,
-               "batches of %lld sequences", (long long)t->micro_batch_size);
+    MT_REQUIRE(t->micro_batch_size > 0 && t->micro_batch_size <= MOST_SEQUENCES, MT_ECONFIG,
+               "batches of %lld sequences, must be from 1 to %d", (long long)t->micro_batch_size,
+               MOST_SEQUENCES);
     t->batch_size = t->micro_batch_size;
     if (options->dtype) MT_TRY(mt_dtype_parse(&t->dtype, options->dtype));
     MT_REQUIRE(t->dtype == MT_F64 || t->dtype == MT_F32 || t->dtype == MT_BF16, MT_ECONFIG,

@@ -392,6 +392,15 @@ static void corpora_are_compared_by_what_they_hold(void **state)
 #undef CORPORA
 }
 
+static void a_damaged_environment_is_named(void **state)
+{
+    (void)state;
+    put_runs();
+    put_in("mxfp8-0", "env.json", "{\"git_revision\": \"abc\",\n\"kernel_s");
+    assert_verb(compare("bf16-0 mxfp8-0", ""), MT_EXIT_FILES, "mxfp8-0/env.json line 2: ");
+    assert_int_equal(unlink(in_dir("mxfp8-0/env.json")), 0);
+}
+
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
@@ -445,6 +454,7 @@ int main(void)
         cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
         cmocka_unit_test(a_recipe_that_is_refused_now_is_compared),
         cmocka_unit_test(corpora_are_compared_by_what_they_hold),
+        cmocka_unit_test(a_damaged_environment_is_named),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

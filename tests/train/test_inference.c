@@ -139,9 +139,31 @@ static void test_refused_recipe(void **state)
     assert_verb(on_checkpoint("inspect", ""), 0, "tensors");
 }
 
+/* Whoever opens the newest checkpoint that is whole says which newer one is not. */
+static void test_left_aside(void **state)
+{
+    (void)state;
+    char line[1024];
+    mt_model_config c = small_model(false);
+    assert_ok(mt_dir_create(in_dir("run/ckpt/step_00000002")));
+    make_checkpoint(in_dir("run/ckpt/step_00000001"), &c);
+    static const char *const lines[] = { "inspect %s", "sample %s --tokens 1", "export %s %s/hf",
+                                         "trace %s --tokens %s/none.h5 -o %s/out.h5" };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        const char *run = in_dir("run");
+        snprintf(line, sizeof line, lines[i], run, run, run);
+        (void)verb(line);
+        if (!strstr(verb_output, "left aside: ") || !strstr(verb_output, "step_00000002' has no"))
+            fail_msg("%s: %s", line, verb_output);
+    }
+    snprintf(line, sizeof line, "eval %s --batch 2000000", in_dir("run"));
+    assert_verb(line, 2, "batches of 2000000 sequences, must be from 1 to 1048576");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_forward_only),
-                                        cmocka_unit_test(test_refused_recipe) };
+                                        cmocka_unit_test(test_refused_recipe),
+                                        cmocka_unit_test(test_left_aside) };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
