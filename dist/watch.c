@@ -48,9 +48,10 @@ struct mt_watch {
     place here;
     double entered, started;
     bool stopping, faulted, reported; /* reported: this rank's own fault is known to rank 0 */
+    char said[MT_WATCH_TEXT];         /* rank 0: its own fault, on the way to the thread */
     bool led;                         /* rank 0 has not left yet */
     int listener, upward;             /* sockets; upward: to rank 0 */
-    int wake;                         /* can be read when the thread is to end */
+    int wake;                         /* can be read when the thread is to look up, or to end */
     peer *peers;                      /* rank 0: of every rank; and whom it polls */
     struct pollfd *polled_sockets;
     int *polled_ranks;
@@ -269,25 +270,29 @@ static void lost(mt_watch *w, int r)
     declare(w, r, text);
 }
 
-static void accept_peer(mt_watch *w)
+/* One of those at the door; false: none, and errno. */
+static bool accept_peer(mt_watch *w)
 {
     message m;
     int s = accept4(w->listener, NULL, NULL, SOCK_CLOEXEC);
-    if (s < 0) {
-        char text[MT_WATCH_TEXT];
-        bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-        snprintf(text, sizeof text, "rank 0 cannot take in the others: %s", strerror(errno));
-        if (full) declare(w, 0, text);
-        return;
-    }
+    if (s < 0) return false;
     struct timeval patience = { .tv_sec = 1 };
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     if (!receive_message(s, &m) || m.rank <= 0 || m.rank >= w->options.world ||
         w->peers[m.rank].came) {
         close(s);
-        return;
+        return true;
     }
     w->peers[m.rank] = (peer){ .socket = s, .came = true, .heard = now(), .place = m.place };
+    return true;
+}
+
+static void blame_door(mt_watch *w)
+{
+    char text[MT_WATCH_TEXT];
+    bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    snprintf(text, sizeof text, "rank 0 cannot take in the others: %s", strerror(errno));
+    if (full) declare(w, 0, text);
 }
 
 static void hear(mt_watch *w, int r)
@@ -303,6 +308,21 @@ static void hear(mt_watch *w, int r)
     if (m.kind == FAULT) declare(w, r, m.text);
 }
 
+/* What rank 0 itself has met: the thread alone knows the others. Who is at the door hears it, too.
+ */
+static bool say_own(mt_watch *w)
+{
+    char text[MT_WATCH_TEXT];
+    pthread_mutex_lock(&w->lock);
+    memcpy(text, w->said, sizeof text);
+    pthread_mutex_unlock(&w->lock);
+    if (!*text) return false;
+    struct pollfd door = { .fd = w->listener, .events = POLLIN };
+    while (poll(&door, 1, 0) > 0 && accept_peer(w)) continue;
+    declare(w, 0, text);
+    return true;
+}
+
 static void lead(mt_watch *w)
 {
     struct pollfd *polled = w->polled_sockets;
@@ -315,11 +335,11 @@ static void lead(mt_watch *w)
         polled[n++] = (struct pollfd){ .fd = w->peers[r].socket, .events = POLLIN };
     }
     if (poll(polled, (nfds_t)n, TICK_MS) > 0) {
-        if (polled[0].revents) accept_peer(w);
+        if (polled[0].revents && !accept_peer(w)) blame_door(w);
         for (int i = 2; i < n; i++)
             if (polled[i].revents) hear(w, ranks[i]);
     }
-    judge(w);
+    if (!say_own(w)) judge(w);
 }
 
 /* ---- obeying: the others -----------------------------------------------------------------------
@@ -518,13 +538,13 @@ void mt_watch_fault(mt_watch *w, const char *sentence)
     pthread_mutex_lock(&w->lock);
     bool told = w->faulted;
     w->reported = true;
+    memcpy(w->said, m.text, sizeof w->said);
     pthread_mutex_unlock(&w->lock);
     if (told) return;
-    if (w->options.rank == 0) {
-        declare(w, 0, sentence);
-        return;
-    }
-    send_message(w->upward, &m);
+    if (w->options.rank == 0)
+        eventfd_write(w->wake, 1);
+    else
+        send_message(w->upward, &m);
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;

@@ -190,10 +190,33 @@ static void names_who_does_something_else(void **state)
     }
 }
 
+/* What rank 0 itself has met reaches all, those too whom it has not taken in yet. */
+static void passes_on_its_own(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 8; turn++) {
+        mt_watch *watch[FEW];
+        heard all[FEW];
+        start_few(watch, all);
+        double began = now();
+        mt_watch_fault(watch[0], "the disk is full");
+        for (int r = 1; r < FEW; r++) {
+            while (!atomic_load(&all[r].said) && now() - began < 5)
+                nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+            assert_true(atomic_load(&all[r].said));
+            assert_int_equal(all[r].by, 0);
+            assert_string_equal(all[r].sentence, "the disk is full");
+        }
+        assert_false(atomic_load(&all[0].said)); /* who says it knows it */
+        for (int r = FEW - 1; r >= 0; r--) mt_watch_stop(&watch[r]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(ends_at_once), cmocka_unit_test(says_why),
                                         cmocka_unit_test(cannot_take_in),
-                                        cmocka_unit_test(names_who_does_something_else) };
+                                        cmocka_unit_test(names_who_does_something_else),
+                                        cmocka_unit_test(passes_on_its_own) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
