@@ -125,10 +125,10 @@ MT_CODEC_INLINE int32_t mt_magnitude_bits(float x)
 /* F(amax, max, 0, pow2, overflow): the scale before a cast to elements up to `max`. */
 MT_CODEC_INLINE float mt_encode_scale(float amax, float max, bool pow2, float overflow)
 {
-    if (!(amax > 0.0f && amax <= FLT_MAX)) return 1.0f;
     float s = max / amax;
-    if (s > FLT_MAX) s = overflow;
-    return pow2 ? mt_f32_from_bits(mt_f32_bits(s) & 0xff800000u) : s;
+    s = s > FLT_MAX ? overflow : s;
+    s = mt_from_bits(mt_bits(s) & (pow2 ? 0x7f800000 : 0x7fffffff));
+    return amax > 0.0f && amax <= FLT_MAX ? s : 1.0f;
 }
 
 /* 2^(e - 127) of an E8M0 scale below 255. */

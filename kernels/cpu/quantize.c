@@ -43,7 +43,7 @@ static void make_codes(workspace *ws, const job *j, const sweep *w, mt_dir dir, 
     const side *s = &j->sides[dir];
     bool blocks = codes && !s->plain && !s->whole;
     if (w->measure[dir] || blocks) {
-        float amax = measure_tile(ws, s, t, x);
+        float amax = measure_tile(ws, s, t, x, blocks);
         if (w->measure[dir]) raise_to(most, amax);
     }
     if (!codes || s->plain) return;
@@ -73,12 +73,13 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
 {
     const struct mt_quantize_args *a = j->args;
     const side *row = &j->sides[MT_ROW], *col = &j->sides[MT_COL];
-    const float *x = ws->x;
+    float *x = ws->x;
     bool columns = col->present && (w->codes || w->measure[MT_COL]);
     bool dequantize = columns && j->dequantized;
     load_tile(ws, &j->sides[SOURCE], &levels[SOURCE], t);
-    for (int r = 0; w->nans && j->count_nans && r < t->rows; r++)
-        j->unit_nans[unit] += (int32_t)count_nans(x + r * TILE, t->cols);
+    if (w->nans && j->count_nans)
+        for (int r = 0; r < t->rows; r++)
+            j->unit_nans[unit] += (int32_t)count_nans(x + r * TILE, t->width);
     if (w->codes && j->unit_sums) add_row_sums(ws->sums, x, t);
     bool draws = (row->present && row->d.options.sr) || (col->present && col->d.options.sr);
     if (draws && (w->codes || dequantize)) {
@@ -100,8 +101,16 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
         rotate_tile(ws->rotated, x, t, col->d.options.rht_mask);
         x = ws->rotated;
     }
+    if (x != ws->x) pad_rows(x, t);
     make_codes(ws, j, w, MT_COL, &levels[MT_COL], t, x, w->codes, &j->unit_amax[MT_COL][unit]);
     if (w->codes) write_direction(ws, j, MT_COL, t, x);
+}
+
+/* Whether a sweep wants no more than the largest of the source's elements. */
+static bool measures_source(const job *j, const sweep *w)
+{
+    bool other = j->dequantized || j->sides[MT_COL].d.options.rht;
+    return !w->codes && j->sides[SOURCE].plain && !(w->measure[MT_COL] && other);
 }
 
 static void run_unit(workspace *ws, const job *j, const sweep *w, int64_t unit)
@@ -119,14 +128,21 @@ static void run_unit(workspace *ws, const job *j, const sweep *w, int64_t unit)
     }
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) j->unit_amax[dir][unit] = 0;
     if (w->nans) j->unit_nans[unit] = 0;
+    if (measures_source(j, w)) {
+        int32_t nans = 0;
+        float amax = measure_rows(ws, &j->sides[SOURCE], &nans, &whole);
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+            if (w->measure[dir]) j->unit_amax[dir][unit] = amax;
+        if (w->nans) j->unit_nans[unit] = nans;
+        return;
+    }
     if (j->rows_only) {
         struct rows_task task = { .source = &j->sides[SOURCE],
                                   .row = &j->sides[MT_ROW],
                                   .level = &levels[MT_ROW],
                                   .amax = w->measure[MT_ROW] ? &j->unit_amax[MT_ROW][unit] : NULL,
                                   .nans = &j->unit_nans[unit],
-                                  .count = w->nans,
-                                  .codes = w->codes };
+                                  .count = w->nans };
         quantize_rows(ws, &task, &whole);
         return;
     }

@@ -9,13 +9,15 @@
 /* ---- scale rules -------------------------------------------------------------------------------
  */
 
-static void rule_f32(const side *s, const level *l, int n, const float *amax, float *enc,
-                     float *dec, uint8_t *stored)
+static void rule_f32(const side *s, const level *l, int n, const float *restrict amax,
+                     float *restrict enc, float *restrict dec, uint8_t *stored)
 {
     (void)l, (void)stored;
-    float max = mt_elements[s->d.options.element].max;
+    float max = mt_elements[s->d.options.element].max, overflow = s->overflow;
+    bool pow2 = s->d.options.pow2;
+#pragma omp simd
     for (int i = 0; i < n; i++) {
-        enc[i] = mt_encode_scale(amax[i], max, s->d.options.pow2, s->overflow);
+        enc[i] = mt_encode_scale(amax[i], max, pow2, overflow);
         dec[i] = 1.0f / enc[i];
     }
 }
@@ -100,6 +102,7 @@ side side_of(const mt_direction *d, mt_dir dir, int which, bool reading)
     const mt_format *f = d->format;
     s.plain = f->element == MT_ELEMENT_PLAIN;
     s.whole = !s.plain && f->block == 0;
+    s.transposed = !s.plain && mt_direction_shape_of(d, dir, 1, 1).transposed;
     s.codec = mt_codec_of(d->options.element);
     s.rule = s.whole ? rule_member : rules[f->scale];
     s.overflow = FLT_MAX;
@@ -112,64 +115,146 @@ side side_of(const mt_direction *d, mt_dir dir, int which, bool reading)
 /* ---- amax --------------------------------------------------------------------------------------
  */
 
-/* The largest magnitude of each column, NaN left out. */
-static void column_magnitudes(float *restrict most, const float *restrict x, int rows, int width)
+/* The largest magnitude of each column: a NaN's is above all, or left out if `skip`. */
+MT_CODEC_INLINE void column_magnitudes(float *restrict most, const float *restrict x, int rows,
+                                       int width, bool skip)
 {
-#pragma omp simd
-    for (int c = 0; c < width; c++) most[c] = mt_from_bits(mt_magnitude_bits(x[c]));
-    for (int r = 1; r < rows; r++) {
+    int32_t largest[TILE] = { 0 };
+    for (int r = 0; r < rows; r++) {
         const float *restrict row = x + r * TILE;
+        for (int c = 0; c < width; c += CHUNK)
 #pragma omp simd
-        for (int c = 0; c < width; c++) {
-            int32_t a = mt_magnitude_bits(row[c]), b = mt_bits(most[c]);
-            most[c] = mt_from_bits(a > b ? a : b);
-        }
+            for (int i = c; i < c + CHUNK; i++) {
+                int32_t a = skip ? mt_magnitude_bits(row[i]) : mt_bits(row[i]) & 0x7fffffff;
+                largest[i] = a > largest[i] ? a : largest[i];
+            }
     }
+    memcpy(most, largest, (size_t)width * sizeof *most);
 }
 
-float measure_tile(workspace *ws, const side *s, const tile *t, const float *x)
+/* cells = the amax of each `block` values of each row. Whole rows of a tile are one line. */
+static float measure_lines(workspace *ws, float *cells, const tile *t, const float *x, int block)
 {
-    float tile_most = 0;
-    memset(ws->cells.amax, 0, (size_t)cell_count(s, t) * sizeof(float));
-    for (int i = 0; i < cell_rows(s, t); i++) {
-        int r = i * s->block_rows, rows = t->rows - r < s->block_rows ? t->rows - r : s->block_rows;
-        float *cells = ws->cells.amax + i * grid_pitch(s), most;
-        const float *values = x + r * TILE;
-        if (rows > 1 || s->block_cols == 1) {
-            column_magnitudes(ws->most, values, rows, t->width);
-            values = ws->most;
-        }
-        if (s->block_cols > 1) {
-            block_amaxes(cells, &most, values, t->width, s->block_cols);
-        } else {
-            block_amaxes(cells, &most, values, t->width, TILE);
-            memcpy(cells, values, (size_t)t->width * sizeof(float));
-        }
-        tile_most = most > tile_most ? most : tile_most;
+    float largest = 0, most;
+    int length = t->width == TILE ? LINE_MAX : t->width, step = length > TILE ? length : TILE;
+    for (int at = 0; at < t->rows * TILE; at += step) {
+        int left = t->rows * TILE - at;
+        int n = left < length ? left : length;
+        ws->nan |= block_amaxes(cells + at / block, &most, x + at, n, block);
+        largest = most > largest ? most : largest;
     }
-    return tile_most;
+    return largest;
+}
+
+/* A row of cells, each of several rows of x. Returns the largest. */
+static float measure_columns(workspace *ws, const side *s, float *cells, const float *x, int rows,
+                             int width)
+{
+    bool wide = s->block_cols > 1;
+    int block = wide ? s->block_cols : TILE;
+    float one, largest, *columns = wide ? ws->most : cells, *amax = wide ? cells : &one;
+    column_magnitudes(columns, x, rows, width, false);
+    if (block_amaxes(amax, &largest, columns, width, block)) {
+        ws->nan = true;
+        column_magnitudes(columns, x, rows, width, true);
+        block_amaxes(amax, &largest, columns, width, block);
+    }
+    return largest;
+}
+
+float measure_tile(workspace *ws, const side *s, const tile *t, const float *x, bool cells_too)
+{
+    float largest = 0;
+    ws->nan = false;
+    if (!cells_too) return measure_lines(ws, ws->most, t, x, TILE);
+    memset(ws->cells.amax, 0, (size_t)cell_count(s, t) * sizeof(float));
+    if (s->block_rows == 1) return measure_lines(ws, ws->cells.amax, t, x, s->block_cols);
+    for (int r = 0; r < t->rows; r += s->block_rows) {
+        float *cells = ws->cells.amax + r / s->block_rows * grid_pitch(s);
+        int rows = t->rows - r < s->block_rows ? t->rows - r : s->block_rows;
+        float most = measure_columns(ws, s, cells, x + r * TILE, rows, t->width);
+        largest = most > largest ? most : largest;
+    }
+    return largest;
 }
 
 /* ---- casts -------------------------------------------------------------------------------------
  */
 
+static rounding rounding_of(const workspace *ws, const side *s)
+{
+    bool number = !ws->nan && !s->whole; /* what has cells was measured */
+    return s->d.options.sr ? ROUND_STOCHASTIC : number ? ROUND_NUMBER : ROUND_NEAREST;
+}
+
+/* Rows of whole lines with cells of their own are one line. */
+MT_CODEC_INLINE void encode_rows(workspace *ws, const side *s, const tile *t, const float *x,
+                                 const float *enc, rounding how)
+{
+    bool one = t->width == TILE && s->block_rows == 1;
+    int step = one ? t->rows : 1, n = one ? t->rows * TILE : t->width;
+    for (int at = 0; at < t->rows * TILE; at += step * TILE) {
+        line_scales line = row_cells(s, enc, at / TILE);
+        encode_line(ws->codes + at, x + at, line, ws->random + at, n, s->codec, how);
+    }
+}
+
 static void encode_with(workspace *ws, const side *s, const tile *t, const float *x,
                         const float *enc)
 {
-    for (int r = 0; r < t->rows; r++) {
-        line_scales line = row_cells(s, enc, r);
-        uint8_t *codes = ws->codes + r * TILE;
-        if (s->d.options.sr)
-            encode_line_stochastic(codes, x + r * TILE, line, ws->random + r * TILE, t->width,
-                                   s->codec);
-        else
-            encode_line(codes, x + r * TILE, line, t->width, s->codec, false);
+    switch (rounding_of(ws, s)) {
+    case ROUND_NUMBER: encode_rows(ws, s, t, x, enc, ROUND_NUMBER); return;
+    case ROUND_NEAREST: encode_rows(ws, s, t, x, enc, ROUND_NEAREST); return;
+    case ROUND_STOCHASTIC: encode_rows(ws, s, t, x, enc, ROUND_STOCHASTIC); return;
+    }
+}
+
+/* The scales of row r's cells, one for each column. */
+static const float *column_scales(float *line, const side *s, const float *cells, int r, int width)
+{
+    line_scales scales = row_cells(s, cells, r);
+    if (scales.shift == 0) return scales.values;
+    for (int c = 0; c < width; c++) line[c] = scales.values[c >> scales.shift];
+    return line;
+}
+
+/* ws->words from x, `count` rows to a word. */
+MT_CODEC_INLINE void encode_words(workspace *ws, const side *s, const tile *t, const float *x,
+                                  int count, rounding how)
+{
+    float line[TILE];
+    const float *scales = NULL;
+    for (int r = 0; r < t->rows; r += count) {
+        if (r % s->block_rows == 0) scales = column_scales(line, s, ws->cells.enc, r, t->width);
+        encode_stack(ws->words + r / count * TILE, x + r * TILE, scales, ws->random + r * TILE,
+                     TILE, t->width, count, s->codec, how);
+    }
+}
+
+MT_CODEC_INLINE void encode_turned(workspace *ws, const side *s, const tile *t, const float *x,
+                                   rounding how)
+{
+    if (s->d.format->codes_per_byte == 1)
+        encode_words(ws, s, t, x, 4, how);
+    else
+        encode_words(ws, s, t, x, 8, how);
+}
+
+static void encode_columns(workspace *ws, const side *s, const tile *t, const float *x)
+{
+    switch (rounding_of(ws, s)) {
+    case ROUND_NUMBER: encode_turned(ws, s, t, x, ROUND_NUMBER); return;
+    case ROUND_NEAREST: encode_turned(ws, s, t, x, ROUND_NEAREST); return;
+    case ROUND_STOCHASTIC: encode_turned(ws, s, t, x, ROUND_STOCHASTIC); return;
     }
 }
 
 void encode_tile(workspace *ws, const side *s, const tile *t, const float *x)
 {
-    encode_with(ws, s, t, x, ws->cells.enc);
+    if (s->transposed)
+        encode_columns(ws, s, t, x);
+    else
+        encode_with(ws, s, t, x, ws->cells.enc);
 }
 
 void decode_tile(float *out, workspace *ws, const side *s, const tile *t)
@@ -302,7 +387,7 @@ void rotate_tile(float *out, const float *x, const tile *t, uint16_t mask)
 void draw_tile(workspace *ws, const tile *t, const uint32_t key[2], uint32_t first_row,
                uint32_t member_index, uint32_t step)
 {
-    for (int r = 0; r < t->rows; r++) {
+    for (int r = 0; r < padded_rows(t); r++) {
         const uint32_t first[4] = { (uint32_t)(t->c0 / MT_DRAW), first_row + (uint32_t)(t->r0 + r),
                                     member_index, step };
         mt_draw_row(ws->random + r * TILE, key, first);

@@ -139,36 +139,19 @@ void store_plain(const side *s, const tile *t, const float *x)
 /* ---- codes -------------------------------------------------------------------------------------
  */
 
-/* out[c][r] = in[r][c] for a block of 8 x 8 bytes in rows of TILE. */
-static void turn_block(uint8_t *restrict out, const uint8_t *restrict in)
+/* Most lines are a tile wide. */
+static inline void copy_line(void *restrict to, const void *restrict from, int bytes)
 {
-    static const uint64_t masks[3] = { 0x00ff00ff00ff00ffu, 0x0000ffff0000ffffu,
-                                       0x00000000ffffffffu };
-    uint64_t a[8];
-    for (int i = 0; i < 8; i++) memcpy(&a[i], in + i * TILE, 8);
-    for (int stage = 2; stage >= 0; stage--) {
-        int step = 1 << stage, shift = 8 << stage;
-        for (int i = 0; i < 8; i++) {
-            if (i & step) continue;
-            uint64_t swap = (a[i] >> shift ^ a[i + step]) & masks[stage];
-            a[i + step] ^= swap;
-            a[i] ^= swap << shift;
-        }
-    }
-    for (int i = 0; i < 8; i++) memcpy(out + i * TILE, &a[i], 8);
-}
-
-/* out[c][r] = in[r][c], r < rows, c < cols; rounded up to 8 in both. */
-static void turn(uint8_t *restrict out, const uint8_t *restrict in, int rows, int cols)
-{
-    for (int r = 0; r < rows; r += 8)
-        for (int c = 0; c < cols; c += 8) turn_block(out + c * TILE + r, in + r * TILE + c);
+    if (bytes == TILE)
+        memcpy(to, from, TILE);
+    else
+        memcpy(to, from, (size_t)bytes);
 }
 
 void pack_codes(uint8_t *restrict out, const uint8_t *restrict codes, int n, int per_byte)
 {
     if (per_byte == 1) {
-        memcpy(out, codes, (size_t)n);
+        copy_line(out, codes, n);
         return;
     }
 #pragma omp simd
@@ -179,7 +162,7 @@ void pack_codes(uint8_t *restrict out, const uint8_t *restrict codes, int n, int
 void unpack_codes(uint8_t *restrict codes, const uint8_t *restrict in, int n, int per_byte)
 {
     if (per_byte == 1) {
-        memcpy(codes, in, (size_t)n);
+        copy_line(codes, in, n);
         return;
     }
 #pragma omp simd
@@ -212,25 +195,83 @@ static struct code_place code_place_of(const side *s, const tile *t)
     return p;
 }
 
+enum { LINE_WORDS = TILE / 4 };
+typedef uint32_t quad __attribute__((vector_size(16), aligned(4), may_alias));
+#ifdef __clang__
+#define PICK(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define PICK(x, y, ...) __builtin_shuffle(x, y, (quad){ __VA_ARGS__ })
+#endif
+
+/* out[c][r] = in[r][c] of 4 x 4 words. */
+static inline void turn_quads(uint32_t *restrict out, int out_pitch, const uint32_t *restrict in,
+                              int in_pitch)
+{
+    quad a = *(const quad *)in, b = *(const quad *)(in + in_pitch);
+    quad c = *(const quad *)(in + 2 * in_pitch), d = *(const quad *)(in + 3 * in_pitch);
+    quad ab = PICK(a, b, 0, 4, 1, 5);
+    quad cd = PICK(c, d, 0, 4, 1, 5);
+    *(quad *)out = PICK(ab, cd, 0, 1, 4, 5);
+    *(quad *)(out + out_pitch) = PICK(ab, cd, 2, 3, 6, 7);
+    ab = PICK(a, b, 2, 6, 3, 7);
+    cd = PICK(c, d, 2, 6, 3, 7);
+    *(quad *)(out + 2 * out_pitch) = PICK(ab, cd, 0, 1, 4, 5);
+    *(quad *)(out + 3 * out_pitch) = PICK(ab, cd, 2, 3, 6, 7);
+}
+
+/* Lines of whole columns to and from words[i][c], the codes of `count` rows of column c. */
+static void write_words(const workspace *ws, const struct code_place *p)
+{
+    const int count = 4 * p->per_byte, bytes = (p->length + p->per_byte - 1) / p->per_byte;
+    uint32_t lines[4 * LINE_WORDS];
+    for (int c = 0; c < p->lines; c += 4) {
+        for (int i = 0; i * count < p->length; i += 4)
+            turn_quads(lines + i, LINE_WORDS, ws->words + i * TILE + c, TILE);
+        for (int i = 0; i < 4 && c + i < p->lines; i++)
+            copy_line(p->first + (c + i) * p->pitch, lines + i * LINE_WORDS, bytes);
+    }
+}
+
+static void read_words(workspace *ws, const struct code_place *p)
+{
+    const int count = 4 * p->per_byte, bytes = (p->length + p->per_byte - 1) / p->per_byte;
+    const uint32_t mask = p->per_byte > 1 ? 15 : 255;
+    uint32_t lines[4 * LINE_WORDS] = { 0 };
+    for (int c = 0; c < p->lines; c += 4) {
+        for (int i = 0; i < 4 && c + i < p->lines; i++)
+            copy_line(lines + i * LINE_WORDS, p->first + (c + i) * p->pitch, bytes);
+        for (int i = 0; i * count < p->length; i += 4)
+            turn_quads(ws->words + i * TILE + c, TILE, lines + i, LINE_WORDS);
+    }
+    for (int r = 0; r < p->length; r++) {
+        const uint32_t *words = ws->words + r / count * TILE;
+        const int shift = 32 / count * (r % count);
+        uint8_t *codes = ws->codes + r * TILE;
+#pragma omp simd
+        for (int c = 0; c < TILE; c++) codes[c] = (uint8_t)(words[c] >> shift & mask);
+    }
+}
+
 void write_codes(workspace *ws, const side *s, const tile *t)
 {
     struct code_place p = code_place_of(s, t);
-    const uint8_t *codes = ws->codes;
     if (p.transposed) {
-        turn(ws->turned, ws->codes, t->rows, t->cols);
-        codes = ws->turned;
+        write_words(ws, &p);
+        return;
     }
     for (int i = 0; i < p.lines; i++)
-        pack_codes(p.first + i * p.pitch, codes + i * TILE, p.length, p.per_byte);
+        pack_codes(p.first + i * p.pitch, ws->codes + i * TILE, p.length, p.per_byte);
 }
 
 static void read_codes(workspace *ws, const side *s, const tile *t)
 {
     struct code_place p = code_place_of(s, t);
-    uint8_t *codes = p.transposed ? ws->turned : ws->codes;
+    if (p.transposed) {
+        read_words(ws, &p);
+        return;
+    }
     for (int i = 0; i < p.lines; i++)
-        unpack_codes(codes + i * TILE, p.first + i * p.pitch, p.length, p.per_byte);
-    if (p.transposed) turn(ws->codes, ws->turned, t->cols, t->rows);
+        unpack_codes(ws->codes + i * TILE, p.first + i * p.pitch, p.length, p.per_byte);
 }
 
 /* ---- scales ------------------------------------------------------------------------------------
@@ -243,8 +284,9 @@ struct scale_place {
     mt_direction_shape shape;
     char *first; /* of the member */
     int64_t line, block;
-    int repeat;     /* lines that a cell's scale is stored for */
-    int rows, cols; /* cells */
+    int repeat;                 /* lines that a cell's scale is stored for */
+    int rows, cols;             /* cells */
+    int64_t row_step, col_step; /* from a cell's scale to the next one's, where not swizzled */
 };
 
 static struct scale_place scale_place_of(const side *s, const tile *t)
@@ -254,6 +296,7 @@ static struct scale_place scale_place_of(const side *s, const tile *t)
         .shape = mt_direction_shape_of(&s->d, s->dir, t->m->rows, t->m->cols),
         .rows = cell_rows(s, t),
         .cols = cell_cols(s, t),
+        .repeat = 1,
     };
     p.first = (char *)s->d.scales + (size_t)t->m->scales[s->which] * p.shape.scale_size;
     if (s->whole) return p; /* the one scale */
@@ -264,6 +307,8 @@ static struct scale_place scale_place_of(const side *s, const tile *t)
     p.repeat = shared ? 1 : line_cell;
     p.line = shared ? line0 / line_cell : line0;
     p.block = block0 / block_cell;
+    p.row_step = row ? p.shape.line_stride : p.shape.block_stride;
+    p.col_step = row ? p.shape.block_stride : p.shape.line_stride;
     return p;
 }
 
@@ -281,28 +326,33 @@ static void write_cell(const struct scale_place *p, const side *s, int64_t line,
     }
 }
 
-/* Where the scales of cell row i lie if they are single bytes at even distances, *step apart; else
- * NULL. */
-static uint8_t *even_scales(const struct scale_place *p, const side *s, int i, int64_t *step)
+/* Copies between the grid, rows of `pitch` cells, and scales of `size` bytes, which are written if
+ * `store`. */
+MT_CODEC_INLINE void copy_even(const struct scale_place *p, char *cells, int pitch, int size,
+                               bool store)
 {
-    bool row = s->dir == MT_ROW;
-    int64_t line = p->line + (row ? i : 0), block = p->block + (row ? 0 : i);
-    if (s->whole || s->d.swizzled || p->shape.scale_size > 1) return NULL;
-    *step = row ? p->shape.block_stride : p->shape.line_stride;
-    return (uint8_t *)p->first + line * p->shape.line_stride + block * p->shape.block_stride;
+    bool tall = p->cols == 1;
+    int64_t i_step = tall ? p->col_step : p->row_step, j_step = tall ? p->row_step : p->col_step;
+    int outer = tall ? 1 : p->rows, inner = tall ? p->rows : p->cols, each = tall ? pitch : 1;
+    int64_t first = p->line * p->shape.line_stride + p->block * p->shape.block_stride;
+    for (int i = 0; i < outer; i++) {
+        char *scales = p->first + (first + i * i_step) * size, *row = cells + i * pitch * size;
+        for (int j = 0; j < inner; j++) {
+            char *scale = scales + j * j_step * size, *cell = row + j * each * size;
+            memcpy(store ? scale : cell, store ? cell : scale, (size_t)size);
+        }
+    }
 }
 
-void write_scales(const workspace *ws, const side *s, const tile *t)
+void write_scales(workspace *ws, const side *s, const tile *t)
 {
     struct scale_place p = scale_place_of(s, t);
     bool row = s->dir == MT_ROW;
-    int64_t step;
-    if (p.repeat == 1 && even_scales(&p, s, 0, &step)) {
-        for (int i = 0; i < p.rows; i++) {
-            uint8_t *restrict out = even_scales(&p, s, i, &step);
-            const uint8_t *restrict stored = ws->cells.stored + i * grid_pitch(s);
-            for (int j = 0; j < p.cols; j++) out[j * step] = stored[j];
-        }
+    if (p.repeat == 1 && !s->d.swizzled) {
+        if (p.shape.scale_size == 1)
+            copy_even(&p, (char *)ws->cells.stored, grid_pitch(s), 1, true);
+        else
+            copy_even(&p, (char *)ws->cells.dec, grid_pitch(s), sizeof(float), true);
         return;
     }
     for (int i = 0; i < p.rows; i++)
@@ -349,22 +399,23 @@ static void read_scales(workspace *ws, const side *s, const level *l, const tile
     grid *cells = &ws->cells;
     bool row = s->dir == MT_ROW;
     memset(cells->stored, 0, (size_t)cell_count(s, t)); /* also what no element belongs to */
-    for (int i = 0; i < p.rows; i++) {
-        int64_t step;
-        const uint8_t *in = even_scales(&p, s, i, &step);
-        uint8_t *stored = cells->stored + i * grid_pitch(s);
-        for (int j = 0; in && j < p.cols; j++) stored[j] = in[j * step];
-        for (int j = 0; !in && j < p.cols; j++) {
+    if (p.shape.scale_size > 1)
+        copy_even(&p, (char *)cells->dec, grid_pitch(s), sizeof(float), false);
+    else if (!s->d.swizzled)
+        copy_even(&p, (char *)cells->stored, grid_pitch(s), 1, false);
+    for (int i = 0; s->d.swizzled && i < p.rows; i++)
+        for (int j = 0; j < p.cols; j++) {
             int64_t line = p.line + (row ? i : j), block = p.block + (row ? j : i);
             int64_t place = mt_scale_place(&s->d, &p.shape, line, block);
-            int at = i * grid_pitch(s) + j;
-            if (p.shape.scale_size == 1)
-                cells->stored[at] = (uint8_t)p.first[place];
-            else
-                memcpy(&cells->dec[at], p.first + place * (int64_t)sizeof(float), sizeof(float));
+            cells->stored[i * grid_pitch(s) + j] = (uint8_t)p.first[place];
         }
-    }
     decode_scales(cells, s, cell_count(s, t), l);
+}
+
+void pad_rows(float *x, const tile *t)
+{
+    size_t rows = (size_t)(padded_rows(t) - t->rows);
+    memset(x + t->rows * TILE, 0, rows * TILE * sizeof *x);
 }
 
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t)
@@ -375,9 +426,11 @@ void load_tile(workspace *ws, const side *source, const level *l, const tile *t)
             load_plain(x, source, element_at(t, r), t->cols);
             for (int c = t->cols; c < t->width; c++) x[c] = 0;
         }
+        pad_rows(ws->x, t);
         return;
     }
     read_codes(ws, source, t);
     read_scales(ws, source, l, t);
     decode_tile(ws->x, ws, source, t);
+    pad_rows(ws->x, t);
 }

@@ -13,7 +13,8 @@ enum {
     TILE = 128,
     AREA = TILE * TILE,
     CELLS = AREA / CHUNK,
-    SIDES = 3 /* row and column direction of the result; the source */
+    WORD_ROWS = 8, /* codes in 32 bits, at most */
+    SIDES = 3      /* row and column direction of the result; the source */
 };
 enum { SOURCE = MT_DIR_COUNT };
 
@@ -61,19 +62,28 @@ typedef struct side {
     int which; /* MT_ROW, MT_COL or SOURCE: its place in member.codes */
     mt_codec codec;
     bool present, plain, whole;
+    bool transposed;            /* codes are stored column by column */
     int block_rows, block_cols; /* of a cell; TILE x TILE where the tile has one scale or none */
     float overflow;             /* F's ovf */
     scale_rule *rule;
 } side;
 
 typedef struct workspace {
-    float x[AREA];                    /* the source */
+    _Alignas(64) float x[AREA];       /* the source */
     float other[AREA], rotated[AREA]; /* the column direction's values where not the source's */
-    uint8_t codes[AREA], turned[AREA];
+    uint8_t codes[AREA];
+    uint32_t words[AREA / 4]; /* codes that are stored column by column: 4 or 8 rows to a word */
     uint16_t random[AREA];
     grid cells, six, four;
     float sums[TILE], most[TILE];
+    bool nan; /* among the values last measured */
 } workspace;
+
+/* Rows of a tile that have values: those past the last one, up to a word of codes, are 0. */
+static inline int padded_rows(const tile *t)
+{
+    return (t->rows + WORD_ROWS - 1) / WORD_ROWS * WORD_ROWS;
+}
 
 static inline int grid_pitch(const side *s)
 {
@@ -115,13 +125,13 @@ struct rows_task {
     float *amax;   /* raised to the largest magnitude; NULL: not wanted */
     int32_t *nans; /* counted up if `count`, else the unit's number of them */
     bool count;
-    bool codes; /* write codes and scales */
 };
 
 /* External names, one per instruction set. */
 #define side_of         MT_CPU_ISA(side_of)
 #define plan_members    MT_CPU_ISA(plan_members)
 #define tile_at         MT_CPU_ISA(tile_at)
+#define pad_rows        MT_CPU_ISA(pad_rows)
 #define load_tile       MT_CPU_ISA(load_tile)
 #define load_plain      MT_CPU_ISA(load_plain)
 #define save_plain      MT_CPU_ISA(save_plain)
@@ -141,6 +151,7 @@ struct rows_task {
 #define add_row_sums    MT_CPU_ISA(add_row_sums)
 #define count_nans      MT_CPU_ISA(count_nans)
 #define rows_suffice    MT_CPU_ISA(rows_suffice)
+#define measure_rows    MT_CPU_ISA(measure_rows)
 #define quantize_rows   MT_CPU_ISA(quantize_rows)
 #define dequantize_rows MT_CPU_ISA(dequantize_rows)
 
@@ -158,7 +169,9 @@ tile tile_at(const member *members, int64_t count, unit_size size, int64_t u);
 void load_plain(float *x, const side *s, int64_t element, int n);
 void save_plain(const side *s, int64_t element, const float *x, int n);
 
-/* ws->x = the values of a direction, padding columns 0. */
+/* Fills rows past the last one, up to padded_rows, with 0. */
+void pad_rows(float *x, const tile *t);
+/* ws->x = the values of a direction, padding columns and rows 0. */
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t);
 
 /* Elements of a plain format from x. */
@@ -170,9 +183,9 @@ void unpack_codes(uint8_t *codes, const uint8_t *in, int n, int per_byte);
 /* cells->dec[0..n) from the stored scales; f32 scales are there already. */
 void decode_scales(grid *cells, const side *s, int n, const level *l);
 
-/* ws->codes and ws->cells to memory. */
+/* ws->codes, or ws->words, and ws->cells to memory. */
 void write_codes(workspace *ws, const side *s, const tile *t);
-void write_scales(const workspace *ws, const side *s, const tile *t);
+void write_scales(workspace *ws, const side *s, const tile *t);
 
 /* ---- quantize_codec.c: arithmetic on tiles ---- */
 
@@ -183,11 +196,11 @@ side side_of(const mt_direction *d, mt_dir dir, int which, bool reading);
 /* `given`: the scale of a delayed format, NULL for 1. */
 level member_level(const side *s, float amax, const float *given);
 
-/* cells->amax of every block; returns the largest. */
-float measure_tile(workspace *ws, const side *s, const tile *t, const float *x);
+/* The largest magnitude of x; with `cells` also cells->amax of every block. */
+float measure_tile(workspace *ws, const side *s, const tile *t, const float *x, bool cells);
 /* cells->enc, dec, stored from cells->amax, by the side's rule; under 4over6 also by the values. */
 void scale_tile(workspace *ws, const side *s, const level *l, const tile *t, const float *x);
-/* ws->codes from x and ws->cells. */
+/* ws->codes, or ws->words, from x and ws->cells. */
 void encode_tile(workspace *ws, const side *s, const tile *t, const float *x);
 /* out = decoded ws->codes times ws->cells.dec, padding columns 0. */
 void decode_tile(float *out, workspace *ws, const side *s, const tile *t);
@@ -205,5 +218,7 @@ int64_t count_nans(const float *x, int n);
 
 /* Whether the short way knows the direction; the other side must be plain. */
 bool rows_suffice(const side *s);
+/* The largest magnitude of a plain source; *nans: counted up by its NaNs. */
+float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile *t);
 void quantize_rows(workspace *ws, const struct rows_task *task, const tile *t);
 void dequantize_rows(workspace *ws, const side *s, const side *out, const level *l, const tile *t);

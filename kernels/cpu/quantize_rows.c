@@ -25,28 +25,31 @@ static char *scale_at(const struct row_scales *p, int64_t line, int64_t block)
            (size_t)mt_scale_place(&p->s->d, &p->shape, line, block) * p->shape.scale_size;
 }
 
-static void write_row_scales(const struct row_scales *p, const grid *cells, int64_t line,
+/* The scales of n cells from `at` on. */
+static void write_row_scales(const struct row_scales *p, const grid *cells, int at, int64_t line,
                              int64_t block, int n)
 {
+    const float *dec = cells->dec + at;
+    const uint8_t *stored = cells->stored + at;
     if (p->shape.scale_size > 1)
-        for (int b = 0; b < n; b++)
-            memcpy(scale_at(p, line, block + b), &cells->dec[b], sizeof(float));
+        for (int b = 0; b < n; b++) memcpy(scale_at(p, line, block + b), &dec[b], sizeof(float));
     else if (p->s->d.swizzled)
-        for (int b = 0; b < n; b++) *scale_at(p, line, block + b) = (char)cells->stored[b];
+        for (int b = 0; b < n; b++) *scale_at(p, line, block + b) = (char)stored[b];
     else
-        memcpy(scale_at(p, line, block), cells->stored, (size_t)n); /* lines of bytes */
+        memcpy(scale_at(p, line, block), stored, (size_t)n); /* lines of bytes */
 }
 
-static void read_row_scales(const struct row_scales *p, grid *cells, int64_t line, int64_t block,
-                            int n)
+static void read_row_scales(const struct row_scales *p, grid *cells, int at, int64_t line,
+                            int64_t block, int n)
 {
+    float *dec = cells->dec + at;
+    uint8_t *stored = cells->stored + at;
     if (p->shape.scale_size > 1)
-        for (int b = 0; b < n; b++)
-            memcpy(&cells->dec[b], scale_at(p, line, block + b), sizeof(float));
+        for (int b = 0; b < n; b++) memcpy(&dec[b], scale_at(p, line, block + b), sizeof(float));
     else if (p->s->d.swizzled)
-        for (int b = 0; b < n; b++) cells->stored[b] = (uint8_t)*scale_at(p, line, block + b);
+        for (int b = 0; b < n; b++) stored[b] = (uint8_t)*scale_at(p, line, block + b);
     else
-        memcpy(cells->stored, scale_at(p, line, block), (size_t)n);
+        memcpy(stored, scale_at(p, line, block), (size_t)n);
 }
 
 static uint8_t *codes_at(const side *s, const tile *t, int64_t row, int64_t col)
@@ -61,6 +64,101 @@ bool rows_suffice(const side *s)
     return s->present && !s->plain && s->dir == MT_ROW && (s->whole || s->block_rows == 1);
 }
 
+/* What is worked on at once: columns [c, c + n) of rows [r, r + rows), `pitch` values apart in the
+ * workspace. Pitches are multiples of blocks, and of CHUNK. */
+struct part {
+    int64_t r, c;
+    int rows, n, pitch;
+};
+
+/* The part at (r, c) of a tile: of one row where rows are long, else as many as there is room for.
+ */
+static struct part part_of(const side *s, const tile *t, int r, int c)
+{
+    int unit = s->whole ? CHUNK : s->block_cols;
+    struct part p = { .r = t->r0 + r, .c = t->c0 + c };
+    p.n = t->cols - c < PART ? t->cols - c : PART;
+    p.pitch = (p.n + unit - 1) / unit * unit;
+    p.rows = t->cols > PART ? 1 : PART / p.pitch;
+    p.rows = t->rows - r < p.rows ? t->rows - r : p.rows;
+    return p;
+}
+
+static void load_part(float *x, const struct rows_task *k, const tile *t, const struct part *p)
+{
+    int64_t from = t->m->offset + p->r * t->m->cols + p->c;
+    if (p->n == p->pitch && p->n == t->m->cols) {
+        load_plain(x, k->source, from, p->rows * p->n);
+        return;
+    }
+    for (int i = 0; i < p->rows; i++, x += p->pitch) {
+        load_plain(x, k->source, from + i * t->m->cols, p->n);
+        for (int c = p->n; c < p->pitch; c++) x[c] = 0;
+    }
+}
+
+static void encode_values(uint8_t *codes, const float *x, line_scales enc, int n, mt_codec codec,
+                          bool nan)
+{
+    if (nan)
+        encode_line(codes, x, enc, NULL, n, codec, ROUND_NEAREST);
+    else
+        encode_line(codes, x, enc, NULL, n, codec, ROUND_NUMBER);
+}
+
+/* Codes of a part, where they are stored at once if they lie there as they are made. */
+static void write_part(workspace *ws, const side *s, const tile *t, const struct part *p,
+                       line_scales enc, bool nan)
+{
+    int per_byte = s->d.format->codes_per_byte, values = p->rows * p->pitch;
+    bool whole_rows = p->rows == 1 || p->n == t->m->cols;
+    if (per_byte == 1 && p->n == p->pitch && whole_rows) {
+        encode_values(codes_at(s, t, p->r, p->c), ws->x, enc, values, s->codec, nan);
+        return;
+    }
+    encode_values(ws->codes, ws->x, enc, values, s->codec, nan);
+    if (p->n == p->pitch && whole_rows) {
+        pack_codes(codes_at(s, t, p->r, p->c), ws->codes, values, per_byte);
+        return;
+    }
+    for (int i = 0; i < p->rows; i++)
+        pack_codes(codes_at(s, t, p->r + i, p->c), ws->codes + i * p->pitch, p->n, per_byte);
+}
+
+static void quantize_part(workspace *ws, const struct rows_task *k, const struct row_scales *scales,
+                          const tile *t, const struct part *p, int block)
+{
+    const side *s = k->row;
+    grid *cells = &ws->cells;
+    int values = p->rows * p->pitch, blocks = s->whole ? 1 : values / block;
+    load_part(ws->x, k, t, p);
+    bool nan = *k->nans > 0;
+    if (k->amax || !s->whole || k->count) {
+        float most;
+        nan = block_amaxes(cells->amax, &most, ws->x, values, s->whole ? TILE : block);
+        if (k->count && nan) *k->nans += (int32_t)count_nans(ws->x, values);
+        if (k->amax && most > *k->amax) *k->amax = most;
+    }
+    s->rule(s, k->level, blocks, cells->amax, cells->enc, cells->dec, cells->stored);
+    write_part(ws, s, t, p, line_scales_of(cells->enc, block), nan);
+    for (int i = 0; i < p->rows && !s->whole; i++) {
+        int at = i * p->pitch / block;
+        write_row_scales(scales, cells, at, p->r + i, p->c / block, (p->n + block - 1) / block);
+    }
+}
+
+void quantize_rows(workspace *ws, const struct rows_task *k, const tile *t)
+{
+    struct row_scales scales = row_scales_of(k->row, t);
+    int block = k->row->whole ? PART : k->row->block_cols, step = 1;
+    for (int r = 0; r < t->rows; r += step)
+        for (int c = 0; c < t->cols; c += PART) {
+            struct part p = part_of(k->row, t, r, c);
+            quantize_part(ws, k, &scales, t, &p, block);
+            step = p.rows;
+        }
+}
+
 /* The largest magnitude of n bf16 numbers as they are stored; false where there is a NaN. */
 static bool bf16_largest(float *largest, const uint16_t *x, int n)
 {
@@ -73,80 +171,76 @@ static bool bf16_largest(float *largest, const uint16_t *x, int n)
     return most <= 0x7f80;
 }
 
-/* Whether columns [c, c + n) of row r could be measured without being loaded as f32. */
-static bool measure_stored(const struct rows_task *k, const tile *t, int64_t r, int64_t c, int n)
+/* The largest magnitude of n elements, NaN left out; returns whether there is one. */
+static bool stored_largest(workspace *ws, float *largest, const side *source, int64_t element,
+                           int n)
 {
-    const mt_direction *d = &k->source->d;
-    float most;
-    if (k->codes || d->format->dtype != MT_BF16) return false;
-    const uint16_t *x = (const uint16_t *)d->codes + t->m->offset + r * t->m->cols + c;
-    if (!bf16_largest(&most, x, n)) return false;
-    if (k->amax && most > *k->amax) *k->amax = most;
-    return true;
-}
-
-/* Columns [c, c + n) of row r: amax into *most, then codes and scales. */
-static void quantize_part(workspace *ws, const struct rows_task *k, const struct row_scales *scales,
-                          const tile *t, int64_t r, int64_t c, int n)
-{
-    const side *s = k->row;
-    grid *cells = &ws->cells;
-    int width = (n + CHUNK - 1) / CHUNK * CHUNK, block = s->whole ? PART : s->block_cols;
-    int blocks = (n + block - 1) / block;
-    if (measure_stored(k, t, r, c, n)) return;
-    load_plain(ws->x, k->source, t->m->offset + r * t->m->cols + c, n);
+    float amax[PART / TILE];
+    bool bf16 = source->d.format->dtype == MT_BF16;
+    if (bf16 && bf16_largest(largest, (const uint16_t *)source->d.codes + element, n)) return false;
+    int width = (n + CHUNK - 1) / CHUNK * CHUNK;
+    load_plain(ws->x, source, element, n);
     for (int i = n; i < width; i++) ws->x[i] = 0;
-    bool nan = *k->nans > 0;
-    if (k->amax || !s->whole || k->count) {
-        float most;
-        nan = block_amaxes(cells->amax, &most, ws->x, width, block);
-        if (k->count && nan) *k->nans += (int32_t)count_nans(ws->x, n);
-        if (k->amax && most > *k->amax) *k->amax = most;
-    }
-    if (!k->codes) return;
-    s->rule(s, k->level, blocks, cells->amax, cells->enc, cells->dec, cells->stored);
-    int per_byte = s->d.format->codes_per_byte;
-    uint8_t *out = codes_at(s, t, r, c), *codes = per_byte == 1 && n == width ? out : ws->codes;
-    encode_line(codes, ws->x, line_scales_of(cells->enc, block), width, s->codec, !nan);
-    if (codes != out) pack_codes(out, codes, n, per_byte);
-    if (!s->whole) write_row_scales(scales, cells, r, c / block, blocks);
+    return block_amaxes(amax, largest, ws->x, width, TILE);
 }
 
-void quantize_rows(workspace *ws, const struct rows_task *k, const tile *t)
+float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile *t)
 {
-    struct row_scales scales = row_scales_of(k->row, t);
-    for (int r = 0; r < t->rows; r++)
-        for (int c = 0; c < t->cols; c += PART) {
-            int n = t->cols - c < PART ? t->cols - c : PART;
-            quantize_part(ws, k, &scales, t, t->r0 + r, t->c0 + c, n);
+    float largest = 0, most;
+    bool together = t->cols == t->m->cols; /* rows are one line */
+    int rows = together ? 1 : t->rows, cols = together ? t->rows * t->cols : t->cols;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c += PART) {
+            int n = cols - c < PART ? cols - c : PART;
+            int64_t element = t->m->offset + (t->r0 + r) * t->m->cols + t->c0 + c;
+            if (stored_largest(ws, &most, source, element, n))
+                *nans += (int32_t)count_nans(ws->x, n);
+            largest = most > largest ? most : largest;
         }
+    return largest;
 }
 
-/* Columns [c, c + n) of row r as values in ws->x. */
+/* A part as values in ws->x. */
 static void dequantize_part(workspace *ws, const side *s, const struct row_scales *scales,
-                            const level *l, const tile *t, int64_t r, int64_t c, int n)
+                            const level *l, const tile *t, const struct part *p, int block)
 {
-    int width = (n + CHUNK - 1) / CHUNK * CHUNK, block = s->whole ? PART : s->block_cols;
-    int per_byte = s->d.format->codes_per_byte;
-    const uint8_t *codes = codes_at(s, t, r, c);
-    if (per_byte > 1 || n < width) {
-        unpack_codes(ws->codes, codes, n, per_byte);
-        memset(ws->codes + n, 0, (size_t)(width - n));
+    const uint8_t *codes = codes_at(s, t, p->r, p->c);
+    int per_byte = s->d.format->codes_per_byte, values = p->rows * p->pitch;
+    int blocks = s->whole ? 1 : values / block, per_row = (p->n + block - 1) / block;
+    if (p->n == p->pitch && (p->rows == 1 || p->n == t->m->cols)) {
+        if (per_byte > 1) unpack_codes(ws->codes, codes, values, per_byte), codes = ws->codes;
+    } else {
+        memset(ws->codes, 0, (size_t)values);
+        for (int i = 0; i < p->rows; i++)
+            unpack_codes(ws->codes + i * p->pitch, codes_at(s, t, p->r + i, p->c), p->n, per_byte);
         codes = ws->codes;
     }
-    read_row_scales(scales, &ws->cells, s->whole ? 0 : r, s->whole ? 0 : c / block,
-                    (n + block - 1) / block);
-    decode_scales(&ws->cells, s, (n + block - 1) / block, l);
-    decode_line(ws->x, codes, line_scales_of(ws->cells.dec, block), width, s->codec);
+    if (s->whole) read_row_scales(scales, &ws->cells, 0, 0, 0, 1);
+    for (int i = 0; i < p->rows && !s->whole; i++)
+        read_row_scales(scales, &ws->cells, i * p->pitch / block, p->r + i, p->c / block, per_row);
+    decode_scales(&ws->cells, s, blocks, l);
+    decode_line(ws->x, codes, line_scales_of(ws->cells.dec, block), values, s->codec);
+}
+
+static void save_part(const side *out, const float *x, const tile *t, const struct part *p)
+{
+    int64_t to = t->m->offset + p->r * t->m->cols + p->c;
+    if (p->n == p->pitch && p->n == t->m->cols) {
+        save_plain(out, to, x, p->rows * p->n);
+        return;
+    }
+    for (int i = 0; i < p->rows; i++, x += p->pitch) save_plain(out, to + i * t->m->cols, x, p->n);
 }
 
 void dequantize_rows(workspace *ws, const side *s, const side *out, const level *l, const tile *t)
 {
     struct row_scales scales = row_scales_of(s, t);
-    for (int r = 0; r < t->rows; r++)
+    int block = s->whole ? PART : s->block_cols, step = 1;
+    for (int r = 0; r < t->rows; r += step)
         for (int c = 0; c < t->cols; c += PART) {
-            int n = t->cols - c < PART ? t->cols - c : PART;
-            dequantize_part(ws, s, &scales, l, t, t->r0 + r, t->c0 + c, n);
-            save_plain(out, t->m->offset + (t->r0 + r) * t->m->cols + t->c0 + c, ws->x, n);
+            struct part p = part_of(s, t, r, c);
+            dequantize_part(ws, s, &scales, l, t, &p, block);
+            save_part(out, ws->x, t, &p);
+            step = p.rows;
         }
 }
