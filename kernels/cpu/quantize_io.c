@@ -418,11 +418,21 @@ void pad_rows(float *x, const tile *t)
     memset(x + t->rows * TILE, 0, rows * TILE * sizeof *x);
 }
 
+/* Rows are far from each other where they are long: no machine expects the next tile by itself. */
+void fetch_next(const side *source, const tile *t, int r)
+{
+    if (t->c0 + 2 * TILE > t->m->cols) return;
+    int size = (int)mt_dtype_size(source->d.format->dtype);
+    const char *next = (const char *)source->d.codes + (element_at(t, r) + TILE) * size;
+    for (int i = 0; i < TILE * size; i += 64) __builtin_prefetch(next + i);
+}
+
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t)
 {
     if (source->plain) {
         for (int r = 0; r < t->rows; r++) {
             float *x = ws->x + r * TILE;
+            fetch_next(source, t, r);
             load_plain(x, source, element_at(t, r), t->cols);
             for (int c = t->cols; c < t->width; c++) x[c] = 0;
         }

@@ -132,6 +132,7 @@ struct rows_task {
 #define plan_members    MT_CPU_ISA(plan_members)
 #define tile_at         MT_CPU_ISA(tile_at)
 #define pad_rows        MT_CPU_ISA(pad_rows)
+#define fetch_next      MT_CPU_ISA(fetch_next)
 #define load_tile       MT_CPU_ISA(load_tile)
 #define load_plain      MT_CPU_ISA(load_plain)
 #define save_plain      MT_CPU_ISA(save_plain)
@@ -169,6 +170,8 @@ tile tile_at(const member *members, int64_t count, unit_size size, int64_t u);
 void load_plain(float *x, const side *s, int64_t element, int n);
 void save_plain(const side *s, int64_t element, const float *x, int n);
 
+/* Asks for row r of the tile to the right of a plain source's. */
+void fetch_next(const side *source, const tile *t, int r);
 /* Fills rows past the last one, up to padded_rows, with 0. */
 void pad_rows(float *x, const tile *t);
 /* ws->x = the values of a direction, padding columns and rows 0. */

@@ -189,7 +189,8 @@ float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile 
     float largest = 0, most;
     bool together = t->cols == t->m->cols; /* rows are one line */
     int rows = together ? 1 : t->rows, cols = together ? t->rows * t->cols : t->cols;
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
+        if (t->cols == TILE) fetch_next(source, t, r);
         for (int c = 0; c < cols; c += PART) {
             int n = cols - c < PART ? cols - c : PART;
             int64_t element = t->m->offset + (t->r0 + r) * t->m->cols + t->c0 + c;
@@ -197,6 +198,7 @@ float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile 
                 *nans += (int32_t)count_nans(ws->x, n);
             largest = most > largest ? most : largest;
         }
+    }
     return largest;
 }
 
