@@ -390,7 +390,11 @@ void draw_tile(workspace *ws, const tile *t, const uint32_t key[2], uint32_t fir
     for (int r = 0; r < padded_rows(t); r++) {
         const uint32_t first[4] = { (uint32_t)(t->c0 / MT_DRAW), first_row + (uint32_t)(t->r0 + r),
                                     member_index, step };
-        mt_draw_row(ws->random + r * TILE, key, first);
+        uint16_t bits[TILE];
+        int32_t *random = ws->random + r * TILE;
+        mt_draw_row(bits, key, first);
+#pragma omp simd
+        for (int c = 0; c < TILE; c++) random[c] = bits[c];
     }
 }
 

@@ -29,25 +29,24 @@ MT_CODEC_INLINE int32_t cast_to(mt_codec codec, rounding how, float y, int32_t r
 
 /* Codes of n values as words, n <= CUT: bytes are cut from several vectors of them at once. */
 MT_CODEC_INLINE void encode_part(uint8_t *restrict codes, const float *restrict x, line_scales s,
-                                 const uint16_t *restrict random, int at, int n, mt_codec codec,
+                                 const int32_t *restrict random, int at, int n, mt_codec codec,
                                  rounding how)
 {
-    int32_t words[CUT], wide[CUT];
-    if (how == ROUND_STOCHASTIC)
-#pragma omp simd
-        for (int i = 0; i < n; i++) wide[i] = random[at + i];
+    const bool draws = how == ROUND_STOCHASTIC;
+    int32_t words[CUT];
     for (int i = 0; i < n; i += CHUNK) {
         const float *v = x + at + i, *scale = s.values + ((at + i) >> s.shift);
-        int32_t *w = words + i, *bits = wide + i;
+        const int32_t *bits = draws ? random + at + i : NULL;
+        int32_t *w = words + i;
         if (s.shift == 0) {
 #pragma omp simd
             for (int j = 0; j < CHUNK; j++)
-                w[j] = cast_to(codec, how, v[j] * scale[j], how == ROUND_STOCHASTIC ? bits[j] : 0);
+                w[j] = cast_to(codec, how, v[j] * scale[j], draws ? bits[j] : 0);
         } else {
             const float one = *scale;
 #pragma omp simd
             for (int j = 0; j < CHUNK; j++)
-                w[j] = cast_to(codec, how, v[j] * one, how == ROUND_STOCHASTIC ? bits[j] : 0);
+                w[j] = cast_to(codec, how, v[j] * one, draws ? bits[j] : 0);
         }
     }
 #pragma omp simd
@@ -56,7 +55,7 @@ MT_CODEC_INLINE void encode_part(uint8_t *restrict codes, const float *restrict 
 
 /* codes = the cast of x * scale. */
 MT_CODEC_INLINE void encode_line(uint8_t *restrict codes, const float *restrict x, line_scales s,
-                                 const uint16_t *restrict random, int n, mt_codec codec,
+                                 const int32_t *restrict random, int n, mt_codec codec,
                                  rounding how)
 {
     int at = 0;
@@ -67,7 +66,7 @@ MT_CODEC_INLINE void encode_line(uint8_t *restrict codes, const float *restrict 
 /* words[c] = the codes of x[c], x[c + pitch], ... times scales[c], `count` of them that share its
  * bits, the first one's lowest. */
 MT_CODEC_INLINE void encode_stack(uint32_t *restrict words, const float *restrict x,
-                                  const float *restrict scales, const uint16_t *restrict random,
+                                  const float *restrict scales, const int32_t *restrict random,
                                   int pitch, int n, int count, mt_codec codec, rounding how)
 {
     const bool draws = how == ROUND_STOCHASTIC;

@@ -73,7 +73,7 @@ typedef struct workspace {
     float other[AREA], rotated[AREA]; /* the column direction's values where not the source's */
     uint8_t codes[AREA];
     uint32_t words[AREA / 4]; /* codes that are stored column by column: 4 or 8 rows to a word */
-    uint16_t random[AREA];
+    int32_t random[AREA];
     grid cells, six, four;
     float sums[TILE], most[TILE];
     bool nan; /* among the values last measured */
