@@ -157,6 +157,12 @@ MT_CODEC_INLINE void keep_largest(int32_t *restrict lanes, const float *restrict
     }
 }
 
+MT_CODEC_INLINE void keep_blocks(int32_t *restrict lanes, const float *restrict x, int blocks,
+                                 int block)
+{
+    for (int b = 0; b < blocks; b++) keep_largest(lanes + b * CHUNK, x + b * block, block);
+}
+
 /* lanes[i] = the larger of lanes[2 i] and lanes[2 i + 1]. */
 MT_CODEC_INLINE void halve(int32_t *lanes, int n)
 {
@@ -172,19 +178,16 @@ MT_CODEC_INLINE bool block_amaxes(float *restrict amax, float *largest, const fl
                                   int n, int block)
 {
     int32_t lanes[LINE_MAX], most = 0;
-    int blocks = 0;
-    for (int at = 0; at < n; at += block, blocks++) {
-        int part = n - at < block ? n - at : block;
-        int32_t *l = lanes + blocks * CHUNK;
-        if (part == CHUNK) /* known lengths make straight code */
-            keep_largest(l, x + at, CHUNK);
-        else if (part == 2 * CHUNK)
-            keep_largest(l, x + at, 2 * CHUNK);
-        else if (part == 8 * CHUNK)
-            keep_largest(l, x + at, 8 * CHUNK);
-        else
-            keep_largest(l, x + at, part);
-    }
+    int blocks = n / block, rest = n - blocks * block;
+    if (block == CHUNK) /* known lengths make straight code */
+        keep_blocks(lanes, x, blocks, CHUNK);
+    else if (block == 2 * CHUNK)
+        keep_blocks(lanes, x, blocks, 2 * CHUNK);
+    else if (block == 8 * CHUNK)
+        keep_blocks(lanes, x, blocks, 8 * CHUNK);
+    else
+        keep_blocks(lanes, x, blocks, block);
+    if (rest) keep_largest(lanes + blocks++ * CHUNK, x + (n - rest), rest);
     for (int width = CHUNK / 2; width > 0; width /= 2) halve(lanes, blocks * width);
     for (int b = 0; b < blocks; b++) {
         most = lanes[b] > most ? lanes[b] : most;
