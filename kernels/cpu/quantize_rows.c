@@ -84,17 +84,22 @@ static struct part part_of(const side *s, const tile *t, int r, int c)
     return p;
 }
 
-static void load_part(float *x, const struct rows_task *k, const tile *t, const struct part *p)
+/* The values of a part: in x, or where they lie. */
+static const float *load_part(float *x, const struct rows_task *k, const tile *t,
+                              const struct part *p)
 {
     int64_t from = t->m->offset + p->r * t->m->cols + p->c;
-    if (p->n == p->pitch && p->n == t->m->cols) {
+    if (p->n == p->pitch && (p->rows == 1 || p->n == t->m->cols)) {
+        if (k->source->d.format->dtype == MT_F32) return (const float *)k->source->d.codes + from;
         load_plain(x, k->source, from, p->rows * p->n);
-        return;
+        return x;
     }
-    for (int i = 0; i < p->rows; i++, x += p->pitch) {
-        load_plain(x, k->source, from + i * t->m->cols, p->n);
-        for (int c = p->n; c < p->pitch; c++) x[c] = 0;
+    for (int i = 0; i < p->rows; i++) {
+        float *row = x + i * p->pitch;
+        load_plain(row, k->source, from + i * t->m->cols, p->n);
+        for (int c = p->n; c < p->pitch; c++) row[c] = 0;
     }
+    return x;
 }
 
 static void encode_values(uint8_t *codes, const float *x, line_scales enc, int n, mt_codec codec,
@@ -108,15 +113,15 @@ static void encode_values(uint8_t *codes, const float *x, line_scales enc, int n
 
 /* Codes of a part, where they are stored at once if they lie there as they are made. */
 static void write_part(workspace *ws, const side *s, const tile *t, const struct part *p,
-                       line_scales enc, bool nan)
+                       const float *x, line_scales enc, bool nan)
 {
     int per_byte = s->d.format->codes_per_byte, values = p->rows * p->pitch;
     bool whole_rows = p->rows == 1 || p->n == t->m->cols;
     if (per_byte == 1 && p->n == p->pitch && whole_rows) {
-        encode_values(codes_at(s, t, p->r, p->c), ws->x, enc, values, s->codec, nan);
+        encode_values(codes_at(s, t, p->r, p->c), x, enc, values, s->codec, nan);
         return;
     }
-    encode_values(ws->codes, ws->x, enc, values, s->codec, nan);
+    encode_values(ws->codes, x, enc, values, s->codec, nan);
     if (p->n == p->pitch && whole_rows) {
         pack_codes(codes_at(s, t, p->r, p->c), ws->codes, values, per_byte);
         return;
@@ -131,16 +136,16 @@ static void quantize_part(workspace *ws, const struct rows_task *k, const struct
     const side *s = k->row;
     grid *cells = &ws->cells;
     int values = p->rows * p->pitch, blocks = s->whole ? 1 : values / block;
-    load_part(ws->x, k, t, p);
+    const float *x = load_part(ws->x, k, t, p);
     bool nan = *k->nans > 0;
     if (k->amax || !s->whole || k->count) {
         float most;
-        nan = block_amaxes(cells->amax, &most, ws->x, values, s->whole ? TILE : block);
-        if (k->count && nan) *k->nans += (int32_t)count_nans(ws->x, values);
+        nan = block_amaxes(cells->amax, &most, x, values, s->whole ? TILE : block);
+        if (k->count && nan) *k->nans += (int32_t)count_nans(x, values);
         if (k->amax && most > *k->amax) *k->amax = most;
     }
     s->rule(s, k->level, blocks, cells->amax, cells->enc, cells->dec, cells->stored);
-    write_part(ws, s, t, p, line_scales_of(cells->enc, block), nan);
+    write_part(ws, s, t, p, x, line_scales_of(cells->enc, block), nan);
     for (int i = 0; i < p->rows && !s->whole; i++) {
         int at = i * p->pitch / block;
         write_row_scales(scales, cells, at, p->r + i, p->c / block, (p->n + block - 1) / block);
@@ -171,22 +176,27 @@ static bool bf16_largest(float *largest, const uint16_t *x, int n)
     return most <= 0x7f80;
 }
 
-/* The largest magnitude of n elements, NaN left out; returns whether there is one. */
-static bool stored_largest(workspace *ws, float *largest, const side *source, int64_t element,
-                           int n)
+/* The largest magnitude of n elements, NaN left out; *nans: counted up by its NaNs. */
+static float stored_largest(workspace *ws, int32_t *nans, const side *source, int64_t element,
+                            int n)
 {
-    float amax[PART / TILE];
-    bool bf16 = source->d.format->dtype == MT_BF16;
-    if (bf16 && bf16_largest(largest, (const uint16_t *)source->d.codes + element, n)) return false;
-    int width = (n + CHUNK - 1) / CHUNK * CHUNK;
-    load_plain(ws->x, source, element, n);
-    for (int i = n; i < width; i++) ws->x[i] = 0;
-    return block_amaxes(amax, largest, ws->x, width, TILE);
+    float amax[PART / TILE], largest;
+    mt_dtype dtype = source->d.format->dtype;
+    const float *x = ws->x;
+    if (dtype == MT_BF16 && bf16_largest(&largest, (const uint16_t *)source->d.codes + element, n))
+        return largest;
+    if (dtype == MT_F32 && n % CHUNK == 0)
+        x = (const float *)source->d.codes + element;
+    else
+        load_plain(ws->x, source, element, n);
+    for (; n % CHUNK; n++) ws->x[n] = 0;
+    if (block_amaxes(amax, &largest, x, n, TILE)) *nans += (int32_t)count_nans(x, n);
+    return largest;
 }
 
 float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile *t)
 {
-    float largest = 0, most;
+    float largest = 0;
     bool together = t->cols == t->m->cols; /* rows are one line */
     int rows = together ? 1 : t->rows, cols = together ? t->rows * t->cols : t->cols;
     for (int r = 0; r < rows; r++) {
@@ -194,8 +204,7 @@ float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile 
         for (int c = 0; c < cols; c += PART) {
             int n = cols - c < PART ? cols - c : PART;
             int64_t element = t->m->offset + (t->r0 + r) * t->m->cols + t->c0 + c;
-            if (stored_largest(ws, &most, source, element, n))
-                *nans += (int32_t)count_nans(ws->x, n);
+            float most = stored_largest(ws, nans, source, element, n);
             largest = most > largest ? most : largest;
         }
     }
