@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "core/clock.h"
 #include "dist/comm_priv.h"
 
 enum { DEFAULT_TIMEOUT_S = 300, REASON = 400 };
@@ -105,13 +105,6 @@ double mt_comm_waited(const mt_comm *comm)
     return (comm->world ? comm->world : comm)->waited;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* ---- collectives -------------------------------------------------------------------------------
  */
 
@@ -123,13 +116,13 @@ static void enter(mt_comm *c, const char *op, const char *what, size_t bytes)
         mt_watch_enter(c->watch, op, what, bytes, c->group);
     else
         (c->world ? c->world : c)->alone++;
-    (c->world ? c->world : c)->entered = now();
+    (c->world ? c->world : c)->entered = mt_now();
 }
 
 static mt_status leave(mt_comm *c, mt_status status)
 {
     mt_comm *world = c->world ? c->world : c;
-    world->waited += now() - world->entered;
+    world->waited += mt_now() - world->entered;
     if (c->watch) mt_watch_leave(c->watch);
     return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
 }

@@ -17,16 +17,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
+
 enum { NAME = 256 };
 static const long second_ns = 1000000000;
 static const double least_s = 0.1; /* for an attempt to tell why it fails */
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* ---- this host ---------------------------------------------------------------------------------
  */
@@ -163,7 +158,7 @@ static int await_connection(int s, const struct sockaddr_in *to, double end)
     if (connect(s, (const struct sockaddr *)to, sizeof *to) == 0) return 0;
     if (errno != EINPROGRESS) return errno;
     for (int n = 0; n <= 0;) {
-        double left = end - now();
+        double left = end - mt_now();
         if (left <= 0) return ETIMEDOUT;
         n = poll(&ready, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000);
     }
@@ -176,7 +171,7 @@ mt_status mt_host_connect(int *connection, const char *address, double seconds)
     int port = 0, yes = 1;
     bool here;
     if (seconds < least_s) seconds = least_s;
-    double end = now() + seconds;
+    double end = mt_now() + seconds;
     struct sockaddr_in to = { .sin_family = AF_INET };
     const char *at = strchr(address, '@');
     *connection = -1;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "core/clock.h"
+
 enum { ROOM = 512, TEXT = 64, NAP_NS = 50000 };
 
 typedef struct entry {
@@ -21,13 +23,6 @@ struct mt_inflight {
     entry ring[ROOM];
     char op[TEXT], what[TEXT]; /* of what mt_inflight_oldest returned */
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 mt_status mt_inflight_create(mt_inflight **inflight, mt_device *device)
 {
@@ -60,7 +55,7 @@ static mt_status drop(mt_inflight *f)
         bool done;
         MT_TRY(mt_event_done(&f->ring[f->first % ROOM].over, &done));
         if (!done) return MT_OK;
-        if (++f->first < f->end) f->ring[f->first % ROOM].began = now();
+        if (++f->first < f->end) f->ring[f->first % ROOM].began = mt_now();
     }
     return MT_OK;
 }
@@ -93,7 +88,7 @@ mt_status mt_inflight_add(mt_inflight *f, mt_stream *stream, const mt_watch_pend
     snprintf(e->op, TEXT, "%s", call->op);
     snprintf(e->what, TEXT, "%s", call->what);
     pthread_mutex_lock(&f->lock);
-    e->began = now();
+    e->began = mt_now();
     f->end++;
     pthread_mutex_unlock(&f->lock);
     return MT_OK;
@@ -111,7 +106,7 @@ mt_status mt_inflight_oldest(mt_inflight *f, mt_watch_pending *oldest, bool *any
         *oldest = (mt_watch_pending){ .sequence = e->sequence,
                                       .bytes = e->bytes,
                                       .group = e->group,
-                                      .waited = now() - e->began,
+                                      .waited = mt_now() - e->began,
                                       .op = f->op,
                                       .what = f->what };
     }

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
+
 enum { SENTENCE = 400, LISTED = 8, NAP_NS = 20000000, BACKLOG = 4096, HEAR_S = 5 };
 
 static const uint64_t magic = 0x316570617478696du; /* "mixtape1" */
@@ -29,13 +31,6 @@ typedef struct answer {
     int32_t failed, unused;
     char sentence[SENTENCE];
 } answer;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void nap(void)
 {
@@ -56,9 +51,9 @@ static bool send_all(int to, const void *data, size_t bytes)
 /* All of it, within so many seconds. */
 static bool receive_all(int from, void *data, size_t bytes, double seconds)
 {
-    double end = now() + seconds;
+    double end = mt_now() + seconds;
     for (size_t at = 0; at < bytes;) {
-        double left = end - now();
+        double left = end - mt_now();
         struct pollfd ready = { .fd = from, .events = POLLIN };
         if (left <= 0) return false;
         if (poll(&ready, 1, (int)(left * 1e3) + 1) <= 0) continue;
@@ -199,9 +194,9 @@ static mt_status let_in(gate *g, uint64_t bytes, double seconds)
 
 static mt_status wait_for_all(gate *g, uint64_t bytes, double timeout_s)
 {
-    double began = now();
+    double began = mt_now();
     while (g->missing > 0) {
-        double left = began + timeout_s - now();
+        double left = began + timeout_s - mt_now();
         struct pollfd door = { .fd = g->listener, .events = POLLIN };
         char missing[SENTENCE];
         if (left <= 0) {
@@ -286,17 +281,17 @@ static mt_status try_to_meet(bool *met, void *data, size_t bytes, char host[MT_M
 static mt_status go_to_rank_0(void *data, size_t bytes, char host[MT_MEETING_HOST],
                               const mt_launch *launch, const mt_meeting *meeting, double timeout_s)
 {
-    double end = now() + timeout_s;
+    double end = mt_now() + timeout_s;
     bool met = false;
     for (;;) {
         mt_status status =
-            try_to_meet(&met, data, bytes, host, launch, meeting, end - now(), timeout_s);
+            try_to_meet(&met, data, bytes, host, launch, meeting, end - mt_now(), timeout_s);
         if (met) return status;
         bool later = status == MT_EDEVICE || status == MT_ECONFIG; /* a file of another day */
         MT_REQUIRE(later, status, "rank %d cannot go to rank 0: %s", launch->rank,
                    mt_error_message());
         nap();
-        if (now() >= end) break;
+        if (mt_now() >= end) break;
     }
     if (*meeting->file)
         return MT_FAIL(MT_EDEVICE,

@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
+
 enum { TICK_MS = 100, SLOW_S = 5, WORD = 64, NOBODY = -1 };
 
 typedef enum kind { STATE, FAULT, BYE } kind;
@@ -61,13 +63,6 @@ struct mt_watch {
     mt_watch_poll poll;
     void *polled; /* its context */
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* ---- sockets -----------------------------------------------------------------------------------
  */
@@ -118,7 +113,7 @@ static place place_here(mt_watch *w, char failure[MT_WATCH_TEXT])
     *failure = '\0';
     pthread_mutex_lock(&w->lock);
     place p = w->here;
-    if (p.waiting) p.waited = now() - w->entered;
+    if (p.waiting) p.waited = mt_now() - w->entered;
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_lock(&w->asking);
     bool pending = w->poll && w->poll(w->polled, &oldest, failure);
@@ -182,7 +177,7 @@ static int name_silent(const mt_watch *w, char *text, size_t size)
 {
     for (int r = 1; r < w->options.world; r++) {
         const peer *p = &w->peers[r];
-        double silent = now() - p->heard;
+        double silent = mt_now() - p->heard;
         if (!p->came || p->left || silent < w->options.timeout_s / 2) continue;
         snprintf(text, size, "rank %d, which has said nothing for %.1f s", r, silent);
         return r;
@@ -244,7 +239,7 @@ static void judge(mt_watch *w)
         declare(w, by, text);
         return;
     }
-    if (now() - w->started < w->options.timeout_s) return;
+    if (mt_now() - w->started < w->options.timeout_s) return;
     for (int r = 1; r < w->options.world; r++)
         if (!w->peers[r].came) {
             char text[MT_WATCH_TEXT];
@@ -283,7 +278,7 @@ static bool accept_peer(mt_watch *w)
         close(s);
         return true;
     }
-    w->peers[m.rank] = (peer){ .socket = s, .came = true, .heard = now(), .place = m.place };
+    w->peers[m.rank] = (peer){ .socket = s, .came = true, .heard = mt_now(), .place = m.place };
     return true;
 }
 
@@ -303,7 +298,7 @@ static void hear(mt_watch *w, int r)
         return;
     }
     w->peers[r].place = m.place;
-    w->peers[r].heard = now();
+    w->peers[r].heard = mt_now();
     if (m.kind == BYE) w->peers[r].left = true;
     if (m.kind == FAULT) declare(w, r, m.text);
 }
@@ -408,15 +403,15 @@ static mt_status join(mt_watch *w, const char *address)
     double end = w->started + share * o->timeout_s;
     mt_status status;
     do {
-        status = mt_host_connect(&w->upward, address, end - now());
+        status = mt_host_connect(&w->upward, address, end - mt_now());
         if (status != MT_EDEVICE) break;
-        nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
-    } while (now() < end);
+        mt_nap(0.02);
+    } while (mt_now() < end);
     MT_REQUIRE(status == MT_OK, status, "rank %d: rank 0 does not answer at %.*s after %.1f s: %s",
-               o->rank, shown, address, now() - w->started, mt_error_message());
+               o->rank, shown, address, mt_now() - w->started, mt_error_message());
     MT_REQUIRE(send_message(w->upward, &hello), MT_EDEVICE,
                "rank %d: rank 0 does not answer at %.*s after %.1f s", o->rank, shown, address,
-               now() - w->started);
+               mt_now() - w->started);
     return MT_OK;
 }
 
@@ -462,7 +457,7 @@ mt_status mt_watch_start(mt_watch **watch, const mt_watch_options *options, int 
     mt_watch *w = calloc(1, sizeof *w);
     if (!w && listener >= 0) close(listener);
     MT_REQUIRE(w, MT_ENOMEM, "watchdog: out of memory");
-    w->options = *options, w->started = now();
+    w->options = *options, w->started = mt_now();
     w->listener = listener, w->upward = -1, w->led = true;
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->asking, NULL);
@@ -515,7 +510,7 @@ void mt_watch_enter(mt_watch *w, const char *op, const char *what, uint64_t byte
     w->here.bytes = bytes, w->here.group = group, w->here.waiting = true;
     snprintf(w->here.op, WORD, "%s", op);
     snprintf(w->here.what, WORD, "%s", what);
-    w->entered = now();
+    w->entered = mt_now();
     pthread_mutex_unlock(&w->lock);
 }
 

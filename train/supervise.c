@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "dist/rendezvous.h"
 
 enum { TICK_NS = 200000000, CANNOT_START = 127, SIGNALLED = 128 };
@@ -29,13 +30,6 @@ typedef struct family {
     pid_t *children; /* 0: has ended */
     sigset_t before, waited;
 } family;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void set_number(const char *name, int value)
 {
@@ -109,9 +103,9 @@ static void watch_over(family *f, double grace_s)
         if (number > 0 && number != SIGCHLD) send_all(f, number);
         bury(f);
         if (f->failed < 0) continue;
-        if (since == 0) since = now();
+        if (since == 0) since = mt_now();
         bool spoken = f->failed == 0 && f->code < SIGNALLED;
-        if (now() - since >= (spoken ? after_first_s : grace_s)) send_all(f, SIGKILL);
+        if (mt_now() - since >= (spoken ? after_first_s : grace_s)) send_all(f, SIGKILL);
     }
 }
 

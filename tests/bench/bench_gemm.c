@@ -10,9 +10,9 @@
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "core/rng.h"
 
 #if defined(__x86_64__)
@@ -20,13 +20,6 @@
 #endif
 
 enum { MOST_MEMBERS = 16, TURNS = 7, REST = 20000 /* us: lets the last pool's threads sleep */ };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- the machine's peak: independent chains of multiply-adds ---- */
 
@@ -76,7 +69,7 @@ static double peak(int threads)
     double best = 0;
     volatile float sink = 0;
     for (int turn = 0; turn < TURNS; turn++) {
-        double t = now();
+        double t = mt_now();
 #pragma omp parallel num_threads(threads)
         {
             float x = wide ? chains_avx512(loops) : chains_avx2(loops);
@@ -84,7 +77,7 @@ static double peak(int threads)
             sink = sink + x;
         }
         double rate =
-            (wide ? 24 * 16 : 12 * 8) * 2.0 * (double)loops * threads / (now() - t) * 1e-9;
+            (wide ? 24 * 16 : 12 * 8) * 2.0 * (double)loops * threads / (mt_now() - t) * 1e-9;
         if (rate > best) best = rate;
     }
     return best;
@@ -206,9 +199,9 @@ static double best_time(void (*run)(const struct job *), const struct job *j)
     usleep(REST);
     run(j);
     do {
-        double t = now();
+        double t = mt_now();
         run(j);
-        t = now() - t;
+        t = mt_now() - t;
         spent += t;
         if (t < best) best = t;
     } while (spent < 0.01);

@@ -12,16 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "core/clock.h"
 
 enum { COLS = 4096, TURNS = 11 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 struct job {
     mt_device *device;
@@ -65,9 +59,9 @@ static void keep_best(double *best, void (*run)(const struct job *), const struc
 {
     double spent = 0;
     do {
-        double t = now();
+        double t = mt_now();
         run(j);
-        t = now() - t;
+        t = mt_now() - t;
         spent += t;
         if (t < *best) *best = t;
     } while (spent < 0.04);

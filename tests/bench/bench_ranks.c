@@ -12,8 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "core/clock.h"
 #include "core/rng.h"
 #include "dist/comm_priv.h"
 #include "train/plan.h"
@@ -40,13 +40,6 @@ static const struct kind {
               { .name = "gathered" },
               { .name = "kept", .keep_gathered = true },
               { .name = "bf16 reduce", .reduce_bf16 = true } };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- waiting: events and collectives of the passes' stream, measured around -------------------
  */
@@ -221,9 +214,9 @@ static mt_status make_steps(mt_trainer *t, int steps, const int32_t *tokens, fig
     for (int i = 0; i < WARM_UP; i++) MT_TRY(mt_trainer_step(t, tokens, tokens + 1, &result));
     mt_fsdp_counts before = counts_of(t);
     for (int i = 0; i < steps; i++) {
-        double began = now();
+        double began = mt_now();
         MT_TRY(mt_trainer_step(t, tokens, tokens + 1, &result));
-        f->step[i] = now() - began;
+        f->step[i] = mt_now() - began;
     }
     mt_fsdp_counts after = counts_of(t);
     f->moved = (mt_fsdp_counts){ .gathered_bytes = after.gathered_bytes - before.gathered_bytes,

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "core/clock.h"
 #include "core/rng.h"
 #include "train/trainer.h"
 
@@ -20,13 +20,6 @@ static const struct size {
     { "d64l3", 64, 3, 4, 2, 16, 32, 2, 128, 256, 256, 8 },
     { "d96l2", 96, 2, 6, 2, 16, 32, 2, 128, 256, 256, 8 },
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- time by op: kernels that measure themselves ---- */
 
@@ -43,9 +36,9 @@ static int op_count;
     {                                                                                              \
         static int at = -1;                                                                        \
         if (at < 0) ops[at = op_count++].name = #op;                                               \
-        double start = now();                                                                      \
+        double start = mt_now();                                                                   \
         mt_status status = measured[args->dtype]->op(stream, args);                                \
-        ops[at].seconds += now() - start, ops[at].calls++;                                         \
+        ops[at].seconds += mt_now() - start, ops[at].calls++;                                      \
         return status;                                                                             \
     }
 MT_OPS(MEASURE)
@@ -149,10 +142,10 @@ static mt_status run(const struct size *z, mt_dtype dtype, double seconds, int t
     mt_step_result result;
     for (int i = 0; i < 3; i++) MT_TRY(mt_trainer_step(trainer, x, x + 1, &result));
     for (int i = 0; i < op_count; i++) ops[i].seconds = 0, ops[i].calls = 0;
-    for (double start = now(); now() - start < seconds && n < MOST; n++) {
-        double t = now();
+    for (double start = mt_now(); mt_now() - start < seconds && n < MOST; n++) {
+        double t = mt_now();
         MT_TRY(mt_trainer_step(trainer, x, x + 1, &result));
-        total += times[n] = now() - t;
+        total += times[n] = mt_now() - t;
     }
     qsort(times, (size_t)n, sizeof *times, compare);
     double median = times[n / 2], gflop = flops_per_token(z) * (double)tokens * 1e-9;

@@ -8,31 +8,17 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/test.h"
 
+#include "core/clock.h"
 #include "dist/rendezvous.h"
 #include "dist/watch.h"
 #include "tests/support/fault.h"
 
 static const double slow_s = 4; /* that a lookup of "slow" takes */
 static atomic_int looking_up;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void nap(double seconds)
-{
-    nanosleep(
-        &(struct timespec){ (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) },
-        NULL);
-}
 
 /* In place of libc's. "this" is, as on Debian, a host whose own name means 127.0.1.1. */
 int getaddrinfo(const char *restrict name, const char *restrict service,
@@ -42,7 +28,7 @@ int getaddrinfo(const char *restrict name, const char *restrict service,
     static _Thread_local struct addrinfo one;
     (void)service, (void)hints;
     atomic_fetch_add(&looking_up, 1);
-    if (!strcmp(name, "slow")) nap(slow_s);
+    if (!strcmp(name, "slow")) mt_nap(slow_s);
     at =
         (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK + 256) } };
     one = (struct addrinfo){ .ai_family = AF_INET, .ai_addr = (struct sockaddr *)&at };
@@ -99,7 +85,7 @@ static void slow_names(void **state)
     int64_t live = fault_live();
     mt_meeting meeting = { .host = "slow", .port = free_port(), .listener = -1 };
     char words[128];
-    double began = now();
+    double began = mt_now();
     assert_fails(mt_host_connect(&connection, "slow:80", 0.2), MT_EDEVICE,
                  "the name 'slow' is still being looked up, after 0.2 s");
     assert_fails(mt_host_connect(&connection, "slow:80", -1), MT_EDEVICE, "looked up, after 0.1 s");
@@ -113,9 +99,9 @@ static void slow_names(void **state)
     assert_fails(meet(1, &meeting, 0.5), MT_EDEVICE, words);
     /* nor does rank 0 wait for its own name */
     assert_fails(meet(0, &meeting, 0.5), MT_EDEVICE, "rank 1 of 2 never arrived, after 0.5 s");
-    assert_true(now() - began < slow_s);
-    while (atomic_load(&looking_up)) nap(0.01);
-    for (int i = 0; i < 500 && fault_live() != live; i++) nap(0.01);
+    assert_true(mt_now() - began < slow_s);
+    while (atomic_load(&looking_up)) mt_nap(0.01);
+    for (int i = 0; i < 500 && fault_live() != live; i++) mt_nap(0.01);
     assert_int_equal(fault_live(), live); /* who was left alone has cleared up */
 }
 
@@ -147,12 +133,12 @@ static void lost_packets(void **state)
         fill[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
         (void)connect(fill[i], (struct sockaddr *)&at, size);
     }
-    nap(0.1);
+    mt_nap(0.1);
     snprintf(address, sizeof address, "127.0.0.1:%d", (int)ntohs(at.sin_port));
-    double began = now();
+    double began = mt_now();
     assert_fails(mt_host_connect(&connection, address, 0.3), MT_EDEVICE, "Connection timed out");
     assert_fails(start_watch(address, 0.5), MT_EDEVICE, "Connection timed out");
-    assert_true(now() - began < 2);
+    assert_true(mt_now() - began < 2);
     for (int i = 0; i < FILL; i++) close(fill[i]);
     close(listener);
 }
@@ -173,7 +159,7 @@ static void hosts_of_one_name(void **state)
     close(connection);
     snprintf(other, sizeof other, "%s:%d@another-start", here.name, port);
     snprintf(words, sizeof words, "another host is named '%s' as well as this one", here.name);
-    double began = now();
+    double began = mt_now();
     assert_fails(mt_host_connect(&connection, other, 60), MT_ECONFIG, words);
     assert_fails(start_watch(other, 60), MT_ECONFIG, words);
     snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-test-%d", folder ? folder : "/tmp",
@@ -182,7 +168,7 @@ static void hosts_of_one_name(void **state)
     assert_non_null(file);
     fprintf(file, "%s\n", other);
     fclose(file);
-    assert_true(now() - began < 20);
+    assert_true(mt_now() - began < 20);
     assert_fails(meet(1, &meeting, 0.3), MT_EDEVICE, words); /* rank 0 may still write it anew */
     unlink(meeting.file);
     close(listener);

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 
+#include "core/clock.h"
 #include "tests/support/fault.h"
 #include "train/checkpoint.h"
 #include "train/cli.h"
@@ -11,13 +12,6 @@
 
 /* ---- signals -----------------------------------------------------------------------------------
  */
-
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static const char *run_path(const char *run)
 {
@@ -199,9 +193,9 @@ static void test_stuck(void **state)
     static const char *const words[] = { "rank 0 does not answer", "s for rank 1, which " };
     for (int rank = 0; rank < 2; rank++) {
         const char *run = rank ? "stuck" : "headless";
-        double began = seconds_now();
+        double began = mt_now();
         assert_int_not_equal(signal_one(run, "--set parallel.timeout=4", rank, SIGSTOP), 0);
-        assert_true(seconds_now() - began < 60);
+        assert_true(mt_now() - began < 60);
         if (!strstr(last_words(), words[rank]))
             fail_msg("nobody names rank %d:\n%s", rank, last_words());
         assert_goes_on(run);
@@ -218,13 +212,13 @@ static void test_late(void **state)
                                          "not every rank has come" };
     for (int rank = 0; rank < 2; rank++) {
         char command[8192];
-        double began = seconds_now();
+        double began = mt_now();
         snprintf(command, sizeof command,
                  "sh -c '[ $OMPI_COMM_WORLD_RANK = %d ] && sleep 100; exec %s train t.yaml --run "
                  "late --set parallel.timeout=1'",
                  rank, program_path);
         assert_int_not_equal(run_ranks(2, command), 0);
-        assert_true(seconds_now() - began < 60);
+        assert_true(mt_now() - began < 60);
         if (!strstr(ranks_output, words[rank]))
             fail_msg("without rank %d:\n%s", rank, ranks_output);
         assert_int_not_equal(access("late", F_OK), 0);
@@ -292,9 +286,9 @@ static void assert_named(int64_t n, int rank, int code)
 /* At once. */
 static void assert_short(int64_t n, int rank)
 {
-    double began = seconds_now();
+    double began = mt_now();
     assert_named(n, rank, run_memory(n, rank, FAULT_FROM));
-    assert_true(seconds_now() - began < 20);
+    assert_true(mt_now() - began < 20);
     assert_int_equal(system("rm -rf short"), 0);
 }
 
@@ -325,11 +319,11 @@ static void test_no_memory_to_begin(void **state)
     for (int rank = 0; rank < 2; rank++)
         for (int64_t n = 1;; n++) {
             char command[1200];
-            double began = seconds_now();
+            double began = mt_now();
             snprintf(command, sizeof command, "%s --begin %lld %d", this_program(), (long long)n,
                      rank);
             int code = run_ranks(2, command);
-            assert_true(seconds_now() - began < 20);
+            assert_true(mt_now() - began < 20);
             assert_true(n < MOST);
             if (code == 0 && n > LEAST && strstr(ranks_output, "nothing failed")) break;
             assert_named(n, rank, code);

@@ -8,30 +8,16 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/test.h"
 
+#include "core/clock.h"
 #include "dist/inflight.h"
 #include "dist/rendezvous.h"
 #include "train/supervise.h"
 
 enum { MOST = 8, SENTENCE = 400 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void nap(double seconds)
-{
-    nanosleep(
-        &(struct timespec){ (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) },
-        NULL);
-}
 
 /* ---- where they meet ---------------------------------------------------------------------------
  */
@@ -215,10 +201,10 @@ static int visit(const guest *g, const mt_meeting *meeting, double timeout_s)
     char host[MT_MEETING_HOST];
     mt_launch launch = { .rank = g->rank, .world = g->world, .launcher = "test" };
     if (!g->rank) memset(data.text, 'x', sizeof data.text - 1);
-    nap(g->late);
-    double began = now();
+    mt_nap(g->late);
+    double began = mt_now();
     mt_status status = mt_rendezvous(&data, sizeof data, host, &launch, meeting, timeout_s);
-    if (now() - began > timeout_s + 6) return 3;
+    if (mt_now() - began > timeout_s + 6) return 3;
     if (g->error) {
         bool said = status == MT_EDEVICE && strstr(mt_error_message(), g->error);
         if (!said) fprintf(stderr, "rank %d: '%s'\n", g->rank, mt_error_message());
@@ -396,20 +382,20 @@ static int child(const char *name)
     }
     if (!strcmp(name, "fail")) {
         if (launch.rank == 1) return 7;
-        nap(launch.rank == 2 ? 0.5 : 60); /* the last fails, too, but later */
+        mt_nap(launch.rank == 2 ? 0.5 : 60); /* the last fails, too, but later */
         return 9;
     }
-    if (!strcmp(name, "first")) return nap(launch.rank > 0 ? 60 : 0), 7;
+    if (!strcmp(name, "first")) return mt_nap(launch.rank > 0 ? 60 : 0), 7;
     if (!strcmp(name, "killed")) {
         if (launch.rank == 2) raise(SIGKILL);
-        nap(60);
+        mt_nap(60);
     }
     if (!strcmp(name, "asked")) {
         signal(SIGTERM, quit);
         signal(SIGUSR1, quit);
         printf("%d\n", (int)getpid());
         fflush(stdout);
-        nap(60);
+        mt_nap(60);
     }
     return 0;
 }
@@ -427,14 +413,14 @@ static void test_first_failure(void **state)
 {
     (void)state;
     int rank;
-    double began = now();
+    double began = mt_now();
     assert_int_equal(supervise(&rank, "fail", 4, 1.5), 7);
     assert_int_equal(rank, 1);
     assert_int_equal(supervise(&rank, "killed", 3, 0.5), 128 + SIGKILL);
     assert_int_equal(rank, 2);
     assert_int_equal(supervise(&rank, "first", 3, 60), 7);
     assert_int_equal(rank, 0);
-    assert_true(now() - began < 20);
+    assert_true(mt_now() - began < 20);
     char *const none[] = { (char *)(uintptr_t) "nothing", NULL };
     int code;
     assert_ok(mt_supervise(&code, &rank, "/nowhere/nothing", none, 2, 1));
@@ -492,7 +478,7 @@ static void test_signals(void **state)
             fclose(file);
         }
         if (!alive) return;
-        nap(0.05);
+        mt_nap(0.05);
     }
     fail_msg("a child outlives the process that has started it");
 }
@@ -561,7 +547,7 @@ static void test_inflight(void **state)
     }
     assert_ok(mt_inflight_follow(f, &stream));
     assert_int_equal(followed, 3);
-    nap(0.05);
+    mt_nap(0.05);
     assert_ok(mt_inflight_oldest(f, &oldest, &any));
     assert_true(any && oldest.sequence == 1 && oldest.bytes == 10 && oldest.group == 100);
     assert_string_equal(oldest.op, "first");

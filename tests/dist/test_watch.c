@@ -7,21 +7,14 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/test.h"
 
+#include "core/clock.h"
 #include "dist/watch.h"
 
 static atomic_bool told;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void never(void *context, int by, const char *sentence)
 {
@@ -51,12 +44,12 @@ static void ends_at_once(void **state)
         mt_watch *watch[2];
         start(watch);
         /* both threads are in the middle of their wait */
-        nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
+        mt_nap(0.03);
         for (int k = 0; k < 2; k++) {
-            double before = now();
+            double before = mt_now();
             mt_watch_stop(&watch[(i + k) % 2]);
-            waited += now() - before;
-            nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+            waited += mt_now() - before;
+            mt_nap(0.005);
         }
     }
     print_message("8 ends took %.4f s\n", waited);
@@ -69,10 +62,10 @@ static void says_why(void **state)
     (void)state;
     mt_watch *watch;
     const mt_watch_options options = { .rank = 1, .world = 2, .timeout_s = 2, .on_fault = never };
-    double began = now();
+    double began = mt_now();
     assert_fails(mt_watch_start(&watch, &options, -1, "127.0.0.1:1"), MT_EDEVICE,
                  "rank 1: rank 0 does not answer at 127.0.0.1:1 after 1.8 s: Connection refused");
-    assert_true(now() - began < 2);
+    assert_true(mt_now() - began < 2);
     assert_null(watch);
     assert_fails(mt_watch_start(&watch, &options, -1, "nowhere.invalid:80"), MT_EDEVICE,
                  "at nowhere.invalid:80 after ");
@@ -104,8 +97,7 @@ static void cannot_take_in(void **state)
     none = was, none.rlim_cur = (rlim_t)s;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     int connected = connect(s, (struct sockaddr *)&to, sizeof to);
-    for (double began = now(); !atomic_load(&told) && now() - began < 5;)
-        nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+    for (double began = mt_now(); !atomic_load(&told) && mt_now() - began < 5;) mt_nap(0.01);
     setrlimit(RLIMIT_NOFILE, &was);
     assert_int_equal(connected, 0);
     assert_true(atomic_load(&told));
@@ -166,9 +158,8 @@ static void names_who_does_something_else(void **state)
         for (int r = 0; r < FEW; r++)
             mt_watch_enter(watch[r], r == other ? "reduce" : "gather", "w", 8,
                            (uint64_t)(r % groups) << 40);
-        double began = now(), waits = rows[i].named ? 10 : 0.4;
-        while (!atomic_load(&all[0].said) && now() - began < waits)
-            nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+        double began = mt_now(), waits = rows[i].named ? 10 : 0.4;
+        while (!atomic_load(&all[0].said) && mt_now() - began < waits) mt_nap(0.001);
         assert_int_equal(atomic_load(&all[0].said), rows[i].named);
         for (int r = 0; r < FEW; r++) {
             int first, second;
@@ -198,11 +189,10 @@ static void passes_on_its_own(void **state)
         mt_watch *watch[FEW];
         heard all[FEW];
         start_few(watch, all);
-        double began = now();
+        double began = mt_now();
         mt_watch_fault(watch[0], "the disk is full");
         for (int r = 1; r < FEW; r++) {
-            while (!atomic_load(&all[r].said) && now() - began < 5)
-                nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+            while (!atomic_load(&all[r].said) && mt_now() - began < 5) mt_nap(0.001);
             assert_true(atomic_load(&all[r].said));
             assert_int_equal(all[r].by, 0);
             assert_string_equal(all[r].sentence, "the disk is full");
