@@ -1,26 +1,14 @@
-/* Seconds on the clock that only goes forward. */
+/* The clock that only goes forward. */
 #pragma once
-
-#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-static inline double mt_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* Sleeps, unless a signal comes. */
-static inline void mt_nap(double seconds)
-{
-    struct timespec t = { .tv_sec = (time_t)seconds };
-    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
-    nanosleep(&t, NULL);
-}
+/* Seconds since some moment. */
+double mt_now(void);
+/* Sleeps for so many seconds, or until a signal comes. */
+void mt_nap(double seconds);
 
 #ifdef __cplusplus
 }
