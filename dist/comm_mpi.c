@@ -296,7 +296,8 @@ static void *lose_patience(void *user)
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += (time_t)seconds;
     pthread_mutex_lock(&p->lock);
-    while (!p->over && code == 0) code = pthread_cond_timedwait(&p->met, &p->lock, &until);
+    while (!p->over && code == 0)
+        code = pthread_cond_clockwait(&p->met, &p->lock, CLOCK_MONOTONIC, &until);
     bool over = p->over;
     pthread_mutex_unlock(&p->lock);
     if (over) return NULL;
@@ -310,13 +311,9 @@ static void *lose_patience(void *user)
 /* Nobody loses it where nobody would hear of it. */
 static mt_status begin_patience(patience *p)
 {
-    pthread_condattr_t clock;
     if (!p->options->on_fault) return MT_OK;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->met, &clock);
-    pthread_condattr_destroy(&clock);
+    pthread_cond_init(&p->met, NULL);
     int code = pthread_create(&p->thread, NULL, lose_patience, p);
     if (code == 0) return MT_OK;
     pthread_cond_destroy(&p->met);

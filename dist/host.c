@@ -85,15 +85,11 @@ static void *look_up(void *user)
 
 static mt_status begin_lookup(lookup **begun, const char *name)
 {
-    pthread_condattr_t clock;
     lookup *l = calloc(1, sizeof *l);
     MT_REQUIRE(l, MT_ENOMEM, "no memory to look up '%s'", name);
     snprintf(l->name, sizeof l->name, "%s", name);
     pthread_mutex_init(&l->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&l->ended, &clock);
-    pthread_condattr_destroy(&clock);
+    pthread_cond_init(&l->ended, NULL);
     int code = pthread_create(&l->thread, NULL, look_up, l);
     if (code) free_lookup(l);
     MT_REQUIRE(code == 0, MT_EDEVICE, "cannot start a thread to look up '%s': %s", name,
@@ -115,7 +111,7 @@ static mt_status resolve(struct in_addr *at, const char *name, double seconds)
     if (until.tv_nsec >= second_ns) until.tv_sec++, until.tv_nsec -= second_ns;
     pthread_mutex_lock(&l->lock);
     for (int late = 0; !l->done && !late;)
-        late = pthread_cond_timedwait(&l->ended, &l->lock, &until);
+        late = pthread_cond_clockwait(&l->ended, &l->lock, CLOCK_MONOTONIC, &until);
     bool done = l->done;
     if (!done) {
         pthread_detach(l->thread);

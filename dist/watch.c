@@ -541,9 +541,10 @@ void mt_watch_fault(mt_watch *w, const char *sentence)
     else
         send_message(w->upward, &m);
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec++;
     pthread_mutex_lock(&w->lock);
-    while (!w->faulted && pthread_cond_timedwait(&w->over, &w->lock, &until) == 0) continue;
+    while (!w->faulted && pthread_cond_clockwait(&w->over, &w->lock, CLOCK_MONOTONIC, &until) == 0)
+        continue;
     pthread_mutex_unlock(&w->lock);
 }
