@@ -77,6 +77,7 @@ mt_status mt_gather_fwd_check(const struct mt_gather_fwd_args *args)
     MT_CHECK_POINTER(op, args, x, args->rows * args->width);
     MT_CHECK_POINTER(op, args, row_token, args->rows);
     MT_CHECK_POINTER(op, args, rows_used, 1);
+    if (args->position) MT_CHECK_POSITIVE(op, args, top_k);
     return MT_OK;
 }
 

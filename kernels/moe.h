@@ -76,7 +76,8 @@ struct mt_route_plan_args {
     int64_t *element_offsets;
 };
 
-/* y[r, :] = x[row_token[r], :] for r < offsets[E]. x [T, D], y [R, D]. */
+/* y[r, :] = x[row_token[r], :] for r < offsets[E]. x [T, D], y [R, D]. position, of the same
+ * plan: which a backend may go by, or NULL. */
 struct mt_gather_fwd_args {
     mt_dtype dtype;
     int64_t tokens, width, top_k, rows;
@@ -84,6 +85,7 @@ struct mt_gather_fwd_args {
     const void *x;
     const int32_t *row_token;
     const int64_t *rows_used; /* device int64[1]: offsets + E */
+    const int32_t *position;  /* int32 [T, k] */
 };
 
 /* dx[t, :] = dx_add + sum over slots (in order) of dy[position[t, slot], :], dropped slots left
@@ -144,7 +146,7 @@ struct mt_weights_bwd_args {
 /* A GEMM of an expert layer and the ops beside it, as one. The result is, to the bit, that of the
  * same device's ops in turn, but for the order of dweights' sums:
  *
- * TN, row_token: row r of X is row row_token[r] of gemm.b (mt_gather_fwd).
+ * TN, row_token: row r of X is row row_token[r] of gemm.b (mt_gather_fwd, with position).
  * TN, act: the SwiGLU of d as it is stored (mt_swiglu_fwd), [rows, n / 2].
  * NN, z: d [rows, 2k] = from the product, rounded to dtype, to the gradient of z [rows, 2k]
  * (mt_swiglu_bwd). dweights: of the weights that b's rows are weighted by (mt_weights_bwd).

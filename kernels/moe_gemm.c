@@ -70,12 +70,13 @@ static mt_status gather(mt_stream *stream, mt_qtensor *x, const struct mt_moe_ge
                              .dtype = args->dtype,
                              .tokens = args->tokens,
                              .width = group->k,
-                             .top_k = 1,
+                             .top_k = args->top_k,
                              .rows = group->first_dims ? group->m : group->members * group->m,
                              .y = args->scratch,
                              .x = d->codes,
                              .row_token = args->row_token,
-                             .rows_used = args->rows_used });
+                             .rows_used = args->rows_used,
+                             .position = args->position });
 }
 
 mt_status mt_moe_gemm_parts(mt_stream *stream, const struct mt_moe_gemm_args *args)

@@ -141,12 +141,13 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
         MT_TRY(mt_gather_fwd(stream, &(struct mt_gather_fwd_args){ .dtype = args->dtype,
                                                                    .tokens = args->tokens,
                                                                    .width = g->k,
-                                                                   .top_k = 1,
+                                                                   .top_k = args->top_k,
                                                                    .rows = rows,
                                                                    .y = args->scratch,
                                                                    .x = from,
                                                                    .row_token = args->row_token,
-                                                                   .rows_used = args->rows_used }));
+                                                                   .rows_used = args->rows_used,
+                                                                   .position = args->position }));
     else if (args->z)
         MT_TRY(mt_swiglu_bwd(stream, &(struct mt_swiglu_bwd_args){ .dtype = args->dtype,
                                                                    .rows = rows,

@@ -47,12 +47,12 @@ typedef enum mt_quantize_pass {
  * The ops before it that make the source may be a part of the call; the result is then, to the bit,
  * that of the same device's ops in turn. src is plain, of dtype, and its group that of the rows
  * they make, of one width k. row_token int32 [rows]: row r is row row_token[r] of src's codes
- * [tokens, k] (mt_gather_fwd); with weights real [tokens, top_k], and position int32 [tokens,
- * top_k] of mt_route_plan_args, times its weight, rounded (mt_combine_bwd's dx). swiglu: rows are
- * the SwiGLU, rounded to dtype, of those of src's codes [rows, 2k] (mt_swiglu_fwd). z [rows, k]:
- * rows are its gradient, rounded, from src's codes [rows, k / 2], that of its SwiGLU
- * (mt_swiglu_bwd). rows_used: device int64 [1], rows of all members; NULL, but not with row_token:
- * all there is room for. scratch: mt_quantize_scratch bytes. */
+ * [tokens, k], position int32 [tokens, top_k] of the same plan or NULL (mt_gather_fwd); with
+ * weights real [tokens, top_k] and position, times its weight, rounded (mt_combine_bwd's dx).
+ * swiglu: rows are the SwiGLU, rounded to dtype, of those of src's codes [rows, 2k]
+ * (mt_swiglu_fwd). z [rows, k]: rows are its gradient, rounded, from src's codes [rows, k / 2],
+ * that of its SwiGLU (mt_swiglu_bwd). rows_used: device int64 [1], rows of all members; NULL, but
+ * not with row_token: all there is room for. scratch: mt_quantize_scratch bytes. */
 struct mt_quantize_args {
     mt_dtype dtype;
     mt_quantize_pass pass;

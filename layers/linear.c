@@ -198,6 +198,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                   .bias = layer->bias ? layer->bias->master : NULL },
         .row_token = qx.memory[MT_ROW] ? NULL : qx.row_token,
         .tokens = qx.tokens,
+        .position = qx.position,
+        .top_k = qx.top_k,
         .rows_used = qx.rows_used,
         .act = beside->act ? beside->act->data.data : NULL,
     };

@@ -175,7 +175,8 @@ mt_status mt_gather(mt_tape *tape, mt_value **y, mt_value *x, const mt_route *ro
                                       .x = x->data.data,
                                       .row_token = route->row_token->data.data,
                                       .rows_used = (const int64_t *)route->rows.offsets->data.data +
-                                                   route->rows.members }));
+                                                   route->rows.members,
+                                      .position = route->position->data.data }));
     struct rows_attrs attrs = { route->tokens, route->top_k };
     return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_gather,
                                                  .attrs = &attrs,

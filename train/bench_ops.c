@@ -85,7 +85,8 @@ static mt_status launch_gather_fwd(mt_bench *b, void *context, int64_t turn)
                                                        .y = j->rows_d[turn % 2],
                                                        .x = j->x,
                                                        .row_token = j->row_token,
-                                                       .rows_used = j->offsets + j->s->experts });
+                                                       .rows_used = j->offsets + j->s->experts,
+                                                       .position = j->position });
 }
 
 static mt_status launch_gather_bwd(mt_bench *b, void *context, int64_t turn)

@@ -112,54 +112,26 @@ static __global__ void __launch_bounds__(THREADS, 3) dots_kernel(struct mt_combi
     }
 }
 
-/* dx alone: a warp reads 32 vectors of a token's dy once for all of its rows. */
+/* dx alone. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_combine_bwd_args a)
 {
     typedef mt_words<T, N> words;
-    enum { SLOTS = 8 };
-    const int64_t n = a.width / N, groups = mt_row_groups(n), warps = (int64_t)gridDim.x * WARPS;
-    int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
-    for (; warp < a.tokens * groups; warp += warps) {
-        const struct mt_row_place p = mt_row_place_of(warp, groups);
-        const int32_t *position = a.position + p.token * a.top_k;
-        const mt_real<T> *weights = (const mt_real<T> *)a.weights + p.token * a.top_k;
-        mt_real<T> dy[N], dx[N];
-        if (p.column >= n) continue;
-        const words in = ((const words *)a.dy)[p.token * n + p.column];
-        for (int64_t first = 0; first < a.top_k; first += SLOTS) {
-            mt_real<T> w[SLOTS];
-            int32_t row[SLOTS];
-#pragma unroll
-            for (int s = 0; s < SLOTS; s++) {
-                row[s] = first + s < a.top_k ? position[first + s] : -1;
-                w[s] = first + s < a.top_k ? weights[first + s] : 0;
-            }
-            mt_open<T, N>(dy, in);
-#pragma unroll
-            for (int s = 0; s < SLOTS; s++) {
-                if (row[s] < 0) continue;
-#pragma unroll
-                for (int j = 0; j < N; j++) dx[j] = w[s] * dy[j];
-                __stcs((words *)a.dx + row[s] * n + p.column, mt_close<T, N>(dx));
-            }
-        }
-    }
+    mt_spread_rows<T, N, true>((words *)a.dx, (const words *)a.dy, a.tokens, a.width / N,
+                               a.position, (const mt_real<T> *)a.weights, a.top_k);
 }
 
-/* Of spread_kernel there is a block for each WARPS parts of rows: in the card's own order of blocks
- * the rows that are written at a time lie closer than with blocks that stay. */
 template <typename T, int N>
 static mt_status launch_combine_bwd(mt_stream *stream, const struct mt_combine_bwd_args *a)
 {
     cudaStream_t on = mt_cuda_stream(stream);
-    const int64_t parts = a->tokens * mt_row_groups(a->width / N);
+    const unsigned spreaders = mt_spread_blocks(a->tokens, a->width / N, WARPS);
     const unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
     auto kernel = a->dx ? combine_bwd_kernel<T, N> : dots_kernel<T, N>;
     if (a->dweights && blocks)
         kernel<<<blocks, THREADS, 0, on>>>(*a);
-    else if (!a->dweights && parts)
-        spread_kernel<T, N><<<(unsigned)mt_ceil_div(parts, WARPS), THREADS, 0, on>>>(*a);
+    else if (!a->dweights && spreaders)
+        spread_kernel<T, N><<<spreaders, THREADS, 0, on>>>(*a);
     MT_LAUNCHED(stream, "combine_bwd");
     return MT_OK;
 }

@@ -237,7 +237,23 @@ MT_CUDA_OP(route_plan)
 /* ---- gather -----------------------------------------------------------------------------------
  */
 
-/* Rows of n pieces V; blockIdx.y: the columns. */
+/* By token, from where its rows are. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_gather_fwd_args a)
+{
+    typedef mt_words<T, N> words;
+    mt_spread_rows<T, N, false>((words *)a.y, (const words *)a.x, a.tokens, a.width / N, a.position,
+                                NULL, a.top_k);
+}
+
+template <typename T, int N>
+static void launch_spread(mt_stream *stream, const struct mt_gather_fwd_args *a)
+{
+    const unsigned blocks = mt_spread_blocks(a->tokens, a->width / N, THREADS / 32);
+    if (blocks) spread_kernel<T, N><<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(*a);
+}
+
+/* By row, of n pieces V; blockIdx.y: the columns. */
 template <typename V>
 static __global__ void __launch_bounds__(THREADS)
     gather_kernel(struct mt_gather_fwd_args a, int64_t n, int64_t part)
@@ -259,11 +275,14 @@ template <typename T>
 static mt_status gather_fwd(mt_stream *stream, const struct mt_gather_fwd_args *a)
 {
     if (!a->rows || !a->width) return MT_OK;
+    enum { N = 16 / sizeof(T) };
     const void *operands[] = { a->x, a->y };
-    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
-        launch_gather<uint4>(stream, a, a->width * (int64_t)sizeof(T) / 16);
+    const bool whole = mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T));
+    if (a->position)
+        whole ? launch_spread<T, N>(stream, a) : launch_spread<T, 1>(stream, a);
     else
-        launch_gather<T>(stream, a, a->width);
+        whole ? launch_gather<uint4>(stream, a, a->width / N)
+              : launch_gather<T>(stream, a, a->width);
     MT_LAUNCHED(stream, "gather_fwd");
     return MT_OK;
 }

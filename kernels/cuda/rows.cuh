@@ -90,3 +90,46 @@ static __device__ __forceinline__ void mt_add_slots(mt_real<T> sum[N], const mt_
         }
     }
 }
+
+/* to[position[token, slot]] = [weights[token, slot]] x[token], but where position is -1: a warp
+ * reads 32 vectors of a token's row once for all of its rows. */
+template <typename T, int N, bool WEIGHTED>
+static __device__ __forceinline__ void
+mt_spread_rows(mt_words<T, N> *to, const mt_words<T, N> *x, int64_t tokens, int64_t n,
+               const int32_t *positions, const mt_real<T> *weights, int64_t top_k)
+{
+    enum { SLOTS = 8 };
+    const int64_t groups = mt_row_groups(n), warps = (int64_t)gridDim.x * (blockDim.x / 32);
+    int64_t warp = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    for (; warp < tokens * groups; warp += warps) {
+        const struct mt_row_place p = mt_row_place_of(warp, groups);
+        const int32_t *position = positions + p.token * top_k;
+        if (p.column >= n) continue;
+        const mt_words<T, N> in = x[p.token * n + p.column];
+        for (int64_t first = 0; first < top_k; first += SLOTS) {
+            mt_real<T> e[N], w[SLOTS];
+            int32_t row[SLOTS];
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                row[s] = first + s < top_k ? position[first + s] : -1;
+                if (WEIGHTED) w[s] = first + s < top_k ? weights[p.token * top_k + first + s] : 0;
+            }
+            if (WEIGHTED) mt_open<T, N>(e, in);
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                mt_real<T> out[N];
+                if (row[s] < 0) continue;
+#pragma unroll
+                for (int j = 0; j < N && WEIGHTED; j++) out[j] = w[s] * e[j];
+                __stcs(to + row[s] * n + p.column, WEIGHTED ? mt_close<T, N>(out) : in);
+            }
+        }
+    }
+}
+
+/* A block for each `warps` parts of rows: in the card's own order of blocks the rows that are
+ * written at a time lie closer than with blocks that stay. */
+static inline unsigned mt_spread_blocks(int64_t tokens, int64_t n, int warps)
+{
+    return (unsigned)mt_ceil_div(tokens * mt_row_groups(n), warps);
+}

@@ -160,23 +160,27 @@ static void check_gather(const struct route *r, mt_dtype dtype, int64_t width, i
     void *dx = test_alloc(r->tokens * width, dtype), *add = test_alloc(r->tokens * width, dtype);
     test_random(x, r->tokens * width, dtype, 1, 51);
     test_random(add, r->tokens * width, dtype, 1, 52);
-    assert_ok(mt_gather_fwd(&stream,
-                            &(struct mt_gather_fwd_args){ .dtype = dtype,
-                                                          .tokens = r->tokens,
-                                                          .width = width,
-                                                          .top_k = r->top_k,
-                                                          .rows = r->rows,
-                                                          .y = y,
-                                                          .x = x,
-                                                          .row_token = r->row_token,
-                                                          .rows_used = r->offsets + r->experts }));
-    int64_t used = r->offsets[r->experts];
-    for (int64_t i = 0; i < used * width; i++)
-        exact_at("gather", y, dtype, i,
-                 mt_load_f64(x, dtype, r->row_token[i / width] * width + i % width));
-    unsigned char *tail = (unsigned char *)y + (size_t)(used * width) * mt_dtype_size(dtype);
-    for (size_t i = 0; i < (size_t)((r->rows - used) * width) * mt_dtype_size(dtype); i++)
-        assert_int_equal(tail[i], 0xff); /* past the rows in use nothing is written */
+    for (int by_token = 0; by_token < 2; by_token++) {
+        memset(y, 0xff, (size_t)(r->rows * width) * mt_dtype_size(dtype));
+        assert_ok(mt_gather_fwd(
+            &stream, &(struct mt_gather_fwd_args){ .dtype = dtype,
+                                                   .tokens = r->tokens,
+                                                   .width = width,
+                                                   .top_k = r->top_k,
+                                                   .rows = r->rows,
+                                                   .y = y,
+                                                   .x = x,
+                                                   .row_token = r->row_token,
+                                                   .rows_used = r->offsets + r->experts,
+                                                   .position = by_token ? r->position : NULL }));
+        int64_t used = r->offsets[r->experts];
+        for (int64_t i = 0; i < used * width; i++)
+            exact_at("gather", y, dtype, i,
+                     mt_load_f64(x, dtype, r->row_token[i / width] * width + i % width));
+        unsigned char *tail = (unsigned char *)y + (size_t)(used * width) * mt_dtype_size(dtype);
+        for (size_t i = 0; i < (size_t)((r->rows - used) * width) * mt_dtype_size(dtype); i++)
+            assert_int_equal(tail[i], 0xff); /* past the rows in use nothing is written */
+    }
 
     for (int with_add = 0; with_add < 3; with_add++) { /* none, other memory, in place */
         if (with_add == 2) memcpy(dx, add, (size_t)(r->tokens * width) * mt_dtype_size(dtype));
