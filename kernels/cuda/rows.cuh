@@ -105,7 +105,8 @@ mt_spread_rows(mt_words<T, N> *to, const mt_words<T, N> *x, int64_t tokens, int6
         const struct mt_row_place p = mt_row_place_of(warp, groups);
         const int32_t *position = positions + p.token * top_k;
         if (p.column >= n) continue;
-        const mt_words<T, N> in = x[p.token * n + p.column];
+        const mt_words<T, N> *from = x + p.token * n + p.column;
+        const mt_words<T, N> in = WEIGHTED ? *from : __ldcs(from);
         for (int64_t first = 0; first < top_k; first += SLOTS) {
             mt_real<T> e[N], w[SLOTS];
             int32_t row[SLOTS];
@@ -117,11 +118,16 @@ mt_spread_rows(mt_words<T, N> *to, const mt_words<T, N> *x, int64_t tokens, int6
             if (WEIGHTED) mt_open<T, N>(e, in);
 #pragma unroll
             for (int s = 0; s < SLOTS; s++) {
-                mt_real<T> out[N];
+                mt_words<T, N> *at = to + row[s] * n + p.column;
                 if (row[s] < 0) continue;
+                if constexpr (WEIGHTED) {
+                    mt_real<T> out[N];
 #pragma unroll
-                for (int j = 0; j < N && WEIGHTED; j++) out[j] = w[s] * e[j];
-                __stcs(to + row[s] * n + p.column, WEIGHTED ? mt_close<T, N>(out) : in);
+                    for (int j = 0; j < N; j++) out[j] = w[s] * e[j];
+                    __stcs(at, mt_close<T, N>(out));
+                } else {
+                    mt_store(at, in);
+                }
             }
         }
     }
