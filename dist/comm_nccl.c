@@ -261,8 +261,9 @@ static mt_status connect_world(mt_comm *c, mt_nccl_shared *s, const mt_launch *l
                                .context = options->context };
     introduction told = { .watch = "" };
     mt_meeting meeting;
-    char host[MT_MEETING_HOST], address[MT_HOST_ADDRESS];
-    int listener = -1;
+    char host[MT_MEETING_HOST], own_name[MT_HOST_NAME], address[MT_HOST_ADDRESS];
+    const char *boot;
+    int listener = -1, port;
     MT_TRY(mt_launch_meeting(&meeting, launch));
     if (launch->rank == 0) {
         MT_NCCL(s, "ncclGetUniqueId", s->nccl.GetUniqueId(&told.id));
@@ -274,8 +275,8 @@ static mt_status connect_world(mt_comm *c, mt_nccl_shared *s, const mt_launch *l
         if (listener >= 0) close(listener);
         return status;
     }
-    const char *port = strrchr(told.watch, ':');
-    snprintf(address, sizeof address, "%.255s%.90s", host, port ? port : "");
+    MT_TRY(mt_host_parts(own_name, &port, &boot, told.watch)); /* a name that rank 0 has itself */
+    mt_host_address(address, host, port, boot);
     MT_TRY(mt_watch_start(&c->watch, &watch, listener, address));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.maxCTAs = CTAS;

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-enum { MT_HOST_TEXT = 72, MT_HOST_ADDRESS = 352 };
+enum { MT_HOST_TEXT = 72, MT_HOST_NAME = 256, MT_HOST_ADDRESS = 352 };
 
 /* A host: names may be given twice, `boot` differs between machines, and from one start of a
  * machine to the next. "": the system does not say. */
@@ -19,14 +19,23 @@ typedef struct mt_host {
 /* This one. */
 void mt_host_here(mt_host *host);
 
-/* "name:port@boot", where a listener of this host is found under that name; NULL: under its own. */
-void mt_host_address(char address[MT_HOST_ADDRESS], const char *name, int port);
+/* "name:port@boot", where a listener is found, or "name:port" (boot NULL: it is not known): a name
+ * with a ':' in it, an address of IPv6, stands in brackets. */
+void mt_host_address(char address[MT_HOST_ADDRESS], const char *name, int port, const char *boot);
+/* Its parts; *boot within it. MT_EDEVICE, it is not one. */
+mt_status mt_host_parts(char name[MT_HOST_NAME], int *port, const char **boot, const char *address);
 
-/* One attempt to connect to "name:port", or to what mt_host_address has written: then this host's
- * own name means this host, by its loopback. Takes at most so many seconds, or 0.1 where that is
- * less. Errors, which say why and leave it to the caller to say to whom: MT_EDEVICE, also when the
- * time is over, with what was waited for; MT_ECONFIG, another host has the name of this one;
- * MT_ENOMEM. */
+/* Listens at *port, 0: one that is free, of all addresses that this host has, of IPv6 and IPv4;
+ * where `name` is a loopback address or "localhost", of that alone: only this host is to come. What
+ * other names mean to whom is not known here: the same one may be a loopback address on this host
+ * alone. MT_EDEVICE says why not. */
+mt_status mt_host_listen(int *listener, int *port, const char *name);
+
+/* One attempt to connect to an address, in turns to all that its name means. With a boot, this
+ * host's own name means this host, by its loopback. Takes at most so many seconds, or 0.1 where
+ * that is less. Errors, which say why and leave it to the caller to say to whom: MT_EDEVICE, also
+ * when the time is over, with what was waited for; MT_ECONFIG, another host has the name of this
+ * one; MT_ENOMEM. */
 mt_status mt_host_connect(int *connection, const char *address, double seconds);
 
 #ifdef __cplusplus

@@ -20,7 +20,8 @@ mt_status mt_launch_detect(mt_launch *launch);
 
 /* Where the ranks find rank 0, before anything else connects them. */
 typedef struct mt_meeting {
-    char host[256]; /* that rank 0 listens at; a loopback address: only to this host */
+    char host[256]; /* that rank 0 listens at; a loopback address: only to this host. Of IPv6:
+                       without the brackets that it may be given in */
     int port;
     int listener;   /* rank 0 has inherited the listening socket; else -1 */
     char file[256]; /* not "": rank 0 writes "host:port" here, and host and port are not given */

@@ -1,7 +1,6 @@
 /* The first meeting of the ranks. */
 #include "dist/rendezvous.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +15,7 @@
 
 #include "core/clock.h"
 
-enum { SENTENCE = 400, LISTED = 8, NAP_NS = 20000000, BACKLOG = 4096, HEAR_S = 5 };
+enum { SENTENCE = 400, LISTED = 8, NAP_NS = 20000000, HEAR_S = 5 };
 
 static const uint64_t magic = 0x316570617478696du; /* "mixtape1" */
 
@@ -68,48 +67,22 @@ static bool receive_all(int from, void *data, size_t bytes, double seconds)
 /* ---- listening ---------------------------------------------------------------------------------
  */
 
-static mt_status listen_at(int *listener, int *port, struct in_addr own)
+static mt_status listen_at(int *listener, int *port, const char *host)
 {
-    struct sockaddr_in at = { .sin_family = AF_INET,
-                              .sin_port = htons((uint16_t)*port),
-                              .sin_addr = own };
-    socklen_t size = sizeof at;
-    int yes = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (s >= 0) setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    bool ok = s >= 0 && bind(s, (struct sockaddr *)&at, size) == 0 && listen(s, BACKLOG) == 0 &&
-              getsockname(s, (struct sockaddr *)&at, &size) == 0;
-    if (!ok) {
-        mt_status status =
-            MT_FAIL(MT_EDEVICE, "rank 0 cannot listen at port %d: %s", *port, strerror(errno));
-        if (s >= 0) close(s);
-        return status;
-    }
-    *listener = s, *port = (int)ntohs(at.sin_port);
+    int asked = *port;
+    mt_status status = mt_host_listen(listener, port, host);
+    MT_REQUIRE(status == MT_OK, status, "rank 0 cannot listen at port %d: %s", asked,
+               mt_error_message());
     return MT_OK;
-}
-
-mt_status mt_rendezvous_listen(int *listener, int *port, bool loopback)
-{
-    *port = 0;
-    return listen_at(listener, port,
-                     (struct in_addr){ htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY) });
-}
-
-/* The address to listen at: all of them, but where only this host shall come. What other names mean
- * to whom is not known here: the same one may be a loopback address on this host alone. */
-static struct in_addr own_address(const char *host)
-{
-    struct in_addr at;
-    if (!strcmp(host, "localhost")) host = "127.0.0.1";
-    if (inet_pton(AF_INET, host, &at) == 1 && ntohl(at.s_addr) >> 24 == 127) return at;
-    return (struct in_addr){ htonl(INADDR_ANY) };
 }
 
 /* Where the others look for rank 0: whole, or not at all. */
 static mt_status write_place(const char *path, const char *host, int port)
 {
     char next[MT_MEETING_HOST + 16], address[MT_HOST_ADDRESS], text[MT_HOST_ADDRESS + 1];
-    mt_host_address(address, host, port);
+    mt_host here;
+    mt_host_here(&here);
+    mt_host_address(address, *host ? host : here.name, port, here.boot);
     int n = snprintf(text, sizeof text, "%s\n", address);
     snprintf(next, sizeof next, "%s.%ld", path, (long)getpid());
     (void)unlink(next);
@@ -128,9 +101,9 @@ static mt_status begin_listening(int *listener, const mt_meeting *m)
     int port = *m->file ? 0 : m->port;
     *listener = m->listener;
     if (*listener >= 0) return MT_OK;
-    MT_TRY(listen_at(listener, &port, own_address(m->host)));
+    MT_TRY(listen_at(listener, &port, m->host));
     if (!*m->file) return MT_OK;
-    mt_status status = write_place(m->file, *m->host ? m->host : NULL, port);
+    mt_status status = write_place(m->file, m->host, port);
     if (status == MT_OK) return MT_OK;
     close(*listener);
     *listener = -1;
@@ -240,7 +213,7 @@ static mt_status receive_ranks(const void *data, size_t bytes, const mt_launch *
 /* Where rank 0 is at present. */
 static mt_status find_place(char address[MT_HOST_ADDRESS], const mt_meeting *m)
 {
-    snprintf(address, MT_HOST_ADDRESS, "%s:%d", m->host, m->port);
+    mt_host_address(address, m->host, m->port, NULL);
     if (!*m->file) return MT_OK;
     FILE *file = fopen(m->file, "re");
     MT_REQUIRE(file, MT_EDEVICE, "%s", strerror(errno));
@@ -260,10 +233,11 @@ static mt_status try_to_meet(bool *met, void *data, size_t bytes, char host[MT_M
     hello said = { magic, bytes, launch->rank, launch->world };
     answer heard;
     char address[MT_HOST_ADDRESS];
-    int s;
+    const char *boot;
+    int port, s;
     MT_TRY(find_place(address, meeting));
+    MT_TRY(mt_host_parts(host, &port, &boot, address));
     MT_TRY(mt_host_connect(&s, address, seconds));
-    snprintf(host, MT_MEETING_HOST, "%.*s", (int)strcspn(address, ":"), address);
     mt_status status = MT_OK;
     *met = send_all(s, &said, sizeof said) &&
            receive_all(s, &heard, sizeof heard, timeout_s + HEAR_S) && heard.magic == magic;
@@ -282,7 +256,9 @@ static mt_status go_to_rank_0(void *data, size_t bytes, char host[MT_MEETING_HOS
                               const mt_launch *launch, const mt_meeting *meeting, double timeout_s)
 {
     double end = mt_now() + timeout_s;
+    char address[MT_HOST_ADDRESS];
     bool met = false;
+    mt_host_address(address, meeting->host, meeting->port, NULL);
     for (;;) {
         mt_status status =
             try_to_meet(&met, data, bytes, host, launch, meeting, end - mt_now(), timeout_s);

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-enum { MT_MEETING_HOST = 256 };
+enum { MT_MEETING_HOST = MT_HOST_NAME };
 
 /* `data` of every rank becomes that of rank 0, `bytes` of it; `host` is where rank 0 is for this
  * rank. Returns when all ranks have come, after at most timeout_s. Errors, MT_EDEVICE: rank 0 and
@@ -20,9 +20,6 @@ enum { MT_MEETING_HOST = 256 };
  * other differently; an address at which rank 0 cannot listen, or does not answer. */
 mt_status mt_rendezvous(void *data, size_t bytes, char host[MT_MEETING_HOST],
                         const mt_launch *launch, const mt_meeting *meeting, double timeout_s);
-
-/* Begins to listen at a port of this host that is free: of the loopback alone, or of all. */
-mt_status mt_rendezvous_listen(int *listener, int *port, bool loopback);
 
 #ifdef __cplusplus
 }

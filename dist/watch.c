@@ -1,7 +1,6 @@
 /* The watchdog. Rank 0's thread listens to all and judges; the other threads report and obey. */
 #include "dist/watch.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -69,18 +68,12 @@ struct mt_watch {
 
 mt_status mt_watch_listen(int *listener, char address[MT_HOST_ADDRESS])
 {
-    struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY) };
-    socklen_t bytes = sizeof any;
-    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool ok = s >= 0 && bind(s, (struct sockaddr *)&any, bytes) == 0 && listen(s, 1024) == 0 &&
-              getsockname(s, (struct sockaddr *)&any, &bytes) == 0;
-    if (!ok) {
-        mt_status status = MT_FAIL(MT_EDEVICE, "watchdog: cannot listen: %s", strerror(errno));
-        if (s >= 0) close(s);
-        return status;
-    }
-    mt_host_address(address, NULL, (int)ntohs(any.sin_port));
-    *listener = s;
+    int port = 0;
+    mt_host here;
+    mt_status status = mt_host_listen(listener, &port, "");
+    MT_REQUIRE(status == MT_OK, status, "watchdog: cannot listen: %s", mt_error_message());
+    mt_host_here(&here);
+    mt_host_address(address, here.name, port, here.boot);
     return MT_OK;
 }
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
-#include "dist/rendezvous.h"
+#include "dist/host.h"
 
 enum { TICK_NS = 200000000, CANNOT_START = 127, SIGNALLED = 128 };
 
@@ -113,7 +113,8 @@ static mt_status prepare(family *f)
 {
     f->children = calloc((size_t)f->count, sizeof *f->children);
     MT_REQUIRE(f->children, MT_ENOMEM, "no memory for %d ranks", f->count);
-    MT_TRY(mt_rendezvous_listen(&f->listener, &f->port, true));
+    mt_status status = mt_host_listen(&f->listener, &f->port, "127.0.0.1");
+    MT_REQUIRE(status == MT_OK, status, "cannot listen for the ranks: %s", mt_error_message());
     sigemptyset(&f->waited);
     sigaddset(&f->waited, SIGCHLD);
     for (size_t i = 0; i < sizeof passed_on / sizeof *passed_on; i++)

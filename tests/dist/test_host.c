@@ -20,21 +20,31 @@
 static const double slow_s = 4; /* that a lookup of "slow" takes */
 static atomic_int looking_up;
 
-/* In place of libc's. "this" is, as on Debian, a host whose own name means 127.0.1.1. */
+/* In place of libc's. "this" is, as on Debian, a host whose own name means 127.0.1.1; "both" means
+ * ::1 and 127.0.0.1. */
 int getaddrinfo(const char *restrict name, const char *restrict service,
                 const struct addrinfo *restrict hints, struct addrinfo **restrict found)
 {
     static _Thread_local struct sockaddr_in at;
-    static _Thread_local struct addrinfo one;
+    static _Thread_local struct sockaddr_in6 at6;
+    static _Thread_local struct addrinfo first, second;
+    bool both = !strcmp(name, "both");
     (void)service, (void)hints;
     atomic_fetch_add(&looking_up, 1);
     if (!strcmp(name, "slow")) mt_nap(slow_s);
-    at =
-        (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK + 256) } };
-    one = (struct addrinfo){ .ai_family = AF_INET, .ai_addr = (struct sockaddr *)&at };
-    *found = &one;
+    at = (struct sockaddr_in){ .sin_family = AF_INET,
+                               .sin_addr = { htonl(INADDR_LOOPBACK + (both ? 0 : 256)) } };
+    at6 = (struct sockaddr_in6){ .sin6_family = AF_INET6, .sin6_addr = in6addr_loopback };
+    first = (struct addrinfo){ .ai_family = AF_INET6,
+                               .ai_addr = (struct sockaddr *)&at6,
+                               .ai_addrlen = sizeof at6,
+                               .ai_next = &second };
+    second = (struct addrinfo){ .ai_family = AF_INET,
+                                .ai_addr = (struct sockaddr *)&at,
+                                .ai_addrlen = sizeof at };
+    *found = both ? &first : &second;
     atomic_fetch_sub(&looking_up, 1);
-    return !strcmp(name, "this") ? 0 : EAI_NONAME;
+    return both || !strcmp(name, "this") ? 0 : EAI_NONAME;
 }
 
 void freeaddrinfo(struct addrinfo *found)
@@ -72,8 +82,8 @@ static mt_status meet(int rank, const mt_meeting *meeting, double timeout_s)
 /* An address of this host at which nobody listens. */
 static int free_port(void)
 {
-    int listener, port;
-    assert_ok(mt_rendezvous_listen(&listener, &port, true));
+    int listener, port = 0;
+    assert_ok(mt_host_listen(&listener, &port, "127.0.0.1"));
     close(listener);
     return port;
 }
@@ -117,6 +127,89 @@ static void names_that_nobody_has(void **state)
         assert_fails(mt_host_connect(&connection, none[i], 5), MT_EDEVICE, "is no address");
 }
 
+static void assert_reached(const char *name, int port, bool reached)
+{
+    char address[MT_HOST_ADDRESS];
+    int connection;
+    mt_host_address(address, name, port, NULL);
+    if (reached) {
+        assert_ok(mt_host_connect(&connection, address, 5));
+        close(connection);
+    } else {
+        assert_fails(mt_host_connect(&connection, address, 5), MT_EDEVICE, "refused");
+    }
+}
+
+/* Of a name's addresses the one that answers is taken; a loopback is all that it listens at. */
+static void names_of_several_addresses(void **state)
+{
+    (void)state;
+    int listener, port = 0;
+    assert_ok(mt_host_listen(&listener, &port, "127.0.0.1"));
+    assert_reached("both", port, true);
+    assert_reached("this", port, false);
+    close(listener);
+    assert_reached("both", port, false);
+    port = 0;
+    assert_ok(mt_host_listen(&listener, &port, "localhost"));
+    assert_reached("both", port, true);
+    assert_reached("this", port, false);
+    close(listener);
+}
+
+static void addresses_as_text(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *boot, *text;
+    } cases[] = { { "node1", NULL, "node1:29500" },
+                  { "10.0.0.1", "a-b", "10.0.0.1:29500@a-b" },
+                  { "::1", NULL, "[::1]:29500" },
+                  { "fe80::1%eth0", "", "[fe80::1%eth0]:29500@" } };
+    static const char *const none[] = { "[::1]", "[::1:80", "[]:80", "[::1]80", "[::1]:0" };
+    char text[MT_HOST_ADDRESS], name[MT_HOST_NAME];
+    const char *boot;
+    int port;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mt_host_address(text, cases[i].name, 29500, cases[i].boot);
+        assert_string_equal(text, cases[i].text);
+        assert_ok(mt_host_parts(name, &port, &boot, text));
+        assert_string_equal(name, cases[i].name);
+        assert_int_equal(port, 29500);
+        assert_int_equal(boot == NULL, cases[i].boot == NULL);
+        if (boot) assert_string_equal(boot, cases[i].boot);
+    }
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        assert_fails(mt_host_parts(name, &port, &boot, none[i]), MT_EDEVICE, "is no address");
+}
+
+/* What listens at all addresses is reached by IPv6 as well as by IPv4, what listens at ::1 by that
+ * alone, and ranks meet there. */
+static void addresses_of_ipv6(void **state)
+{
+    (void)state;
+    int listener, port = 0;
+    if (mt_host_listen(&listener, &port, "::1") != MT_OK) skip(); /* a host without IPv6 */
+    assert_reached("::1", port, true);
+    assert_reached("127.0.0.1", port, false);
+    close(listener);
+    port = 0;
+    assert_ok(mt_host_listen(&listener, &port, ""));
+    assert_reached("::1", port, true);
+    assert_reached("127.0.0.1", port, true);
+    close(listener);
+    mt_meeting meeting = { .host = "::1", .port = port, .listener = -1 };
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(meet(0, &meeting, 5) != MT_OK);
+    mt_status met = meet(1, &meeting, 5);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_ok(met);
+    assert_int_equal(status, 0);
+}
+
 /* A host whose packets are lost: a listener that takes nobody in. */
 static void lost_packets(void **state)
 {
@@ -151,10 +244,10 @@ static void hosts_of_one_name(void **state)
     mt_meeting meeting = { .listener = -1 };
     char address[MT_HOST_ADDRESS], other[MT_HOST_ADDRESS], words[256];
     const char *folder = getenv("TMPDIR");
-    int listener, port, connection;
+    int listener, port = 0, connection;
     mt_host_here(&here);
-    assert_ok(mt_rendezvous_listen(&listener, &port, false));
-    mt_host_address(address, NULL, port);
+    assert_ok(mt_host_listen(&listener, &port, ""));
+    mt_host_address(address, here.name, port, here.boot);
     assert_ok(mt_host_connect(&connection, address, 5));
     close(connection);
     snprintf(other, sizeof other, "%s:%d@another-start", here.name, port);
@@ -195,6 +288,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slow_names),
         cmocka_unit_test(names_that_nobody_has),
+        cmocka_unit_test(names_of_several_addresses),
+        cmocka_unit_test(addresses_as_text),
+        cmocka_unit_test(addresses_of_ipv6),
         cmocka_unit_test(lost_packets),
         cmocka_unit_test(hosts_of_one_name),
         cmocka_unit_test(a_name_with_an_address_of_its_own),

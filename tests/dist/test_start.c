@@ -113,6 +113,10 @@ static void test_meeting(void **state)
           "",
           NULL,
           99 },
+        { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "[fd00::2]:99" }, "fd00::2", "", NULL, 99 },
+        { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "[]:99" }, "", "", "must name a host", 0 },
+        { "torchrun", 0, { "MASTER_ADDR", "::1", "MASTER_PORT", "80" }, "::1", "", NULL, 80 },
+        { "torchrun", 0, { "MASTER_ADDR", "[::1]", "MASTER_PORT", "80" }, "::1", "", NULL, 80 },
         { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "file:/net/meet" }, "", "/net/meet", NULL, 0 },
         { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "file:" }, "", "", "must be file: and a path", 0 },
         { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "host" }, "", "", "'host', must be HOST:PORT", 0 },
@@ -244,7 +248,7 @@ static void assert_meet(const guest *guests, int count, double timeout_s)
 {
     mt_meeting meeting = { .host = "127.0.0.1" };
     pid_t children[MOST];
-    assert_ok(mt_rendezvous_listen(&meeting.listener, &meeting.port, true));
+    assert_ok(mt_host_listen(&meeting.listener, &meeting.port, "127.0.0.1"));
     start_guests(children, guests, count, &meeting, timeout_s);
     close(meeting.listener);
     assert_children(children, count);
@@ -266,7 +270,7 @@ static void test_known_port(void **state)
     const guest guests[] = { { 1, 3, 0, NULL }, { 0, 3, 0.3, NULL }, { 2, 3, 0, NULL } };
     mt_meeting meeting = { .host = "localhost" };
     pid_t children[MOST];
-    assert_ok(mt_rendezvous_listen(&meeting.listener, &meeting.port, true));
+    assert_ok(mt_host_listen(&meeting.listener, &meeting.port, "127.0.0.1"));
     close(meeting.listener);
     meeting.listener = -1;
     start_guests(children, guests, 3, &meeting, 20);
@@ -303,7 +307,7 @@ static void test_missing(void **state)
     assert_meet(two, 2, 1);
     mt_meeting meeting = { .host = "127.0.0.1" };
     pid_t children[MOST];
-    assert_ok(mt_rendezvous_listen(&meeting.listener, &meeting.port, true));
+    assert_ok(mt_host_listen(&meeting.listener, &meeting.port, "127.0.0.1"));
     close(meeting.listener);
     start_guests(children, one, 1, &meeting, 1);
     assert_children(children, 1);
@@ -329,7 +333,7 @@ static void test_strangers(void **state)
         "GET / HTTP/1.1\r\nHost: here\r\nAccept: everything there is\r\n\r\n";
     mt_meeting meeting = { .host = "127.0.0.1" };
     pid_t children[MOST];
-    assert_ok(mt_rendezvous_listen(&meeting.listener, &meeting.port, true));
+    assert_ok(mt_host_listen(&meeting.listener, &meeting.port, "127.0.0.1"));
     start_guests(children, guests, 2, &meeting, 20);
     close(meeting.listener);
     for (int speaks = 0; speaks < 2; speaks++) {
