@@ -127,6 +127,22 @@ static void names_that_nobody_has(void **state)
         assert_fails(mt_host_connect(&connection, none[i], 5), MT_EDEVICE, "is no address");
 }
 
+/* Two ranks do, at a port where nobody listens yet. */
+static void assert_meet(const char *host, int port)
+{
+    mt_meeting meeting = { .port = port, .listener = -1 };
+    int status;
+    snprintf(meeting.host, sizeof meeting.host, "%s", host);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(meet(0, &meeting, 5) != MT_OK);
+    mt_status met = meet(1, &meeting, 5);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_ok(met);
+    assert_int_equal(status, 0);
+}
+
 static void assert_reached(const char *name, int port, bool reached)
 {
     char address[MT_HOST_ADDRESS];
@@ -198,16 +214,7 @@ static void addresses_of_ipv6(void **state)
     assert_reached("::1", port, true);
     assert_reached("127.0.0.1", port, true);
     close(listener);
-    mt_meeting meeting = { .host = "::1", .port = port, .listener = -1 };
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) _exit(meet(0, &meeting, 5) != MT_OK);
-    mt_status met = meet(1, &meeting, 5);
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_ok(met);
-    assert_int_equal(status, 0);
+    assert_meet("::1", port);
 }
 
 /* A host whose packets are lost: a listener that takes nobody in. */
@@ -271,16 +278,7 @@ static void hosts_of_one_name(void **state)
 static void a_name_with_an_address_of_its_own(void **state)
 {
     (void)state;
-    mt_meeting meeting = { .host = "this", .port = free_port(), .listener = -1 };
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) _exit(meet(0, &meeting, 5) != MT_OK);
-    mt_status met = meet(1, &meeting, 5);
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_ok(met);
-    assert_int_equal(status, 0);
+    assert_meet("this", free_port());
 }
 
 int main(void)
