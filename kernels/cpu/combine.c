@@ -1,7 +1,7 @@
 /* The weighted sum of each token's expert outputs, and its backward. Each routed row belongs to
  * exactly one (token, slot), so tokens are independent in both directions. */
 #include "kernels/cpu/backend.h"
-#include "kernels/cpu/variant.h"
+#include "kernels/cpu/lanes.h"
 
 enum { SMALL = 1 << 14, CHUNK = 256 };
 
@@ -59,28 +59,6 @@ static void weigh_row(mt_elem *restrict dx, const mt_elem *restrict dy, mt_real 
     for (int64_t j = 0; j < width; j++) mt_put(dx + j, w * mt_get(dy + j));
 }
 
-/* dx = w dy, and <dy, x>, of one row. */
-static mt_real combine_row(mt_elem *restrict dx, const mt_elem *restrict dy,
-                           const mt_elem *restrict x, mt_real w, int64_t width)
-{
-    mt_real dot = 0;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t j = 0; j < width; j++) {
-        mt_real g = mt_get(dy + j);
-        mt_put(dx + j, w * g);
-        dot += g * mt_get(x + j);
-    }
-    return dot;
-}
-
-static mt_real dot(const mt_elem *a, const mt_elem *b, int64_t width)
-{
-    mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < width; j++) sum += mt_get(a + j) * mt_get(b + j);
-    return sum;
-}
-
 mt_status MT_CPU(combine_bwd)(mt_stream *stream, const struct mt_combine_bwd_args *a)
 {
     int64_t width = a->width;
@@ -94,14 +72,8 @@ mt_status MT_CPU(combine_bwd)(mt_stream *stream, const struct mt_combine_bwd_arg
         for (int64_t i = t * a->top_k; i < (t + 1) * a->top_k; i++) {
             int64_t row = a->position[i];
             const mt_elem *g = dy + t * width;
-            if (dweights) dweights[i] = 0;
-            if (row < 0) continue;
-            if (!dweights)
-                weigh_row(dx + row * width, g, weights[i], width);
-            else if (dx)
-                dweights[i] = combine_row(dx + row * width, g, x + row * width, weights[i], width);
-            else
-                dweights[i] = dot(g, x + row * width, width);
+            if (dweights) dweights[i] = row < 0 ? 0 : dot_of(g, x + row * width, width);
+            if (dx && row >= 0) weigh_row(dx + row * width, g, weights[i], width);
         }
     return MT_OK;
 }
@@ -118,7 +90,7 @@ mt_status MT_CPU(weights_bwd)(mt_stream *stream, const struct mt_weights_bwd_arg
         dweights[i] = 0;
         if (row >= 0 && weights[i] != 0)
             dweights[i] =
-                dot((const mt_elem *)a->dz + up, (const mt_elem *)a->z + up, width) / weights[i];
+                dot_of((const mt_elem *)a->dz + up, (const mt_elem *)a->z + up, width) / weights[i];
     }
     return MT_OK;
 }

@@ -208,6 +208,22 @@ MT_INLINE mt_real lanes_max(vec x)
     return x[0];
 }
 
+/* The sum of a[i] b[i]: of two vectors in turns, then of their lanes. */
+MT_INLINE mt_real dot_of(const mt_elem *a, const mt_elem *b, int64_t width)
+{
+    vec sum[2] = { { 0 }, { 0 } };
+    int64_t i = 0;
+    for (; i + 2 * LANES <= width; i += 2 * LANES) MT_UNROLL
+    for (int j = 0; j < 2; j++)
+        sum[j] = multiply_add(load_elements(a + i + j * LANES), load_elements(b + i + j * LANES),
+                              sum[j]);
+    for (; i + LANES <= width; i += LANES)
+        sum[0] = multiply_add(load_elements(a + i), load_elements(b + i), sum[0]);
+    mt_real rest = 0;
+    for (; i < width; i++) rest += mt_get(a + i) * mt_get(b + i);
+    return lanes_sum(sum[0] + sum[1]) + rest;
+}
+
 /* The steps of mt_exp for x[0 .. count) cut to [least, most]: exp(x) = p 2^n, n = sum - shift. */
 MT_INLINE void exp_steps(vec *p, vec *n, vec *sum, const vec *from, int count, mt_real shift,
                          mt_real least, mt_real most)

@@ -1,5 +1,5 @@
 /* RMSNorm. */
-#include "kernels/cpu/variant.h"
+#include "kernels/cpu/lanes.h"
 
 #include "kernels/cpu/backend.h"
 #include "kernels/cpu/rowblocks.h"
@@ -9,13 +9,8 @@ enum { SERIAL = 1 << 14 };
 
 static mt_real norm_row(mt_elem *y, const mt_elem *x, const mt_real *w, int64_t width, mt_real eps)
 {
-    mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < width; c++) {
-        mt_real v = mt_get(x + c);
-        sum += v * v;
-    }
-    mt_real rstd = 1 / (mt_real)sqrt((double)(sum / (mt_real)width + eps));
+    mt_real mean = dot_of(x, x, width) / (mt_real)width;
+    mt_real rstd = 1 / (mt_real)sqrt((double)(mean + eps));
 #pragma omp simd
     for (int64_t c = 0; c < width; c++) mt_put(y + c, mt_rounded(mt_get(x + c) * rstd) * w[c]);
     return rstd;
@@ -38,10 +33,13 @@ mt_status MT_CPU(rmsnorm_fwd)(mt_stream *stream, const struct mt_rmsnorm_fwd_arg
 static void norm_row_bwd(mt_elem *dx, const mt_elem *add, mt_real *dw, const mt_elem *dy,
                          const mt_elem *x, mt_real rstd, const mt_real *w, int64_t width)
 {
+    vec sums = { 0 };
     mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < width; c++) sum += mt_get(dy + c) * w[c] * (mt_get(x + c) * rstd);
-    mt_real mean = sum / (mt_real)width;
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        sums += load_elements(dy + i) * *(const vec_at *)(w + i) * (load_elements(x + i) * rstd);
+    for (; i < width; i++) sum += mt_get(dy + i) * w[i] * (mt_get(x + i) * rstd);
+    mt_real mean = (lanes_sum(sums) + sum) / (mt_real)width;
     if (dw) {
 #pragma omp simd
         for (int64_t c = 0; c < width; c++) dw[c] += mt_get(dy + c) * (mt_get(x + c) * rstd);

@@ -1,5 +1,5 @@
 /* Normalisation and rotation of queries and keys. */
-#include "kernels/cpu/variant.h"
+#include "kernels/cpu/lanes.h"
 
 #include "kernels/cpu/backend.h"
 #include "kernels/cpu/rowblocks.h"
@@ -22,13 +22,7 @@ static int64_t span_of(mt_qk_norm norm, int64_t heads)
 
 MT_INLINE mt_real rstd_of(const mt_elem *x, int64_t width, mt_real eps)
 {
-    mt_real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < width; c++) {
-        mt_real v = mt_get(x + c);
-        sum += v * v;
-    }
-    return 1 / (mt_real)sqrt((double)(sum / (mt_real)width + eps));
+    return 1 / (mt_real)sqrt((double)(dot_of(x, x, width) / (mt_real)width + eps));
 }
 
 MT_INLINE void rotate(mt_elem *y, const mt_elem *x, const struct part *p)
