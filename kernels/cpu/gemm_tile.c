@@ -77,7 +77,7 @@ MT_INLINE void tile(bool columns, int rows, int64_t ld, int64_t step, int64_t co
     int64_t ask_step = io->ask_step;
     for (int64_t p = 0; p < depth; p++, b += GEMM_NR, ask += ask_step) {
         __builtin_prefetch(ask, 0, 2);
-        if (columns && GEMM_COLUMNS) {
+        if (columns && GEMM_COLUMNS > 0) {
             __builtin_prefetch(lines[0] + SOON * step);
             __builtin_prefetch(lines[0] + SOON * step + rows - 1);
         }

@@ -159,7 +159,7 @@ static mt_status reduce_placed(mt_comm *c, mt_stream *stream)
     for (int k = 0; k < 4; k++) MT_TRY(reduce_parts(c, stream, counts[k]));
     if (stream && on_gpus()) /* several pieces, the last a short one */
         MT_TRY(reduce_one(c, stream, 40000003 / size, MT_F64, MT_REDUCE_SUM));
-    double nan = rank == 0 ? NAN : 1, *device_nan = hold(stream, &nan, sizeof nan);
+    double nan = rank == 0 ? (double)NAN : 1, *device_nan = hold(stream, &nan, sizeof nan);
     MT_TRY(mt_comm_all_reduce(c, stream, device_nan, 1, MT_F64, MT_REDUCE_MAX, "NaN"));
     MT_TRY(look(stream, &nan, device_nan, sizeof nan));
     rank_check(isnan(nan), "the largest of NaN and 1 is %g", nan);

@@ -244,9 +244,16 @@ static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
             memcpy(got + (size_t)q * block, sent[q] + (size_t)p * block, block);
         struct receiver r = receive(b, width, dtype, got);
         check_arrivals(&r, b, senders, p);
-        assert_ok(mt_gather_fwd(&stream, &(struct mt_gather_fwd_args){ dtype, lines, width, 1,
-                                                                       lines, rows, got, r.row_line,
-                                                                       r.offsets + b->experts }));
+        assert_ok(mt_gather_fwd(
+            &stream, &(struct mt_gather_fwd_args){ .dtype = dtype,
+                                                   .tokens = lines,
+                                                   .width = width,
+                                                   .top_k = 1,
+                                                   .rows = lines,
+                                                   .y = rows,
+                                                   .x = got,
+                                                   .row_token = r.row_line,
+                                                   .rows_used = r.offsets + b->experts }));
         assert_ok(mt_exchange_pack(&stream, &(struct mt_exchange_pack_args){ .dtype = dtype,
                                                                              .blocks = *b,
                                                                              .width = width,

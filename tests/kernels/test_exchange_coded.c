@@ -104,7 +104,7 @@ static void check_row(const void *y, mt_dtype dtype, const struct coded_rows *c,
     unsigned char want[8];
     for (int64_t i = 0; i < c->width; i++) {
         uint8_t byte;
-        double v = c->values[row * c->width + i];
+        double v = (double)c->values[row * c->width + i];
         scale_of(c, row, i / c->q.dir[MT_ROW].format->block, &byte);
         if (byte < 0xfe && fabs(v) > largest) v = copysign(largest, v);
         mt_store_f64(want, dtype, 0, v);
@@ -276,7 +276,8 @@ static void check_again(const char *text, mt_dtype dtype, const float *from)
     void *coded = test_alloc(lines * line, MT_U8);
     int64_t *head = test_alloc(2, MT_I64);
     head[0] = lines * WIDTH * (int64_t)size - 8, head[1] = ROWS;
-    for (int64_t i = 0; i < ROWS * WIDTH; i++) mt_store_f64(x, dtype, STRIDE * WIDTH + i, from[i]);
+    for (int64_t i = 0; i < ROWS * WIDTH; i++)
+        mt_store_f64(x, dtype, STRIDE * WIDTH + i, (double)from[i]);
     assert_ok(mt_exchange_pack(&stream, &(struct mt_exchange_pack_args){ .dtype = dtype,
                                                                          .blocks = b,
                                                                          .width = WIDTH,

@@ -363,8 +363,15 @@ static void test_round_trip(void **state)
     float *half = test_alloc(T * K, MT_F32);
     test_random(x, T * D, MT_BF16, 1, 71);
     for (int i = 0; i < T * K; i++) half[i] = 0.5f;
-    assert_ok(mt_gather_fwd(&stream, &(struct mt_gather_fwd_args){ MT_BF16, T, D, K, T * K, rows, x,
-                                                                   r.row_token, r.offsets + 7 }));
+    assert_ok(mt_gather_fwd(&stream, &(struct mt_gather_fwd_args){ .dtype = MT_BF16,
+                                                                   .tokens = T,
+                                                                   .width = D,
+                                                                   .top_k = K,
+                                                                   .rows = T * K,
+                                                                   .y = rows,
+                                                                   .x = x,
+                                                                   .row_token = r.row_token,
+                                                                   .rows_used = r.offsets + 7 }));
     assert_ok(mt_combine_fwd(
         &stream, &(struct mt_combine_fwd_args){ MT_BF16, T, D, K, y, rows, half, r.position }));
     assert_memory_equal(x, y, T * D * sizeof *x);

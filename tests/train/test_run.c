@@ -457,7 +457,7 @@ static void runs_begun_together_have_directories_of_their_own(void **state)
     assert_ok(mt_config_defaults(&c));
     snprintf(c.name, sizeof c.name, "sweep");
     for (int i = 0; i < RUNS; i++) {
-        assert_ok(mt_rundir_open(&dirs[i], &changed, &c, &(mt_rundir_options){ NULL }));
+        assert_ok(mt_rundir_open(&dirs[i], &changed, &c, &(mt_rundir_options){ .path = NULL }));
         if (i == 1) mt_rundir_close(&dirs[i]);
         for (int j = 0; j < i; j++) assert_string_not_equal(dirs[i].path, dirs[j].path);
     }
