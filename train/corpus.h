@@ -64,8 +64,8 @@ mt_status mt_corpus_window(const mt_corpus *corpus, int64_t sequence, int64_t i,
 
 /* What an input file holds. */
 typedef enum mt_corpus_input {
-    MT_INPUT_AUTO,  /* by name: .npy; .bin (u16 for a vocabulary up to 65536, else u32); else bytes
-                     */
+    MT_INPUT_AUTO,  /* by name: .npy; .bin (u16 for a vocabulary up to 65536, else u32); else bytes,
+                       refused with a vocabulary above 256: tokens may have any name */
     MT_INPUT_BYTES, /* text: every byte is a token, vocabulary 256 */
     MT_INPUT_U16,   /* little-endian tokens */
     MT_INPUT_U32,

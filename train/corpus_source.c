@@ -100,8 +100,14 @@ mt_status mt_corpus_source_open(mt_corpus_source *source, const char *path, mt_c
         [MT_INPUT_BYTES] = 1, [MT_INPUT_U16] = 2, [MT_INPUT_U32] = 4
     };
     *source = (mt_corpus_source){ .path = path };
-    if (input == MT_INPUT_AUTO) input = guess_input(path, vocab_size);
+    bool guessed = input == MT_INPUT_AUTO;
+    if (guessed) input = guess_input(path, vocab_size);
     source->is_text = input == MT_INPUT_BYTES;
+    MT_REQUIRE(
+        !guessed || !source->is_text || vocab_size <= 256, MT_ECONFIG,
+        "'%s' would be read as bytes by its name, but vocab_size is %lld and bytes have 256: "
+        "its format must be given",
+        path, (long long)vocab_size);
     MT_REQUIRE(input == MT_INPUT_BYTES || vocab_size > 0, MT_ECONFIG,
                "'%s' holds tokens: vocab_size must be given", path);
     MT_TRY(mt_file_map_open(&source->map, path));

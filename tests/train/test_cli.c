@@ -174,6 +174,17 @@ static void what_cannot_be_printed_is_an_error(void **state)
     }
 }
 
+/* Tokens under a name that does not say so are not text; text may have room above its bytes. */
+static void what_a_file_holds_is_not_guessed_against_its_vocabulary(void **state)
+{
+    (void)state;
+    assert_int_equal(system("printf text > x.tokens"), 0);
+    assert_program("data pack x.tokens -o x.h5 --vocab-size 50257", 2, "vocab_size is 50257");
+    assert_int_equal(access("x.h5", F_OK), -1);
+    assert_program("data pack x.tokens -o x.h5 --vocab-size 50257 --format u16", 0, "2 tokens");
+    assert_program("data pack x.tokens -o x.h5 --vocab-size 257 --format bytes", 0, "4 tokens");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -184,6 +195,7 @@ int main(void)
         cmocka_unit_test(every_verb_has_help),
         cmocka_unit_test(the_program_refuses_what_it_does_not_know),
         cmocka_unit_test(what_cannot_be_printed_is_an_error),
+        cmocka_unit_test(what_a_file_holds_is_not_guessed_against_its_vocabulary),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
