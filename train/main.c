@@ -1,5 +1,6 @@
 /* The program: everything is behind mt_cli_main. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -43,6 +44,7 @@ int main(int argc, char **argv)
 {
     hold_standard_files();
     allow_files();
+    signal(SIGXFSZ, SIG_IGN); /* a write past the limit of files then fails, as on a full disk */
     limit_spinning(argv);
     return mt_cli_main(argc, argv);
 }

@@ -24,7 +24,6 @@ void mt_signals_install(void)
     struct sigaction action = { .sa_handler = remember, .sa_flags = SA_RESTART };
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
 }
 

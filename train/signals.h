@@ -6,9 +6,8 @@
 extern "C" {
 #endif
 
-/* From here on the signals are requests. A write past the process' file size limit or to a pipe
- * that nobody reads any more fails, as one to a full disk does, and ends nothing by itself
- * (SIGXFSZ, SIGPIPE). */
+/* From here on the signals are requests. A write to a pipe that nobody reads any more fails, as one
+ * to a full disk does, and ends nothing by itself (SIGPIPE). */
 void mt_signals_install(void);
 /* The signal that asked to stop, or 0. */
 int mt_signals_pending(void);

@@ -174,6 +174,23 @@ static void what_cannot_be_printed_is_an_error(void **state)
     }
 }
 
+/* A limit of files is met like a full disk, whatever the verb. */
+static void what_does_not_fit_is_an_error(void **state)
+{
+    (void)state;
+    static char text[100000];
+    memset(text, 'a', sizeof text);
+    FILE *file = fopen("long.txt", "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, sizeof text, file), sizeof text);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(program_wait(program_start("data pack long.txt -o long.h5", "1", 20000)),
+                     MT_EXIT_FILES);
+    assert_non_null(strstr(program_text, "File too large"));
+    assert_int_equal(access("long.h5", F_OK), -1);
+    assert_int_equal(access("long.h5.tmp", F_OK), -1);
+}
+
 /* Tokens under a name that does not say so are not text; text may have room above its bytes. */
 static void what_a_file_holds_is_not_guessed_against_its_vocabulary(void **state)
 {
@@ -195,6 +212,7 @@ int main(void)
         cmocka_unit_test(every_verb_has_help),
         cmocka_unit_test(the_program_refuses_what_it_does_not_know),
         cmocka_unit_test(what_cannot_be_printed_is_an_error),
+        cmocka_unit_test(what_does_not_fit_is_an_error),
         cmocka_unit_test(what_a_file_holds_is_not_guessed_against_its_vocabulary),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
