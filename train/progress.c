@@ -17,7 +17,8 @@ double mt_progress_clock(void)
 
 void mt_progress_begin(mt_progress *progress, int64_t first_step, int64_t steps)
 {
-    *progress = (mt_progress){ .terminal = isatty(STDOUT_FILENO) == 1,
+    /* mpirun gives each rank a terminal as standard output, whatever its own is; never as error */
+    *progress = (mt_progress){ .terminal = isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1,
                                .first_step = first_step,
                                .steps = steps,
                                .began = mt_progress_clock() };

@@ -289,6 +289,17 @@ static void test_one_word(void **state)
     assert_true(said && !strstr(said + 1, "unknown verb"));
 }
 
+/* mpirun gives every rank a terminal of its own as standard output, also where it writes to a file.
+ */
+static void test_lines(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    assert_train(2, "--run lines --set train.log_every=4", 0, "step 4/8  loss ");
+    assert_non_null(strstr(ranks_output, "  ranks 0."));
+    assert_null(strchr(ranks_output, '\r'));
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
@@ -297,7 +308,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_statistics),     cmocka_unit_test(test_experts),
         cmocka_unit_test(test_one_reader),     cmocka_unit_test(test_one_word),
-        cmocka_unit_test(test_other_start),
+        cmocka_unit_test(test_other_start),    cmocka_unit_test(test_lines),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
