@@ -249,8 +249,11 @@ static mt_status open_records(run *r)
                                       .train_corpus = r->corpus,
                                       .valid_corpus = r->valid_corpus };
     mt_status status = MT_OK;
+    char *changed = NULL;
     if (r->lead) {
-        status = mt_rundir_write(&r->dir, &record);
+        status = mt_rundir_write(&changed, &r->dir, &record);
+        if (changed) mt_progress_note(&r->progress, "changed since: %s", changed);
+        free(changed);
         if (status == MT_OK)
             status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
                                      mt_trainer_steps(r->trainer));

@@ -177,26 +177,55 @@ static json_t *describe(const mt_rundir_record *r)
         r->valid_corpus);
 }
 
-static mt_status write_env(const mt_rundir *dir, const mt_rundir_record *record)
+/* What decides the run's bits and losses without being in its configuration, where `now` has it
+ * otherwise than the file did. One that cannot be read says nothing: it is about to be replaced. */
+static mt_status compare_env(char **changed, const char *path, const json_t *now)
+{
+    enum { ENV_LIMIT = 1 << 20 };
+    static const char *const keys[] = { "kernel_set", "train_corpus", "valid_corpus" };
+    char *text;
+    size_t bytes;
+    if (!mt_path_exists(path) || mt_file_read_all(&text, &bytes, path, ENV_LIMIT) != MT_OK)
+        return MT_OK;
+    json_t *old = json_loadb(text, bytes, 0, NULL);
+    free(text);
+    mt_status status = MT_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && status == MT_OK; i++) {
+        const char *from = json_string_value(json_object_get(old, keys[i]));
+        const char *to = json_string_value(json_object_get(now, keys[i]));
+        if (from && *from && to && *to && strcmp(from, to) != 0)
+            status = append_change(changed, keys[i], from, to);
+    }
+    json_decref(old);
+    return status;
+}
+
+static mt_status write_env(char **changed, const mt_rundir *dir, const mt_rundir_record *record)
 {
     char path[MT_PATH_BYTES];
     MT_TRY(mt_path_format(path, "%s/env.json", dir->path));
     json_t *object = describe(record);
     char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
+    mt_status status = compare_env(changed, path, object);
     json_decref(object);
-    MT_REQUIRE(text, MT_ENOMEM, "env.json: no memory");
-    mt_status status = mt_file_write_all(path, text, strlen(text));
+    if (status == MT_OK && !text) status = MT_FAIL(MT_ENOMEM, "env.json: no memory");
+    if (status == MT_OK) status = mt_file_write_all(path, text, strlen(text));
     free(text);
     return status;
 }
 
-mt_status mt_rundir_write(const mt_rundir *dir, const mt_rundir_record *record)
+mt_status mt_rundir_write(char **changed, const mt_rundir *dir, const mt_rundir_record *record)
 {
     char path[MT_PATH_BYTES], *text = NULL;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
     MT_TRY(mt_config_text(&text, record->config));
     mt_status status = mt_file_write_all(path, text, strlen(text));
     free(text);
+    *changed = NULL;
     MT_TRY(status);
-    return write_env(dir, record);
+    status = write_env(changed, dir, record);
+    if (status == MT_OK) return MT_OK;
+    free(*changed);
+    *changed = NULL;
+    return status;
 }

@@ -37,8 +37,9 @@ typedef struct mt_rundir_record {
 } mt_rundir_record;
 
 /* Records the configuration, and with what and where it runs: corpora, machine, kernel set, GEMM
- * path, libraries, revision. */
-mt_status mt_rundir_write(const mt_rundir *dir, const mt_rundir_record *record);
+ * path, libraries, revision. The kernel set and the corpora that were others when the run was last
+ * recorded are listed in *changed (freed by the caller; NULL: none). */
+mt_status mt_rundir_write(char **changed, const mt_rundir *dir, const mt_rundir_record *record);
 
 #ifdef __cplusplus
 }

@@ -383,6 +383,32 @@ static void another_model_or_corpus_is_refused(void **state)
     assert_program("train t.yaml --resume", 2, "--resume needs --run");
 }
 
+/* What changes bits or losses without being in the configuration. */
+static void other_kernels_or_another_validation_are_said(void **state)
+{
+    (void)state;
+    const char *const set = getenv("MIXTAPE_KERNELS");
+    char *before = set ? strdup(set) : NULL;
+    assert_int_equal(system("cp valid.h5 own.h5"), 0);
+    assert_program("train t.yaml --run told --set data.valid=own.h5 --set train.steps=2", 0,
+                   "done");
+    bool portable = strstr(program_text, "kernels portable");
+    assert_program("train t.yaml --run told --resume --set data.valid=own.h5 --set train.steps=3",
+                   0, "done");
+    assert_null(strstr(program_text, "kernel_set"));
+    assert_null(strstr(program_text, "valid_corpus"));
+    assert_int_equal(system("cp other.h5 own.h5"), 0);
+    setenv("MIXTAPE_KERNELS", "portable", 1);
+    assert_program("train t.yaml --run told --resume --set data.valid=own.h5 --set train.steps=4",
+                   0, "valid_corpus sha256 ");
+    assert_true(portable || strstr(program_text, " -> portable"));
+    if (before)
+        setenv("MIXTAPE_KERNELS", before, 1);
+    else
+        unsetenv("MIXTAPE_KERNELS");
+    free(before);
+}
+
 /* Puts another recipe into what a run has recorded, one that was allowed then. */
 static void record_recipe(const char *run, const char *recipe)
 {
@@ -483,6 +509,7 @@ int main(void)
         cmocka_unit_test(runs_begun_together_have_directories_of_their_own),
         cmocka_unit_test(the_corpus_says_what_tokens_are),
         cmocka_unit_test(another_model_or_corpus_is_refused),
+        cmocka_unit_test(other_kernels_or_another_validation_are_said),
         cmocka_unit_test(a_run_whose_recipe_is_refused_now_takes_another),
         cmocka_unit_test(other_batches_go_on_at_the_same_place_in_the_data),
     };
