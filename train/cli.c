@@ -169,7 +169,7 @@ static void print_help(void)
            "  %d  out of memory, or a fault of the program\n"
            "  %d  usage, configuration, or something not supported here\n"
            "  %d  numerics: a non-finite loss, a failed gradient check\n"
-           "  %d  preempted: asked to stop by SIGTERM or SIGUSR1, state was saved\n"
+           "  %d  preempted: asked to stop by SIGTERM, SIGUSR1 or Ctrl-C, state was saved\n"
            "  %d  input/output, or a damaged file\n"
            "  %d  device\n"
            "  128+N  a second signal N: quit at once\n"
