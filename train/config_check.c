@@ -114,7 +114,7 @@ static mt_status check_steps(const mt_config_reader *r)
          "%lld does not divide train.batch_size %lld", (long long)t->micro_batch_size,
          (long long)t->batch_size);
     RULE(t->grad_dtype == MT_F32 || t->grad_dtype == t->dtype, "train.grad_dtype",
-         "is %s, must be f32, or %s as train.dtype is", mt_dtype_name(t->grad_dtype),
+         "is %s, must be f32 or the same as train.dtype, %s", mt_dtype_name(t->grad_dtype),
          mt_dtype_name(t->dtype));
     RULE(t->optim.warmup_steps <= t->steps, "optim.warmup_steps", "is %lld, above train.steps %lld",
          (long long)t->optim.warmup_steps, (long long)t->steps);

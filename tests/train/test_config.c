@@ -208,7 +208,8 @@ static const struct bad {
     { "", "parallel.timeout=3e6", MT_ECONFIG, "parallel.timeout: 3e+06 is not in 1..1e+06" },
     /* storage forms */
     { "", "train.grad_dtype=bf16", MT_ECONFIG,
-      "--set train.grad_dtype=bf16: train.grad_dtype is bf16, must be f32, or f32 as train.dtype" },
+      "--set train.grad_dtype=bf16: train.grad_dtype is bf16, must be f32 or the same as "
+      "train.dtype, f32" },
     { "train: {dtype: bf16}\n", "train.grad_dtype=f64", MT_ECONFIG, "train.grad_dtype is f64" },
     { "", "optim.moments=fp4", MT_ECONFIG, "optim.moments" },
     { "", "optim.master=bf16", MT_ECONFIG, "optim.master" },
