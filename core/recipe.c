@@ -47,7 +47,6 @@ static mt_status read_slot(mt_recipe *recipe, mt_pass pass, int i, const char *t
     if (defaults & MT_OPT_2D) spec.options.two_d = true;
     if (defaults & MT_OPT_SR) spec.options.sr = true;
     if (defaults & MT_OPT_E5M2) spec.options.element = MT_ELEMENT_E5M2;
-    if (slot->dir == MT_ROW) spec.options.from_dequantized = false;
     recipe->slot[pass][i] = spec;
     return MT_OK;
 refused:;
@@ -56,13 +55,18 @@ refused:;
     return MT_FAIL(MT_ECONFIG, "recipe: %s %s: %s", mt_pass_names[pass], slot->name, reason);
 }
 
-/* "nvfp4:2d/nvfp4", or one format for both operands. */
+/* "nvfp4:2d/nvfp4", or one format for both operands: its source is that of the one that is a
+ * column, where one is. */
 static mt_status read_pass(mt_recipe *recipe, mt_pass pass, char *text)
 {
     char *second = strchr(text, '/');
     if (second) *second++ = '\0';
     MT_TRY(read_slot(recipe, pass, 0, text));
-    return read_slot(recipe, pass, 1, second ? second : text);
+    MT_TRY(read_slot(recipe, pass, 1, second ? second : text));
+    for (int i = 0; i < 2 && !second; i++)
+        if (mt_slots[pass][i].dir == MT_ROW && mt_slots[pass][1 - i].dir == MT_COL)
+            recipe->slot[pass][i].options.from_dequantized = false;
+    return MT_OK;
 }
 
 static mt_status read_assignment(mt_recipe *recipe, bool given[MT_PASS_COUNT], char *word)

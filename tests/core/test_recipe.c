@@ -140,6 +140,9 @@ static void test_refusals(void **state)
           "which is f32" },
         { "mxfp8 fprop=f16/mxfp8 dgrad=mxfp8:source=dequantized/mxfp8",
           "dgrad W column: source=dequantized takes" },
+        { "mxfp8 fprop=mxfp8:source=dequantized", "fprop W row: source=dequantized is for column" },
+        { "mxfp8 fprop=mxfp8/mxfp8:source=dequantized", "fprop X row: source=dequantized is for" },
+        { "mxfp8 dgrad=mxfp8/mxfp8:source=dequantized", "dgrad dY row: source=dequantized is for" },
         { "mxfp8 wgrad=mxfp8:2d+rht", "wgrad X column: format mxfp8 cannot have 2d and rht" },
         { "bf16 wgrad=bf16:rht", "wgrad X column: format bf16 takes no option rht" },
     };
