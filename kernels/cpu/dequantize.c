@@ -16,7 +16,13 @@ static void dequantize_unit(workspace *ws, const side *source, const side *out, 
         tile t = *whole;
         t.r0 += r;
         t.rows = whole->rows - r < strip ? whole->rows - r : strip;
-        load_tile(ws, source, l, &t);
+        if (source->plain) {
+            load_tile(ws, source, l, &t);
+        } else {
+            read_tile(ws, source, l, &t);
+            if (save_tile_bf16(ws, source, out, &t)) continue;
+            decode_tile(ws->x, ws, source, &t);
+        }
         store_plain(out, &t, ws->x);
     }
 }

@@ -2,6 +2,7 @@
  * operation is one of NUMERICS section 2, in its order; loops run over independent elements. */
 #include <float.h>
 
+#include "kernels/cpu/bf16_line.h"
 #include "kernels/cpu/draw.h"
 #include "kernels/cpu/quantize_priv.h"
 #include "kernels/cpu/unroll.h"
@@ -264,6 +265,28 @@ void decode_tile(float *out, workspace *ws, const side *s, const tile *t)
         decode_line(out + r * TILE, ws->codes + r * TILE, line, t->width, s->codec);
         for (int c = t->cols; c < t->width; c++) out[r * TILE + c] = 0;
     }
+}
+
+bool save_tile_bf16(const workspace *ws, const side *s, const side *out, const tile *t)
+{
+    uint16_t once[TILE] = { 0 }, more[TILE] = { 0 }, line[TILE];
+    uint16_t *to = (uint16_t *)out->d.codes + t->m->offset + t->r0 * t->m->cols + t->c0;
+    float scales[TILE];
+    const bool one = t->width == TILE, in_place = t->width == t->cols;
+    const bf16_scales each = { once, more };
+    if (out->d.format->dtype != MT_BF16) return false;
+    for (int r = 0; r < t->rows; r += one ? t->rows : 1)
+        if (!all_numbers(ws->codes + r * TILE, one ? t->rows * TILE : t->width, s->codec))
+            return false;
+    for (int r = 0; r < t->rows; r++, to += t->m->cols) {
+        if (r % s->block_rows == 0 &&
+            !bf16_scales_of(each, column_scales(scales, s, ws->cells.dec, r, t->cols), t->cols,
+                            s->codec))
+            return false;
+        decode_bf16(in_place ? to : line, ws->codes + r * TILE, each, 0, t->width, s->codec);
+        if (!in_place) memcpy(to, line, (size_t)t->cols * sizeof *to);
+    }
+    return true;
 }
 
 /* ---- 4over6 ------------------------------------------------------------------------------------

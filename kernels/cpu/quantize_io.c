@@ -427,6 +427,12 @@ void fetch_next(const side *source, const tile *t, int r)
     for (int i = 0; i < TILE * size; i += 64) __builtin_prefetch(next + i);
 }
 
+void read_tile(workspace *ws, const side *source, const level *l, const tile *t)
+{
+    read_codes(ws, source, t);
+    read_scales(ws, source, l, t);
+}
+
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t)
 {
     if (source->plain) {
@@ -439,8 +445,7 @@ void load_tile(workspace *ws, const side *source, const level *l, const tile *t)
         pad_rows(ws->x, t);
         return;
     }
-    read_codes(ws, source, t);
-    read_scales(ws, source, l, t);
+    read_tile(ws, source, l, t);
     decode_tile(ws->x, ws, source, t);
     pad_rows(ws->x, t);
 }

@@ -4,7 +4,7 @@
 #include "kernels/codec.h"
 #include "kernels/cpu/unroll.h"
 
-enum { CHUNK = 16, CUT = 64, LINE_MAX = 1024 };
+enum { CHUNK = 16, CUT_SHIFT = 6, CUT = 1 << CUT_SHIFT, LINE_MAX = 1024 };
 
 /* Scales along a line: value i has scale i >> shift. 0, or 4 and more (CHUNK values share one). */
 typedef struct line_scales {
@@ -117,16 +117,22 @@ MT_CODEC_INLINE void decode_parts(float *restrict x, const uint8_t *restrict cod
     for (; at < n; at += CHUNK) decode_part(x, codes, s, at, CHUNK, codec, numbers);
 }
 
-/* x = decoded codes * scale. */
-MT_CODEC_INLINE void decode_line(float *restrict x, const uint8_t *restrict codes, line_scales s,
-                                 int n, mt_codec codec)
+/* Whether no code is Inf or NaN. */
+MT_CODEC_INLINE bool all_numbers(const uint8_t *codes, int n, mt_codec codec)
 {
     uint8_t most = 0, mask = (uint8_t)codec.magnitude;
     for (int i = 0; i < n; i++) {
         uint8_t m = codes[i] & mask;
         most = m > most ? m : most;
     }
-    if (most <= codec.max_code)
+    return most <= codec.max_code;
+}
+
+/* x = decoded codes * scale. */
+MT_CODEC_INLINE void decode_line(float *restrict x, const uint8_t *restrict codes, line_scales s,
+                                 int n, mt_codec codec)
+{
+    if (all_numbers(codes, n, codec))
         decode_parts(x, codes, s, n, codec, true);
     else
         decode_parts(x, codes, s, n, codec, false);

@@ -113,7 +113,7 @@ static inline line_scales row_cells(const side *s, const float *cells, int r)
 }
 
 /* What one thread works on at a time: a tile, or long rows the short way. */
-enum { LONG_ROWS = 8, LONG_COLS = 8192 };
+enum { LONG_ROWS = 32, LONG_COLS = 8192 };
 typedef struct unit_size {
     int64_t rows, cols;
 } unit_size;
@@ -133,6 +133,7 @@ struct rows_task {
 #define tile_at         MT_CPU_ISA(tile_at)
 #define pad_rows        MT_CPU_ISA(pad_rows)
 #define fetch_next      MT_CPU_ISA(fetch_next)
+#define read_tile       MT_CPU_ISA(read_tile)
 #define load_tile       MT_CPU_ISA(load_tile)
 #define load_plain      MT_CPU_ISA(load_plain)
 #define save_plain      MT_CPU_ISA(save_plain)
@@ -145,6 +146,7 @@ struct rows_task {
 #define scale_tile      MT_CPU_ISA(scale_tile)
 #define encode_tile     MT_CPU_ISA(encode_tile)
 #define decode_tile     MT_CPU_ISA(decode_tile)
+#define save_tile_bf16  MT_CPU_ISA(save_tile_bf16)
 #define member_level    MT_CPU_ISA(member_level)
 #define measure_tile    MT_CPU_ISA(measure_tile)
 #define rotate_tile     MT_CPU_ISA(rotate_tile)
@@ -174,6 +176,8 @@ void save_plain(const side *s, int64_t element, const float *x, int n);
 void fetch_next(const side *source, const tile *t, int r);
 /* Fills rows past the last one, up to padded_rows, with 0. */
 void pad_rows(float *x, const tile *t);
+/* ws->codes and ws->cells of a direction that is not plain. */
+void read_tile(workspace *ws, const side *source, const level *l, const tile *t);
 /* ws->x = the values of a direction, padding columns and rows 0. */
 void load_tile(workspace *ws, const side *source, const level *l, const tile *t);
 
@@ -207,6 +211,10 @@ void scale_tile(workspace *ws, const side *s, const level *l, const tile *t, con
 void encode_tile(workspace *ws, const side *s, const tile *t, const float *x);
 /* out = decoded ws->codes times ws->cells.dec, padding columns 0. */
 void decode_tile(float *out, workspace *ws, const side *s, const tile *t);
+
+/* The same as bf16 to where they belong in `out`. False: `out` is not bf16, or not all is numbers
+ * and scales that bf16 takes exactly; what was written does not count then. */
+bool save_tile_bf16(const workspace *ws, const side *s, const side *out, const tile *t);
 
 /* out = x rotated along the tokens, rounded to bf16 (rht). */
 void rotate_tile(float *out, const float *x, const tile *t, uint16_t mask);

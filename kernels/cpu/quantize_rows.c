@@ -1,6 +1,7 @@
 /* The common case by a shorter way: a row direction with 1-D blocks or one scale, rounded to
  * nearest, from or to plain elements. Rows are streamed in parts that stay in the nearest cache;
  * the arithmetic and its order are those of the tiles. */
+#include "kernels/cpu/bf16_line.h"
 #include "kernels/cpu/quantize_priv.h"
 
 enum { PART = LINE_MAX };
@@ -211,9 +212,9 @@ float measure_rows(workspace *ws, const side *source, int32_t *nans, const tile 
     return largest;
 }
 
-/* A part as values in ws->x. */
-static void dequantize_part(workspace *ws, const side *s, const struct row_scales *scales,
-                            const level *l, const tile *t, const struct part *p, int block)
+/* The codes of a part, and its scales to ws->cells. */
+static const uint8_t *read_part(workspace *ws, const side *s, const struct row_scales *scales,
+                                const level *l, const tile *t, const struct part *p, int block)
 {
     const uint8_t *codes = codes_at(s, t, p->r, p->c);
     int per_byte = s->d.format->codes_per_byte, values = p->rows * p->pitch;
@@ -230,7 +231,31 @@ static void dequantize_part(workspace *ws, const side *s, const struct row_scale
     for (int i = 0; i < p->rows && !s->whole; i++)
         read_row_scales(scales, &ws->cells, i * p->pitch / block, p->r + i, p->c / block, per_row);
     decode_scales(&ws->cells, s, blocks, l);
-    decode_line(ws->x, codes, line_scales_of(ws->cells.dec, block), values, s->codec);
+    return codes;
+}
+
+/* A part straight to bf16; false where its scales or codes are not of that kind. */
+static bool save_bf16(const workspace *ws, const side *s, const side *out, const uint8_t *codes,
+                      const tile *t, const struct part *p, int block)
+{
+    uint16_t values[PART], once[PART], more[PART], of_blocks[2][PART / CHUNK];
+    uint16_t *place = (uint16_t *)out->d.codes + t->m->offset + p->r * t->m->cols + p->c;
+    const int n = p->rows * p->pitch, shift = __builtin_ctz((unsigned)block);
+    const bool in_place = p->n == p->pitch && (p->rows == 1 || p->n == t->m->cols);
+    bf16_scales scales = { of_blocks[0], of_blocks[1] };
+    uint16_t *to = in_place ? place : values;
+    if (out->d.format->dtype != MT_BF16) return false;
+    if (!bf16_scales_of(scales, ws->cells.dec, s->whole ? 1 : n >> shift, s->codec)) return false;
+    if (!all_numbers(codes, n, s->codec)) return false;
+    for (int i = 0; i < n && shift < CUT_SHIFT; i += CHUNK) {
+        const uint16_t first = of_blocks[0][i >> shift], second = of_blocks[1][i >> shift];
+        for (int j = i; j < i + CHUNK; j++) once[j] = first, more[j] = second;
+    }
+    if (shift < CUT_SHIFT) scales = (bf16_scales){ once, more };
+    decode_bf16(to, codes, scales, shift < CUT_SHIFT ? 0 : shift, n, s->codec);
+    for (int i = 0; i < p->rows && !in_place; i++)
+        memcpy(place + i * t->m->cols, values + i * p->pitch, (size_t)p->n * sizeof *to);
+    return true;
 }
 
 static void save_part(const side *out, const float *x, const tile *t, const struct part *p)
@@ -250,8 +275,11 @@ void dequantize_rows(workspace *ws, const side *s, const side *out, const level 
     for (int r = 0; r < t->rows; r += step)
         for (int c = 0; c < t->cols; c += PART) {
             struct part p = part_of(s, t, r, c);
-            dequantize_part(ws, s, &scales, l, t, &p, block);
-            save_part(out, ws->x, t, &p);
+            const uint8_t *codes = read_part(ws, s, &scales, l, t, &p, block);
             step = p.rows;
+            if (save_bf16(ws, s, out, codes, t, &p, block)) continue;
+            line_scales dec = line_scales_of(ws->cells.dec, block);
+            decode_line(ws->x, codes, dec, p.rows * p.pitch, s->codec);
+            save_part(out, ws->x, t, &p);
         }
 }
