@@ -77,9 +77,7 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
     bool columns = col->present && (w->codes || w->measure[MT_COL]);
     bool dequantize = columns && j->dequantized;
     load_tile(ws, &j->sides[SOURCE], &levels[SOURCE], t);
-    if (w->nans && j->count_nans)
-        for (int r = 0; r < t->rows; r++)
-            j->unit_nans[unit] += (int32_t)count_nans(x + r * TILE, t->width);
+    ws->nan = true; /* until someone measures */
     if (w->codes && j->unit_sums) add_row_sums(ws->sums, x, t);
     bool draws = (row->present && row->d.options.sr) || (col->present && col->d.options.sr);
     if (draws && (w->codes || dequantize)) {
@@ -92,6 +90,9 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
                    &j->unit_amax[MT_ROW][unit]);
         if (w->codes) write_direction(ws, j, MT_ROW, t, x);
     }
+    if (w->nans && j->count_nans && ws->nan)
+        for (int r = 0; r < t->rows; r++)
+            j->unit_nans[unit] += (int32_t)count_nans(x + r * TILE, t->width);
     if (!columns) return;
     if (dequantize) {
         decode_tile(ws->other, ws, row, t);

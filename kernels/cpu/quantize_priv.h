@@ -76,7 +76,7 @@ typedef struct workspace {
     int32_t random[AREA];
     grid cells, six, four;
     float sums[TILE], most[TILE];
-    bool nan; /* among the values last measured */
+    bool nan; /* among the values last measured; true before */
 } workspace;
 
 /* Rows of a tile that have values: those past the last one, up to a word of codes, are 0. */
