@@ -107,11 +107,25 @@ static void run_tile(workspace *ws, const job *j, const sweep *w, const level le
     if (w->codes) write_direction(ws, j, MT_COL, t, x);
 }
 
-/* Whether a sweep wants no more than the largest of the source's elements. */
+/* Whether a sweep wants no more than the largest of the source's elements, as they are or rotated.
+ */
 static bool measures_source(const job *j, const sweep *w)
 {
-    bool other = j->dequantized || j->sides[MT_COL].d.options.rht;
-    return !w->codes && j->sides[SOURCE].plain && !(w->measure[MT_COL] && other);
+    return !w->codes && j->sides[SOURCE].plain && !(w->measure[MT_COL] && j->dequantized);
+}
+
+/* The elements as they are stored; only what is rotated is loaded. */
+static void measure_unit(workspace *ws, const job *j, const sweep *w, int64_t unit, const tile *t)
+{
+    const side *source = &j->sides[SOURCE], *col = &j->sides[MT_COL];
+    int32_t nans = 0;
+    float amax = measure_rows(ws, source, &nans, t);
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+        if (w->measure[dir]) j->unit_amax[dir][unit] = amax;
+    if (w->nans) j->unit_nans[unit] = nans;
+    if (!w->measure[MT_COL] || !col->d.options.rht) return;
+    load_tile(ws, source, NULL, t);
+    j->unit_amax[MT_COL][unit] = measure_rotated(ws, t, ws->x, col->d.options.rht_mask);
 }
 
 static void run_unit(workspace *ws, const job *j, const sweep *w, int64_t unit)
@@ -130,11 +144,7 @@ static void run_unit(workspace *ws, const job *j, const sweep *w, int64_t unit)
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) j->unit_amax[dir][unit] = 0;
     if (w->nans) j->unit_nans[unit] = 0;
     if (measures_source(j, w)) {
-        int32_t nans = 0;
-        float amax = measure_rows(ws, &j->sides[SOURCE], &nans, &whole);
-        for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-            if (w->measure[dir]) j->unit_amax[dir][unit] = amax;
-        if (w->nans) j->unit_nans[unit] = nans;
+        measure_unit(ws, j, w, unit, &whole);
         return;
     }
     if (j->rows_only) {

@@ -372,8 +372,8 @@ void scale_tile(workspace *ws, const side *s, const level *l, const tile *t, con
 /* ---- rotation, random bits, sums ---------------------------------------------------------------
  */
 
-/* 16 rows of x times diag(signs) H16 / 4, each sum in order of the tokens, for 16 columns at a
- * time: CHUNK, which widths are multiples of. */
+/* 16 rows of x times diag(signs) H16 / 4, each sum in order of the tokens and not rounded yet, for
+ * 16 columns at a time: CHUNK, which widths are multiples of. */
 static void rotate_rows(float *restrict out, const float *restrict x, int width, uint16_t mask)
 {
     typedef float strip __attribute__((vector_size(CHUNK * sizeof(float)), may_alias, aligned(4)));
@@ -391,20 +391,33 @@ static void rotate_rows(float *restrict out, const float *restrict x, int width,
             *(strip *)(out + j * TILE + c) = y;
         }
     }
-    for (int j = 0; j < 16; j++) {
-        float *restrict y = out + j * TILE;
-#pragma omp simd
-        for (int c = 0; c < width; c++) y[c] = mt_bf16_to_f32(mt_f32_to_bf16(y[c]));
-    }
 }
 
 void rotate_tile(float *out, const float *x, const tile *t, uint16_t mask)
 {
     int whole = t->rows / 16 * 16;
-    for (int r = 0; r < whole; r += 16) rotate_rows(out + r * TILE, x + r * TILE, t->width, mask);
-    for (int r = whole; r < t->rows; r++)
-        for (int c = 0; c < t->width; c++)
-            out[r * TILE + c] = mt_bf16_to_f32(mt_f32_to_bf16(x[r * TILE + c]));
+    for (int r = 0; r < t->rows; r++) {
+        float *restrict y = out + r * TILE;
+        const float *from = r < whole ? y : x + r * TILE;
+        if (r < whole && r % 16 == 0) rotate_rows(y, x + r * TILE, t->width, mask);
+#pragma omp simd
+        for (int c = 0; c < t->width; c++) y[c] = mt_bf16_to_f32(mt_f32_to_bf16(from[c]));
+    }
+}
+
+/* Rounding keeps the order: the largest is rounded alone. */
+float measure_rotated(workspace *ws, const tile *t, const float *x, uint16_t mask)
+{
+    float largest = 0;
+    tile part = *t;
+    for (int r = 0; r < t->rows; r += part.rows, x += part.rows * TILE) {
+        const float *y = x;
+        part.rows = t->rows - r < 16 ? t->rows - r : 16;
+        if (part.rows == 16) rotate_rows(ws->rotated, x, t->width, mask), y = ws->rotated;
+        float most = measure_lines(ws, ws->most, &part, y, TILE);
+        largest = most > largest ? most : largest;
+    }
+    return mt_bf16_to_f32(mt_f32_to_bf16(largest));
 }
 
 void draw_tile(workspace *ws, const tile *t, const uint32_t key[2], uint32_t first_row,

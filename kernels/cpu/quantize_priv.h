@@ -150,6 +150,7 @@ struct rows_task {
 #define member_level    MT_CPU_ISA(member_level)
 #define measure_tile    MT_CPU_ISA(measure_tile)
 #define rotate_tile     MT_CPU_ISA(rotate_tile)
+#define measure_rotated MT_CPU_ISA(measure_rotated)
 #define draw_tile       MT_CPU_ISA(draw_tile)
 #define add_row_sums    MT_CPU_ISA(add_row_sums)
 #define count_nans      MT_CPU_ISA(count_nans)
@@ -218,6 +219,8 @@ bool save_tile_bf16(const workspace *ws, const side *s, const side *out, const t
 
 /* out = x rotated along the tokens, rounded to bf16 (rht). */
 void rotate_tile(float *out, const float *x, const tile *t, uint16_t mask);
+/* The largest magnitude of that, NaN left out. */
+float measure_rotated(workspace *ws, const tile *t, const float *x, uint16_t mask);
 /* ws->random: the 16 bits of every element. */
 void draw_tile(workspace *ws, const tile *t, const uint32_t key[2], uint32_t first_row,
                uint32_t member_index, uint32_t step);
