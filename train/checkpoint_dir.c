@@ -170,6 +170,26 @@ static mt_status enter_stage(mt_checkpoint_stage *stage)
     return mt_dir_empty(stage->temp);
 }
 
+mt_status mt_checkpoint_check_untrained(const char *path)
+{
+    char model[MT_PATH_BYTES];
+    mt_h5 *file = NULL;
+    bool training = false;
+    int64_t step = 0;
+    mt_status status;
+    MT_TRY(mt_path_format(model, "%s/model.h5", path));
+    if (!mt_path_exists(model)) return MT_OK;
+    MT_TRY_CLEANUP(mt_h5_open(&file, model));
+    MT_TRY_CLEANUP(mt_h5_exists(file, "/optim", &training));
+    if (training) MT_TRY_CLEANUP(mt_h5_get_i64(file, "/meta", "step", &step));
+cleanup:
+    mt_h5_close(&file);
+    MT_REQUIRE(!training, MT_EIO,
+               "'%s' is a run's checkpoint of step %lld, with optimizer state: not replaced", path,
+               (long long)step);
+    return status == MT_EDAMAGED ? MT_OK : status; /* no run can go on from it */
+}
+
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path)
 {
     char file[MT_PATH_BYTES];

@@ -25,6 +25,9 @@ typedef struct mt_checkpoint_stage {
 
 /* Begins. Refuses a path that exists and is not a checkpoint, or that another process writes. */
 mt_status mt_checkpoint_stage_begin(mt_checkpoint_stage *stage, const char *path);
+/* Refuses, with MT_EIO, the path of a checkpoint with optimizer state, which only the run that made
+ * it may replace. */
+mt_status mt_checkpoint_check_untrained(const char *path);
 /* Only the names, for a rank other than the one that begins. */
 mt_status mt_checkpoint_stage_join(mt_checkpoint_stage *stage, const char *path);
 /* Commits model.h5, writes DONE for it and for `count` other files, renames the directory. On

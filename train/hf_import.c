@@ -176,6 +176,7 @@ static mt_status write_checkpoint(importer *in, const char *checkpoint, const ch
     mt_checkpoint_state state = { .config = in->config,
                                   .params = (mt_param_store *)(uintptr_t)in->params };
     mt_checkpoint_info info = { .source_config = config_text };
+    MT_TRY(mt_checkpoint_check_untrained(checkpoint));
     mt_status status = mt_checkpoint_stage_begin(&stage, checkpoint);
     in->file = stage.file;
     if (status == MT_OK) status = mt_checkpoint_write_meta(stage.file, &state, &info);
