@@ -1,8 +1,11 @@
 /* The bar is drawn at most ten times a second. */
 #include "train/progress.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,16 +44,31 @@ static void format_left(char text[32], const mt_progress *p, int64_t step, doubl
     format_time(text, made > 0 ? (now - p->began) / (double)made * (double)left : 0);
 }
 
+/* What a line may have without wrapping. */
+static int line_room(void)
+{
+    struct winsize size;
+    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return known ? size.ws_col - 1 : INT_MAX;
+}
+
+/* Where the line is too narrow, first the bar is shorter, then the end is cut: the time left is
+ * not there. */
 static void draw_bar(mt_progress *p, const mt_metrics_step *line, double now)
 {
-    char left[32];
-    int full = p->steps ? (int)(line->step * BAR / p->steps) : BAR;
+    char left[32], text[512];
     format_left(left, p, line->step, now);
-    printf("\r[%.*s%*s] %lld/%lld loss %.4f  lr %.1e  grad %.2f  %.0f tok/s  MaxVio %.2f  "
-           "dropped %lld  %s left\x1b[K",
-           full, "########################", BAR - full, "", (long long)line->step,
-           (long long)p->steps, line->loss, line->lr, line->grad_norm, line->tokens_per_second,
-           line->max_vio, (long long)line->dropped, left);
+    snprintf(text, sizeof text,
+             "%lld/%lld  %s left  loss %.4f  lr %.1e  grad %.2f  %.0f tok/s  MaxVio %.2f  "
+             "dropped %lld",
+             (long long)line->step, (long long)p->steps, left, line->loss, line->lr,
+             line->grad_norm, line->tokens_per_second, line->max_vio, (long long)line->dropped);
+    int room = line_room(), bar = room - (int)strlen(text) - 3; /* brackets and a space */
+    if (bar > BAR) bar = BAR;
+    int full = p->steps ? (int)(line->step * bar / p->steps) : bar;
+    putchar('\r');
+    if (bar > 0) printf("[%.*s%*s] ", full, "########################", bar - full, "");
+    printf("%.*s\x1b[K", room, text);
     fflush(stdout);
     p->bar_drawn = true;
     p->drawn = now;

@@ -1,8 +1,10 @@
 /* metrics.jsonl: what a line holds, and what resuming keeps of the file. */
 #include <jansson.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "tests/support/fault.h"
@@ -10,6 +12,7 @@
 
 #include "train/fileio.h"
 #include "train/metrics.h"
+#include "train/progress.h"
 
 static char path[64];
 
@@ -136,10 +139,56 @@ static void opening_survives_want_of_memory(void **state)
     }
 }
 
+/* What the bar after 20 of 40 steps looks like on a terminal of so many columns; 0: it does not
+ * say. */
+static void draw_on_terminal(char text[1024], int columns)
+{
+    const mt_metrics_step step = { .step = 20, .loss = 2.5, .lr = 3e-4, .tokens_per_second = 9e4 };
+    const struct winsize size = { .ws_row = 24, .ws_col = (unsigned short)columns };
+    mt_progress progress;
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+    assert_true(slave >= 0 && ioctl(slave, TIOCSWINSZ, &size) == 0);
+    fflush(NULL);
+    int out = dup(1), err = dup(2);
+    dup2(slave, 1), dup2(slave, 2);
+    mt_progress_begin(&progress, 10, 40);
+    mt_progress_step(&progress, &step, false);
+    dup2(out, 1), dup2(err, 2);
+    close(out), close(err);
+    ssize_t n = read(master, text, 1023);
+    close(slave), close(master);
+    text[n > 0 ? n : 0] = '\0';
+}
+
+static void the_bar_fits_the_terminal(void **state)
+{
+    (void)state;
+    static const int widths[] = { 200, 100, 90, 81, 80, 40, 12, 2, 1 };
+    char whole[1024], text[1024];
+    draw_on_terminal(whole, 0);
+    assert_non_null(strstr(whole, "\r[############            ] 20/40  0:00 left  loss 2.5000"));
+    assert_non_null(strstr(whole, "dropped 0\x1b[K"));
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        draw_on_terminal(text, widths[i]);
+        size_t used = strlen(text) - strlen("\r\x1b[K");
+        assert_int_equal(text[0], '\r');
+        if (used >= (size_t)widths[i]) fail_msg("%zu on %d columns", used, widths[i]);
+        if (i == 0) assert_string_equal(text, whole);
+        if (widths[i] == 100) /* a shorter bar, half of it full */
+            assert_true(strstr(text, "\r[###  ") && strstr(text, "  ] 20/40  ") &&
+                        strstr(text, "dropped 0\x1b[K"));
+        if (widths[i] == 40)
+            assert_string_equal(text, "\r20/40  0:00 left  loss 2.5000  lr 3.0e-\x1b[K");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_hold_every_digit),
+        cmocka_unit_test(the_bar_fits_the_terminal),
         cmocka_unit_test(resuming_drops_what_is_past_the_step),
         cmocka_unit_test(a_damaged_line_is_named),
         cmocka_unit_test(opening_survives_want_of_memory),
