@@ -331,6 +331,9 @@ static void print_result(const struct job *j)
     mt_format_spec_print(format, &j->spec, 0);
     printf("%s: %lld elements in %lld members, %s, %s\n", j->o->out, (long long)c->offsets[n],
            (long long)n, format, j->o->direction);
+    if (c->offsets[n] < j->x.count)
+        printf("%lld of the input's %lld elements are past the members and left out\n",
+               (long long)(j->x.count - c->offsets[n]), (long long)j->x.count);
     if (nans) printf("%lld elements of the input are NaN\n", (long long)nans);
 }
 
@@ -367,9 +370,10 @@ mt_status mt_verb_quantize(int argc, char **argv)
         { "members", MT_OPTION_INT, &o.members, "N",
           "cut the rows into N equal members (default 1)" },
         { "first-dims", MT_OPTION_TEXT, &o.first_dims, "A,B,..",
-          "rows of each member; rows of the input past them are left out" },
+          "rows of each member; what the input has past them is left out" },
         { "last-dims", MT_OPTION_TEXT, &o.last_dims, "A,B,..",
-          "columns of each member; with --first-dims both vary" },
+          "columns of each member, one member after the other; what the input has past them is "
+          "left out; with --first-dims both vary" },
         { "swizzled", MT_OPTION_FLAG, &o.swizzled, NULL,
           "scales in the order of tiles that tensor cores read (mx, nvfp4)" },
         { "seed", MT_OPTION_INT, &o.seed, "S", "of stochastic rounding, u32 (default 0)" },

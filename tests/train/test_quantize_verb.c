@@ -240,6 +240,29 @@ static void members_cut_the_rows(void **state)
     check_file("nvfp4:sr", MT_U8, false, rows, cols);
 }
 
+/* 37 rows of 41 columns. */
+static void what_members_leave_out_is_said(void **state)
+{
+    (void)state;
+    const char *some = "elements are past the members and left out";
+    make_input(MT_F32);
+    assert_verb(QUANTIZE("--format mxfp8 --last-dims 30,4"), 0,
+                "259 of the input's 1517 elements are past the members and left out");
+    assert_verb(QUANTIZE("--format mxfp8 --first-dims 30,6"), 0, "41 of the input's 1517");
+    assert_verb(QUANTIZE("--format mxfp8 --first-dims 3,1 --last-dims 5,2"), 0,
+                "1500 of the input's 1517");
+    assert_verb(QUANTIZE("--format mxfp8 --last-dims 30,11"), 0, "1517 elements");
+    assert_null(strstr(verb_output, some));
+    assert_verb(QUANTIZE("--format mxfp8"), 0, "1517 elements");
+    assert_null(strstr(verb_output, some));
+    static const char *const dims[] = { "--first-dims", "--last-dims" };
+    assert_verb("quantize --help", 0, "");
+    for (int i = 0; i < 2; i++) {
+        const char *at = strstr(verb_output, dims[i]);
+        assert_true(at && memmem(at, strcspn(at, "\n"), "left out", 8));
+    }
+}
+
 /* The values are the same in all three types, so are codes and scales. */
 static void narrow_inputs_give_the_same_codes(void **state)
 {
@@ -423,6 +446,7 @@ int main(void)
         cmocka_unit_test(a_small_file_by_hand),
         cmocka_unit_test(every_mode_equals_the_kernels),
         cmocka_unit_test(members_cut_the_rows),
+        cmocka_unit_test(what_members_leave_out_is_said),
         cmocka_unit_test(narrow_inputs_give_the_same_codes),
         cmocka_unit_test(plain_formats_are_casts),
         cmocka_unit_test(only_what_is_asked_for),
