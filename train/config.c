@@ -484,12 +484,25 @@ mt_status mt_config_load(mt_config *config, const char *path, const char *const 
     return status;
 }
 
+/* A run records every key: where one without a default is missing, the rest may be as well. */
+static mt_status check_whole(const mt_config_reader *r, size_t length)
+{
+    MT_REQUIRE(length, MT_EDAMAGED, "configuration %s: the file is empty", r->file);
+    for (int i = 0; i < mt_config_key_count; i++)
+        MT_REQUIRE(!mt_config_keys[i].required || r->line[i], MT_EDAMAGED,
+                   "configuration %s: the file is not whole: it has no %s", r->file,
+                   mt_config_keys[i].path);
+    return MT_OK;
+}
+
 mt_status mt_config_load_recorded(mt_config *config, const char *path)
 {
     char *text = NULL;
     size_t length;
+    mt_config_reader reader = { .config = config, .file = path };
     mt_status status = read_file(&text, &length, path);
-    if (status == MT_OK) status = mt_config_parse_recorded(config, path, text, length);
+    if (status == MT_OK) status = read_config(&reader, text, length, NULL, 0);
+    if (status == MT_OK) status = check_whole(&reader, length);
     free(text);
     return status;
 }

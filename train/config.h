@@ -79,7 +79,8 @@ mt_status mt_config_check_device(const char *name);
 mt_status mt_config_parse(mt_config *config, const char *name, const char *text, size_t length,
                           const char *const *sets, int set_count);
 /* The same of what a run has recorded, in config.resolved.yaml or a checkpoint: each value is read,
- * but not whether they go together, which the program of then has judged by its own rules. */
+ * but not whether they go together, which the program of then has judged by its own rules. A file
+ * without the keys that have no default is damaged: MT_EDAMAGED. */
 mt_status mt_config_load_recorded(mt_config *config, const char *path);
 mt_status mt_config_parse_recorded(mt_config *config, const char *name, const char *text,
                                    size_t length);

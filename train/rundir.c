@@ -100,7 +100,11 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
                    dir->path);
         return MT_OK;
     }
-    MT_TRY(mt_config_load_recorded(&old, path));
+    mt_status status = mt_config_load_recorded(&old, path);
+    if (status == MT_EDAMAGED && !force)
+        return MT_FAIL(status, "%.900s (--force to go on without it)", mt_error_message());
+    if (status == MT_EDAMAGED) return MT_OK;
+    MT_TRY(status);
     return compare(changed, dir, &old, config, force);
 }
 

@@ -172,6 +172,22 @@ static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
     assert_program("train t.yaml --run fallback --resume", 5, "no complete checkpoint");
 }
 
+static void a_damaged_record_of_a_run_is_named(void **state)
+{
+    (void)state;
+    const char *path = "unrecorded/config.resolved.yaml";
+    assert_program("train t.yaml --run unrecorded --set train.steps=2", 0, "done");
+    write_file(path, "");
+    assert_program("train t.yaml --run unrecorded --resume", 5,
+                   "unrecorded/config.resolved.yaml: the file is empty (--force to go on");
+    write_file(path, "model:\n  vocab_size: 256\n");
+    assert_program("train t.yaml --run unrecorded --resume", 5,
+                   "unrecorded/config.resolved.yaml: the file is not whole: it has no "
+                   "model.hidden_size");
+    assert_program("train t.yaml --run unrecorded --resume --force --set train.steps=3", 0, "done");
+    assert_program("train t.yaml --run unrecorded --resume --set train.steps=4", 0, "done");
+}
+
 /* It may be whole: nothing is begun again, cut back or removed in its place. */
 static void a_checkpoint_that_cannot_be_read_ends_the_run(void **state)
 {
@@ -241,6 +257,7 @@ int main(void)
         cmocka_unit_test(damaged_corpora_are_refused),
         cmocka_unit_test(a_corpus_cut_short_under_a_run_is_an_error),
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
+        cmocka_unit_test(a_damaged_record_of_a_run_is_named),
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
         cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
