@@ -67,9 +67,9 @@ mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
 /* How many checkpoints DIR has, complete or not; 0 where it is not there. */
 mt_status mt_checkpoint_count_dirs(int64_t *count, const char *dir);
 /* The newest complete checkpoint in DIR. `skipped` receives a line for each newer one that is not
- * complete and why ("" if none). MT_EIO when there is none, or a newer one cannot be read;
- * MT_EUNSUPPORTED when a newer one was written by a newer version. Over the ranks of `comm` (NULL:
- * alone) each verifies a share of its files; collective. */
+ * complete and why ("" if none). MT_EIO when there is none, which says the same of all, or a newer
+ * one cannot be read; MT_EUNSUPPORTED when a newer one was written by a newer version. Over the
+ * ranks of `comm` (NULL: alone) each verifies a share of its files; collective. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
                                     size_t skipped_bytes, const char *dir, mt_comm *comm);
 /* The checkpoint that a user means: a checkpoint, a directory of them, or a run with a ckpt/

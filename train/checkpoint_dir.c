@@ -365,13 +365,15 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
         if (status != MT_EDAMAGED) continue; /* what cannot be read may well be whole */
         status = MT_OK;
         if (used < skipped_bytes)
-            used += (size_t)snprintf(skipped + used, skipped_bytes - used, "%s: %s\n",
-                                     strrchr(path, '/') + 1, mt_error_message());
+            used += (size_t)snprintf(skipped + used, skipped_bytes - used, "%s%s: %s",
+                                     used ? "\n" : "", strrchr(path, '/') + 1, mt_error_message());
     }
     free(list.items);
-    if (status == MT_OK && !found)
+    if (status == MT_OK && !found) {
         status = MT_FAIL(MT_EIO, "there is no complete checkpoint in '%s'%s%s", dir,
                          used ? "; " : "", used ? skipped : "");
+        if (skipped_bytes) skipped[0] = '\0'; /* said already */
+    }
     return status;
 }
 

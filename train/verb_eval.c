@@ -66,7 +66,7 @@ mt_status mt_verb_eval(int argc, char **argv)
     MT_TRY(take_count(&how.batch_size, "batch", batch));
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));
-    if (*inference->skipped) fprintf(stderr, "left aside: %s", inference->skipped);
+    if (*inference->skipped) fprintf(stderr, "left aside: %s\n", inference->skipped);
     mt_status status = evaluate(inference, data ? data : inference->config.valid_corpus);
     mt_inference_close(&inference);
     return status;

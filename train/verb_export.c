@@ -31,7 +31,7 @@ mt_status mt_verb_export(int argc, char **argv)
     MT_REQUIRE(shard_bytes >= 0, MT_ECONFIG, "--shard-bytes is %lld, must not be negative",
                (long long)shard_bytes);
     MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, argv[1]));
-    if (*skipped) fprintf(stderr, "left aside: %s", skipped);
+    if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
     MT_TRY(mt_hf_export(argv[2], path, shard_bytes, &left));
     if (left.router_bias)
         fprintf(stderr, "not in it: the biases that routers choose experts with "

@@ -159,7 +159,7 @@ static mt_status inspect_checkpoint(const char *given, struct table *t, bool mom
     char path[MT_CHECKPOINT_PATH], skipped[1024];
     mt_checkpoint *c;
     MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
-    if (*skipped) fprintf(stderr, "left aside: %s", skipped);
+    if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
     MT_TRY(mt_checkpoint_open(&c, path));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(c);
     printf("%s: verified against DONE\n", path);

@@ -162,7 +162,7 @@ mt_status mt_verb_sample(int argc, char **argv)
     config.seed = (uint64_t)seed;
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));
-    if (*inference->skipped) fprintf(stderr, "left aside: %s", inference->skipped);
+    if (*inference->skipped) fprintf(stderr, "left aside: %s\n", inference->skipped);
     mt_status status = sample(inference, prompt, tokens, &config);
     mt_inference_close(&inference);
     return status;

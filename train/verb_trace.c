@@ -154,7 +154,7 @@ static mt_status trace(const char *given, const struct options *o)
     MT_TRY(check_options(o, &dtype));
     MT_TRY(mt_file_check_result(o->out, o->tokens));
     MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
-    if (*skipped) fprintf(stderr, "left aside: %s", skipped);
+    if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
     mt_status status = mt_checkpoint_open(&checkpoint, path);
     if (status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);

@@ -160,8 +160,10 @@ static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
     flip_bit("fallback/ckpt/step_00000024/model.h5", 500);
     assert_program("eval fallback", 0, "left aside: step_00000024");
     assert_program("sample fallback --tokens 1", 0, "left aside: step_00000024");
+    assert_null(strstr(program_text, "\n\n"));
     assert_program("train t.yaml --run fallback --resume", 0,
                    "resumed from fallback/ckpt/step_00000020");
+    assert_null(strstr(program_text, "\n\n"));
     assert_same_run("straight", "fallback");
     assert_int_equal(unlink("fallback/ckpt/step_00000024/DONE"), 0);
     assert_program("train t.yaml --run fallback --resume", 0,
@@ -170,6 +172,9 @@ static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
     flip_bit("fallback/ckpt/step_00000024/model.h5", 500);
     flip_bit("fallback/ckpt/step_00000020/model.h5", 500);
     assert_program("train t.yaml --run fallback --resume", 5, "no complete checkpoint");
+    const char *reason = "step_00000020: '", *first = strstr(program_text, reason);
+    assert_true(first && !strstr(first + 1, reason)); /* each once, each in a line */
+    assert_null(strstr(program_text, "\n\n"));
 }
 
 static void a_damaged_record_of_a_run_is_named(void **state)
