@@ -55,6 +55,15 @@ static mt_status check_foreign(const char *dir, const char *path)
     return status;
 }
 
+/* A directory, or a device, under a file's name is no file that cannot be read just now. */
+static mt_status check_file(const char *path)
+{
+    struct stat st;
+    MT_REQUIRE(stat(path, &st) != 0 || S_ISREG(st.st_mode), MT_EDAMAGED,
+               "'%s' is not a regular file", path);
+    return MT_OK;
+}
+
 /* One line "size hash name" against the file. */
 static mt_status verify_line(const char *dir, const char *line)
 {
@@ -67,6 +76,7 @@ static mt_status verify_line(const char *dir, const char *line)
     MT_TRY(mt_path_format(path, "%s/%s", dir, name));
     MT_REQUIRE(mt_path_exists(path), MT_EDAMAGED, "'%s', which DONE names: %s", path,
                strerror(ENOENT));
+    MT_TRY(check_file(path));
     MT_TRY(mt_file_xxh128(got, &bytes, path));
     if (bytes == size && !strcmp(got, want)) return MT_OK;
     MT_TRY(check_foreign(dir, path));
@@ -116,6 +126,7 @@ static mt_status verify_share(const char *path, int share, int shares, int64_t *
     MT_REQUIRE(mt_path_exists(path), MT_EIO, "there is no checkpoint '%s'", path);
     MT_REQUIRE(mt_path_exists(done), MT_EDAMAGED,
                "'%s' has no DONE: not a checkpoint, or not a complete one", path);
+    MT_TRY(check_file(done));
     MT_TRY(mt_file_read_all(&text, &bytes, done, MAX_DONE));
     mt_status status = verify_done(path, text, share, shares, files);
     free(text);
@@ -401,8 +412,8 @@ static mt_status remove_checkpoint(const char *path)
     char done[MT_PATH_BYTES];
     MT_REQUIRE(!is_link(path), MT_EIO, "'%s' is a symbolic link: not removed", path);
     MT_TRY(mt_path_format(done, "%s/DONE", path));
-    MT_REQUIRE(unlink(done) == 0 || errno == ENOENT, MT_EIO, "cannot remove '%s': %s", done,
-               strerror(errno));
+    MT_REQUIRE(unlink(done) == 0 || errno == ENOENT || errno == EISDIR, MT_EIO,
+               "cannot remove '%s': %s", done, strerror(errno));
     return mt_dir_remove(path);
 }
 

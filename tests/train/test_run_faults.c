@@ -169,6 +169,17 @@ static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
     assert_program("train t.yaml --run fallback --resume", 0,
                    "resumed from fallback/ckpt/step_00000020");
     assert_same_run("straight", "fallback");
+    static const char *const names[] = { "model.h5", "DONE" };
+    for (int i = 0; i < 2; i++) { /* a directory in a file's place */
+        char path[64];
+        snprintf(path, sizeof path, "fallback/ckpt/step_00000024/%s", names[i]);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(mkdir(path, 0700), 0);
+        assert_program("eval fallback", 0, "' is not a regular file");
+        assert_program("train t.yaml --run fallback --resume", 0,
+                       "resumed from fallback/ckpt/step_00000020");
+        assert_same_run("straight", "fallback");
+    }
     flip_bit("fallback/ckpt/step_00000024/model.h5", 500);
     flip_bit("fallback/ckpt/step_00000020/model.h5", 500);
     assert_program("train t.yaml --run fallback --resume", 5, "no complete checkpoint");
@@ -199,10 +210,10 @@ static void a_checkpoint_that_cannot_be_read_ends_the_run(void **state)
     (void)state;
     assert_int_equal(program("train t.yaml --run unread"), 0);
     assert_int_equal(rename("unread/ckpt/step_00000024/model.h5", "unread/kept"), 0);
-    assert_int_equal(mkdir("unread/ckpt/step_00000024/model.h5", 0700), 0);
-    assert_program("train t.yaml --run unread --resume", 5, "model.h5': not a regular file");
-    assert_program("eval unread", 5, "model.h5': not a regular file");
-    assert_int_equal(rmdir("unread/ckpt/step_00000024/model.h5"), 0);
+    assert_int_equal(symlink("/elsewhere/model.h5", "unread/ckpt/step_00000024/model.h5"), 0);
+    assert_program("train t.yaml --run unread --resume", 5, "model.h5': No such file");
+    assert_program("eval unread", 5, "model.h5': No such file");
+    assert_int_equal(unlink("unread/ckpt/step_00000024/model.h5"), 0);
     assert_int_equal(rename("unread/kept", "unread/ckpt/step_00000024/model.h5"), 0);
     assert_same_run("straight", "unread");
     assert_int_equal(rename("unread/ckpt", "unread/kept"), 0);
