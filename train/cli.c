@@ -67,6 +67,11 @@ static mt_status store_value(const mt_option *option, const char *text)
     errno = 0;
     switch (option->kind) {
     case MT_OPTION_FLAG: *(bool *)option->value = true; return MT_OK;
+    case MT_OPTION_PATH:
+        MT_REQUIRE(*text, MT_ECONFIG, "%s%s: the name is empty: %s", dashes(option), option->name,
+                   option->argument);
+        *(const char **)option->value = text;
+        return MT_OK;
     case MT_OPTION_TEXT: *(const char **)option->value = text; return MT_OK;
     case MT_OPTION_INT:
         *(int64_t *)option->value = strtoll(text, &end, 10);

@@ -40,6 +40,7 @@ MT_VERBS(MT_VERB_DECLARE)
 typedef enum mt_option_kind {
     MT_OPTION_FLAG, /* bool */
     MT_OPTION_TEXT, /* const char *, borrowed from argv */
+    MT_OPTION_PATH, /* the same, of a file or a directory: not empty */
     MT_OPTION_INT,  /* int64_t */
     MT_OPTION_REAL, /* double */
     MT_OPTION_LIST  /* mt_option_list: given any number of times */

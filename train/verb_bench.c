@@ -43,7 +43,7 @@ mt_status mt_verb_bench(int argc, char **argv)
           "of caches before each; with many the host is not timed (default: 1)" },
         { "graph", MT_OPTION_FLAG, &bench.graph, NULL, "launch recorded graphs (cuda)" },
         { "threads", MT_OPTION_INT, &threads, "N", "of the cpu (default: every core)" },
-        { "json", MT_OPTION_TEXT, &bench.json, "FILE",
+        { "json", MT_OPTION_PATH, &bench.json, "FILE",
           "also write an object a line for each case" },
     };
     const mt_command command = {

@@ -112,10 +112,10 @@ mt_status mt_verb_compare(int argc, char **argv)
 {
     const char *baseline = NULL, *out = NULL, *plot = NULL;
     const mt_option options[] = {
-        { "baseline", MT_OPTION_TEXT, &baseline, "RUN",
+        { "baseline", MT_OPTION_PATH, &baseline, "RUN",
           "one of the runs: the others are held against its group (default: the first)" },
-        { "o", MT_OPTION_TEXT, &out, "FILE", "the table for other programs: .json or .csv" },
-        { "plot", MT_OPTION_TEXT, &plot, "OUT.png",
+        { "o", MT_OPTION_PATH, &out, "FILE", "the table for other programs: .json or .csv" },
+        { "plot", MT_OPTION_PATH, &plot, "OUT.png",
           "draw the training losses and their differences (gnuplot)" },
     };
     const mt_command command = {

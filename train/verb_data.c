@@ -16,14 +16,14 @@ static mt_status pack(int argc, char **argv)
     bool help;
     int count;
     const mt_option options[] = {
-        { "o", MT_OPTION_TEXT, &args.output, "FILE.h5", "the corpus to write" },
+        { "o", MT_OPTION_PATH, &args.output, "FILE.h5", "the corpus to write" },
         { "format", MT_OPTION_TEXT, &format, "NAME",
           "of the inputs: auto (by name), bytes, u16, u32, npy" },
         { "vocab-size", MT_OPTION_INT, &args.vocab_size, "N", "of token files; bytes have 256" },
         { "tokenizer", MT_OPTION_TEXT, &args.tokenizer, "NAME", "recorded in the corpus" },
         { "split", MT_OPTION_TEXT, &args.split, "RULE",
           "hold out: documents:N (every N-th input), tail:N (the last N-th of each), kjv" },
-        { "valid", MT_OPTION_TEXT, &args.valid_output, "FILE.h5",
+        { "valid", MT_OPTION_PATH, &args.valid_output, "FILE.h5",
           "the corpus of what is held out" },
         { "sha256", MT_OPTION_TEXT, &args.sha256, "HEX", "what the inputs must hash to" },
     };

@@ -42,7 +42,7 @@ mt_status mt_verb_eval(int argc, char **argv)
     bool help;
     int count;
     const mt_option options[] = {
-        { "data", MT_OPTION_TEXT, &data, "CORPUS.h5", "corpus (default: data.valid of the run)" },
+        { "data", MT_OPTION_PATH, &data, "CORPUS.h5", "corpus (default: data.valid of the run)" },
         { "sequence", MT_OPTION_INT, &sequence, "N", "tokens of a window (default: the run's)" },
         { "batch", MT_OPTION_INT, &batch, "N", "windows at once (default: the run's)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },

@@ -61,7 +61,7 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
     const mt_option options[] = {
         { "op", MT_OPTION_TEXT, &glob, "GLOB",
           "only ops whose name matches ('model': the built-in models)" },
-        { "model", MT_OPTION_TEXT, &model, "CONFIG",
+        { "model", MT_OPTION_PATH, &model, "CONFIG",
           "check the model of a configuration instead, unquantized, under its memory options" },
         { "samples", MT_OPTION_INT, &samples, "N", "elements of each of its tensors (0: all; 16)" },
         { "set", MT_OPTION_LIST, &sets, "K=V", "override a key of the configuration" },

@@ -10,7 +10,7 @@ mt_status mt_verb_import(int argc, char **argv)
     bool help;
     int count;
     const mt_option options[] = {
-        { "o", MT_OPTION_TEXT, &output, "CKPT", "the checkpoint to write" },
+        { "o", MT_OPTION_PATH, &output, "CKPT", "the checkpoint to write" },
     };
     const mt_command command = {
         .usage = "mixtape import DIR -o CKPT",

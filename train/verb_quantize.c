@@ -363,7 +363,7 @@ mt_status mt_verb_quantize(int argc, char **argv)
 {
     struct options o = { .direction = "both", .members = unset };
     const mt_option options[] = {
-        { "o", MT_OPTION_TEXT, &o.out, "OUT.h5", "where to write" },
+        { "o", MT_OPTION_PATH, &o.out, "OUT.h5", "where to write" },
         { "format", MT_OPTION_TEXT, &o.format, "FMT[:OPTS]",
           "a number format and its options joined with +, such as nvfp4:rht+sr" },
         { "direction", MT_OPTION_TEXT, &o.direction, "DIR", "row, col or both (default)" },

@@ -33,6 +33,15 @@ static mt_status check_options(const struct options *o, mt_dtype *dtype)
     return MT_OK;
 }
 
+/* What is meant for updates is not taken where none is made. */
+static mt_status check_sets(const struct options *o)
+{
+    for (int i = 0; i < o->sets.count && !o->steps; i++)
+        MT_REQUIRE(strncmp(o->sets.items[i], "optim.", 6) != 0, MT_ECONFIG,
+                   "--set %.100s: it means nothing without --steps", o->sets.items[i]);
+    return MT_OK;
+}
+
 /* --set may change how a model is trained, not what it is. */
 static mt_status check_model(const mt_config *config, const mt_config *was)
 {
@@ -163,6 +172,7 @@ static mt_status trace(const char *given, const struct options *o)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
                                (long long)o->steps, o->tokens, (long long)in.steps));
     MT_TRY_CLEANUP(make_config(&config, &first_pass, meta, dtype, &in, &o->sets));
+    MT_TRY_CLEANUP(check_sets(o));
     MT_TRY_CLEANUP(write_trace(path, meta->step, first_pass, &config, &in, o));
 cleanup:
     mt_trace_input_free(&in);
@@ -175,9 +185,9 @@ mt_status mt_verb_trace(int argc, char **argv)
     struct options o = { .dtype = NULL };
     int64_t steps = not_given;
     const mt_option options[] = {
-        { "tokens", MT_OPTION_TEXT, &o.tokens, "IN.h5",
+        { "tokens", MT_OPTION_PATH, &o.tokens, "IN.h5",
           "dataset tokens int64 [B,S], maybe targets [B,S] (-100: ignored)" },
-        { "o", MT_OPTION_TEXT, &o.out, "OUT.h5", "where to write" },
+        { "o", MT_OPTION_PATH, &o.out, "OUT.h5", "where to write" },
         { "targets", MT_OPTION_FLAG, &o.trace.targets, NULL,
           "loss, aux_loss and total_loss too; without a dataset targets, of the next token" },
         { "grads", MT_OPTION_FLAG, &o.trace.grads, NULL,

@@ -31,6 +31,8 @@ static mt_status train(const char *path, given *g, char *const *words)
 {
     char device_set[MT_CONFIG_TEXT];
     mt_config config;
+    MT_REQUIRE(g->run.resume || !g->run.force, MT_ECONFIG,
+               "--force without --resume: there is nothing to go on with");
     if (g->device) {
         MT_REQUIRE(g->sets.count < MT_OPTION_LIST_MAX, MT_ECONFIG, "too many --set");
         snprintf(device_set, sizeof device_set, "device=%s", g->device);
@@ -48,7 +50,7 @@ mt_status mt_verb_train(int argc, char **argv)
     int count;
     char **words = NULL;
     const mt_option options[] = {
-        { "run", MT_OPTION_TEXT, &g.run.path, "DIR",
+        { "run", MT_OPTION_PATH, &g.run.path, "DIR",
           "the run's directory (default: runs/<config name>-<date>[-n])" },
         { "resume", MT_OPTION_FLAG, &g.run.resume, NULL,
           "go on from the newest complete checkpoint in --run" },

@@ -6,7 +6,7 @@
 
 typedef struct given {
     bool flag, help;
-    const char *text;
+    const char *text, *path;
     int64_t count;
     double rate;
     mt_option_list list;
@@ -21,6 +21,7 @@ static mt_status parse(given *g, char **argv)
     const mt_option options[] = {
         { "flag", MT_OPTION_FLAG, &g->flag, NULL, "a flag" },
         { "o", MT_OPTION_TEXT, &g->text, "FILE", "a text" },
+        { "run", MT_OPTION_PATH, &g->path, "DIR", "a path" },
         { "count", MT_OPTION_INT, &g->count, "N", "an integer" },
         { "rate", MT_OPTION_REAL, &g->rate, "X", "a number" },
         { "set", MT_OPTION_LIST, &g->list, "a=b", "a list" },
@@ -28,7 +29,7 @@ static mt_status parse(given *g, char **argv)
     const mt_command command = { .usage = "mixtape verb FILE [options]",
                                  .about = "",
                                  .options = options,
-                                 .option_count = 5,
+                                 .option_count = 6,
                                  .min_arguments = 1,
                                  .max_arguments = 2 };
     return mt_command_parse(&command, argc, argv, &g->positional, &g->help);
@@ -46,8 +47,9 @@ static void options_are_read_in_any_order(void **state)
     given g;
     char **argv = ARGV((char *)"--flag", (char *)"a", (char *)"-o", (char *)"x",
                        (char *)"--count=-3", (char *)"b", (char *)"--rate", (char *)"1e-3",
-                       (char *)"--set", (char *)"a=1", (char *)"--set=b=2");
+                       (char *)"--set", (char *)"a=1", (char *)"--set=b=2", (char *)"--run=r");
     assert_ok(parse(&g, argv));
+    assert_string_equal(g.path, "r");
     assert_true(g.flag);
     assert_string_equal(g.text, "x");
     assert_int_equal(g.count, -3);
@@ -81,6 +83,9 @@ static void mistakes_are_named(void **state)
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--rate=0x1p3")), MT_ECONFIG,
                  "'0x1p3' is not a number in decimal");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--flag=1")), MT_ECONFIG, "takes no value");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--run", (char *)"")), MT_ECONFIG,
+                 "--run: the name is empty: DIR");
+    assert_ok(parse(&g, ARGV((char *)"a", (char *)"-o", (char *)"")));
     assert_fails(parse(&g, ARGV((char *)"--flag")), MT_ECONFIG, "0 arguments given");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"b", (char *)"c")), MT_ECONFIG,
                  "3 arguments given");
@@ -143,6 +148,7 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("train none.yaml", 5, "none.yaml");
     assert_program("train bad.yaml", 2,
                    "bad.yaml:1: unknown key model.hiden_size: did you mean model.hidden_size");
+    assert_program("train bad.yaml --force", 2, "--force without --resume");
     assert_program("train bad.yaml --rum x", 2, "unknown option --rum: did you mean --run");
     assert_program("train --help-config", 0, "optim:");
     assert_program("data pakc", 2, "did you mean pack");
@@ -152,6 +158,12 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("doctor --device tpu", 2, "device 'tpu' is not one of auto, cpu, cuda");
     assert_program("gradcheck --samples -1", 2, "--samples is -1");
     assert_program("gradcheck --set train.steps=1", 2, "--set is for the model");
+    static const char *const empty[] = { "eval nowhere --data=", "train bad.yaml --run=",
+                                         "trace c --tokens=",    "compare r --baseline=",
+                                         "compare r --plot=",    "data pack bad.yaml --valid=",
+                                         "gradcheck --model=",   "bench --json=" };
+    for (size_t i = 0; i < sizeof empty / sizeof *empty; i++)
+        assert_program(empty[i], 2, ": the name is empty: ");
     assert_program("eval nowhere --sequence 0", 2, "--sequence is 0, must be positive");
     assert_program("eval nowhere --batch -1", 2, "--batch is -1, must be positive");
     assert_program("sample nowhere --top-p 2x", 2, "'2x' is not a number");

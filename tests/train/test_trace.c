@@ -429,6 +429,8 @@ static void mistakes_are_refused(void **state)
         { "--steps -1", "--steps is -1", MT_EXIT_USAGE },
         { "--steps 0", "--steps is 0, must be positive", MT_EXIT_USAGE },
         { "--targets --set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE },
+        { "--targets --set optim.lr=1", "--set optim.lr=1: it means nothing without --steps",
+          MT_EXIT_USAGE },
         { "--set train.dtype=bf16", "not from --set", MT_EXIT_USAGE },
         { "--set model.num_experts=4", "it is 8 in the checkpoint", MT_EXIT_USAGE },
         { "--target", "did you mean --targets", MT_EXIT_USAGE },
