@@ -388,12 +388,27 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
     return status;
 }
 
+/* A file in the place of a directory; the error says which directory, where it is a part of one. */
+static mt_status refuse_file(const char *given)
+{
+    char dir[MT_PATH_BYTES], done[MT_PATH_BYTES];
+    struct stat st;
+    if (stat(given, &st) != 0 || S_ISDIR(st.st_mode)) return MT_OK;
+    const char *slash = strrchr(given, '/');
+    MT_TRY(mt_path_format(dir, "%.*s", slash ? (int)(slash - given) : 1, slash ? given : "."));
+    MT_TRY(mt_path_format(done, "%s/DONE", dir));
+    MT_REQUIRE(!mt_path_exists(done), MT_EIO,
+               "'%s' is a file of a checkpoint, which is the directory '%s'", given, dir);
+    return MT_FAIL(MT_EIO, "'%s' is a file: a checkpoint is a directory", given);
+}
+
 mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
                                 const char *given)
 {
     char below[MT_PATH_BYTES];
     if (skipped_bytes) skipped[0] = '\0';
     MT_REQUIRE(mt_path_exists(given), MT_EIO, "there is no checkpoint or run '%s'", given);
+    MT_TRY(refuse_file(given));
     MT_TRY(mt_path_format(below, "%s/ckpt", given));
     if (mt_path_exists(below))
         return mt_checkpoint_find_latest(path, skipped, skipped_bytes, below, NULL);

@@ -220,6 +220,21 @@ static mt_status read_attributes(mt_corpus *c, mt_h5 *file)
     return read_text(c->info.sha256, file, "source_sha256");
 }
 
+/* A file of something else, most likely a text, is not a damaged corpus. */
+static mt_status open_file(mt_h5 **file, const char *path)
+{
+    static const char signature[] = "\211HDF\r\n\032\n";
+    char begin[sizeof signature - 1];
+    mt_status status = mt_h5_open(file, path);
+    if (status != MT_EDAMAGED) return status;
+    FILE *text = fopen(path, "rb");
+    size_t n = text ? fread(begin, 1, sizeof begin, text) : 0;
+    if (text) fclose(text);
+    MT_REQUIRE(memcmp(begin, signature, n) == 0, MT_EIO,
+               "'%s' is not a corpus: `mixtape data pack` makes one of text or tokens", path);
+    return status;
+}
+
 mt_status mt_corpus_open(mt_corpus **corpus, const char *path)
 {
     mt_status status;
@@ -229,7 +244,7 @@ mt_status mt_corpus_open(mt_corpus **corpus, const char *path)
     MT_REQUIRE(c, MT_ENOMEM, "no memory to open corpus '%s'", path);
     c->fd = -1;
     MT_TRY_CLEANUP(mt_path_format(c->path, "%s", path));
-    MT_TRY_CLEANUP(mt_h5_open(&file, path));
+    MT_TRY_CLEANUP(open_file(&file, path));
     MT_TRY_CLEANUP(read_attributes(c, file));
     MT_TRY_CLEANUP(map_tokens(c, file));
     MT_TRY_CLEANUP(check_hashes(c, file));
@@ -248,7 +263,7 @@ mt_status mt_corpus_read_info(mt_corpus_info *info, const char *path)
     mt_corpus c = { .map = NULL };
     mt_h5 *file;
     MT_TRY(mt_path_format(c.path, "%s", path));
-    MT_TRY(mt_h5_open(&file, path));
+    MT_TRY(open_file(&file, path));
     mt_status status = read_attributes(&c, file);
     mt_h5_close(&file);
     *info = c.info;

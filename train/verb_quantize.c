@@ -181,9 +181,12 @@ static mt_status make_cut(struct cut *c, const struct options *o, int64_t rows, 
 static mt_status read_shape(struct job *j, mt_h5 *in)
 {
     mt_tensor x = { .ndim = 0 };
+    char type[96];
     MT_TRY(mt_h5_dataset_info(in, "x", &j->x));
-    MT_REQUIRE(j->x.type == MT_F32 || j->x.type == MT_F16 || j->x.type == MT_BF16, MT_EDAMAGED,
-               "'%s', x: its type is not f32, f16, or u16 with dtype = 'bf16'", mt_h5_path(in));
+    mt_h5_format(type, j->x.type, j->x.ndim, j->x.shape);
+    MT_REQUIRE(j->x.type == MT_F32 || j->x.type == MT_F16 || j->x.type == MT_BF16, MT_EUNSUPPORTED,
+               "'%s', x: it is %s, must be f32, f16, or u16 with the attribute dtype = \"bf16\"",
+               mt_h5_path(in), type);
     MT_REQUIRE(j->x.ndim > 0, MT_EDAMAGED, "'%s', x: a scalar, must have rows and columns",
                mt_h5_path(in));
     x.ndim = j->x.ndim;

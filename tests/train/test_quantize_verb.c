@@ -409,7 +409,8 @@ static void mistakes_are_refused(void **state)
     assert_verb(line, MT_EXIT_USAGE, "the result needs another name");
     const int64_t shape[] = { 2 };
     put_input(MT_F64, 1, shape, (double[]){ 1, 2 });
-    assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "its type is not f32, f16");
+    assert_verb(QUANTIZE("--format f32"), MT_EXIT_USAGE,
+                "x: it is f64[2], must be f32, f16, or u16 with the attribute dtype = \"bf16\"");
     put_input(MT_F32, 0, shape, source);
     assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "a scalar");
 }
