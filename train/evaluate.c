@@ -72,7 +72,7 @@ static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_cor
     if (e->stopped) return MT_OK;
     e->loss = sum / (double)e->tokens;
     if (isfinite(e->loss)) return MT_OK;
-    status = MT_FAIL(MT_ENUMERIC, "the validation loss is %g", e->loss); /* every rank's */
+    status = MT_FAIL(MT_ENUMERIC, "the validation loss is %g", fabs(e->loss)); /* every rank's */
     return c->comm ? mt_comm_agree(c->comm, status, "validation") : status;
 }
 

@@ -82,7 +82,7 @@ mt_status mt_sampler_draw(mt_sampler *s, int32_t *token, const double *logits, i
     candidate *c = s->candidates;
     for (int64_t i = 0; i < s->vocab; i++) {
         MT_REQUIRE(!isnan(logits[i]) && logits[i] < (double)INFINITY, MT_ENUMERIC,
-                   "sampler: the logit of token %lld is %g", (long long)i, logits[i]);
+                   "sampler: the logit of token %lld is %g", (long long)i, fabs(logits[i]));
         c[i] = (candidate){ .logit = logits[i], .token = (int32_t)i };
     }
     qsort(c, (size_t)s->vocab, sizeof *c, by_rank);

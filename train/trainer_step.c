@@ -52,13 +52,19 @@ static mt_status in_pass(mt_trainer *t, uint64_t key, bool training,
     return mt_error_pass(status, __FILE__, __LINE__);
 }
 
+/* A NaN without its sign, which would be printed. */
+static double plain_nan(double x)
+{
+    return isnan(x) ? (double)NAN : x;
+}
+
 static mt_status read_metrics(mt_trainer *t, mt_step_result *result)
 {
     double raw[MT_TRAINER_METRICS] = { 0 }, n = (double)mt_trainer_passes(t);
     MT_TRY(mt_device_copy(t->device, raw, t->metrics, MT_TRAINER_METRICS * mt_dtype_size(t->real)));
-    result->loss = mt_load_f64(raw, t->real, MT_TRAINER_LOSS);
-    result->aux_loss = mt_load_f64(raw, t->real, MT_TRAINER_AUX) / n;
-    result->z_loss = mt_load_f64(raw, t->real, MT_TRAINER_Z) / n;
+    result->loss = plain_nan(mt_load_f64(raw, t->real, MT_TRAINER_LOSS));
+    result->aux_loss = plain_nan(mt_load_f64(raw, t->real, MT_TRAINER_AUX) / n);
+    result->z_loss = plain_nan(mt_load_f64(raw, t->real, MT_TRAINER_Z) / n);
     result->loss_finite = isfinite(result->loss);
     return MT_OK;
 }
@@ -97,7 +103,7 @@ static mt_status read_update(mt_trainer *t, double lr, mt_step_result *result)
     if (t->device->computes)
         MT_TRY(mt_device_copy(t->device, &state, mt_optimizer_state(t->optimizer), sizeof state));
     result->lr = lr;
-    result->grad_norm = state.grad_norm;
+    result->grad_norm = plain_nan(state.grad_norm);
     result->skipped = state.skip;
     result->skipped_in_a_row = state.skipped_in_a_row;
     return MT_OK;
