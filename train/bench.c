@@ -421,8 +421,8 @@ static mt_status print_machine(mt_bench *b, int64_t n)
     mt_device *d = b->device;
     const char *path = d->kernels[b->options.dtype]->gemm_path;
     mt_dtype grads = b->options.bf16_grads ? MT_BF16 : mt_dtype_wide(b->options.dtype);
-    printf("%s, kernel set %s, %d threads, revision %s; GEMM: %s\n", d->name, d->kernel_set,
-           d->threads, mt_build_revision(), path);
+    printf("%s, kernel set %s, %d thread%s, revision %s; GEMM: %s\n", d->name, d->kernel_set,
+           d->threads, d->threads == 1 ? "" : "s", mt_build_revision(), path);
     printf("copy bandwidth %.1f GB/s read and written; dense %lld^3 %s product %.4g TFLOP/s\n",
            b->bandwidth * 1e-9, (long long)n, mt_dtype_name(b->options.dtype), b->peak * 1e-12);
     printf("medians of %lld launches; floor: arithmetic at the dense product's rate or unique "

@@ -149,12 +149,13 @@ static mt_status announce(run *r)
     count_params(r->trainer, &all, &active);
     mt_progress_note(
         &r->progress,
-        "%s: %s, %.2f M params (%.2f M active), %s on %s: kernels %s, GEMM %s, %d threads",
+        "%s: %s, %.2f M params (%.2f M active), %s on %s: kernels %s, GEMM %s, %d thread%s",
         r->config->name, t->model.architecture->model_type, (double)all / 1e6, (double)active / 1e6,
         mt_dtype_name(t->dtype), r->device->name, r->device->kernel_set, r->gemm_path,
-        r->device->threads);
-    mt_progress_note(&r->progress, "run %s: %lld steps of %lld x %lld tokens, %lld tokens an epoch",
-                     r->dir.path, (long long)t->steps, (long long)t->batch_size,
+        r->device->threads, r->device->threads == 1 ? "" : "s");
+    mt_progress_note(&r->progress,
+                     "run %s: %lld step%s of %lld x %lld tokens, %lld tokens an epoch", r->dir.path,
+                     (long long)t->steps, t->steps == 1 ? "" : "s", (long long)t->batch_size,
                      (long long)t->sequence_length,
                      (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
                          (long long)t->sequence_length);
@@ -505,6 +506,19 @@ static mt_status loop(run *r)
     }
 }
 
+static void announce_end(run *r)
+{
+    const int64_t steps = r->config->trainer.steps;
+    char when[64];
+    snprintf(when, sizeof when, " in %.1f s", r->past.seconds + r->seconds);
+    if (steps && r->progress.first_step == steps) snprintf(when, sizeof when, ", all made before");
+    if (mt_trainer_replayed(r->trainer))
+        mt_progress_note(&r->progress, "%lld of %lld steps replayed from a recorded graph",
+                         (long long)mt_trainer_replayed(r->trainer), (long long)steps);
+    mt_progress_note(&r->progress, "done: %lld step%s%s, %s", (long long)steps,
+                     steps == 1 ? "" : "s", when, r->saved_path);
+}
+
 /* After a failure that is no fault of the configuration: what was to be had, and what stands. The
  * error stays the one that it was. */
 static void explain(run *r, mt_status status)
@@ -548,14 +562,7 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
     mt_status status = start(r, options);
     if (status == MT_OK) status = loop(r);
     if (r->lead) explain(r, status);
-    if (status == MT_OK && mt_trainer_replayed(r->trainer))
-        mt_progress_note(&r->progress, "%lld of %lld steps replayed from a recorded graph",
-                         (long long)mt_trainer_replayed(r->trainer),
-                         (long long)config->trainer.steps);
-    if (status == MT_OK)
-        mt_progress_note(&r->progress, "done: %lld steps in %.1f s, %s",
-                         (long long)config->trainer.steps, r->past.seconds + r->seconds,
-                         r->saved_path);
+    if (status == MT_OK) announce_end(r);
     finish(r);
     mt_ranks_close(&r->comm, status);
     mt_device_destroy(&r->device);

@@ -22,9 +22,9 @@ static void print_plan(const mt_config *config, const mt_plan *plan)
            (long long)c->model.hidden_size, (long long)c->model.num_experts,
            (long long)c->model.num_experts_per_tok, (long long)c->model.moe_intermediate_size,
            (long long)c->model.vocab_size);
-    printf("batch %lld x %lld tokens, %lld sequences at once, %s, kernel set %s, %d threads\n",
+    printf("batch %lld x %lld tokens, %lld sequences at once, %s, kernel set %s, %d thread%s\n",
            (long long)c->batch_size, (long long)c->sequence_length, (long long)c->micro_batch_size,
-           mt_dtype_name(c->dtype), plan->kernel_set, plan->threads);
+           mt_dtype_name(c->dtype), plan->kernel_set, plan->threads, plan->threads == 1 ? "" : "s");
     if (plan->ranks > 1)
         printf("%d ranks, %lld sequences each; masters, gradients and moments in shards\n",
                plan->ranks, (long long)(c->batch_size / plan->ranks));

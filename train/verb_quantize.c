@@ -325,6 +325,11 @@ static mt_status write_all(struct job *j, mt_h5 *file)
 /* ---- the verb ----------------------------------------------------------------------------------
  */
 
+static const char *plural(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 static void print_result(const struct job *j)
 {
     char format[MT_FORMAT_SPEC_TEXT];
@@ -332,12 +337,14 @@ static void print_result(const struct job *j)
     int64_t nans = 0, n = c->group.members;
     for (int64_t i = 0; i < n; i++) nans += ((const int64_t *)j->nan)[i];
     mt_format_spec_print(format, &j->spec, 0);
-    printf("%s: %lld elements in %lld members, %s, %s\n", j->o->out, (long long)c->offsets[n],
-           (long long)n, format, j->o->direction);
+    printf("%s: %lld element%s in %lld member%s, %s, %s\n", j->o->out, (long long)c->offsets[n],
+           plural(c->offsets[n]), (long long)n, plural(n), format, j->o->direction);
     if (c->offsets[n] < j->x.count)
         printf("%lld of the input's %lld elements are past the members and left out\n",
                (long long)(j->x.count - c->offsets[n]), (long long)j->x.count);
-    if (nans) printf("%lld elements of the input are NaN\n", (long long)nans);
+    if (nans)
+        printf("%lld element%s of the input %s NaN\n", (long long)nans, plural(nans),
+               nans == 1 ? "is" : "are");
 }
 
 static mt_status run_job(struct job *j, const char *path)

@@ -165,7 +165,7 @@ static void test_statistics(void **state)
     char line[1024];
     for (int i = 0; i < 3; i++) { /* the third: on two ranks, each with half of the experts */
         snprintf(line, sizeof line, "--run s%d %s --set parallel.expert=%d", i, sets, i / 2 + 1);
-        assert_train(i ? 2 : 1, line, 0, "done: 1 steps");
+        assert_train(i ? 2 : 1, line, 0, "done: 1 step in");
     }
     for (int i = 1; i < 3; i++) {
         const char *run = i == 1 ? "s1" : "s2";

@@ -176,7 +176,7 @@ static void a_small_file_by_hand(void **state)
     const float x[] = { 1, -2, 3, 448, 0, -0.0f };
     const int64_t shape[] = { 2, 3 };
     put_input(MT_F32, 2, shape, x);
-    assert_verb(QUANTIZE("--format fp8_tensor"), 0, "6 elements in 1 members, fp8_tensor, both");
+    assert_verb(QUANTIZE("--format fp8_tensor"), 0, "6 elements in 1 member, fp8_tensor, both");
     assert_dataset("row/codes", MT_U8, (uint8_t[]){ 0x38, 0xc0, 0x44, 0x7e, 0x00, 0x80 }, 6);
     assert_dataset("col/codes", MT_U8, (uint8_t[]){ 0x38, 0x7e, 0xc0, 0x00, 0x44, 0x80 }, 6);
     assert_dataset("col/scales", MT_F32, (float[]){ 1 }, 1);
@@ -232,7 +232,7 @@ static void members_cut_the_rows(void **state)
     make_input(MT_F32);
     put_input(MT_F32, 3, shape, source);
     assert_verb(QUANTIZE("--format nvfp4:sr --members 4 --seed 5 --stream 6 --step 7"), 0,
-                "1 elements of the input are NaN");
+                "1 element of the input is NaN");
     check_file("nvfp4:sr", MT_U8, false, rows, cols);
     assert_verb(QUANTIZE("--format nvfp4:sr --members 4 --first-dims 9,9,9,9 --seed 5 --stream 6 "
                          "--step 7"),

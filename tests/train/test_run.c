@@ -40,7 +40,9 @@ static void a_run_leaves_what_it_promises(void **state)
     assert_program("eval straight", 0, "bits/byte");
     assert_program("sample straight --prompt and --tokens 5", 0, "and");
     assert_program("train t.yaml --run straight", 2, "not empty: --resume");
-    assert_program("train t.yaml --run straight --resume", 0, "done");
+    assert_program("train t.yaml --run straight --resume", 0,
+                   "done: 24 steps, all made before, straight/ckpt/step_00000024");
+    assert_non_null(strstr(program_text, ", 1 thread\n"));
     assert_program("train straight/config.resolved.yaml --run again", 0, "done");
     assert_same_run("straight", "again");
 }
@@ -66,7 +68,7 @@ static void eval_repeats_the_last_evaluation(void **state)
     char text[2048];
     snprintf(text, sizeof text, "%srecipe: fprop=nvfp4:sr backward=high_precision\n", config);
     write_file("drawn.yaml", text);
-    assert_program("train drawn.yaml --run drawn --set train.steps=3", 0, "done");
+    assert_program("train drawn.yaml --run drawn --set train.steps=3", 0, "done: 3 steps in ");
     assert_evaluates_alike("drawn"); /* stochastic rounding draws the same */
 }
 
