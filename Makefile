@@ -6,6 +6,8 @@
 #   MPI=auto|0|1                     training over CPU processes; auto: where Open MPI is found
 #   NCCL=auto|0|1                    training over GPUs, in builds with CUDA; auto: where nccl.h is found (the library itself at run time)
 
+VERSION := 0.1
+
 CONFIG ?= release
 CC     ?= cc
 BUILD  := build/$(CONFIG)
@@ -297,7 +299,7 @@ install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/loca
 	install -m 644 build/libmixtape.a $(DESTDIR)$(PREFIX)/lib/
 	for h in $(HEADERS); do install -D -m 644 $$h $(DESTDIR)$(PREFIX)/include/mixtape/$$h || exit 1; done
 	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' \
-	    'Name: mixtape' 'Description: Mixture-of-Experts training with its own tape autograd' 'Version: 0.1' \
+	    'Name: mixtape' 'Description: Mixture-of-Experts training with its own tape autograd' 'Version: $(VERSION)' \
 	    'Requires: $(PKGS)$(if $(HAVE_MPI), ompi-c)' 'Cflags: -I$${includedir}/mixtape' 'Libs: -L$${libdir} -lmixtape $(CUDA_LIBS) -fopenmp -lpthread -lm' \
 	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/mixtape.pc
 .PHONY: oracle test test-installed test-builds test-all test-all-installed tests fuzzers lint install
@@ -306,9 +308,9 @@ install: all ## program, library, headers and mixtape.pc under PREFIX (/usr/loca
 REVISION  := $(shell git describe --always --abbrev=12 --exclude='*' --dirty=+ 2>/dev/null || echo unknown)
 LIBRARIES := $(shell for p in $(PKGS); do printf '%s%s %s' "$$s" $$p "$$(pkg-config --modversion $$p 2>/dev/null)"; s=', '; done)
 $(BUILD)/revision: FORCE
-	@mkdir -p $(@D); echo '$(REVISION) $(LIBRARIES)' | cmp -s - $@ || echo '$(REVISION) $(LIBRARIES)' > $@
+	@mkdir -p $(@D); echo '$(VERSION) $(REVISION) $(LIBRARIES)' | cmp -s - $@ || echo '$(VERSION) $(REVISION) $(LIBRARIES)' > $@
 $(BUILD)/train/build_info.o: $(BUILD)/revision
-$(BUILD)/train/build_info.o: CPPFLAGS += -DMT_BUILD_REVISION='"$(REVISION)"' -DMT_BUILD_LIBRARIES='"$(LIBRARIES)"'
+$(BUILD)/train/build_info.o: CPPFLAGS += -DMT_BUILD_VERSION='"$(VERSION)"' -DMT_BUILD_REVISION='"$(REVISION)"' -DMT_BUILD_LIBRARIES='"$(LIBRARIES)"'
 $(BUILD)/tests/train/test_cli $(BUILD)/tests/train/test_run $(BUILD)/tests/train/test_run_faults $(BUILD)/tests/dist/test_run $(BUILD)/tests/dist/test_run_faults $(BUILD)/tests/dist/test_fabric: | $(BUILD)/mixtape
 
 PACKAGES := build-essential pkg-config libopenblas-dev libhdf5-dev libjansson-dev libyaml-dev \

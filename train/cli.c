@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "dist/launch.h"
+#include "train/build_info.h"
 #include "train/nearest.h"
 
 typedef struct verb {
@@ -168,7 +169,8 @@ static void print_help(void)
         snprintf(left, sizeof left, "%s %s", verbs[i].name, verbs[i].arguments);
         printf("  %-26s %s\n", left, verbs[i].about);
     }
-    printf("\nmixtape train --help-config lists every configuration key with its default.\n"
+    printf("\nmixtape train --help-config lists every configuration key with its default,\n"
+           "mixtape --version says what was built.\n"
            "\nexit codes:\n"
            "  %d  done\n"
            "  %d  out of memory, or a fault of the program\n"
@@ -242,6 +244,10 @@ int mt_cli_main(int argc, char **argv)
         strcmp(argv[1], "help") == 0) {
         print_help();
         return argc < 2 ? MT_EXIT_USAGE : end("help", 0, MT_OK);
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("mixtape %s, revision %s\n", mt_build_version(), mt_build_revision());
+        return end("version", 0, MT_OK);
     }
     const int rank = find_rank();
     const verb *found = find_verb(argv[1]);

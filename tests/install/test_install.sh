@@ -43,6 +43,7 @@ check "moe.c builds" build
 check "moe.c agrees" "$prefix/moe"
 check headers headers
 check program "$prefix/bin/mixtape" --help
+check version sh -c "$prefix/bin/mixtape --version | grep \"^mixtape \$(pkg-config --modversion mixtape), revision \""
 echo "[  PASSED  ] $passed test(s)."
 [ $failed -eq 0 ] && exit 0
 echo "[  FAILED  ] $failed test(s)"

@@ -2,6 +2,7 @@
  * it matters. */
 #include "tests/train/program.h"
 
+#include "train/build_info.h"
 #include "train/nearest.h"
 
 typedef struct given {
@@ -136,6 +137,17 @@ static void every_verb_has_help(void **state)
         assert_int_equal(program(line), MT_EXIT_USAGE);
     }
     assert_program("data --help", 0, "data pack --help");
+    assert_program("--help", 0, "mixtape --version");
+}
+
+static void the_version_and_revision_are_said(void **state)
+{
+    (void)state;
+    char words[128];
+    snprintf(words, sizeof words, "mixtape %s, revision %s\n", mt_build_version(),
+             mt_build_revision());
+    assert_program("--version", 0, words);
+    assert_true(mt_build_version()[0] >= '0' && mt_build_version()[0] <= '9');
 }
 
 static void the_program_refuses_what_it_does_not_know(void **state)
@@ -176,7 +188,8 @@ static void the_program_refuses_what_it_does_not_know(void **state)
 static void what_cannot_be_printed_is_an_error(void **state)
 {
     (void)state;
-    static const char *const lines[] = { "help", "--help", "train --help", "train --help-config" };
+    static const char *const lines[] = { "help", "--help", "--version", "train --help",
+                                         "train --help-config" };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         char command[8192];
         snprintf(command, sizeof command, "%s %s >/dev/full 2>out", program_path, lines[i]);
@@ -222,6 +235,7 @@ int main(void)
         cmocka_unit_test(the_nearest_name_is_the_one_with_fewest_edits),
         cmocka_unit_test(each_class_of_error_has_its_code),
         cmocka_unit_test(every_verb_has_help),
+        cmocka_unit_test(the_version_and_revision_are_said),
         cmocka_unit_test(the_program_refuses_what_it_does_not_know),
         cmocka_unit_test(what_cannot_be_printed_is_an_error),
         cmocka_unit_test(what_does_not_fit_is_an_error),
