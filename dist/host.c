@@ -22,6 +22,7 @@
 enum { ADDRESSES = 8, BACKLOG = 4096 };
 static const long second_ns = 1000000000;
 static const double least_s = 0.1; /* for an attempt to tell why it fails */
+static const double turn_s = 2;    /* of one of several addresses */
 
 /* ---- this host ---------------------------------------------------------------------------------
  */
@@ -288,9 +289,10 @@ mt_status mt_host_connect(int *connection, const char *address, double seconds)
     MT_TRY(means_here(&here, name, boot));
     MT_TRY(resolve(&to, here ? "127.0.0.1" : name, seconds));
     for (int i = 0; i < to.count && *connection < 0; i++) {
-        double left = end - mt_now();
+        double now = mt_now(), turn = (end - now) / (to.count - i);
+        if (to.count > 1 && turn > turn_s) turn = turn_s;
         set_port(&to.at[i], port);
-        error = try_address(connection, &to.at[i], mt_now() + left / (to.count - i));
+        error = try_address(connection, &to.at[i], now + turn);
     }
     MT_REQUIRE(*connection >= 0, MT_EDEVICE, "%s", strerror(error));
     return MT_OK;

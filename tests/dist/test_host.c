@@ -21,30 +21,36 @@ static const double slow_s = 4; /* that a lookup of "slow" takes */
 static atomic_int looking_up;
 
 /* In place of libc's. "this" is, as on Debian, a host whose own name means 127.0.1.1; "both" means
- * ::1 and 127.0.0.1. */
+ * ::1 and 127.0.0.1, "two" 127.0.0.1 and 127.0.1.1. */
 int getaddrinfo(const char *restrict name, const char *restrict service,
                 const struct addrinfo *restrict hints, struct addrinfo **restrict found)
 {
-    static _Thread_local struct sockaddr_in at;
+    static _Thread_local struct sockaddr_in at, at4;
     static _Thread_local struct sockaddr_in6 at6;
     static _Thread_local struct addrinfo first, second;
-    bool both = !strcmp(name, "both");
+    bool both = !strcmp(name, "both"), two = !strcmp(name, "two");
     (void)service, (void)hints;
     atomic_fetch_add(&looking_up, 1);
     if (!strcmp(name, "slow")) mt_nap(slow_s);
     at = (struct sockaddr_in){ .sin_family = AF_INET,
                                .sin_addr = { htonl(INADDR_LOOPBACK + (both ? 0 : 256)) } };
+    at4 = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
     at6 = (struct sockaddr_in6){ .sin6_family = AF_INET6, .sin6_addr = in6addr_loopback };
     first = (struct addrinfo){ .ai_family = AF_INET6,
                                .ai_addr = (struct sockaddr *)&at6,
                                .ai_addrlen = sizeof at6,
                                .ai_next = &second };
+    if (two)
+        first = (struct addrinfo){ .ai_family = AF_INET,
+                                   .ai_addr = (struct sockaddr *)&at4,
+                                   .ai_addrlen = sizeof at4,
+                                   .ai_next = &second };
     second = (struct addrinfo){ .ai_family = AF_INET,
                                 .ai_addr = (struct sockaddr *)&at,
                                 .ai_addrlen = sizeof at };
-    *found = both ? &first : &second;
+    *found = both || two ? &first : &second;
     atomic_fetch_sub(&looking_up, 1);
-    return both || !strcmp(name, "this") ? 0 : EAI_NONAME;
+    return both || two || !strcmp(name, "this") ? 0 : EAI_NONAME;
 }
 
 void freeaddrinfo(struct addrinfo *found)
@@ -218,29 +224,68 @@ static void addresses_of_ipv6(void **state)
 }
 
 /* A host whose packets are lost: a listener that takes nobody in. */
+typedef struct lost_host {
+    int listener, port, fill[4];
+} lost_host;
+
+static void begin_losing(lost_host *lost, in_addr_t address)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(address) } };
+    socklen_t size = sizeof at;
+    lost->listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(lost->listener, (struct sockaddr *)&at, size), 0);
+    assert_int_equal(listen(lost->listener, 0), 0);
+    assert_int_equal(getsockname(lost->listener, (struct sockaddr *)&at, &size), 0);
+    for (int i = 0; i < 4; i++) {
+        lost->fill[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)connect(lost->fill[i], (struct sockaddr *)&at, size);
+    }
+    mt_nap(0.1);
+    lost->port = (int)ntohs(at.sin_port);
+}
+
+static void end_losing(lost_host *lost)
+{
+    for (int i = 0; i < 4; i++) close(lost->fill[i]);
+    close(lost->listener);
+}
+
 static void lost_packets(void **state)
 {
     (void)state;
-    enum { FILL = 4 };
-    int listener = socket(AF_INET, SOCK_STREAM, 0), fill[FILL], connection;
-    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    socklen_t size = sizeof at;
+    int connection;
+    lost_host lost;
     char address[64];
-    assert_int_equal(bind(listener, (struct sockaddr *)&at, size), 0);
-    assert_int_equal(listen(listener, 0), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &size), 0);
-    for (int i = 0; i < FILL; i++) {
-        fill[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        (void)connect(fill[i], (struct sockaddr *)&at, size);
-    }
-    mt_nap(0.1);
-    snprintf(address, sizeof address, "127.0.0.1:%d", (int)ntohs(at.sin_port));
+    begin_losing(&lost, INADDR_LOOPBACK);
+    snprintf(address, sizeof address, "127.0.0.1:%d", lost.port);
     double began = mt_now();
     assert_fails(mt_host_connect(&connection, address, 0.3), MT_EDEVICE, "Connection timed out");
     assert_fails(start_watch(address, 0.5), MT_EDEVICE, "Connection timed out");
     assert_true(mt_now() - began < 2);
-    for (int i = 0; i < FILL; i++) close(fill[i]);
-    close(listener);
+    end_losing(&lost);
+}
+
+/* Rank 0 comes late to the first address of its name; the other one never answers. */
+static void an_address_that_never_answers(void **state)
+{
+    (void)state;
+    lost_host lost;
+    int status;
+    begin_losing(&lost, INADDR_LOOPBACK + 256);
+    const mt_meeting own = { .host = "127.0.0.1", .port = lost.port, .listener = -1 };
+    const mt_meeting its = { .host = "two", .port = lost.port, .listener = -1 };
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        mt_nap(0.3);
+        _exit(meet(0, &own, 8) != MT_OK);
+    }
+    mt_status met = meet(1, &its, 8);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_ok(met);
+    assert_int_equal(status, 0);
+    end_losing(&lost);
 }
 
 /* Its own name means this host, though no resolver knows it; another host may have that name. */
@@ -290,6 +335,7 @@ int main(void)
         cmocka_unit_test(addresses_as_text),
         cmocka_unit_test(addresses_of_ipv6),
         cmocka_unit_test(lost_packets),
+        cmocka_unit_test(an_address_that_never_answers),
         cmocka_unit_test(hosts_of_one_name),
         cmocka_unit_test(a_name_with_an_address_of_its_own),
     };
