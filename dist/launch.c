@@ -91,10 +91,10 @@ static mt_status read_port(int *port, const char *name, const char *text)
 static mt_status read_host(mt_meeting *m, const char *name, const char *host, size_t length)
 {
     bool brackets = length >= 2 && host[0] == '[' && host[length - 1] == ']'; /* of IPv6 */
-    if (brackets) host++, length -= 2;
+    if (brackets) length -= 2;
     MT_REQUIRE(length > 0 && length < sizeof m->host, MT_ECONFIG,
                "environment: %s is '%.100s', must name a host", name, host);
-    memcpy(m->host, host, length);
+    memcpy(m->host, host + brackets, length);
     m->host[length] = '\0';
     return MT_OK;
 }

@@ -274,9 +274,9 @@ static mt_status go_to_rank_0(void *data, size_t bytes, char host[MT_MEETING_HOS
                        "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at the "
                        "place that %s names: %s",
                        launch->rank, launch->world, timeout_s, meeting->file, mt_error_message());
-    return MT_FAIL(
-        MT_EDEVICE, "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at %s:%d: %s",
-        launch->rank, launch->world, timeout_s, meeting->host, meeting->port, mt_error_message());
+    return MT_FAIL(MT_EDEVICE,
+                   "rank %d: rank 0 of %d never arrived: after %.1f s nobody answers at %s: %s",
+                   launch->rank, launch->world, timeout_s, address, mt_error_message());
 }
 
 mt_status mt_rendezvous(void *data, size_t bytes, char host[MT_MEETING_HOST],

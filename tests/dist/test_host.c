@@ -221,6 +221,10 @@ static void addresses_of_ipv6(void **state)
     assert_reached("127.0.0.1", port, true);
     close(listener);
     assert_meet("::1", port);
+    const mt_meeting nobody = { .host = "::1", .port = port, .listener = -1 };
+    char words[64];
+    snprintf(words, sizeof words, "nobody answers at [::1]:%d: ", port);
+    assert_fails(meet(1, &nobody, 0.2), MT_EDEVICE, words);
 }
 
 /* A host whose packets are lost: a listener that takes nobody in. */

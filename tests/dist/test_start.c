@@ -114,7 +114,7 @@ static void test_meeting(void **state)
           NULL,
           99 },
         { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "[fd00::2]:99" }, "fd00::2", "", NULL, 99 },
-        { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "[]:99" }, "", "", "must name a host", 0 },
+        { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "[]:99" }, "", "", "is '[]:99', must name a host", 0 },
         { "torchrun", 0, { "MASTER_ADDR", "::1", "MASTER_PORT", "80" }, "::1", "", NULL, 80 },
         { "torchrun", 0, { "MASTER_ADDR", "[::1]", "MASTER_PORT", "80" }, "::1", "", NULL, 80 },
         { "PMI", 8, { "MIXTAPE_RENDEZVOUS", "file:/net/meet" }, "", "/net/meet", NULL, 0 },
