@@ -410,6 +410,7 @@ float measure_rotated(workspace *ws, const tile *t, const float *x, uint16_t mas
 {
     float largest = 0;
     tile part = *t;
+    ws->nan = false;
     for (int r = 0; r < t->rows; r += part.rows, x += part.rows * TILE) {
         const float *y = x;
         part.rows = t->rows - r < 16 ? t->rows - r : 16;
