@@ -33,11 +33,22 @@ static mt_status check_options(const struct options *o, mt_dtype *dtype)
     return MT_OK;
 }
 
+/* Whether it is of updates and nothing else: how weights and moments are stored, and eps, are held
+ * against the dtype, whatever is made. */
+static bool is_of_updates(const char *set)
+{
+    static const char *const others[] = { "optim.master=", "optim.moments=", "optim.moments_sr=",
+                                          "optim.eps=" };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strncmp(set, others[i], strlen(others[i])) == 0) return false;
+    return strncmp(set, "optim.", 6) == 0;
+}
+
 /* What is meant for updates is not taken where none is made. */
 static mt_status check_sets(const struct options *o)
 {
     for (int i = 0; i < o->sets.count && !o->steps; i++)
-        MT_REQUIRE(strncmp(o->sets.items[i], "optim.", 6) != 0, MT_ECONFIG,
+        MT_REQUIRE(!is_of_updates(o->sets.items[i]), MT_ECONFIG,
                    "--set %.100s: it means nothing without --steps", o->sets.items[i]);
     return MT_OK;
 }

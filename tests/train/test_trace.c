@@ -413,6 +413,26 @@ static void a_refused_recipe_is_replaced(void **state)
     assert_verb(TRACE("--targets --set recipe=mxfp8"), 0, "");
 }
 
+/* How the run kept its weights and moments may not go with another dtype, though none is updated.
+ */
+static void storage_is_replaced(void **state)
+{
+    (void)state;
+    static const char run[] =
+        "model: {vocab_size: 29, hidden_size: 12, num_hidden_layers: 3, num_attention_heads: 4, "
+        "head_dim: 6, moe_intermediate_size: 10, num_experts: 8, num_experts_per_tok: 2}\n"
+        "data: {train: none.h5}\n"
+        "optim: {moments: bf16, moments_sr: true, master: bf16+i16}\n";
+    mt_model_config c = small_model(false);
+    make_run_checkpoint(in_dir("ckpt"), &c, run);
+    make_input(false, NULL);
+    assert_verb(TRACE("--targets"), 0, "");
+    assert_verb(TRACE("--targets --dtype f64"), MT_EXIT_USAGE, "optim.moments is bf16, must be");
+    assert_verb(TRACE("--targets --dtype f64 --set optim.moments=f32 --set optim.moments_sr=false "
+                      "--set optim.master=f32"),
+                0, "");
+}
+
 static void mistakes_are_refused(void **state)
 {
     (void)state;
@@ -472,6 +492,7 @@ int main(void)
         cmocka_unit_test(activations_follow_the_pattern),
         cmocka_unit_test(bf16_is_written_as_f32),
         cmocka_unit_test(gradients_are_those_of_the_run),
+        cmocka_unit_test(storage_is_replaced),
         cmocka_unit_test(steps_equal_the_trainer),
         cmocka_unit_test(steps_of_a_run_over_ranks),
         cmocka_unit_test(a_recipe_holds_for_a_batch),
