@@ -89,8 +89,8 @@ static mt_status check_made(const struct mt_quantize_args *a)
     MT_CHECK_EXTENT("quantize", a, tokens);
     MT_REQUIRE(!a->row_token || a->rows_used, MT_EINVAL, "quantize: rows_used is NULL");
     if (!a->weights) return MT_OK;
-    MT_REQUIRE(a->row_token && a->position, MT_EINVAL,
-               "quantize: weights need row_token and position");
+    MT_REQUIRE((a->row_token || a->dweights) && a->position, MT_EINVAL,
+               "quantize: weights need row_token, or dweights, and position");
     MT_CHECK_POSITIVE("quantize", a, top_k);
     return MT_OK;
 }
@@ -104,6 +104,8 @@ mt_status mt_quantize_check(const struct mt_quantize_args *a)
                (int)a->pass);
     MT_REQUIRE(same_group(&a->src->group, &a->out->group), MT_EINVAL,
                "quantize: source and result are not of one group");
+    MT_REQUIRE(!a->dweights || (a->z && a->weights), MT_EINVAL,
+               "quantize: dweights need z and weights");
     if (is_made(a)) MT_TRY(check_made(a));
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) MT_TRY(check_result(a, (mt_dir)dir));
     return MT_OK;
@@ -128,7 +130,7 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
     const void *from = args->src->dir[args->src_dir].codes;
     int64_t rows = g->first_dims ? g->m : g->members * g->m;
     MT_REQUIRE(args->scratch || mt_group_capacity(g) == 0, MT_EINVAL, "quantize: scratch is NULL");
-    if (args->weights)
+    if (args->row_token && args->weights)
         MT_TRY(mt_combine_bwd(stream, &(struct mt_combine_bwd_args){ .dtype = args->dtype,
                                                                      .tokens = args->tokens,
                                                                      .width = g->k,
@@ -163,8 +165,19 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
                                                                    .rows_used = args->rows_used,
                                                                    .y = args->scratch,
                                                                    .x = from }));
+    if (args->dweights && args->pass != MT_QUANTIZE_AMAX)
+        MT_TRY(mt_weights_bwd(stream, &(struct mt_weights_bwd_args){ .dtype = args->dtype,
+                                                                     .tokens = args->tokens,
+                                                                     .width = g->k / 2,
+                                                                     .top_k = args->top_k,
+                                                                     .dweights = args->dweights,
+                                                                     .dz = args->scratch,
+                                                                     .z = args->z,
+                                                                     .weights = args->weights,
+                                                                     .position = args->position }));
     rest.src = &made, rest.src_dir = MT_ROW;
     rest.row_token = NULL, rest.weights = rest.z = NULL, rest.swiglu = false;
+    rest.dweights = NULL;
     return mt_quantize(stream, &rest);
 }
 

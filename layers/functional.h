@@ -81,18 +81,22 @@ typedef struct mt_route mt_route;
  * mt_gate_up: z [rows, 2F] = x W^T (+ b) of x [T, D], whose rows `route` gathers (NULL: x [rows, D]
  * in place), and a [rows, F], its SwiGLU.
  * mt_down: y [rows, D] = a W^T (+ b). Its gradient goes to z, through the SwiGLU. weights: those
- * that mt_combine_down will weigh y's rows by; their gradient comes from here, and y is not kept
- * for it. NULL otherwise, and where mt_down_weighs is false: with a bias, or quantized operands,
- * whose products have other errors than y, and on a device that gains nothing by it.
+ * that mt_combine_down will weigh y's rows by; their gradient comes from these two, and y is not
+ * kept for it (mt_weights_bwd). NULL otherwise, and where neither of the next two is true: with a
+ * bias, or where some operands alone are quantized, whose products have other errors than y.
+ * mt_gate_up_weighs: it takes that gradient from z's, on every device: dgrad's operands are
+ * quantized, and so is the gradient of a then, as all else that it goes on to.
+ * mt_down_weighs: mt_down does, on a device that gains by it: nothing is quantized.
  * mt_down_reads_z: every reader of a takes it quantized, from z in one pass: mt_gate_up's a and
  * mt_down's are then NULL or not stored (stores_a false).
  * mt_gate_up_takes_da: it is not stored but gets the gradient, and z's is only made as codes.
  * mt_down_combines: given weights, y is [T, D] as mt_combine makes it, and the gradient of the rows
  * is only made as codes, or, where the device weights after the product, not at all. */
 bool mt_down_reads_z(const mt_param *down);
-mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
+mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x, mt_value *weights,
                      const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                      const mt_route *route, bool stores_a);
+bool mt_gate_up_weighs(const mt_grouped_linear_layer *down);
 bool mt_gate_up_takes_da(const mt_grouped_linear_layer *layer, const mt_param *down);
 bool mt_down_weighs(const mt_device *device, const mt_grouped_linear_layer *down);
 bool mt_down_combines(const mt_device *device, const mt_grouped_linear_layer *down);

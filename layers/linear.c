@@ -7,8 +7,10 @@ struct linear_attrs {
     int64_t in, out, rows; /* K, N and M of the GEMM */
     int8_t in_at, out_at;  /* where these widths stand among the element offsets; -1: dense */
     /* saved values; -1: none */
-    int8_t counts, elements, offsets, row_token, x, position, z, weights, slots, token, y, own_z;
+    int8_t counts, elements, offsets, row_token, x, position, z, weights, slots, token, own_z;
     bool bias;
+    bool weighs;            /* the weights are a second input */
+    bool takes_da;          /* the gradient that comes is that of own_z's SwiGLU */
     bool x_coded, dy_coded; /* what wgrad reads are column codes */
     bool swiglu;            /* the saved x is z: what X is the SwiGLU of */
     bool gathers; /* dY [T, out], whose rows are weighted after dgrad's product, which leaves the
@@ -27,8 +29,9 @@ struct beside {
     const mt_route *route; /* gathers the rows of x */
     mt_value *act;         /* SwiGLU of y */
     mt_value *z;           /* what x is the SwiGLU of; it may be given in place of x */
-    mt_value *weights;     /* what y's rows, at `slots`, will be weighted by: a second input */
+    mt_value *weights;     /* what the rows of the layer's end, at `slots`, are weighted by */
     mt_value *slots;
+    bool weighs;             /* their gradient comes from here: they are a second input */
     const mt_route *combine; /* NULL, or the layer ends with mt_combine_fwd of y and `weights` */
     bool gathers;            /* see linear_attrs */
     mt_value *a; /* the SwiGLU of y, or of z, that nobody stores: its gradient is what flows */
@@ -104,7 +107,7 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
 {
     int8_t n = 0;
     a->counts = a->elements = a->offsets = a->row_token = a->x = a->position = a->z = -1;
-    a->weights = a->slots = a->token = a->y = a->own_z = -1;
+    a->weights = a->slots = a->token = a->own_z = -1;
     if (rows) {
         spec->saved[a->counts = n++] = rows->counts;
         spec->saved[a->elements = n++] = rows->elements;
@@ -112,15 +115,12 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
     if (rows && (beside->route || beside->z)) spec->saved[a->offsets = n++] = rows->offsets;
     if (beside->route) spec->saved[a->position = n++] = beside->route->position;
     if (beside->z && !beside->a) spec->saved[a->z = n++] = beside->z;
-    if (!beside->z && beside->a) spec->saved[a->own_z = n++] = y;
+    if (!beside->z && (beside->a || beside->weighs)) spec->saved[a->own_z = n++] = y;
     if (beside->weights) {
         spec->saved[a->weights = n++] = beside->weights;
         spec->saved[a->slots = n++] = beside->slots;
     }
-    if (beside->combine) {
-        spec->saved[a->token = n++] = beside->combine->row_token;
-        if (!beside->gathers) spec->saved[a->y = n++] = y;
-    }
+    if (beside->combine) spec->saved[a->token = n++] = beside->combine->row_token;
     if (spec->params[0]->frozen) return;
     if (beside->route && !codes) spec->saved[a->row_token = n++] = beside->route->row_token;
     a->x_coded = codes != NULL;
@@ -159,6 +159,8 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                               .in_at = -1,
                               .out_at = -1,
                               .bias = layer->bias != NULL,
+                              .weighs = beside->weighs,
+                              .takes_da = !beside->z && beside->a,
                               .swiglu = x == beside->z,
                               .gathers = beside->gathers };
     if (rows) a.in_at = width_index(rows, a.in), a.out_at = width_index(rows, a.out);
@@ -211,7 +213,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
     mt_node_spec spec = { .op = &mt_op_grouped_linear,
                           .attrs = &a,
                           .attrs_bytes = sizeof a,
-                          .inputs = { input, beside->weights },
+                          .inputs = { input, beside->weighs ? beside->weights : NULL },
                           .outputs = { output },
                           .params = { w, layer->bias } };
     save(&spec, &a, x, qx.memory[MT_COL], made, rows, beside);
@@ -243,16 +245,23 @@ bool mt_gate_up_takes_da(const mt_grouped_linear_layer *layer, const mt_param *d
            (w->frozen || !mt_linear_is_native(w, MT_OPERAND_DY, MT_COL));
 }
 
-mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x,
+bool mt_gate_up_weighs(const mt_grouped_linear_layer *down)
+{
+    return !down->bias && !mt_linear_is_native(down->weight, MT_OPERAND_DY, MT_ROW);
+}
+
+mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x, mt_value *weights,
                      const mt_grouped_linear_layer *layer, const mt_ragged *rows,
                      const mt_route *route, bool stores_a)
 {
-    mt_value *gathered = NULL;
+    mt_value *gathered = NULL, *slots = weights ? route->position : NULL;
     if (route && mt_linear_observed(layer->weight)) MT_TRY(mt_gather(tape, &gathered, x, route));
     if (gathered) x = gathered, route = NULL;
     int64_t n = route ? route->tokens * route->top_k : mt_tensor_rows(&x->data);
     int64_t width = layer->weight->group.m / 2;
-    struct beside beside = { .route = route };
+    struct beside beside = {
+        .route = route, .weights = weights, .slots = slots, .weighs = weights != NULL
+    };
     if (a && !stores_a)
         MT_TRY(mt_tape_input(tape, a, mt_tensor_2d(NULL, x->data.dtype, n, width), false));
     else if (a)
@@ -288,8 +297,7 @@ bool mt_down_combines(const mt_device *device, const mt_grouped_linear_layer *la
 {
     const mt_param *w = layer->weight;
     if (gathers_dy(device, layer)) return true;
-    return !layer->bias && !mt_linear_observed(w) &&
-           !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW) &&
+    return mt_gate_up_weighs(layer) && !mt_linear_observed(w) &&
            (w->frozen || !mt_linear_is_native(w, MT_OPERAND_DY, MT_COL));
 }
 
@@ -298,12 +306,16 @@ mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_valu
                   const mt_route *route)
 {
     const mt_device *device = mt_tape_stream(tape)->device;
+    bool combines = weights && mt_down_combines(device, layer),
+         weighs = weights && !mt_gate_up_weighs(layer);
+    if (!combines && !weighs) weights = NULL;
     struct beside beside = { .z = z,
                              .weights = weights,
                              .slots = weights ? route->position : NULL,
+                             .weighs = weighs,
                              .gathers = weights && gathers_dy(device, layer),
                              .a = a && !a->data.data ? a : NULL,
-                             .combine = weights && mt_down_combines(device, layer) ? route : NULL };
+                             .combine = combines ? route : NULL };
     return linear(tape, y, a && !beside.a ? a : z, layer, rows, &beside);
 }
 
@@ -433,44 +445,57 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
                                                        .position = position.data });
 }
 
-/* Behind mt_combine_fwd: dy [T, out] becomes the gradient of rows on its way to codes. dweights is
- * made here, from the rows. */
-static mt_status spread_dy(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy,
-                           const mt_tensor *dy, mt_tensor *dweights)
+/* The weights of rows, for what dY becomes on its way to codes. */
+static mt_status take_weights(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
-    mt_tensor weights, slots, token, offsets, y;
+    mt_tensor weights, slots;
     MT_TRY(mt_node_saved(tape, node, a->weights, &weights));
     MT_TRY(mt_node_saved(tape, node, a->slots, &slots));
-    MT_TRY(mt_node_saved(tape, node, a->token, &token));
-    MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
-    MT_TRY(mt_node_saved(tape, node, a->y, &y));
-    qdy->row_token = token.data, qdy->rows_used = rows_used(a, &offsets);
     qdy->weights = weights.data, qdy->position = slots.data;
     qdy->tokens = slots.shape[0], qdy->top_k = slots.shape[1];
-    if (!dweights->data) return MT_OK;
-    MT_TRY(mt_combine_bwd(mt_tape_stream(tape),
-                          &(struct mt_combine_bwd_args){ .dtype = dy->dtype,
-                                                         .tokens = qdy->tokens,
-                                                         .width = a->out,
-                                                         .top_k = qdy->top_k,
-                                                         .dweights = dweights->data,
-                                                         .dy = dy->data,
-                                                         .x = y.data,
-                                                         .weights = weights.data,
-                                                         .position = slots.data }));
-    dweights->data = NULL; /* it is done */
     return MT_OK;
 }
 
-/* Where the gradient that comes is that of y's SwiGLU: it becomes y's on its way to codes. */
-static mt_status take_da(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy)
+/* Behind mt_combine_fwd: dy [T, out] becomes the gradient of rows. */
+static mt_status spread_dy(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy)
+{
+    const struct linear_attrs *a = mt_node_attrs(node);
+    mt_tensor token, offsets;
+    MT_TRY(take_weights(tape, node, qdy));
+    MT_TRY(mt_node_saved(tape, node, a->token, &token));
+    MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
+    qdy->row_token = token.data, qdy->rows_used = rows_used(a, &offsets);
+    return MT_OK;
+}
+
+/* Where y is what a SwiGLU is of: the gradient that comes is y's or, takes_da, becomes it. dweights
+ * NULL, or made of it. */
+static mt_status through_swiglu(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy,
+                                const mt_tensor *dy, void *dweights)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
     mt_tensor z, offsets = { 0 };
     MT_TRY(mt_node_saved(tape, node, a->own_z, &z));
     if (a->offsets >= 0) MT_TRY(mt_node_saved(tape, node, a->offsets, &offsets));
-    qdy->z = z.data, qdy->rows_used = rows_used(a, &offsets);
+    if (dweights) MT_TRY(take_weights(tape, node, qdy));
+    if (a->takes_da) {
+        qdy->z = z.data, qdy->rows_used = rows_used(a, &offsets), qdy->dweights = dweights;
+        qdy->wanted[MT_ROW] |= dweights != NULL;
+        return MT_OK;
+    }
+    if (!dweights) return MT_OK;
+    MT_TRY(mt_weights_bwd(mt_tape_stream(tape),
+                          &(struct mt_weights_bwd_args){ .dtype = dy->dtype,
+                                                         .tokens = qdy->tokens,
+                                                         .width = a->out / 2,
+                                                         .top_k = qdy->top_k,
+                                                         .dweights = dweights,
+                                                         .dz = dy->data,
+                                                         .z = z.data,
+                                                         .weights = qdy->weights,
+                                                         .position = qdy->position }));
+    qdy->weights = NULL;
     return MT_OK;
 }
 
@@ -495,20 +520,20 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
         MT_TRY(mt_node_saved(tape, node, a->elements, &elements));
     }
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
-    if (a->weights >= 0) {
+    if (a->weighs) {
         MT_TRY(mt_contribution_begin(tape, node, 1, &weights));
-        dweights = weights.grad, dweights.data = weights.to;
+        if (a->own_z < 0) dweights = weights.grad, dweights.data = weights.to;
     }
-    bool dgrad = dx.data || (dweights.data && a->y < 0) || (a->gathers && !w->frozen);
+    bool dgrad = dx.data || dweights.data || (a->gathers && !w->frozen);
     struct mt_linear_operand qdy = {
         .q =
             mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
         .wanted = { dgrad, !w->frozen && w->grad },
     };
-    if (a->own_z >= 0) MT_TRY(take_da(tape, node, &qdy));
-    if (a->y >= 0)
-        MT_TRY(spread_dy(tape, node, &qdy, &dy, &dweights));
-    else if (dy.data && a->own_z < 0)
+    if (a->own_z >= 0) MT_TRY(through_swiglu(tape, node, &qdy, &dy, weights.to));
+    if (a->token >= 0 && !a->gathers)
+        MT_TRY(spread_dy(tape, node, &qdy));
+    else if (dy.data && !a->takes_da)
         MT_TRY(observe_dy(tape, node, &qdy.q, &dy));
     MT_TRY(prepare_dy(tape, node, &qdy));
     if (dgrad && a->gathers) MT_TRY(run_dgrad(tape, node, &qdy.q, &dx, &add, &dweights));

@@ -309,7 +309,8 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
     args.row_token = o->row_token, args.tokens = o->tokens;
     args.weights = o->weights, args.position = o->position, args.top_k = o->top_k;
-    args.swiglu = o->swiglu, args.z = o->z, args.rows_used = o->rows_used;
+    args.swiglu = o->swiglu, args.rows_used = o->rows_used;
+    args.z = o->z, args.dweights = o->dweights;
     args.running_nan = nan_counts(tape, w, operand, o->again);
     for (int d = 0; d < MT_DIR_COUNT && !mt_tape_training(tape); d++)
         args.running_amax[d] = NULL; /* an evaluation leaves no trace in training */

@@ -15,10 +15,12 @@ struct mt_linear_operand {
     mt_value *memory[MT_DIR_COUNT]; /* of the quantized ones; NULL: the plain tensor is read */
     const int32_t *row_token;       /* of rows that are gathered from `tokens`, else NULL */
     int64_t tokens, top_k;
-    const void *weights; /* of the slots of tokens at `position`, which rows are weighted by */
+    const void *weights; /* of the slots of tokens at `position`, which gathered rows are weighted
+                            by, or see dweights */
     const int32_t *position;
     bool swiglu;              /* q is what the operand is the SwiGLU of */
     const void *z;            /* q is the gradient of its SwiGLU, the operand its own, or NULL */
+    void *dweights;           /* with z: the gradient of the weights at `position`, or NULL */
     const int64_t *rows_used; /* device; with either, NULL: all there is room for */
     float *bias_grad;         /* NULL, or where the gradient of the bias goes, in the same pass */
     bool accumulate;

@@ -12,7 +12,7 @@ static mt_status check_weights(const mt_grouped_linear_layer *gate_up,
 }
 
 /* gate_up, SwiGLU, down. route: gathers the rows of x, NULL: they are in expert order already.
- * weights: for mt_down. */
+ * weights: for mt_gate_up and mt_down. */
 static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
                          const mt_grouped_linear_layer *gate_up,
                          const mt_grouped_linear_layer *down, const mt_ragged *rows,
@@ -21,7 +21,8 @@ static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *wei
     mt_value *h, *a = NULL;
     bool stores_a = !mt_down_reads_z(down->weight);
     bool makes_a = stores_a || mt_gate_up_takes_da(gate_up, down->weight);
-    MT_TRY(mt_gate_up(tape, &h, makes_a ? &a : NULL, x, gate_up, rows, route, stores_a));
+    mt_value *early = mt_gate_up_weighs(down) ? weights : NULL;
+    MT_TRY(mt_gate_up(tape, &h, makes_a ? &a : NULL, x, early, gate_up, rows, route, stores_a));
     if (stores_a) mt_value_recompute(tape, a);
     MT_TRY(mt_down(tape, y, h, a, weights, down, rows, route));
     mt_value_release(tape, &h);
@@ -34,7 +35,7 @@ static mt_status run_here(mt_tape *tape, mt_value **y, mt_value *x, const mt_moe
                           const mt_route *route, mt_value *weights)
 {
     const mt_device *device = mt_tape_stream(tape)->device;
-    bool weighs = mt_down_weighs(device, &layer->down);
+    bool weighs = mt_gate_up_weighs(&layer->down) || mt_down_weighs(device, &layer->down);
     mt_value *rows;
     if (mt_down_combines(device, &layer->down))
         return experts(tape, y, x, weights, &layer->gate_up, &layer->down, &route->rows, route);

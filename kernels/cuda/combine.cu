@@ -1,5 +1,6 @@
 /* The weighted sum of each token's expert outputs, and its backward. Each routed row belongs to
  * exactly one (token, slot), so tokens are independent in both directions. */
+#include "kernels/cuda/dots.cuh"
 #include "kernels/cuda/rows.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
@@ -176,6 +177,59 @@ static __global__ void __launch_bounds__(THREADS) weights_bwd_kernel(struct mt_w
     }
 }
 
+/* The same of bf16, in the order of dots.cuh: a lane has eight columns, eight lanes a part. */
+static __global__ void __launch_bounds__(THREADS) weigh_rows_kernel(struct mt_weights_bwd_args a)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t n = a.width / 8, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
+        const int64_t row = a.position[i];
+        const float w = ((const float *)a.weights)[i];
+        const uint4 *du = (const uint4 *)a.dz + (2 * row + 1) * n,
+                    *u = (const uint4 *)a.z + (2 * row + 1) * n;
+        float dot = 0;
+#pragma unroll 4
+        for (int64_t base = 0; row >= 0 && base < n; base += 32) {
+            const int64_t c = base + lane;
+            float s = c < n ? mt_dot_of_eight(du[c], u[c]) : 0;
+#pragma unroll
+            for (int mask = 1; mask < 8; mask *= 2) s += __shfl_xor_sync(~0u, s, mask);
+#pragma unroll
+            for (int from = 0; from < 32; from += 8) {
+                const float part = __shfl_sync(~0u, s, from);
+                if (base + from < n) dot += part;
+            }
+        }
+        if (lane == 0) ((float *)a.dweights)[i] = row >= 0 && w != 0 ? dot / w : 0;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    weights_of_dots_kernel(struct mt_weights_bwd_args a, const float *dots)
+{
+    const int64_t parts = mt_dot_parts(a.width);
+    MT_GRID_STRIDE(i, a.tokens * a.top_k)
+    {
+        const int64_t row = a.position[i];
+        const float w = ((const float *)a.weights)[i], *of = dots + row * parts;
+        float dot = 0;
+#pragma unroll 4
+        for (int64_t p = 0; row >= 0 && p < parts; p++) dot += of[p];
+        ((float *)a.dweights)[i] = row >= 0 && w != 0 ? dot / w : 0;
+    }
+}
+
+extern "C" mt_status mt_cuda_weights_of_dots(mt_stream *stream, const struct mt_weights_bwd_args *a,
+                                             const float *dots)
+{
+    const int64_t slots = a->tokens * a->top_k;
+    if (!slots) return MT_OK;
+    weights_of_dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0,
+                             mt_cuda_stream(stream)>>>(*a, dots);
+    MT_LAUNCHED(stream, "weights_bwd of dots");
+    return MT_OK;
+}
+
 template <typename T>
 static mt_status weights_bwd(mt_stream *stream, const struct mt_weights_bwd_args *a)
 {
@@ -183,7 +237,10 @@ static mt_status weights_bwd(mt_stream *stream, const struct mt_weights_bwd_args
     unsigned blocks = mt_blocks(stream, a->tokens * a->top_k * 32, THREADS);
     const void *operands[] = { a->dz, a->z };
     cudaStream_t on = mt_cuda_stream(stream);
-    if (mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T)))
+    const bool whole = mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T));
+    if (whole && std::is_same<T, mt_bf16>::value)
+        weigh_rows_kernel<<<blocks, THREADS, 0, on>>>(*a);
+    else if (whole)
         weights_bwd_kernel<T, 16 / sizeof(T)><<<blocks, THREADS, 0, on>>>(*a);
     else
         weights_bwd_kernel<T, 1><<<blocks, THREADS, 0, on>>>(*a);

@@ -1,4 +1,5 @@
 /* group_quantize: tiles through load, scale, cast, store; whole-member amaxes in sweeps before. */
+#include "kernels/cuda/dots.cuh"
 #include "kernels/cuda/quantize_packed.cuh"
 #include "kernels/cuda/quantize_rotate.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
@@ -171,7 +172,7 @@ static void set_sides(call *c)
 {
     const struct mt_quantize_args *a = c->args;
     job *j = &c->j;
-    j->row_token = a->row_token, j->row_weight = (const float *)a->weights;
+    j->row_token = a->row_token, j->row_weight = a->row_token ? (const float *)a->weights : NULL;
     j->rows_used = a->rows_used, j->swiglu = a->swiglu, j->z = (const mt_bf16 *)a->z;
     side *sides = j->p.sides;
     const mt_direction *source = &a->src->dir[a->src_dir];
@@ -235,10 +236,11 @@ extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
     (void)stream;
     const mt_group *g = &a->src->group;
     size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
-    size_t weights = a->weights ? (size_t)mt_cuda_plan_rows(g) * sizeof(float) : 0;
-    return g->members ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
-                            strips_bytes(a) + tokens + weights
-                      : 0;
+    size_t parts = a->dweights ? (size_t)mt_dot_parts(g->k / 2) : a->weights ? 1 : 0;
+    return g->members
+               ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
+                     strips_bytes(a) + tokens + (size_t)mt_cuda_plan_rows(g) * parts * sizeof(float)
+               : 0;
 }
 
 /* Whether codes need the member's amax before them. */
@@ -262,7 +264,8 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     c->j.sums = a->bias_grad ? (float *)(p + rounded(zeros)) : NULL;
     char *strips = p + rounded(zeros) + sums_bytes(a);
     c->of_token = strips + strips_bytes(a);
-    if (a->weights) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
+    if (c->j.row_weight) c->j.row_weight = (float *)c->of_token + 2 * a->tokens;
+    if (a->dweights) c->j.dots = (float *)c->of_token;
     job sweep = c->j;
     sweep.codes = a->pass != MT_QUANTIZE_AMAX;
     if (mt_cuda_short_suffices(&sweep) && mt_cuda_rotated_suffices(&sweep))
@@ -375,6 +378,21 @@ static mt_status write_members(call *c, mt_stream *stream)
     return MT_OK;
 }
 
+static mt_status weigh_dots(const call *c, mt_stream *stream)
+{
+    const struct mt_quantize_args *a = c->args;
+    const struct mt_weights_bwd_args to = { .dtype = a->dtype,
+                                            .tokens = a->tokens,
+                                            .width = a->src->group.k / 2,
+                                            .top_k = a->top_k,
+                                            .dweights = a->dweights,
+                                            .dz = NULL, /* it was not stored */
+                                            .z = a->z,
+                                            .weights = a->weights,
+                                            .position = a->position };
+    return mt_cuda_weights_of_dots(stream, &to, c->j.dots);
+}
+
 /* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. Where nvfp4
  * sweeps twice, SwiGLU is an op of its own: made once. */
 extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args)
@@ -437,7 +455,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     if (is_apart(&c)) return quantize_apart(stream, args);
     MT_TRY(take_scratch(&c, stream));
     set_results(&c);
-    if (args->weights)
+    if (c.j.row_weight)
         MT_TRY(mt_cuda_weigh_rows(stream, (float *)c.j.row_weight, (const float *)args->weights,
                                   args->position, args->tokens * args->top_k));
     MT_TRY(mt_cuda_plan_job(stream, &c.j));
@@ -451,6 +469,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     }
     MT_TRY(run_sweeps(&c, stream));
     MT_TRY(write_members(&c, stream));
+    if (args->dweights && args->pass != MT_QUANTIZE_AMAX) MT_TRY(weigh_dots(&c, stream));
     if (!args->bias_grad || args->pass == MT_QUANTIZE_AMAX) return MT_OK;
     bias_kernel<<<wide, THREADS, 0, mt_cuda_stream(stream)>>>(c.j.p, c.j.sums, args->bias_grad,
                                                               args->accumulate);

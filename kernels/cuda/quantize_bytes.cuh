@@ -2,6 +2,7 @@
  * its rows and columns. */
 #pragma once
 
+#include "kernels/cuda/dots.cuh"
 #include "kernels/cuda/quantize_strips.cuh"
 #include "kernels/cuda/quantize_turned.cuh"
 
@@ -139,7 +140,7 @@ take_patch(uint32_t x[ROWS][4], const uint4 (*slots)[TILE_THREADS], float weight
 }
 
 /* Makes a patch of gradients of z: those of its first half's columns take all of d, g and u, of its
- * second half's d and g. */
+ * second half's d and g. Dots, where they are wanted, are those of the first half's. */
 template <typename AT>
 static __device__ __forceinline__ void make_patch(uint32_t x[ROWS][4], const job &j, const strip &p)
 {
@@ -151,6 +152,8 @@ static __device__ __forceinline__ void make_patch(uint32_t x[ROWS][4], const job
     const int64_t row = p.first_row + AT::row();
     const mt_bf16 *d = from + row * half + column - (second ? half : 0);
     const mt_bf16 *g = j.z + row * p.cols + column - (second ? half : 0);
+    mt_eight_dots dots;
+    static_assert(ROWS == 8, "dots");
 #pragma unroll
     for (int first = 0; first < ROWS; first += MANY) {
         uint4 in[MANY][3];
@@ -168,8 +171,12 @@ static __device__ __forceinline__ void make_patch(uint32_t x[ROWS][4], const job
             const uint4 q = second ? du : dg;
             uint32_t *to = x[first + i];
             to[0] = q.x, to[1] = q.y, to[2] = q.z, to[3] = q.w;
+            dots.take(first + i, second ? 0 : mt_dot_of_eight(du, in[i][2]), 1);
         }
     }
+    const int own = lane_of_warp() & 7, part = column & ~(DOTS_PART - 1);
+    if (j.dots && part < half && AT::row() + own < p.height)
+        j.dots[(row + own) * mt_dot_parts(half) + part / DOTS_PART] = dots.of[0];
 }
 
 /* ---- magnitudes -------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ static __device__ __forceinline__ void get_rows(uint2 x[HELD], const job &j, con
     }
 }
 
-/* Gradients of z: of the gate, then of up. */
+/* Gradients of z: of the gate, then of up; dots of rows, where they are wanted. */
 template <>
 __device__ __forceinline__ void get_rows<GRADIENT>(uint2 x[HELD], const job &j, const strip &p,
                                                    const origin &)
@@ -94,6 +94,8 @@ __device__ __forceinline__ void get_rows<GRADIENT>(uint2 x[HELD], const job &j, 
 #pragma unroll
     for (int first = 0; first < at::DEEP; first += MANY) {
         uint2 in[MANY][3];
+        mt_eight_dots dots;
+        static_assert(MANY == 8, "dots");
 #pragma unroll
         for (int i = 0; i < MANY; i++, d += half, g += p.cols) {
             in[i][0] = in[i][1] = in[i][2] = make_uint2(0, 0);
@@ -111,7 +113,13 @@ __device__ __forceinline__ void get_rows<GRADIENT>(uint2 x[HELD], const job &j, 
             uint2 *gate = x + first + i, *up = gate + at::DEEP;
             gate[0] = make_uint2(dg.x, dg.y), gate[1] = make_uint2(dg.z, dg.w);
             up[0] = make_uint2(du.x, du.y), up[1] = make_uint2(du.z, du.w);
+            dots.take(i, mt_dot_of_four(up[0], in[i][2]), 1);
+            dots.take(i + 1, mt_dot_of_four(up[1], in[i + 1][2]), 1);
         }
+        const int own = first + (lane_of_warp() & 7);
+        const float dot = dots.of[0] + __shfl_xor_sync(~0u, dots.of[0], 8);
+        if (j.dots && own < rows && !(lane_of_warp() & 8))
+            j.dots[(row + own) * mt_dot_parts(half) + column / DOTS_PART] = dot;
     }
 }
 

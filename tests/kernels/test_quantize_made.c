@@ -1,5 +1,5 @@
-/* Quantize as one with the gather, weighted or not, the SwiGLU or its gradient before it, against
- * these ops one after the other: bit for bit. */
+/* Quantize as one with the gather, weighted or not, the SwiGLU or its gradient before it, with that
+ * of the rows' weights or without, against these ops one after the other: bit for bit. */
 #include <math.h>
 #include <string.h>
 
@@ -99,11 +99,12 @@ static void make(struct made *m, mt_dtype dtype, enum way way, const int64_t *ro
                                      : m->tokens * k,
                      dtype, 5);
     if (way == GRADIENT) m->z = values(m->rows * k, dtype, 6);
-    if (swiglu || way == GRADIENT) return;
+    if (swiglu) return;
     m->row_token = test_alloc(m->rows, MT_I32); /* those past the rows in use name no token */
     for (int64_t r = 0; r < *m->rows_used; r++) m->row_token[r] = (int32_t)(r * 37 % m->tokens);
     place(m);
-    if (way == WEIGHTED) weigh(m);
+    if (way != GATHERED) weigh(m);
+    if (way == GRADIENT) test_free(m->row_token), m->row_token = NULL;
 }
 
 static void made_free(struct made *m)
@@ -116,6 +117,7 @@ static void made_free(struct made *m)
 struct beside {
     int64_t *nan;
     float *bias;
+    void *dweights;
 };
 
 /* The direction's result as what codes decode to. */
@@ -172,6 +174,7 @@ static void run(const struct made *m, const struct pair *p, struct quantize_resu
                                      .position = m->position,
                                      .swiglu = m->swiglu,
                                      .z = m->z,
+                                     .dweights = b->dweights,
                                      .rows_used = m->rows_used };
     assert_ok(mt_quantize_scratch(&stream, &args, &bytes));
     if (in_turn) bytes = (size_t)mt_group_capacity(&m->c.group) * mt_dtype_size(m->dtype);
@@ -186,9 +189,13 @@ static void check_pair(const struct made *m, const struct pair *p, bool sums)
     if (!is_made(m, p)) return;
     struct quantize_result one, turns;
     int64_t *nan = test_alloc(2 * N, MT_I64), k = m->c.group.k;
+    int64_t slots = m->z && m->weights ? m->tokens * m->top_k : 0;
+    mt_dtype real = mt_dtype_wide(m->dtype);
     float *bias = test_alloc(2 * N * k, MT_F32);
-    struct beside first = { nan, sums ? bias : NULL },
-                  second = { nan + N, sums ? bias + N * k : NULL };
+    void *dweights[2] = { slots ? test_alloc(slots, real) : NULL,
+                          slots ? test_alloc(slots, real) : NULL };
+    struct beside first = { nan, sums ? bias : NULL, dweights[0] },
+                  second = { nan + N, sums ? bias + N * k : NULL, dweights[1] };
     run(m, p, &one, &first, false);
     run(m, p, &turns, &second, true);
     assert_memory_equal(nan, nan + N, N * sizeof *nan);
@@ -197,8 +204,12 @@ static void check_pair(const struct made *m, const struct pair *p, bool sums)
             assert_true(bias[i] == bias[N * k + i] || (isnan(bias[i]) && isnan(bias[N * k + i])));
     for (int dir = 0; dir < MT_DIR_COUNT; dir++)
         if (one.q.dir[dir].format) assert_same_direction(&one, &turns, (mt_dir)dir);
+    for (int64_t i = 0; i < slots; i++) {
+        double got = mt_load_f64(dweights[0], real, i), want = mt_load_f64(dweights[1], real, i);
+        assert_true(got == want || (isnan(got) && isnan(want)));
+    }
     result_free(&one), result_free(&turns);
-    test_free(nan), test_free(bias);
+    test_free(nan), test_free(bias), test_free(dweights[0]), test_free(dweights[1]);
 }
 
 static void check(mt_dtype dtype, enum way way)
@@ -212,6 +223,11 @@ static void check(mt_dtype dtype, enum way way)
         make(&m, dtype, way, rows, widths[w], 3);
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
             check_pair(&m, &pairs[i], i % 3 == 2);
+        if (way == GRADIENT) { /* of rows that nobody weights */
+            test_free(m.weights), m.weights = NULL;
+            for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+                check_pair(&m, &pairs[i], false);
+        }
         made_free(&m);
     }
 }
@@ -284,6 +300,13 @@ static void test_refused(void **state)
     bad = good, bad.tokens = -1;
     assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
     bad = good, bad.weights = m.weights, bad.top_k = m.top_k; /* of which rows? */
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad = good, bad.weights = m.weights, bad.position = m.position, bad.top_k = m.top_k;
+    bad.dweights = m.from; /* of what SwiGLU? */
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad.row_token = NULL, bad.z = m.from, bad.weights = NULL;
+    assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    bad.weights = m.weights, bad.position = NULL;
     assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
     result_free(&r), made_free(&m);
 }

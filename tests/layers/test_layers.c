@@ -52,6 +52,9 @@ struct rig {
     float bias[E];
     int64_t load[E], dropped;
     bool router_alone; /* nothing else takes a gradient: x does not, the experts are frozen */
+    mt_linear_state states[2]; /* of the experts' layers, under a recipe */
+    uint32_t pass;
+    int64_t shown; /* operands that the observer was shown */
     /* what came out, as f64 */
     double y[T * D], dx[T * D], weights[T * PLAIN_K], prob_sum[E], z_sum;
     int64_t counts[E];
@@ -59,12 +62,12 @@ struct rig {
 };
 
 static mt_param *add(struct rig *r, const char *name, int64_t members, int64_t m, int64_t k,
-                     bool packed)
+                     bool packed, const mt_recipe *recipe)
 {
     mt_param *p;
     mt_param_spec spec = { .name = name, .members = members, .m = m, .k = k, .packed = packed };
     assert_ok(mt_param_store_add(r->store, &p, &spec));
-    if (packed) assert_ok(mt_linear_reserve(p, r->stream.device, NULL));
+    if (packed) assert_ok(mt_linear_reserve(p, r->stream.device, recipe));
     return p;
 }
 
@@ -85,22 +88,25 @@ static void set_master(mt_param *p, const double *from)
     for (int64_t i = 0; i < mt_param_count(p); i++) mt_store_f64(p->master, p->dtype, i, from[i]);
 }
 
+/* recipe: of the experts, NULL: none. */
 static void rig_open(struct rig *r, mt_dtype dtype, const mt_tape_options *options,
-                     const struct plain_moe *m)
+                     const struct plain_moe *m, const mt_recipe *recipe)
 {
     memset(r, 0, sizeof *r);
     r->dtype = dtype, r->stream.device = test_device();
     assert_ok(mt_tape_create(&r->tape, &r->stream, options));
     assert_ok(mt_param_store_create(&r->store, r->stream.device, mt_dtype_wide(dtype), dtype));
-    r->router = add(r, "router", 1, E, D, false);
-    r->gate_up = add(r, "gate_up", E, 2 * F, D, true);
-    r->down = add(r, "down", E, D, F, true);
+    r->router = add(r, "router", 1, E, D, false, NULL);
+    r->gate_up = add(r, "gate_up", E, 2 * F, D, true, recipe);
+    r->down = add(r, "down", E, D, F, true, recipe);
     assert_ok(mt_param_store_allocate(r->store, true));
     set_master(r->router, m->wr[0]);
     set_master(r->gate_up, m->gate_up[0][0]);
     set_master(r->down, m->down[0][0]);
     mt_param *packed[] = { r->gate_up, r->down };
     for (int i = 0; i < 2; i++) {
+        if (recipe) r->states[i] = (mt_linear_state){ .recipe = *recipe, .pass = &r->pass };
+        if (recipe) packed[i]->linear = &r->states[i];
         assert_ok(mt_linear_place(packed[i], r->stream.device));
         assert_ok(mt_linear_refresh(packed[i], &r->stream));
     }
@@ -232,7 +238,7 @@ static void check_case(const struct routing_case *c, mt_dtype dtype, const mt_ta
     static struct rig r;
     double epsilon = test_epsilon(dtype);
     draw(&m, c, dtype);
-    rig_open(&r, dtype, options, &m);
+    rig_open(&r, dtype, options, &m, NULL);
     rig_run(&r, &m, c);
     for (int t = 0; t < T; t++)
         for (int s = 0; s < m.top_k; s++)
@@ -295,12 +301,99 @@ static void test_router_alone(void **state)
         for (int bits = 0; bits < 4; bits++) {
             take_weights(MT_F64, bits & 2);
             draw(&m, &cases[i], MT_F64);
-            rig_open(&r, MT_F64, &(mt_tape_options){ .recompute = bits & 1 }, &m);
+            rig_open(&r, MT_F64, &(mt_tape_options){ .recompute = bits & 1 }, &m, NULL);
             r.router_alone = r.gate_up->frozen = r.down->frozen = true;
             rig_run(&r, &m, &cases[i]);
             near(cases[i].name, "dwr", r.router->grad, r.router->dtype, m.dwr[0], E * D,
                  test_epsilon(MT_F64));
             rig_close(&r);
+        }
+}
+
+/* Values that codes of any width hold, and a router that gives four experts a quarter each: what
+ * the gradient of the routing weights is made of is then exact under a recipe, unlike y, whose rows
+ * are made of SwiGLUs that are not. */
+static void draw_codes(struct plain_moe *m, const struct routing_case *c)
+{
+    draw(m, c, MT_F32);
+    const struct {
+        double *p;
+        int64_t n;
+        int least, most;
+    } parts[] = { { m->x[0], T * D, 1, 3 },
+                  { m->gate_up[0][0], E * 2 * F * D, -2, 2 },
+                  { m->down[0][0], E * D * F, -2, 2 },
+                  { m->dy[0], T * D, -3, 3 } };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (int64_t j = 0; j < parts[i].n; j++) {
+            int span = parts[i].most - parts[i].least + 1;
+            parts[i].p[j] = parts[i].least + (int)(j * 7 + j / 5 + (int64_t)i) % span;
+        }
+    memset(m->wr, 0, sizeof m->wr);
+    for (int i = 0; i < D; i++) m->wr[E - 1][i] = -1000;
+    plain_forward(m);
+    plain_backward(m);
+}
+
+static mt_status count_shown(void *context, const mt_param *weight, mt_operand operand,
+                             const mt_qtensor *operands)
+{
+    (void)weight, (void)operand, (void)operands;
+    ++*(int64_t *)context;
+    return MT_OK;
+}
+
+/* The router's gradient under recipes: from the gradient of z, whether it is one with quantize or
+ * not; the same bits where somebody watches. */
+static void check_router(const struct routing_case *c, mt_dtype dtype, const char *text)
+{
+    static struct plain_moe m;
+    static struct rig plain, watched;
+    mt_recipe recipe;
+    assert_ok(mt_recipe_parse(&recipe, text));
+    draw_codes(&m, c);
+    rig_open(&plain, dtype, NULL, &m, &recipe);
+    rig_run(&plain, &m, c);
+    near(text, "dwr", plain.router->grad, plain.router->dtype, m.dwr[0], E * D,
+         test_epsilon(dtype));
+    rig_open(&watched, dtype, NULL, &m, &recipe);
+    for (int i = 0; i < 2; i++)
+        watched.states[i].observe = count_shown, watched.states[i].observer = &watched.shown;
+    rig_run(&watched, &m, c);
+    assert_true(watched.shown > 0);
+    assert_memory_equal(watched.dx, plain.dx, sizeof plain.dx);
+    size_t size = mt_dtype_size(plain.router->dtype);
+    assert_memory_equal(watched.router->grad, plain.router->grad, E * D * size);
+    assert_memory_equal(watched.gate_up->grad, plain.gate_up->grad, E * 2 * F * D * size);
+    assert_memory_equal(watched.down->grad, plain.down->grad, E * D * F * size);
+    rig_close(&watched);
+    rig_close(&plain);
+    rig_open(&plain, dtype, NULL, &m, &recipe);
+    plain.router_alone = plain.gate_up->frozen = plain.down->frozen = true;
+    rig_run(&plain, &m, c);
+    near(text, "dwr alone", plain.router->grad, plain.router->dtype, m.dwr[0], E * D,
+         test_epsilon(dtype));
+    rig_close(&plain);
+}
+
+static void test_router_under_recipes(void **state)
+{
+    (void)state;
+    static const char *const texts[] = { "fp8_block",
+                                         "mxfp8",
+                                         "fprop=mxfp4/mxfp4 dgrad=mxfp4/mxfp4 wgrad=mxfp4/mxfp4",
+                                         "fprop=bf16/bf16 dgrad=mxfp8/mxfp8 wgrad=bf16/bf16",
+                                         "fprop=mxfp8/mxfp8 dgrad=fp8_block/mxfp8 wgrad=bf16/bf16",
+                                         "fprop=fp8_block/mxfp8 dgrad=mxfp8/bf16 wgrad=bf16/bf16" };
+    static const struct routing_case quarters[] = {
+        { "three of four", 3, false, 0, { 4, 0, 3, 1, 0 }, false },
+        { "capacity, used elsewhere", 2, false, 0.5, { 0, 4, 3, 1, 0 }, true },
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        for (int c = 0; c < 2; c++) {
+            check_router(&quarters[c], MT_F64, texts[i]);
+            check_router(&quarters[c], MT_F32, texts[i]);
+            check_router(&quarters[c], MT_BF16, texts[i]);
         }
 }
 
@@ -328,7 +421,7 @@ static void test_refusals(void **state)
     static struct plain_moe m;
     static struct rig r;
     draw(&m, &cases[0], MT_F32);
-    rig_open(&r, MT_F32, NULL, &m);
+    rig_open(&r, MT_F32, NULL, &m, NULL);
     mt_grouped_linear_layer linear = { .weight = r.gate_up };
     mt_value *x, *y, *narrow;
     assert_ok(mt_tape_begin(r.tape, 1, true));
@@ -417,8 +510,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),        cmocka_unit_test(test_against_plain_loops),
-        cmocka_unit_test(test_router_alone), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_op_table),
+        cmocka_unit_test(test_router_alone), cmocka_unit_test(test_router_under_recipes),
+        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_op_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
