@@ -81,15 +81,24 @@ static double mean_rows(const mt_exchange *x, int64_t tokens)
     return (double)(tokens * x->options.top_k) / mt_comm_size(x->comm);
 }
 
-struct mt_blocks mt_exchange_blocks(mt_exchange *x, int64_t tokens, size_t line_bytes)
+static int64_t head_lines(mt_dtype dtype, int64_t experts, int64_t rows, size_t line_bytes)
+{
+    int64_t line = (int64_t)line_bytes;
+    return (mt_exchange_head(dtype, experts, rows) + line - 1) / line;
+}
+
+struct mt_blocks mt_exchange_blocks(mt_exchange *x, mt_dtype dtype, int64_t tokens,
+                                    size_t line_bytes, size_t plain_bytes)
 {
     struct mt_blocks b = { .ranks = mt_comm_size(x->comm) };
     if (tokens < x->options.tokens) tokens = x->options.tokens;
     b.experts = x->options.experts / b.ranks;
-    int64_t line = (int64_t)line_bytes, head = 8 * (b.experts + 1), room = most_rows(x, tokens);
+    int64_t room = most_rows(x, tokens), with_reals = 0;
     double wanted = ceil(x->options.load * mean_rows(x, tokens));
     if (x->options.load > 0 && !x->any && wanted < (double)room) room = (int64_t)wanted;
-    b.head_lines = (head + line - 1) / line;
+    b.head_lines = head_lines(dtype, b.experts, 0, line_bytes);
+    if (plain_bytes) with_reals = head_lines(dtype, b.experts, room + LINE_MULTIPLE, plain_bytes);
+    if (b.head_lines < with_reals) b.head_lines = with_reals;
     b.lines = (b.head_lines + room + LINE_MULTIPLE - 1) / LINE_MULTIPLE * LINE_MULTIPLE;
     x->room = x->tokens ? least(x->room, b.lines - b.head_lines) : b.lines - b.head_lines;
     if (tokens > x->tokens) x->tokens = tokens;

@@ -34,8 +34,10 @@ mt_status mt_exchange_create(mt_exchange **exchange, mt_device *device, mt_comm 
                              const mt_exchange_options *options);
 void mt_exchange_destroy(mt_exchange **exchange);
 
-/* The blocks of a pass of `tokens`, whose lines are of so many bytes or more. */
-struct mt_blocks mt_exchange_blocks(mt_exchange *exchange, int64_t tokens, size_t line_bytes);
+/* The blocks of a pass of `tokens`, whose lines are of so many bytes or more; of those of
+ * plain_bytes heads have room for reals, or, plain_bytes 0, none have. */
+struct mt_blocks mt_exchange_blocks(mt_exchange *exchange, mt_dtype dtype, int64_t tokens,
+                                    size_t line_bytes, size_t plain_bytes);
 /* Device int64 [1]: rows for one block, at most, since the last mt_exchange_settle. */
 int64_t *mt_exchange_most(const mt_exchange *exchange);
 /* From now on blocks have room for any routing, or again for what the load says: while somebody

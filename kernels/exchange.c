@@ -21,6 +21,11 @@ int64_t mt_exchange_line(mt_dtype dtype, int64_t width, const mt_format_spec *co
     return c.line;
 }
 
+int64_t mt_exchange_head(mt_dtype dtype, int64_t experts, int64_t rows)
+{
+    return 8 * (experts + 1) + rows * (int64_t)mt_dtype_size(mt_dtype_wide(dtype));
+}
+
 static mt_status check_coded(const char *op, const mt_format_spec *coded)
 {
     MT_TRY(mt_format_spec_check(coded));
@@ -54,6 +59,18 @@ static mt_status check_blocks(const char *op, const struct mt_blocks *b, int64_t
     return MT_OK;
 }
 
+/* Heads have room for a real of each row. */
+static mt_status check_reals(const char *op, const struct mt_blocks *b, int64_t width,
+                             mt_dtype dtype)
+{
+    int64_t head = b->head_lines * mt_exchange_line(dtype, width, &plain);
+    int64_t needs = mt_exchange_head(dtype, b->experts, b->lines - b->head_lines);
+    MT_REQUIRE(head >= needs, MT_EINVAL,
+               "%s: a head of %lld bytes, with a real of each of %lld rows it needs %lld", op,
+               (long long)head, (long long)(b->lines - b->head_lines), (long long)needs);
+    return MT_OK;
+}
+
 mt_status mt_exchange_plan_check(const struct mt_exchange_plan_args *args)
 {
     const char *op = "exchange_plan";
@@ -83,7 +100,9 @@ mt_status mt_exchange_pack_check(const struct mt_exchange_pack_args *args)
     }
     MT_CHECK_POINTER(op, args, y, 1);
     MT_CHECK_POINTER(op, args, heads, 1);
-    return MT_OK;
+    MT_REQUIRE(!args->reals || !args->coded.format, MT_EINVAL,
+               "%s: reals are for lines that are not coded", op);
+    return args->reals ? check_reals(op, &args->blocks, args->width, args->dtype) : MT_OK;
 }
 
 mt_status mt_exchange_unpack_check(const struct mt_exchange_unpack_args *args)
@@ -109,5 +128,20 @@ mt_status mt_exchange_arrivals_check(const struct mt_exchange_arrivals_args *arg
     MT_CHECK_POINTER(op, args, row_line, 1);
     MT_CHECK_POINTER(op, args, line_row, 1);
     for (int i = 0; i < MT_ROUTE_WIDTHS; i++) MT_CHECK_EXTENT(op, args, widths[i]);
+    return MT_OK;
+}
+
+mt_status mt_exchange_weights_bwd_check(const struct mt_exchange_weights_bwd_args *args)
+{
+    const char *op = "exchange_weights_bwd";
+    int64_t n = args->tokens;
+    MT_TRY(check_blocks(op, &args->blocks, args->width, args->dtype, &plain));
+    MT_TRY(check_reals(op, &args->blocks, args->width, args->dtype));
+    MT_CHECK_EXTENT(op, args, tokens);
+    MT_CHECK_POSITIVE(op, args, top_k);
+    MT_CHECK_POINTER(op, args, x, 1);
+    MT_CHECK_POINTER(op, args, dweights, n);
+    MT_CHECK_POINTER(op, args, weights, n);
+    MT_CHECK_POINTER(op, args, token_line, n);
     return MT_OK;
 }

@@ -3,12 +3,12 @@
  * There are P ranks, each with S = E / P experts: rank r has experts [r S, (r + 1) S). A buffer is
  * P blocks of `lines` lines; a line is a row of D elements. Block r goes to rank r, or came from
  * it. A block begins with its head, in `head_lines` lines: int64 bytes in use after that number,
- * then int64 [S]: rows for each expert of the receiver. Its rows follow at line head_lines, expert
- * after expert. Lines are numbered over the whole buffer, in int32. What no row has filled is never
- * read.
+ * then int64 [S]: rows for each expert of the receiver; then, where it has any, a real of each row.
+ * Its rows follow at line head_lines, expert after expert. Lines are numbered over the whole
+ * buffer, in int32. What no row has filled is never read.
  *
  * A line's bytes times `lines` are a multiple of 8, and so are the addresses of buffers; head_lines
- * lines hold 8 (S + 1) bytes or more.
+ * lines hold 8 (S + 1) bytes or more, and the reals (mt_exchange_head).
  *
  * A line may be coded: it then holds the codes of its row, ceil(D / codes of a byte) bytes, and, at
  * the next multiple of 4, their ceil(D / block) scales, as the format's row direction would have
@@ -36,6 +36,8 @@ struct mt_blocks {
 bool mt_exchange_codes(const mt_format_spec *spec);
 /* Bytes of a line of `width` elements; coded->format NULL: as they are. */
 int64_t mt_exchange_line(mt_dtype dtype, int64_t width, const mt_format_spec *coded);
+/* Bytes of a head for `experts`, with a real of each of so many rows. */
+int64_t mt_exchange_head(mt_dtype dtype, int64_t experts, int64_t rows);
 
 /* Where the rows of a route plan go: heads int64 [P, 1 + S]; token_line int32 [T, k]: the line of
  * each choice, -1 where it was dropped or its block is full; line_token int32 [P lines]: the token
@@ -57,7 +59,8 @@ struct mt_exchange_plan_args {
  * line l becomes row index[l] of x [rows, D]. Lines with index -1 stay as they are. coded, with a
  * format: y's lines are coded, and without index x is a buffer [P lines, D] whose lines in use, by
  * the heads, become the same lines of y. The bytes in use that `heads` has are those of lines that
- * are not coded; y is given its own. */
+ * are not coded; y is given its own. reals: real [P lines], those of lines in use go into the heads
+ * of lines that are not coded; NULL: there are none. */
 struct mt_exchange_pack_args {
     mt_dtype dtype;
     struct mt_blocks blocks;
@@ -66,6 +69,7 @@ struct mt_exchange_pack_args {
     const void *x;
     const int32_t *index;
     const int64_t *heads;
+    const void *reals;
     mt_format_spec coded;
 };
 
@@ -95,6 +99,19 @@ struct mt_exchange_arrivals_args {
     int64_t widths[3];
     int64_t *element_offsets; /* NULL is not written */
     int32_t *row_line, *line_row;
+};
+
+/* The gradient of routing weights from a buffer x that has come back with reals: of each row, the
+ * gradient of a factor of 1 (mt_weights_bwd without weights). dweights[t, slot] = the real of line
+ * token_line[t, slot] over weights[t, slot]; 0 without a line, and where the weight is 0. dweights
+ * and weights real [T, k], token_line int32 [T, k] as of mt_exchange_plan; width: D. */
+struct mt_exchange_weights_bwd_args {
+    mt_dtype dtype;
+    struct mt_blocks blocks;
+    int64_t tokens, top_k, width;
+    void *dweights;
+    const void *x, *weights;
+    const int32_t *token_line;
 };
 
 #ifdef __cplusplus

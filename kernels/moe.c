@@ -127,14 +127,11 @@ mt_status mt_combine_bwd_check(const struct mt_combine_bwd_args *args)
 mt_status mt_weights_bwd_check(const struct mt_weights_bwd_args *args)
 {
     const char *op = "weights_bwd";
-    int64_t n = args->tokens * args->width;
     MT_CHECK_EXTENT(op, args, tokens);
     MT_CHECK_EXTENT(op, args, width);
     MT_CHECK_POSITIVE(op, args, top_k);
     MT_CHECK_POINTER(op, args, dweights, args->tokens);
-    MT_CHECK_POINTER(op, args, dz, n);
-    MT_CHECK_POINTER(op, args, z, n);
-    MT_CHECK_POINTER(op, args, weights, args->tokens);
+    MT_REQUIRE(!args->dz == !args->z, MT_EINVAL, "%s: dz and z go together", op);
     MT_CHECK_POINTER(op, args, position, args->tokens);
     return MT_OK;
 }

@@ -132,7 +132,9 @@ struct mt_combine_bwd_args {
  *     dweights[t, slot] = (sum over f of dz[r, F + f] z[r, F + f]) / weights[t, slot],
  *
  * r = position[t, slot], in real; 0 if dropped, and where the weight is 0: that of a softmax gives
- * nothing on to its logit (mt_router_bwd). dweights real [T, k]. Source: arXiv 2512.14080, which
+ * nothing on to its logit (mt_router_bwd). Where operands are quantized, it holds to their errors.
+ * dweights real [T, k]; dz and z NULL: there are no rows. weights NULL: what is to be divided
+ * by them, which is the gradient of a factor of 1 on each row. Source: arXiv 2512.14080, which
  * takes it from <dA, a> in the same way, before rows are weighted. */
 struct mt_weights_bwd_args {
     mt_dtype dtype;

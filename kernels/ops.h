@@ -51,6 +51,7 @@ extern "C" {
     X(exchange_pack)                                                                               \
     X(exchange_unpack)                                                                             \
     X(exchange_arrivals)                                                                           \
+    X(exchange_weights_bwd)                                                                        \
     X(moe_gemm)                                                                                    \
     X(aux_loss_fwd)                                                                                \
     X(aux_loss_bwd)                                                                                \
@@ -86,8 +87,9 @@ struct mt_kernels {
     bool (*moe_gemm_fuses)(mt_stream *stream, const struct mt_moe_gemm_args *args, size_t *scratch);
     /* Whether quantize is one with the ops before it for these arguments; NULL: never. */
     bool (*quantize_fuses)(mt_stream *stream, const struct mt_quantize_args *args);
-    /* The routing weights' gradient is taken from the down projection's (mt_weights_bwd), not from
-     * its output: for memory, and where reading that output takes time. */
+    /* Where fprop and dgrad are not quantized, too, the routing weights' gradient is taken from
+     * that of the down projection's input (mt_weights_bwd), not from its output: for memory, and
+     * where reading that output takes time. */
     bool weights_from_dz;
     /* A packed group is its values in their order: both directions may be the same memory, and any
      * memory that holds the values so, aligned to 16 bytes, is one. */

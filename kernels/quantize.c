@@ -104,8 +104,8 @@ mt_status mt_quantize_check(const struct mt_quantize_args *a)
                (int)a->pass);
     MT_REQUIRE(same_group(&a->src->group, &a->out->group), MT_EINVAL,
                "quantize: source and result are not of one group");
-    MT_REQUIRE(!a->dweights || (a->z && a->weights), MT_EINVAL,
-               "quantize: dweights need z and weights");
+    MT_REQUIRE(!a->dweights || (a->z && a->position), MT_EINVAL,
+               "quantize: dweights need z and position");
     if (is_made(a)) MT_TRY(check_made(a));
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) MT_TRY(check_result(a, (mt_dir)dir));
     return MT_OK;
@@ -166,15 +166,16 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
                                                                    .y = args->scratch,
                                                                    .x = from }));
     if (args->dweights && args->pass != MT_QUANTIZE_AMAX)
-        MT_TRY(mt_weights_bwd(stream, &(struct mt_weights_bwd_args){ .dtype = args->dtype,
-                                                                     .tokens = args->tokens,
-                                                                     .width = g->k / 2,
-                                                                     .top_k = args->top_k,
-                                                                     .dweights = args->dweights,
-                                                                     .dz = args->scratch,
-                                                                     .z = args->z,
-                                                                     .weights = args->weights,
-                                                                     .position = args->position }));
+        MT_TRY(mt_weights_bwd(stream,
+                              &(struct mt_weights_bwd_args){ .dtype = args->dtype,
+                                                             .tokens = args->tokens,
+                                                             .width = g->k / 2,
+                                                             .top_k = args->top_k,
+                                                             .dweights = args->dweights,
+                                                             .dz = args->scratch,
+                                                             .z = args->scratch ? args->z : NULL,
+                                                             .weights = args->weights,
+                                                             .position = args->position }));
     rest.src = &made, rest.src_dir = MT_ROW;
     rest.row_token = NULL, rest.weights = rest.z = NULL, rest.swiglu = false;
     rest.dweights = NULL;

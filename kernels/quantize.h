@@ -52,10 +52,10 @@ typedef enum mt_quantize_pass {
  * swiglu: rows are the SwiGLU, rounded to dtype, of those of src's codes [rows, 2k]
  * (mt_swiglu_fwd). z [rows, k]: rows are its gradient, rounded, from src's codes [rows, k / 2],
  * that of its SwiGLU (mt_swiglu_bwd); dweights real [tokens, top_k] with it, or NULL: the gradient
- * of weights at position, by which the rows that a down projection made of that SwiGLU are weighted
- * (mt_weights_bwd), not under AMAX. rows_used: device int64
- * [1], rows of all members; NULL, but not with row_token: all there is room for. scratch:
- * mt_quantize_scratch bytes. */
+ * of weights (NULL: of factors of 1) at position, by which the rows that a down projection made of
+ * that SwiGLU are weighted (mt_weights_bwd), not under AMAX. rows_used: device int64 [1], rows of
+ * all members; NULL, but not with row_token: all there is room for. scratch: mt_quantize_scratch
+ * bytes. */
 struct mt_quantize_args {
     mt_dtype dtype;
     mt_quantize_pass pass;

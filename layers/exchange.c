@@ -7,6 +7,7 @@ struct exchange_attrs {
     struct mt_blocks blocks;
     int64_t tokens, top_k, width;
     mt_format_spec coded; /* what gradients travel as */
+    bool weighs;          /* a gradient of each line travels with them, that of e->factors */
 };
 
 static const mt_format_spec plain;
@@ -94,9 +95,10 @@ static mt_status pack_and_send(mt_tape *tape, mt_value **y, const mt_value *x,
 }
 
 /* Blocks of gradients, whose rows are in place, behind heads: *got is what arrives; what was coded
- * is decoded into dy, which has been sent. Weight gradients that wait are computed on the way. */
+ * is decoded into dy, which has been sent. reals: of lines, or NULL. Weight gradients that wait are
+ * computed on the way. */
 static mt_status send_back(mt_tape *tape, mt_node *node, void **got, const mt_tensor *dy,
-                           const mt_tensor *heads, const char *what)
+                           const mt_tensor *heads, const void *reals, const char *what)
 {
     const struct exchange_attrs *a = mt_node_attrs(node);
     mt_stream *stream = mt_tape_stream(tape);
@@ -112,6 +114,7 @@ static mt_status send_back(mt_tape *tape, mt_node *node, void **got, const mt_te
                                                                      .y = packed,
                                                                      .x = coded ? dy->data : NULL,
                                                                      .heads = heads->data,
+                                                                     .reals = reals,
                                                                      .coded = a->coded }));
     MT_TRY(mt_exchange_send(a->exchange, stream, *got, packed, &a->blocks, line, what));
     MT_TRY(mt_tape_run_deferred(tape));
@@ -183,7 +186,7 @@ static struct exchange_attrs attrs_of(mt_exchange *exchange, const mt_exchanged 
                                       const mt_value *x, const mt_format_spec *coded)
 {
     return (struct exchange_attrs){
-        exchange, e->blocks, e->home.tokens, e->home.top_k, mt_tensor_cols(&x->data), *coded
+        exchange, e->blocks, e->home.tokens, e->home.top_k, mt_tensor_cols(&x->data), *coded, false
     };
 }
 
@@ -205,11 +208,15 @@ static void choose(mt_tape *tape, mt_exchanged *e, const mt_value *x, mt_exchang
         e->coded[i] = spec;
         if (line < least) least = line;
     }
-    e->blocks = mt_exchange_blocks(exchange, tokens, least);
+    bool weighs = layers[1] && mt_gate_up_weighs(layers[1]);
+    e->blocks =
+        mt_exchange_blocks(exchange, x->data.dtype, tokens, least, weighs ? line_bytes(x) : 0);
 }
 
+enum { DISPATCH_LINE, DISPATCH_HEADS, DISPATCH_WEIGHTS }; /* saved */
+
 mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
-                      const mt_route *route, const mt_value *chosen, mt_exchange *exchange,
+                      const mt_route *route, const mt_routing *routing, mt_exchange *exchange,
                       const int64_t widths[MT_ROUTE_WIDTHS], const mt_grouped_linear_layer *gate_up,
                       const mt_grouped_linear_layer *down)
 {
@@ -220,18 +227,49 @@ mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
     MT_REQUIRE(route->rows.members == b.ranks * b.experts, MT_EINVAL,
                "dispatch: a route to %lld experts, %lld ranks have %lld each",
                (long long)route->rows.members, (long long)b.ranks, (long long)b.experts);
-    MT_TRY(plan(tape, e, &line_token, x, route, chosen, exchange, &b));
+    MT_TRY(plan(tape, e, &line_token, x, route, routing->chosen, exchange, &b));
     MT_TRY(pack_and_send(tape, y, x, line_token, e->sent, exchange, &b, &e->coded[0],
                          "rows to experts"));
     mt_value_release(tape, &line_token);
     MT_TRY(sort_arrivals(tape, e, *y, &b, widths));
     struct exchange_attrs attrs = attrs_of(exchange, e, x, &plain);
-    return mt_tape_record(tape, &(mt_node_spec){ .op = &mt_op_dispatch,
-                                                 .attrs = &attrs,
-                                                 .attrs_bytes = sizeof attrs,
-                                                 .inputs = { x },
-                                                 .outputs = { *y },
-                                                 .saved = { e->home.position, e->received } });
+    attrs.weighs = down && mt_gate_up_weighs(down);
+    mt_value *weights = attrs.weighs ? routing->weights : NULL;
+    e->factors = NULL;
+    if (weights) {
+        mt_tensor t = mt_tensor_2d(NULL, weights->data.dtype, b.ranks * b.lines, 1);
+        MT_TRY(mt_tape_input(tape, &e->factors, t, false));
+    }
+    return mt_tape_record(tape,
+                          &(mt_node_spec){ .op = &mt_op_dispatch,
+                                           .attrs = &attrs,
+                                           .attrs_bytes = sizeof attrs,
+                                           .inputs = { x, weights },
+                                           .outputs = { *y, e->factors },
+                                           .saved = { e->home.position, e->received, weights } });
+}
+
+/* The gradient of the routing weights, from what has come back. */
+static mt_status weigh(mt_tape *tape, mt_node *node, const void *got, mt_dtype dtype,
+                       const mt_tensor *token_line)
+{
+    const struct exchange_attrs *a = mt_node_attrs(node);
+    mt_contribution dweights;
+    mt_tensor weights;
+    MT_TRY(mt_node_saved(tape, node, DISPATCH_WEIGHTS, &weights));
+    MT_TRY(mt_contribution_begin(tape, node, 1, &dweights));
+    if (!dweights.to) return MT_OK;
+    MT_TRY(mt_exchange_weights_bwd(mt_tape_stream(tape), &(struct mt_exchange_weights_bwd_args){
+                                                             .dtype = dtype,
+                                                             .blocks = a->blocks,
+                                                             .tokens = a->tokens,
+                                                             .top_k = a->top_k,
+                                                             .width = a->width,
+                                                             .dweights = dweights.to,
+                                                             .x = got,
+                                                             .weights = weights.data,
+                                                             .token_line = token_line->data }));
+    return mt_contribution_end(tape, &dweights);
 }
 
 /* Gradients of the lines go where the rows came from, and into their tokens there. */
@@ -239,10 +277,12 @@ static mt_status dispatch_backward(mt_tape *tape, mt_node *node)
 {
     const struct exchange_attrs *a = mt_node_attrs(node);
     mt_tensor position, heads, dx, add, dy = mt_node_grad_out(node, 0);
+    const void *reals = a->weighs ? mt_node_grad_out(node, 1).data : NULL;
     void *got;
-    MT_TRY(mt_node_saved(tape, node, 0, &position));
-    MT_TRY(mt_node_saved(tape, node, 1, &heads));
-    MT_TRY(send_back(tape, node, &got, &dy, &heads, "gradients of experts' inputs"));
+    MT_TRY(mt_node_saved(tape, node, DISPATCH_LINE, &position));
+    MT_TRY(mt_node_saved(tape, node, DISPATCH_HEADS, &heads));
+    MT_TRY(send_back(tape, node, &got, &dy, &heads, reals, "gradients of experts' inputs"));
+    if (reals) MT_TRY(weigh(tape, node, got, dy.dtype, &position));
     MT_TRY(mt_node_grad_in(tape, node, 0, &dx, &add));
     if (!dx.data) return MT_OK;
     return mt_gather_bwd(mt_tape_stream(tape),
@@ -289,7 +329,7 @@ static mt_status collect_backward(mt_tape *tape, mt_node *node)
     MT_TRY(mt_node_saved(tape, node, 0, &heads));
     MT_TRY(mt_node_saved(tape, node, 1, &row_line));
     MT_TRY(mt_node_saved(tape, node, 2, &offsets));
-    MT_TRY(send_back(tape, node, &got, &dy, &heads, "gradients of experts' outputs"));
+    MT_TRY(send_back(tape, node, &got, &dy, &heads, NULL, "gradients of experts' outputs"));
     MT_TRY(mt_contribution_begin(tape, node, 0, &dx));
     if (!dx.to) return MT_OK;
     int64_t lines = a->blocks.ranks * a->blocks.lines;
@@ -315,4 +355,5 @@ void mt_exchanged_release(mt_tape *tape, mt_exchanged *e)
     mt_route_release(tape, &e->home);
     mt_value_release(tape, &e->sent);
     mt_value_release(tape, &e->received);
+    mt_value_release(tape, &e->factors);
 }

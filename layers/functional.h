@@ -84,9 +84,9 @@ typedef struct mt_route mt_route;
  * that mt_combine_down will weigh y's rows by; their gradient comes from these two, and y is not
  * kept for it (mt_weights_bwd). NULL otherwise, and where neither of the next two is true: with a
  * bias, or where some operands alone are quantized, whose products have other errors than y.
- * mt_gate_up_weighs: it takes that gradient from z's, on every device: dgrad's operands are
- * quantized, and so is the gradient of a then, as all else that it goes on to.
- * mt_down_weighs: mt_down does, on a device that gains by it: nothing is quantized.
+ * mt_gate_up_weighs: it takes that gradient from z's, on every device: operands of fprop and the
+ * gradient of y are quantized, so that neither way is exact. Not stored weights are factors of 1.
+ * mt_down_weighs: mt_down does, on a device that gains by it: neither fprop nor dgrad is quantized.
  * mt_down_reads_z: every reader of a takes it quantized, from z in one pass: mt_gate_up's a and
  * mt_down's are then NULL or not stored (stores_a false).
  * mt_gate_up_takes_da: it is not stored but gets the gradient, and z's is only made as codes.
@@ -154,6 +154,8 @@ typedef struct mt_exchanged {
                        most once (top_k 1) */
     mt_route home;  /* where a token's rows come back: only tokens, top_k and position are set */
     mt_value *sent, *received; /* int64 [P, 1 + S]: heads of the blocks */
+    mt_value *factors; /* real [P lines, 1], of 1, on what the experts make of lines: not stored; or
+                          NULL */
     struct mt_blocks blocks;
     mt_format_spec coded[2]; /* what rows, and the gradients of what comes back, travel as; without
                                 a format: as they are */
@@ -161,12 +163,14 @@ typedef struct mt_exchanged {
 
 /* Experts that are spread over ranks, with the layers gate_up and down, which say what may travel
  * as codes (both NULL: nothing). mt_dispatch sends the tokens' rows to them: y [P lines, D], the
- * blocks that this rank has received. `route` and `chosen` (int32 [T, k]) are of all E experts;
- * widths as in mt_route_tokens. mt_collect sends the experts' rows x back: y [P lines, D], from
- * which mt_combine takes them by e->home. Weight gradients that wait run beside the exchanges of
- * backward. Collective over the ranks that share the experts, in forward and in backward. */
+ * blocks that this rank has received. `route` and `routing` are of all E experts;
+ * widths as in mt_route_tokens. Where mt_gate_up_weighs, the gradient of the routing weights comes
+ * from that of e->factors, mt_gate_up's weights, and mt_combine_down ends the layer. mt_collect
+ * sends the experts' rows x back: y [P lines, D], from which mt_combine takes them by e->home.
+ * Weight gradients that wait run beside the exchanges of backward. Collective over the ranks that
+ * share the experts, in forward and in backward. */
 mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
-                      const mt_route *route, const mt_value *chosen, mt_exchange *exchange,
+                      const mt_route *route, const mt_routing *routing, mt_exchange *exchange,
                       const int64_t widths[MT_ROUTE_WIDTHS], const mt_grouped_linear_layer *gate_up,
                       const mt_grouped_linear_layer *down);
 mt_status mt_collect(mt_tape *tape, mt_value **y, mt_value *x, const mt_exchanged *e,

@@ -29,7 +29,8 @@ struct beside {
     const mt_route *route; /* gathers the rows of x */
     mt_value *act;         /* SwiGLU of y */
     mt_value *z;           /* what x is the SwiGLU of; it may be given in place of x */
-    mt_value *weights;     /* what the rows of the layer's end, at `slots`, are weighted by */
+    mt_value *weights;     /* what the rows of the layer's end, at `slots`, are weighted by; not
+                              stored: factors of 1 */
     mt_value *slots;
     bool weighs;             /* their gradient comes from here: they are a second input */
     const mt_route *combine; /* NULL, or the layer ends with mt_combine_fwd of y and `weights` */
@@ -116,10 +117,9 @@ static void save(mt_node_spec *spec, struct linear_attrs *a, mt_value *x, mt_val
     if (beside->route) spec->saved[a->position = n++] = beside->route->position;
     if (beside->z && !beside->a) spec->saved[a->z = n++] = beside->z;
     if (!beside->z && (beside->a || beside->weighs)) spec->saved[a->own_z = n++] = y;
-    if (beside->weights) {
+    if (beside->weights && beside->weights->data.data)
         spec->saved[a->weights = n++] = beside->weights;
-        spec->saved[a->slots = n++] = beside->slots;
-    }
+    if (beside->weights) spec->saved[a->slots = n++] = beside->slots;
     if (beside->combine) spec->saved[a->token = n++] = beside->combine->row_token;
     if (spec->params[0]->frozen) return;
     if (beside->route && !codes) spec->saved[a->row_token = n++] = beside->route->row_token;
@@ -247,7 +247,10 @@ bool mt_gate_up_takes_da(const mt_grouped_linear_layer *layer, const mt_param *d
 
 bool mt_gate_up_weighs(const mt_grouped_linear_layer *down)
 {
-    return !down->bias && !mt_linear_is_native(down->weight, MT_OPERAND_DY, MT_ROW);
+    const mt_param *w = down->weight;
+    bool exact = mt_linear_is_native(w, MT_OPERAND_X, MT_ROW) &&
+                 mt_linear_is_native(w, MT_OPERAND_W, MT_ROW);
+    return !down->bias && !exact && !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW);
 }
 
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x, mt_value *weights,
@@ -449,8 +452,8 @@ static mt_status run_dgrad(mt_tape *tape, mt_node *node, const mt_qtensor *dy, c
 static mt_status take_weights(mt_tape *tape, mt_node *node, struct mt_linear_operand *qdy)
 {
     const struct linear_attrs *a = mt_node_attrs(node);
-    mt_tensor weights, slots;
-    MT_TRY(mt_node_saved(tape, node, a->weights, &weights));
+    mt_tensor weights = { 0 }, slots;
+    if (a->weights >= 0) MT_TRY(mt_node_saved(tape, node, a->weights, &weights));
     MT_TRY(mt_node_saved(tape, node, a->slots, &slots));
     qdy->weights = weights.data, qdy->position = slots.data;
     qdy->tokens = slots.shape[0], qdy->top_k = slots.shape[1];

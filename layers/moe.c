@@ -12,16 +12,15 @@ static mt_status check_weights(const mt_grouped_linear_layer *gate_up,
 }
 
 /* gate_up, SwiGLU, down. route: gathers the rows of x, NULL: they are in expert order already.
- * weights: for mt_gate_up and mt_down. */
-static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *weights,
-                         const mt_grouped_linear_layer *gate_up,
+ * early: the weights for mt_gate_up; weights: for mt_down. */
+static mt_status experts(mt_tape *tape, mt_value **y, mt_value *x, mt_value *early,
+                         mt_value *weights, const mt_grouped_linear_layer *gate_up,
                          const mt_grouped_linear_layer *down, const mt_ragged *rows,
                          const mt_route *route)
 {
     mt_value *h, *a = NULL;
     bool stores_a = !mt_down_reads_z(down->weight);
     bool makes_a = stores_a || mt_gate_up_takes_da(gate_up, down->weight);
-    mt_value *early = mt_gate_up_weighs(down) ? weights : NULL;
     MT_TRY(mt_gate_up(tape, &h, makes_a ? &a : NULL, x, early, gate_up, rows, route, stores_a));
     if (stores_a) mt_value_recompute(tape, a);
     MT_TRY(mt_down(tape, y, h, a, weights, down, rows, route));
@@ -35,11 +34,12 @@ static mt_status run_here(mt_tape *tape, mt_value **y, mt_value *x, const mt_moe
                           const mt_route *route, mt_value *weights)
 {
     const mt_device *device = mt_tape_stream(tape)->device;
-    bool weighs = mt_gate_up_weighs(&layer->down) || mt_down_weighs(device, &layer->down);
-    mt_value *rows;
+    mt_value *rows, *early = mt_gate_up_weighs(&layer->down) ? weights : NULL;
+    bool weighs = early || mt_down_weighs(device, &layer->down);
     if (mt_down_combines(device, &layer->down))
-        return experts(tape, y, x, weights, &layer->gate_up, &layer->down, &route->rows, route);
-    MT_TRY(experts(tape, &rows, x, weighs ? weights : NULL, &layer->gate_up, &layer->down,
+        return experts(tape, y, x, early, weights, &layer->gate_up, &layer->down, &route->rows,
+                       route);
+    MT_TRY(experts(tape, &rows, x, early, weighs ? weights : NULL, &layer->gate_up, &layer->down,
                    &route->rows, route));
     MT_TRY((weighs ? mt_combine_down : mt_combine)(tape, y, rows, weights, route));
     mt_value_release(tape, &rows);
@@ -53,13 +53,14 @@ static mt_status run_there(mt_tape *tape, mt_value **y, mt_value *x, const mt_mo
 {
     mt_exchanged e = { 0 };
     mt_value *rows, *out, *back;
-    MT_TRY(mt_dispatch(tape, &rows, &e, x, route, routing->chosen, layer->exchange, widths,
-                       &layer->gate_up, &layer->down));
-    MT_TRY(experts(tape, &out, rows, NULL, &layer->gate_up, &layer->down, &e.there.rows, &e.there));
+    MT_TRY(mt_dispatch(tape, &rows, &e, x, route, routing, layer->exchange, widths, &layer->gate_up,
+                       &layer->down));
+    MT_TRY(experts(tape, &out, rows, e.factors, NULL, &layer->gate_up, &layer->down, &e.there.rows,
+                   &e.there));
     mt_value_release(tape, &rows);
     MT_TRY(mt_collect(tape, &back, out, &e, layer->exchange));
     mt_value_release(tape, &out);
-    MT_TRY(mt_combine(tape, y, back, routing->weights, &e.home));
+    MT_TRY((e.factors ? mt_combine_down : mt_combine)(tape, y, back, routing->weights, &e.home));
     mt_value_release(tape, &back);
     mt_exchanged_release(tape, &e);
     return MT_OK;
@@ -99,5 +100,5 @@ mt_status mt_moe_forward(mt_tape *tape, mt_value **y, mt_routing *routing, mt_va
 mt_status mt_mlp_forward(mt_tape *tape, mt_value **y, mt_value *x, const mt_mlp_layer *layer)
 {
     MT_TRY(check_weights(&layer->gate_up, &layer->down, "mlp"));
-    return experts(tape, y, x, NULL, &layer->gate_up, &layer->down, NULL, NULL);
+    return experts(tape, y, x, NULL, NULL, &layer->gate_up, &layer->down, NULL, NULL);
 }

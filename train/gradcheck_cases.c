@@ -472,8 +472,9 @@ static mt_status exchange_forward(mt_tape *tape, check *c, mt_value *const *in, 
     mt_exchanged e = { 0 };
     mt_value *chosen, *lines, *rows, *back;
     MT_TRY(plan_route(tape, &route, &chosen, &plans[c->experts]));
-    MT_TRY(mt_dispatch(tape, &lines, &e, in[0], &route, chosen, c->exchange, (int64_t[]){ 1, 1, 1 },
-                       NULL, NULL));
+    const mt_routing routing = { .chosen = chosen };
+    MT_TRY(mt_dispatch(tape, &lines, &e, in[0], &route, &routing, c->exchange,
+                       (int64_t[]){ 1, 1, 1 }, NULL, NULL));
     MT_TRY(mt_gather(tape, &rows, lines, &e.there));
     mt_value_release(tape, &chosen);
     mt_value_release(tape, &lines);

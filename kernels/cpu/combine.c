@@ -88,9 +88,9 @@ mt_status MT_CPU(weights_bwd)(mt_stream *stream, const struct mt_weights_bwd_arg
     for (int64_t i = 0; i < slots; i++) {
         int64_t row = a->position[i], up = (2 * row + 1) * width;
         dweights[i] = 0;
-        if (row >= 0 && weights[i] != 0)
-            dweights[i] =
-                dot_of((const mt_elem *)a->dz + up, (const mt_elem *)a->z + up, width) / weights[i];
+        if (row < 0 || (weights && weights[i] == 0)) continue;
+        dweights[i] = dot_of((const mt_elem *)a->dz + up, (const mt_elem *)a->z + up, width);
+        if (weights) dweights[i] /= weights[i];
     }
     return MT_OK;
 }

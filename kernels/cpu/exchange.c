@@ -153,13 +153,39 @@ mt_status MT_CPU(exchange_pack)(mt_stream *stream, const struct mt_exchange_pack
         pack_coded(stream, a);
         return MT_OK;
     }
-    for (int64_t r = 0; r < b->ranks; r++)
-        memcpy(y + (size_t)(r * b->lines) * bytes, a->heads + r * words,
-               (size_t)words * sizeof *a->heads);
+    for (int64_t r = 0; r < b->ranks; r++) {
+        const int64_t *head = a->heads + r * words;
+        char *to = y + (size_t)(r * b->lines) * bytes;
+        memcpy(to, head, (size_t)words * sizeof *head);
+        if (!a->reals) continue;
+        int64_t rows = lines_used(head, bytes) - b->head_lines;
+        memcpy(to + (size_t)words * sizeof *head,
+               (const mt_real *)a->reals + r * b->lines + b->head_lines,
+               (size_t)rows * sizeof(mt_real));
+    }
 #pragma omp parallel for num_threads(stream->device->threads)                                      \
     schedule(static) if (lines * width > SMALL)
     for (int64_t l = 0; l < lines; l++)
         if (a->index[l] >= 0) memcpy(y + (size_t)l * bytes, x + (size_t)a->index[l] * bytes, bytes);
+    return MT_OK;
+}
+
+mt_status MT_CPU(exchange_weights_bwd)(mt_stream *stream,
+                                       const struct mt_exchange_weights_bwd_args *a)
+{
+    const struct mt_blocks *b = &a->blocks;
+    const mt_real *weights = a->weights;
+    mt_real *dweights = a->dweights;
+    size_t block = (size_t)(b->lines * a->width) * sizeof(mt_elem);
+    (void)stream;
+    for (int64_t i = 0; i < a->tokens * a->top_k; i++) {
+        int64_t line = a->token_line[i], r = line / b->lines;
+        const mt_real *reals =
+            (const mt_real *)((const char *)a->x + (size_t)r * block + 8 * (b->experts + 1));
+        dweights[i] = 0;
+        if (line >= 0 && weights[i] != 0)
+            dweights[i] = reals[line - r * b->lines - b->head_lines] / weights[i];
+    }
     return MT_OK;
 }
 

@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(THREADS) weights_bwd_kernel(struct mt_w
     int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
     for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
         int64_t row = a.position[i];
-        mt_real<T> dot = 0, w = ((const mt_real<T> *)a.weights)[i];
+        mt_real<T> dot = 0, w = a.weights ? ((const mt_real<T> *)a.weights)[i] : 1;
         const vec *du = (const vec *)a.dz + (2 * row + 1) * n,
                   *u = (const vec *)a.z + (2 * row + 1) * n;
         for (int64_t base = threadIdx.x % 32; row >= 0 && base < n; base += 32 * AHEAD) {
@@ -184,7 +184,7 @@ static __global__ void __launch_bounds__(THREADS) weigh_rows_kernel(struct mt_we
     const int64_t n = a.width / 8, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
     for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
         const int64_t row = a.position[i];
-        const float w = ((const float *)a.weights)[i];
+        const float w = a.weights ? ((const float *)a.weights)[i] : 1;
         const uint4 *du = (const uint4 *)a.dz + (2 * row + 1) * n,
                     *u = (const uint4 *)a.z + (2 * row + 1) * n;
         float dot = 0;
@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(THREADS)
     MT_GRID_STRIDE(i, a.tokens * a.top_k)
     {
         const int64_t row = a.position[i];
-        const float w = ((const float *)a.weights)[i], *of = dots + row * parts;
+        const float w = a.weights ? ((const float *)a.weights)[i] : 1, *of = dots + row * parts;
         float dot = 0;
 #pragma unroll 4
         for (int64_t p = 0; row >= 0 && p < parts; p++) dot += of[p];

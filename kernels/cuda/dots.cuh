@@ -1,6 +1,6 @@
-/* Dots <du, u> of rows of bf16, from which the routing weights' gradient is made (mt_weights_bwd):
- * the same bits wherever they are summed, four columns in turn, two of these, eight such neighbours
- * by halves, and parts of DOTS_PART columns in turn. */
+/* Dots <du, u> of rows of bf16 at multiples of 16 bytes, from which the routing weights' gradient
+ * is made (mt_weights_bwd): the same bits wherever they are summed, four columns in turn, two of
+ * these, eight such neighbours by halves, and parts of DOTS_PART columns in turn. */
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -18,16 +18,16 @@ static __host__ __device__ __forceinline__ int64_t mt_dot_parts(int64_t width)
     return (width + DOTS_PART - 1) / DOTS_PART;
 }
 
-/* Opened by other instructions than elsewhere: reals that are known already would be kept. */
+/* a is opened by other instructions than elsewhere: reals of it would be kept for what follows. */
 static __device__ __forceinline__ float mt_dot_of_four(const uint2 &a, const uint2 &b)
 {
     float s = 0;
     const uint32_t x[2] = { a.x, a.y }, y[2] = { b.x, b.y };
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t half = i % 2 ? 0x3244 : 0x1044;
-        s = fmaf(__uint_as_float(__byte_perm(x[i / 2], 0, half)),
-                 __uint_as_float(__byte_perm(y[i / 2], 0, half)), s);
+    for (int i = 0; i < 2; i++) {
+        s = fmaf(__uint_as_float(__byte_perm(x[i], 0, 0x1044)), __uint_as_float(y[i] << 16), s);
+        s = fmaf(__uint_as_float(__byte_perm(x[i], 0, 0x3244)), __uint_as_float(y[i] & 0xffff0000u),
+                 s);
     }
     return s;
 }

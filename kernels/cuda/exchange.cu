@@ -94,6 +94,51 @@ static __global__ void __launch_bounds__(THREADS)
     mt_copy_rows((V *)a.y, (const V *)a.x, a.index, a.blocks.ranks * a.blocks.lines, n, 0, n);
 }
 
+/* Reals of lines in use, into the heads that they follow. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) reals_kernel(struct mt_exchange_pack_args a)
+{
+    const struct mt_blocks b = a.blocks;
+    const int64_t line = a.width * (int64_t)sizeof(T), words = b.experts + 1;
+    MT_GRID_STRIDE(l, b.ranks * b.lines)
+    {
+        const int64_t r = l / b.lines, j = l - r * b.lines;
+        if (j < b.head_lines || j >= (a.heads[r * words] + 8) / line) continue;
+        mt_real<T> *reals = (mt_real<T> *)((char *)a.y + r * b.lines * line + 8 * words);
+        reals[j - b.head_lines] = ((const mt_real<T> *)a.reals)[l];
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    weights_kernel(struct mt_exchange_weights_bwd_args a)
+{
+    typedef mt_real<T> real;
+    const struct mt_blocks b = a.blocks;
+    const int64_t block = b.lines * a.width * (int64_t)sizeof(T);
+    MT_GRID_STRIDE(i, a.tokens * a.top_k)
+    {
+        const int64_t line = a.token_line[i], r = line / b.lines;
+        const real *reals = (const real *)((const char *)a.x + r * block + 8 * (b.experts + 1));
+        const real w = ((const real *)a.weights)[i];
+        ((real *)a.dweights)[i] =
+            line >= 0 && w != 0 ? reals[line - r * b.lines - b.head_lines] / w : 0;
+    }
+}
+
+template <typename T>
+static mt_status exchange_weights_bwd(mt_stream *stream,
+                                      const struct mt_exchange_weights_bwd_args *a)
+{
+    const int64_t slots = a->tokens * a->top_k;
+    if (!slots) return MT_OK;
+    weights_kernel<T>
+        <<<mt_blocks(stream, slots, THREADS), THREADS, 0, mt_cuda_stream(stream)>>>(*a);
+    MT_LAUNCHED(stream, "exchange_weights_bwd");
+    return MT_OK;
+}
+MT_CUDA_OP(exchange_weights_bwd)
+
 /* ---- coded lines ------------------------------------------------------------------------------
  * A warp has a line, a lane PIECE elements of it at a time: 4 or 16 lanes a block of one scale.
  * WHOLE: pieces are whole, and read or written as vectors. */
@@ -300,6 +345,10 @@ static mt_status exchange_pack(mt_stream *stream, const struct mt_exchange_pack_
     MT_TRY(move_heads(
         stream, b,
         { (int64_t *)a->y, a->heads, b->lines * bytes / 8, b->experts + 1, bytes, bytes }));
+    if (a->reals) {
+        reals_kernel<T><<<mt_blocks(stream, b->ranks * b->lines, THREADS), THREADS, 0, on>>>(*a);
+        MT_LAUNCHED(stream, "exchange_pack");
+    }
     if (!a->index) return MT_OK;
     const void *operands[] = { a->x, a->y };
     unsigned blocks = mt_blocks(stream, b->ranks * b->lines * 8, THREADS);

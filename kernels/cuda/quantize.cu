@@ -230,13 +230,33 @@ static size_t strips_bytes(const struct mt_quantize_args *a)
                : rounded(mt_cuda_strip_bytes(mt_cuda_plan_strips(g, TILE)));
 }
 
+/* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. Where nvfp4
+ * sweeps twice, SwiGLU is an op of its own: made once. */
+static bool fuses(const struct mt_quantize_args *args)
+{
+    call c = {};
+    c.args = args;
+    c.j.p.group = args->src->group;
+    set_sides(&c);
+    c.j.codes = true;
+    const side *sides = c.j.p.sides;
+    if (args->swiglu && (sides[MT_ROW].second_level || sides[MT_COL].second_level)) return false;
+    return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
+           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0 &&
+           !((args->weights || args->z) && args->bias_grad);
+}
+
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
-    size_t tokens = a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
-    size_t parts = a->dweights ? (size_t)mt_dot_parts(g->k / 2) : a->weights ? 1 : 0;
+    const bool made = (a->row_token || a->z) && fuses(a);
+    size_t tokens = made && a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
+    size_t parts = !made          ? 0
+                   : a->dweights  ? (size_t)mt_dot_parts(g->k / 2)
+                   : a->row_token ? a->weights != NULL
+                                  : 0;
     return g->members
                ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
                      strips_bytes(a) + tokens + (size_t)mt_cuda_plan_rows(g) * parts * sizeof(float)
@@ -393,21 +413,10 @@ static mt_status weigh_dots(const call *c, mt_stream *stream)
     return mt_cuda_weights_of_dots(stream, &to, c->j.dots);
 }
 
-/* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. Where nvfp4
- * sweeps twice, SwiGLU is an op of its own: made once. */
 extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args)
 {
     (void)stream;
-    call c = {};
-    c.args = args;
-    c.j.p.group = args->src->group;
-    set_sides(&c);
-    c.j.codes = true;
-    const side *sides = c.j.p.sides;
-    if (args->swiglu && (sides[MT_ROW].second_level || sides[MT_COL].second_level)) return false;
-    return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
-           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0 &&
-           !((args->weights || args->z) && args->bias_grad);
+    return fuses(args);
 }
 
 /* Tiles keep one direction decoded, other ways both, or one beside codes. */
@@ -450,7 +459,7 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     c.j.key[0] = args->seed, c.j.key[1] = args->stream, c.j.step = args->step;
     c.j.first_step = args->first_step;
     c.j.first_member = args->first_member, c.j.first_row = args->first_row;
-    if (c.j.p.group.members == 0) return MT_OK;
+    if (c.j.p.group.members == 0) return args->dweights ? weigh_dots(&c, stream) : MT_OK;
     set_sides(&c);
     if (is_apart(&c)) return quantize_apart(stream, args);
     MT_TRY(take_scratch(&c, stream));

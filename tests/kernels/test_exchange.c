@@ -18,7 +18,7 @@ static struct mt_blocks blocks_of(int64_t ranks, int64_t experts, int64_t width,
                                   int64_t room)
 {
     int64_t line = width * (int64_t)mt_dtype_size(dtype);
-    int64_t head = (8 * (experts + 1) + line - 1) / line;
+    int64_t head = (mt_exchange_head(dtype, experts, room + 7) + line - 1) / line;
     return (struct mt_blocks){ ranks, experts, (head + room + 7) / 8 * 8, head };
 }
 
@@ -221,6 +221,41 @@ static void check_arrivals(const struct receiver *r, const struct mt_blocks *b,
             assert_int_equal(r->elements[i * (s + 1) + e], r->offsets[e] * widths[i]);
 }
 
+/* The gradients of weights, from the reals that each receiver gave to its lines; `back`: the blocks
+ * that came back to sender p. */
+static void check_weights(const struct sender *s, int64_t p, mt_dtype dtype, const void *back,
+                          void *const *reals, int threads)
+{
+    const struct mt_blocks *b = &s->blocks;
+    mt_dtype real = mt_dtype_wide(dtype);
+    mt_stream stream = on_threads(threads);
+    int64_t slots = s->tokens * s->top_k;
+    void *weights = test_alloc(slots, real), *dweights = test_alloc(slots, real);
+    test_random(weights, slots, real, 1, 40 + (uint64_t)p);
+    for (int64_t i = 3; i < slots; i += 7) mt_store_f64(weights, real, i, 0);
+    assert_ok(mt_exchange_weights_bwd(
+        &stream, &(struct mt_exchange_weights_bwd_args){ .dtype = dtype,
+                                                         .blocks = *b,
+                                                         .tokens = s->tokens,
+                                                         .top_k = s->top_k,
+                                                         .width = s->width,
+                                                         .dweights = dweights,
+                                                         .x = back,
+                                                         .weights = weights,
+                                                         .token_line = s->token_line }));
+    assert_ok(mt_device_synchronize(stream.device));
+    for (int64_t i = 0; i < slots; i++) {
+        int64_t line = s->token_line[i];
+        double w = mt_load_f64(weights, real, i), want = 0;
+        if (line >= 0 && w != 0) {
+            want = mt_load_f64(reals[line / b->lines], real, p * b->lines + line % b->lines);
+            want = real == MT_F64 ? want / w : (double)((float)want / (float)w);
+        }
+        assert_true(mt_load_f64(dweights, real, i) == want);
+    }
+    test_free(weights), test_free(dweights);
+}
+
 /* Rows of every rank to every rank, and back to where they came from. */
 static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
 {
@@ -229,7 +264,7 @@ static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
     size_t block = (size_t)(b->lines * width) * mt_dtype_size(dtype);
     size_t line = (size_t)width * mt_dtype_size(dtype);
     char *sent[MOST_RANKS], *back[MOST_RANKS];
-    void *x[MOST_RANKS];
+    void *x[MOST_RANKS], *reals[MOST_RANKS];
     for (int64_t p = 0; p < b->ranks; p++) {
         x[p] = test_alloc(senders[p].tokens * width, dtype);
         test_random(x[p], senders[p].tokens * width, dtype, 1, 90 + (uint64_t)p);
@@ -242,6 +277,8 @@ static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
     for (int64_t p = 0; p < b->ranks; p++) {
         for (int64_t q = 0; q < b->ranks; q++)
             memcpy(got + (size_t)q * block, sent[q] + (size_t)p * block, block);
+        reals[p] = test_alloc(lines, mt_dtype_wide(dtype));
+        test_random(reals[p], lines, mt_dtype_wide(dtype), 1, 20 + (uint64_t)p);
         struct receiver r = receive(b, width, dtype, got);
         check_arrivals(&r, b, senders, p);
         assert_ok(mt_gather_fwd(
@@ -260,7 +297,8 @@ static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
                                                                              .y = reply,
                                                                              .x = rows,
                                                                              .index = r.line_row,
-                                                                             .heads = r.heads }));
+                                                                             .heads = r.heads,
+                                                                             .reals = reals[p] }));
         assert_ok(mt_device_synchronize(stream.device));
         for (int64_t q = 0; q < b->ranks; q++)
             memcpy(back[q] + (size_t)p * block, reply + (size_t)q * block, block);
@@ -271,6 +309,10 @@ static void check_trip(struct sender *senders, mt_dtype dtype, int threads)
             if (senders[p].token_line[i] >= 0)
                 assert_memory_equal(back[p] + (size_t)senders[p].token_line[i] * line,
                                     (char *)x[p] + (size_t)(i / senders[p].top_k) * line, line);
+        check_weights(&senders[p], p, dtype, back[p], reals, threads);
+    }
+    for (int64_t p = 0; p < b->ranks; p++) {
+        test_free(reals[p]);
         test_free(x[p]), test_free(sent[p]), test_free(back[p]);
     }
     test_free(got), test_free(rows), test_free(reply);
@@ -315,7 +357,7 @@ static void test_refusals(void **state)
     float *y = test_alloc(2 * b.lines * 8, MT_F32);
     mt_stream stream = on_threads(1);
     struct mt_exchange_pack_args args = pack_of(&s, MT_F32, y, NULL, NULL);
-    args.blocks.experts = 4;
+    args.blocks.experts = 4, args.blocks.head_lines = 1;
     assert_fails(mt_exchange_pack(&stream, &args), MT_EINVAL, "a head of 32 bytes for 4 experts");
     args.blocks.experts = 2, args.blocks.lines = INT32_MAX / 2 + 1;
     assert_fails(mt_exchange_pack(&stream, &args), MT_EINVAL, "int32");
@@ -325,6 +367,12 @@ static void test_refusals(void **state)
     assert_fails(mt_exchange_pack(&stream, &args), MT_EINVAL, "0 lines");
     args.blocks = b, args.heads = NULL;
     assert_fails(mt_exchange_pack(&stream, &args), MT_EINVAL, "heads is NULL");
+    args = pack_of(&s, MT_F32, y, NULL, NULL), args.reals = y, args.blocks.head_lines = 1;
+    assert_fails(mt_exchange_pack(&stream, &args), MT_EINVAL,
+                 "a head of 32 bytes, with a real of each of 39 rows it needs 180");
+    assert_ok(mt_format_spec_parse(&args.coded, "mxfp8"));
+    args.blocks = b, args.x = y;
+    assert_fails(mt_exchange_pack(&stream, &args), MT_EINVAL, "reals are for lines");
     test_free(y);
     sender_free(&s);
 }

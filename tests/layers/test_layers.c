@@ -343,12 +343,21 @@ static mt_status count_shown(void *context, const mt_param *weight, mt_operand o
     return MT_OK;
 }
 
+static void same_gradients(const struct rig *a, const struct rig *b)
+{
+    size_t size = mt_dtype_size(a->router->dtype);
+    assert_memory_equal(a->dx, b->dx, sizeof a->dx);
+    assert_memory_equal(a->router->grad, b->router->grad, E * D * size);
+    assert_memory_equal(a->gate_up->grad, b->gate_up->grad, E * 2 * F * D * size);
+    assert_memory_equal(a->down->grad, b->down->grad, E * D * F * size);
+}
+
 /* The router's gradient under recipes: from the gradient of z, whether it is one with quantize or
- * not; the same bits where somebody watches. */
+ * not; the same bits where somebody watches, and whatever the tape keeps. */
 static void check_router(const struct routing_case *c, mt_dtype dtype, const char *text)
 {
     static struct plain_moe m;
-    static struct rig plain, watched;
+    static struct rig plain, other;
     mt_recipe recipe;
     assert_ok(mt_recipe_parse(&recipe, text));
     draw_codes(&m, c);
@@ -356,17 +365,19 @@ static void check_router(const struct routing_case *c, mt_dtype dtype, const cha
     rig_run(&plain, &m, c);
     near(text, "dwr", plain.router->grad, plain.router->dtype, m.dwr[0], E * D,
          test_epsilon(dtype));
-    rig_open(&watched, dtype, NULL, &m, &recipe);
-    for (int i = 0; i < 2; i++)
-        watched.states[i].observe = count_shown, watched.states[i].observer = &watched.shown;
-    rig_run(&watched, &m, c);
-    assert_true(watched.shown > 0);
-    assert_memory_equal(watched.dx, plain.dx, sizeof plain.dx);
-    size_t size = mt_dtype_size(plain.router->dtype);
-    assert_memory_equal(watched.router->grad, plain.router->grad, E * D * size);
-    assert_memory_equal(watched.gate_up->grad, plain.gate_up->grad, E * 2 * F * D * size);
-    assert_memory_equal(watched.down->grad, plain.down->grad, E * D * F * size);
-    rig_close(&watched);
+    for (int bits = 0; bits < 5; bits++) { /* watched, or each of the tape's options */
+        mt_tape_options options = { .defer_wgrad = bits == 1,
+                                    .recompute_activation = bits == 2,
+                                    .recompute = bits == 3,
+                                    .offload = bits == 4 };
+        rig_open(&other, dtype, &options, &m, &recipe);
+        for (int i = 0; i < 2 && !bits; i++)
+            other.states[i].observe = count_shown, other.states[i].observer = &other.shown;
+        rig_run(&other, &m, c);
+        assert_true(bits || other.shown > 0);
+        same_gradients(&other, &plain);
+        rig_close(&other);
+    }
     rig_close(&plain);
     rig_open(&plain, dtype, NULL, &m, &recipe);
     plain.router_alone = plain.gate_up->frozen = plain.down->frozen = true;
