@@ -41,6 +41,8 @@ typedef struct mt_linear_state {
     mt_recipe recipe;
     bool save_original_input; /* wgrad quantizes the saved input again; its column codes are not
                                  kept */
+    bool save_expert_output;  /* of a down projection: the routing weights' gradient is made of its
+                                 rows, which are kept */
     /* Stochastic rounding: a direction draws from (seed, stream + its number), and the
      * micro-batch's number in the run: *pass in its step, and *first_pass (device), where the step
      * begins. */

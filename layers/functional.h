@@ -85,7 +85,8 @@ typedef struct mt_route mt_route;
  * kept for it (mt_weights_bwd). NULL otherwise, and where neither of the next two is true: with a
  * bias, or where some operands alone are quantized, whose products have other errors than y.
  * mt_gate_up_weighs: it takes that gradient from z's, on every device: operands of fprop and the
- * gradient of y are quantized, so that neither way is exact. Not stored weights are factors of 1.
+ * gradient of y are quantized, so that neither way is exact, and nobody asks for y to be kept
+ * (mt_linear_state.save_expert_output). Weights that are not stored are factors of 1.
  * mt_down_weighs: mt_down does, on a device that gains by it: neither fprop nor dgrad is quantized.
  * mt_down_reads_z: every reader of a takes it quantized, from z in one pass: mt_gate_up's a and
  * mt_down's are then NULL or not stored (stores_a false).

@@ -250,7 +250,8 @@ bool mt_gate_up_weighs(const mt_grouped_linear_layer *down)
     const mt_param *w = down->weight;
     bool exact = mt_linear_is_native(w, MT_OPERAND_X, MT_ROW) &&
                  mt_linear_is_native(w, MT_OPERAND_W, MT_ROW);
-    return !down->bias && !exact && !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW);
+    return !down->bias && !exact && !mt_linear_is_native(w, MT_OPERAND_DY, MT_ROW) &&
+           !w->linear->save_expert_output;
 }
 
 mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x, mt_value *weights,

@@ -131,6 +131,7 @@ static mt_status build(mt_precision *p, const mt_precision_options *o)
         l->weight = w;
         if (o) {
             l->state.save_original_input = o->save_original_input;
+            l->state.save_expert_output = o->save_expert_output;
             l->state.seed = (uint32_t)o->seed ^ (uint32_t)(o->seed >> 32);
             l->state.stream = (uint32_t)i * MT_OPERAND_COUNT;
             l->state.pass = &p->pass;

@@ -19,6 +19,7 @@ typedef struct mt_precision_options {
     const mt_recipe_rules
         *rules;               /* borrowed for the call; NULL: every layer in the compute dtype */
     bool save_original_input; /* wgrad quantizes saved inputs again */
+    bool save_expert_output;  /* experts' rows are kept for the routing weights' gradient */
     int64_t history;          /* fp8_delayed: length of the amax history, 2 and more */
     int64_t margin;           /* powers of two kept free above the amax, to MT_MARGIN_MAX */
     bool most_recent;         /* the last amax decides, not the largest of the history */

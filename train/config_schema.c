@@ -163,6 +163,10 @@ const mt_config_key mt_config_keys[] = {
       .fixed = true, .help = "masters begin as the values that their quantized copies hold" },
     { "recipe.save_original_input", MT_KEY_BOOL, AT(trainer.save_original_input), .value = "false",
       .help = "keep linear inputs unquantized for wgrad" },
+    { "recipe.save_expert_output", MT_KEY_BOOL, AT(trainer.save_expert_output), .value = "false",
+      .fixed = true,
+      .help = "keep what experts put out for the routing weights' gradient, instead of making it, "
+              "where fprop and dgrad are quantized, of the gradient of their activations" },
 
     { "statistics.layers", MT_KEY_TEXT, AT(statistics_layers),
       .help = "linear layers to measure, a name pattern; none: all" },

@@ -29,6 +29,7 @@ mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **
         MT_TRY(mt_recipe_rules_create(rules, c->recipe, c->dtype));
     *options = (mt_precision_options){ .rules = *rules,
                                        .save_original_input = c->save_original_input,
+                                       .save_expert_output = c->save_expert_output,
                                        .history = c->delayed_history,
                                        .margin = c->delayed_margin,
                                        .most_recent = c->delayed_most_recent,

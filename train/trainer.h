@@ -35,7 +35,7 @@ typedef struct mt_trainer_config {
     char recipe[MT_RECIPE_RULES_TEXT]; /* rules of core/recipe.h; "" or "none": the dtype everywhere
                                         */
     int64_t delayed_history, delayed_margin; /* as in mt_precision_options */
-    bool delayed_most_recent, save_original_input;
+    bool delayed_most_recent, save_original_input, save_expert_output;
     bool quantized_init;             /* masters begin as the values that the codes hold */
     mt_comm *comm;                   /* ranks that train together, borrowed; NULL: this one alone */
     bool keep_gathered, reduce_bf16; /* as in dist/fsdp.h */

@@ -18,6 +18,7 @@ typedef struct layer_run {
     int64_t first, tokens; /* of all tokens, those of this rank */
     bool defer;
     bool lonely;        /* every token goes to the first experts */
+    bool kept;          /* what experts put out, for the routing weights' gradient */
     const char *recipe; /* NULL: none */
     bool frozen;        /* the experts' weights */
     bool plain;         /* rows travel as they are */
@@ -93,6 +94,7 @@ static inline mt_status layer_create(layer *l, const layer_run *run)
     if (run->lonely) MT_TRY(mt_param_write_master(l->store, p[0], 0, EXPERTS * D, chosen));
     mt_stream stream = { rank_device, NULL };
     if (run->recipe) MT_TRY(set_recipe(l, p + 1, &recipe));
+    for (int i = 0; i < 2; i++) l->state[i].save_expert_output = run->kept;
     for (int i = 1; i < 3; i++) {
         MT_TRY(mt_linear_place(p[i], rank_device));
         MT_TRY(mt_linear_refresh(p[i], &stream));
