@@ -234,44 +234,45 @@ static __global__ void __launch_bounds__(TILE_THREADS, 5)
  * meet in no bank. A thread has eight columns of two words of codes, ROWS rows below each other
  * from `first` on and as many LEAP rows further: of one block of nvfp4's scales, of one each of
  * others. */
-template <int CODES> struct columns {
+template <int CODES, int COLUMN> struct columns {
     enum {
         HALF = CODES == CODES_E2M1,
-        BYTES = 256, /* of a whole column */
+        BYTES = COLUMN, /* of a whole one */
         THREADS = BYTES,
-        BLOCKS = HALF ? 4 : 5, /* of a multiprocessor */
+        BLOCKS = (HALF ? 1024 : 1280) / THREADS, /* of a multiprocessor */
         TALL = BYTES << HALF,
         WIDE = 64,
         ACROSS = WIDE / RUN,
         LINE = 128,
-        LINES = BYTES / LINE + 1, /* that a column may touch */
+        LINES = (BYTES + LINE - 2) / LINE + 1, /* that a column may touch */
         PIECES = LINE / 16,
         PITCH = LINES * LINE,
         WORD_ROWS = 4 << HALF,
         FIRST = HALF ? (int)SEGMENT : (int)WORD_ROWS, /* of a thread's group */
         LEAP = HALF ? (int)WORD_ROWS : (int)TILE
     };
+    static_assert(HALF || BYTES == 2 * LEAP, "two groups of rows");
 };
+enum { LONG = 256, SHORT = 160 }; /* columns of members of few rows */
 
-template <int CODES>
+template <typename SPACE>
 static __device__ __forceinline__ unsigned column_place(unsigned c, unsigned at)
 {
-    return c * columns<CODES>::PITCH + (at ^ c / RUN % 8 * 16);
+    return c * SPACE::PITCH + (at ^ c / RUN % 8 * 16);
 }
 
 /* Of a tile at the edge of its member: pieces that lie within the buffer of codes come as they are;
  * of the others what exists. */
-template <int CODES>
+template <typename space>
 static __device__ __noinline__ void load_edge(uint8_t *shared, const frame &f, const uint8_t *begin)
 {
-    typedef columns<CODES> space;
     enum { PIECES = space::LINES * space::PIECES };
     const int bytes = (f.rows + space::HALF) >> space::HALF;
     for (int i = (int)threadIdx.x; i < f.cols * PIECES; i += space::THREADS) {
         const int c = i / PIECES, piece = i % PIECES;
         const uint8_t *p = f.codes + c * (int64_t)f.pitch;
         const int at = piece * 16 - (int)((uintptr_t)p % space::LINE);
-        uint8_t *to = shared + column_place<CODES>(c, piece * 16);
+        uint8_t *to = shared + column_place<space>(c, piece * 16);
         if (at <= -16 || at >= bytes) continue;
         if (p + at >= begin && p + at + 16 <= f.end) {
             copy_16(to, p + at);
@@ -282,24 +283,25 @@ static __device__ __noinline__ void load_edge(uint8_t *shared, const frame &f, c
     }
 }
 
-template <int CODES>
+template <typename space>
 static __device__ __forceinline__ void load_columns(uint8_t *shared, const frame &f,
                                                     const uint8_t *begin)
 {
-    typedef columns<CODES> space;
     enum { EACH = space::THREADS / space::PIECES };
-    if (!f.inside) return load_edge<CODES>(shared, f, begin);
+    if (!f.inside) return load_edge<space>(shared, f, begin);
     const int piece = (int)(threadIdx.x % space::PIECES);
 #pragma unroll
-    for (int i = 0; i < space::WIDE / EACH; i++) {
+    for (int i = 0; i < (space::WIDE + EACH - 1) / EACH; i++) {
         const unsigned c = threadIdx.x / space::PIECES + i * EACH;
+        if (space::WIDE % EACH && c >= space::WIDE) break;
         const uint8_t *p = f.codes + (uint64_t)c * f.pitch;
         const int before = (int)((uintptr_t)p % space::LINE) - piece * 16;
-        uint8_t *to = shared + column_place<CODES>(c, piece * 16);
+        uint8_t *to = shared + column_place<space>(c, piece * 16);
 #pragma unroll
         for (int l = 0; l < space::LINES; l++) {
-            const bool wanted = l == 0 ? before < 16 : l + 1 < space::LINES || before > 0;
-            if (wanted) copy_16(to + l * space::LINE, p - before + l * space::LINE);
+            const int at = l * space::LINE - before; /* in the column */
+            if (at > -16 && at < space::BYTES)
+                copy_16(to + l * space::LINE, p - before + l * space::LINE);
         }
     }
 }
@@ -311,7 +313,7 @@ static __device__ __forceinline__ void put_rows(mt_bf16 *y, int64_t pitch, const
                                                 int rows)
 {
 #pragma unroll
-    for (int i = 0; i < columns<CODES>::WORD_ROWS; i++, y += pitch) {
+    for (int i = 0; i < columns<CODES, LONG>::WORD_ROWS; i++, y += pitch) {
         float v[RUN];
 #pragma unroll
         for (int e = 0; e < RUN; e += 2) {
@@ -329,10 +331,10 @@ static __device__ __forceinline__ void put_rows(mt_bf16 *y, int64_t pitch, const
 }
 
 /* By a warp: the block's tile; false: there is none. */
-template <int CODES>
+template <typename space>
 static __device__ __forceinline__ bool find_columns(frame *f, const decode_job &j)
 {
-    enum { TALL = columns<CODES>::TALL, WIDE = columns<CODES>::WIDE };
+    enum { TALL = space::TALL, WIDE = space::WIDE };
     const side &s = j.p.sides[SOURCE];
     const mt_group &g = j.p.group;
     const int lane = lane_of_warp();
@@ -343,7 +345,7 @@ static __device__ __forceinline__ bool find_columns(frame *f, const decode_job &
     tile t = {};
     t.m.at[AT_CODES + SOURCE] = codes_before(s, g.k, it.before);
     t.m.at[AT_SCALES + SOURCE] = scales_before(s, g.k, it.index, it.before);
-    if (CODES == CODES_E2M1) { /* two codes of a column a byte, sixteen a scale */
+    if (space::HALF) { /* two codes of a column a byte, sixteen a scale */
         const int shift = s.swizzled ? 6 : 4;
         int bytes = 0, scales = 0;
         for (int i = lane; i < it.index; i += 32) {
@@ -362,15 +364,16 @@ static __device__ __forceinline__ bool find_columns(frame *f, const decode_job &
     t.cols = (int)(g.k - t.c0 < WIDE ? g.k - t.c0 : WIDE);
     set_frame(f, j, t);
     f->inside = t.rows == TALL && t.cols == WIDE && f->codes >= s.codes + 15 &&
-                f->codes + (WIDE - 1) * (uint64_t)f->pitch + columns<CODES>::BYTES + 15 <= f->end;
+                f->codes + (WIDE - 1) * (uint64_t)f->pitch + space::BYTES + 15 <= f->end;
     return true;
 }
 
-template <int CODES>
-static __global__ void __launch_bounds__(columns<CODES>::THREADS, columns<CODES>::BLOCKS)
+template <int CODES, int COLUMN>
+static __global__ void __launch_bounds__((columns<CODES, COLUMN>::THREADS),
+                                         (columns<CODES, COLUMN>::BLOCKS))
     columns_kernel(const __grid_constant__ decode_job j)
 {
-    typedef columns<CODES> space;
+    typedef columns<CODES, COLUMN> space;
     enum { PARTS = 2, SCALES = space::HALF ? 1 : (int)PARTS };
     extern __shared__ __align__(128) uint8_t mt_lines[];
     __shared__ frame own;
@@ -378,14 +381,14 @@ static __global__ void __launch_bounds__(columns<CODES>::THREADS, columns<CODES>
     const side &s = j.p.sides[SOURCE];
     wait_for_results();
     if (threadIdx.x < 32) {
-        const bool found = find_columns<CODES>(&own, j);
+        const bool found = find_columns<space>(&own, j);
         if (threadIdx.x == 0) is = found;
     }
     __syncthreads();
     if (!is) return;
     const frame &f = own;
     if (!f.aligned) return put_singly(j, f, (int)threadIdx.x, space::THREADS);
-    load_columns<CODES>(mt_lines, f, s.codes);
+    load_columns<space>(mt_lines, f, s.codes);
     const int c = (int)(threadIdx.x % space::ACROSS) * RUN;
     const int first = (int)(threadIdx.x / space::ACROSS) * space::FIRST;
     const int rows = c < f.cols ? f.rows - first : 0;
@@ -410,7 +413,7 @@ static __global__ void __launch_bounds__(columns<CODES>::THREADS, columns<CODES>
     for (int e = 0; e < RUN; e++) {
         const uint32_t at = (start + e * pitch) % space::LINE + (first >> space::HALF);
         const auto word = [&](int i) {
-            return *(const uint32_t *)(mt_lines + column_place<CODES>(c, (at & ~3u) + i % 4 * 4) +
+            return *(const uint32_t *)(mt_lines + column_place<space>(c, (at & ~3u) + i % 4 * 4) +
                                        e * space::PITCH + i / 4 * space::LINE);
         };
         const uint32_t a = word(0), b = word(1);
@@ -438,28 +441,41 @@ bool mt_cuda_decode_is_short(const decode_job *j)
            mt_cuda_plan_units(g) <= INT32_MAX;
 }
 
+template <int CODES, int COLUMN>
+static mt_status launch_columns(mt_stream *stream, const decode_job *j)
+{
+    typedef columns<CODES, COLUMN> space;
+    enum { BYTES = space::WIDE * space::PITCH };
+    const mt_group *g = &j->p.group;
+    const unsigned blocks =
+        (unsigned)(mt_cuda_plan_strips(g, space::TALL) * mt_ceil_div(g->k, space::WIDE));
+    MT_TRY(mt_cuda_give_shared((const void *)columns_kernel<CODES, COLUMN>, BYTES,
+                               "dequantize: columns"));
+    MT_TRY(follow(stream, columns_kernel<CODES, COLUMN>, blocks, space::THREADS, BYTES, *j));
+    MT_LAUNCHED(stream, "dequantize: bf16");
+    return MT_OK;
+}
+
+/* Whether most members' columns of nibbles are short. */
+static bool are_short(const mt_group *g)
+{
+    return g->members * (int64_t)columns<CODES_E2M1, SHORT>::TALL >= mt_cuda_plan_rows(g);
+}
+
 template <int CODES> static mt_status launch(mt_stream *stream, const decode_job *j)
 {
-    typedef columns<CODES> space;
-    enum { BYTES = space::WIDE * space::PITCH };
     const side *s = &j->p.sides[SOURCE];
     const mt_group *g = &j->p.group;
-    if (s->transposed) {
-        const unsigned blocks =
-            (unsigned)(mt_cuda_plan_strips(g, space::TALL) * mt_ceil_div(g->k, space::WIDE));
-        MT_TRY(
-            mt_cuda_give_shared((const void *)columns_kernel<CODES>, BYTES, "dequantize: columns"));
-        MT_TRY(follow(stream, columns_kernel<CODES>, blocks, space::THREADS, BYTES, *j));
-    } else {
-        decode_job own = *j;
-        own.shift = 4;
-        while (!(s->swizzled && s->dir == MT_COL) && own.shift < 8 && g->k > RUN << own.shift)
-            own.shift++;
-        const unsigned blocks =
-            (unsigned)(mt_cuda_plan_strips(g, ROWS * TILE_THREADS >> own.shift) *
-                       mt_ceil_div(g->k, RUN << own.shift));
-        MT_TRY(follow(stream, rows_kernel<CODES>, blocks, TILE_THREADS, 0, own));
-    }
+    if (CODES == CODES_E2M1 && s->transposed && are_short(g))
+        return launch_columns<CODES_E2M1, SHORT>(stream, j);
+    if (s->transposed) return launch_columns<CODES, LONG>(stream, j);
+    decode_job own = *j;
+    own.shift = 4;
+    while (!(s->swizzled && s->dir == MT_COL) && own.shift < 8 && g->k > RUN << own.shift)
+        own.shift++;
+    const unsigned blocks = (unsigned)(mt_cuda_plan_strips(g, ROWS * TILE_THREADS >> own.shift) *
+                                       mt_ceil_div(g->k, RUN << own.shift));
+    MT_TRY(follow(stream, rows_kernel<CODES>, blocks, TILE_THREADS, 0, own));
     MT_LAUNCHED(stream, "dequantize: bf16");
     return MT_OK;
 }

@@ -156,6 +156,7 @@ struct call {
     bool known[MT_DIR_COUNT]; /* amax is final */
     unsigned long long *nans;
     bool hard;
+    bool makes;     /* the sweep that measures makes the source, in the call's scratch */
     bool given;     /* the results of members */
     void *of_token; /* what measuring gathered rows takes */
 };
@@ -173,9 +174,11 @@ static void set_sides(call *c)
     const struct mt_quantize_args *a = c->args;
     job *j = &c->j;
     j->row_token = a->row_token, j->row_weight = a->row_token ? (const float *)a->weights : NULL;
-    j->rows_used = a->rows_used, j->swiglu = a->swiglu, j->z = (const mt_bf16 *)a->z;
+    j->rows_used = a->rows_used, j->swiglu = a->swiglu;
+    j->z = c->makes ? NULL : (const mt_bf16 *)a->z;
     side *sides = j->p.sides;
-    const mt_direction *source = &a->src->dir[a->src_dir];
+    const mt_qtensor made = mt_qtensor_plain(a->src->group, a->dtype, a->scratch);
+    const mt_direction *source = c->makes ? &made.dir[MT_ROW] : &a->src->dir[a->src_dir];
     mt_direction row = a->out->dir[MT_ROW], col = a->out->dir[MT_COL];
     j->dequantized = col.format && col.options.from_dequantized;
     if (j->dequantized && !row.format) { /* the row direction that the column's values come from */
@@ -186,7 +189,7 @@ static void set_sides(call *c)
     const mt_group *g = &a->src->group;
     sides[MT_ROW] = mt_cuda_side_of(&row, MT_ROW, g, false);
     sides[MT_COL] = mt_cuda_side_of(&col, MT_COL, g, false);
-    sides[SOURCE] = mt_cuda_side_of(source, a->src_dir, g, true);
+    sides[SOURCE] = mt_cuda_side_of(source, c->makes ? MT_ROW : a->src_dir, g, true);
     float overflow = largest_of(&sides[SOURCE]);
     sides[MT_ROW].overflow = overflow;
     sides[MT_COL].overflow = j->dequantized ? FLT_MAX : overflow;
@@ -246,12 +249,43 @@ static bool fuses(const struct mt_quantize_args *args)
            !((args->weights || args->z) && args->bias_grad);
 }
 
+/* Whether codes need the member's amax before them. */
+static bool needs_amax(const side *s)
+{
+    return s->present && ((s->whole && !s->delayed) || s->second_level);
+}
+
+/* Tiles keep one direction decoded, other ways both, or one beside codes. */
+static bool is_apart(const call *c)
+{
+    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
+    return row->present && col->present && (row->decoded || col->decoded) &&
+           !mt_cuda_short_suffices(&c->j) && !mt_cuda_masters_suffice(&c->j) &&
+           !mt_cuda_master_nibbles_suffice(&c->j, c->args);
+}
+
+/* Gradients of SwiGLU that strands measure, which can make them. */
+static bool makes_source(const struct mt_quantize_args *args)
+{
+    call c = {};
+    const uintptr_t lines = (uintptr_t)args->z | (uintptr_t)args->scratch |
+                            (uintptr_t)args->src->dir[args->src_dir].codes;
+    if (!args->z || args->pass != MT_QUANTIZE_ALL || args->bias_grad || args->src->group.k % 16 ||
+        lines % 16)
+        return false;
+    c.args = args, c.makes = true;
+    c.j.p.group = args->src->group;
+    set_sides(&c);
+    return mt_cuda_short_suffices(&c.j) && needs_amax(&c.j.p.sides[MT_COL]) &&
+           mt_cuda_rotated_suffices(&c.j) && !is_apart(&c);
+}
+
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
     (void)stream;
     const mt_group *g = &a->src->group;
-    const bool made = (a->row_token || a->z) && fuses(a);
+    const bool made = (a->row_token || a->z) && (fuses(a) || makes_source(a));
     size_t tokens = made && a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
     size_t parts = !made          ? 0
                    : a->dweights  ? (size_t)mt_dot_parts(g->k / 2)
@@ -261,12 +295,6 @@ extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                ? rounded(mt_cuda_plan_bytes(g)) + rounded(zero_bytes(g)) + sums_bytes(a) +
                      strips_bytes(a) + tokens + (size_t)mt_cuda_plan_rows(g) * parts * sizeof(float)
                : 0;
-}
-
-/* Whether codes need the member's amax before them. */
-static bool needs_amax(const side *s)
-{
-    return s->present && ((s->whole && !s->delayed) || s->second_level);
 }
 
 /* Lays the call's arrays out in scratch; amaxes and counts begin at 0. */
@@ -294,7 +322,7 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     const bool bytes = mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep);
     if (nvfp4 || (bytes && !mt_cuda_tokens_suffice(&sweep, a))) {
         c->j.table.strips = (strip *)strips;
-        c->j.table.gathered = a->row_token || a->z, c->j.table.swiglu = a->swiglu;
+        c->j.table.gathered = c->j.row_token || c->j.z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(&sweep);
         c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
         c->j.gives = a->pass == MT_QUANTIZE_ALL && !nvfp4 && !mt_cuda_gathered_suffice(&sweep) &&
@@ -308,6 +336,15 @@ static mt_status take_scratch(call *c, mt_stream *stream)
         if ((c->known[dir] || c->j.gives) && given) c->j.amax[dir] = given;
     }
     return MT_OK;
+}
+
+static mt_status make_source(const call *c, mt_stream *stream)
+{
+    const struct mt_quantize_args *a = c->args;
+    job sweep = c->j;
+    sweep.z = (const mt_bf16 *)a->z;
+    sweep.da = (const mt_bf16 *)a->src->dir[a->src_dir].codes;
+    return mt_cuda_quantize_strands(stream, &sweep);
 }
 
 template <bool SR, bool HARD>
@@ -336,6 +373,7 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) c->known[dir] |= c->j.measure[dir];
     if (blocks == 0) return MT_OK;
     bool changed = measure_col && (col->options.rht || c->j.dequantized);
+    if (!codes && c->makes) return make_source(c, stream);
     if (!codes && !changed && (c->j.row_token || c->j.swiglu || c->j.z))
         return mt_cuda_measure_made(stream, &c->j, c->args->tokens, c->of_token);
     if (!codes && !changed && c->j.p.sides[SOURCE].plain)
@@ -419,15 +457,6 @@ extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quanti
     return fuses(args);
 }
 
-/* Tiles keep one direction decoded, other ways both, or one beside codes. */
-static bool is_apart(const call *c)
-{
-    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
-    return row->present && col->present && (row->decoded || col->decoded) &&
-           !mt_cuda_short_suffices(&c->j) && !mt_cuda_masters_suffice(&c->j) &&
-           !mt_cuda_master_nibbles_suffice(&c->j, c->args);
-}
-
 /* Each direction by itself; what is the source's is taken once. */
 static mt_status quantize_apart(mt_stream *stream, const struct mt_quantize_args *args)
 {
@@ -450,9 +479,11 @@ extern "C" bool mt_cuda_quantize_decodes(const mt_format_spec *spec)
 
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
 {
-    if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args))
-        return mt_quantize_parts(stream, args);
     call c = {};
+    if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args)) {
+        if (!makes_source(args)) return mt_quantize_parts(stream, args);
+        c.makes = true;
+    }
     c.args = args;
     c.j.p.group = args->src->group;
     c.j.e4m3 = mt_codec_of(MT_ELEMENT_E4M3);

@@ -1,56 +1,15 @@
 /* Rows of nvfp4 that are kept decoded, by the shortest way: of bf16 rows that begin at multiples of
  * 16 bytes, gathered or not. From memory to registers to memory, two lanes to a segment. */
+#include "kernels/cuda/quantize_halves.cuh"
 #include "kernels/cuda/quantize_nibbles.cuh"
-#include "kernels/cuda/quantize_patch.cuh"
 
 enum {
-    PART = 512,             /* elements of a line that a block has, of up to TILE lines */
-    HALVES = PART / 8 / 32, /* of segments, that a lane has of a line */
+    PART = 512, /* elements of a line that a block has, of up to TILE lines */
+    HALVES =
+        PART / 8 / 32, /* of segments, that a lane has of a line: as decode_halves takes them */
     STEP = PART / HALVES,
     MANY = 4 /* lines whose loads are under way */
 };
-
-/* Eight elements of each of two segments of a line, as what their codes are times the segments'
- * scales. bits: where they are drawn. */
-static __device__ __forceinline__ void decode_halves(uint4 y[HALVES], const job &j,
-                                                     const uint4 x[HALVES], float g,
-                                                     const float *scale_enc,
-                                                     const uint32_t (*bits)[4])
-{
-    static_assert(HALVES == 2, "magnitudes of both are in a word");
-    uint32_t w[HALVES][4], most[HALVES];
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        w[h][0] = x[h].x, w[h][1] = x[h].y, w[h][2] = x[h].z, w[h][3] = x[h].w;
-        most[h] = magnitudes<4>(w[h]);
-    }
-    uint32_t both =
-        larger_halves(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
-    if (larger_halves(both, 0x7f807f80u) != 0x7f807f80u) { /* NaNs do not count, nor have signs */
-#pragma unroll
-        for (int h = 0; h < HALVES; h++) {
-            uint32_t numbers[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                numbers[i] = without_nans(w[h][i]);
-                w[h][i] = (w[h][i] & 0x7fff7fffu) | signs_of_numbers(w[h][i]);
-            }
-            most[h] = larger_half(magnitudes<4>(numbers));
-        }
-        both = most[0] | most[1] << 16;
-    }
-    both = larger_halves(both, __shfl_xor_sync(~0u, both, 1));
-    const uint32_t stored = stored_pair(j, low_bf16(both) * g, high_bf16(both) * g);
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        const uint32_t own = stored >> 8 * h & 0xff;
-        const uint32_t scale = scale_twice(own), scales[2] = { scale, scale };
-        const float by = scale_enc[own], enc[8] = { by, by, by, by, by, by, by, by };
-        uint32_t v[4];
-        nibble_values(v, magnitude_nibbles(w[h], enc, bits ? bits[h] : NULL), w[h], scales, false);
-        y[h] = make_uint4(v[0], v[1], v[2], v[3]);
-    }
-}
 
 /* A block for each part of TILE lines of a member. Parts that begin at the same column follow each
  * other through all members: tokens that several have are still at hand. */
@@ -105,7 +64,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR ? 3 : 4)
             if (warp + (i + n) * WARPS >= rows) break;
 #pragma unroll
             for (int h = 0; SR && h < HALVES; h++) draw_row(bits[h], j, d[h], (i + n) * WARPS);
-            decode_halves(y, j, x[n], g, enc[MT_ROW], SR ? bits : NULL);
+            decode_halves<1>(y, j, x[n], g, enc[MT_ROW], SR ? bits : NULL);
 #pragma unroll
             for (int h = 0; h < HALVES; h++)
                 if (inside[h]) store_16(to + h * STEP, y[h].x, y[h].y, y[h].z, y[h].w);

@@ -15,29 +15,27 @@ static __device__ __forceinline__ int first_column(void)
     return lane_of_warp() / 4 * COLUMNS;
 }
 
-/* tokens: of a tile's rows, where they are gathered. */
-static __device__ __forceinline__ void load_lanes(uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                  const job &j, const frame &f,
-                                                  const int32_t *tokens)
+/* The first of a thread's rows among its warp's. */
+static __device__ __forceinline__ int first_row(void)
 {
-    const int warp = (int)threadIdx.x / 32, first = warp * SEGMENT + lane_of_warp() % 4 * LANE_ROWS;
-    const mt_bf16 *from = f.source + first_column();
-    const uint32_t pitch = (uint32_t)f.t.m.cols * (uint32_t)sizeof *from;
-    const bool whole = (warp + 1) * SEGMENT <= f.t.rows && f.t.cols == TILE;
-    int4 at = make_int4(first, first + 1, first + 2, first + 3);
-    if (j.row_token) at = *(const int4 *)(tokens + first);
-    const uint32_t row[LANE_ROWS] = { (uint32_t)at.x, (uint32_t)at.y, (uint32_t)at.z,
-                                      (uint32_t)at.w };
+    return lane_of_warp() % 4 * LANE_ROWS;
+}
+
+/* Of rows `row` below `from`, a part of TILE columns; as far as the warp's sixteen are there. */
+static __device__ __forceinline__ void load_lanes(uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
+                                                  const mt_bf16 *from, uint32_t pitch,
+                                                  const uint32_t row[LANE_ROWS], int rows, int cols)
+{
     const uint4 *p[LANE_ROWS];
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
-        p[i] = (const uint4 *)((const char *)from + (uint64_t)row[i] * pitch);
+        p[i] = (const uint4 *)((const char *)(from + first_column()) + (uint64_t)row[i] * pitch);
     const auto load = [&](int i, int h, bool inside) {
         uint4 q = make_uint4(0, 0, 0, 0);
         if (inside) q = __ldg(p[i] + h * (TILE / COLUMNS / 2));
         x[i][h * 4] = q.x, x[i][h * 4 + 1] = q.y, x[i][h * 4 + 2] = q.z, x[i][h * 4 + 3] = q.w;
     };
-    if (whole) {
+    if (rows >= SEGMENT && cols >= TILE) {
 #pragma unroll
         for (int i = 0; i < 2 * LANE_ROWS; i++) load(i / 2, i % 2, true);
         return;
@@ -45,7 +43,7 @@ static __device__ __forceinline__ void load_lanes(uint32_t x[LANE_ROWS][2 * CHUN
 #pragma unroll
     for (int i = 0; i < 2 * LANE_ROWS; i++)
         load(i / 2, i % 2,
-             first + i / 2 < f.t.rows && first_column() + i % 2 * (TILE / 2) < f.t.cols);
+             first_row() + i / 2 < rows && first_column() + i % 2 * (TILE / 2) < cols);
 }
 
 /* The square of column c of each of a warp's sixteen times eight. */
@@ -149,13 +147,12 @@ static __device__ __forceinline__ uint32_t odd_squares(const uint32_t x[LANE_ROW
 #endif
 }
 
-/* What is found of the columns of a warp's rows. */
-static __device__ __forceinline__ void measure_lanes(const job &j, const frame &f,
+/* What is found of the columns of a warp's rows; whole: there are sixteen. */
+static __device__ __forceinline__ void measure_lanes(const job &j, bool whole,
                                                      const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
                                                      const uint32_t rotation[4], found *it)
 {
     const uint32_t mask = j.p.sides[MT_COL].options.rht_mask;
-    const bool whole = ((int)threadIdx.x / 32 + 1) * SEGMENT <= f.t.rows;
     uint32_t all[4];
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) all[i] = magnitude_of<8>(x[i], &it->nans);
@@ -211,18 +208,12 @@ static __device__ __forceinline__ void enc_of_squares(float enc[4][2], const flo
         for (int h = 0; h < 2; h++) enc[i][h] = __shfl_sync(~0u, by[h], i, 4);
 }
 
-/* What elements under each of the scales that columns of f's member may have are multiplied by. */
-static __device__ __forceinline__ float enc_of_stored(const job &j, const frame &f, uint32_t stored)
+/* What elements are multiplied by under a scale as it is stored, and the member's. */
+static __device__ __forceinline__ float enc_of_stored(const job &j, const level &l, uint32_t stored)
 {
     float v[2];
     byte_pair_values<CODES_E4M3>(v, j.e4m3, stored);
-    return mt_nvfp4_encode(v[0] * f.to[MT_COL].l.s_dec);
-}
-/* A table of all. */
-static __device__ __forceinline__ void make_column_scales(float enc[NIBBLE_SCALES], const job &j,
-                                                          const frame &f)
-{
-    if (threadIdx.x < NIBBLE_SCALES) enc[threadIdx.x] = enc_of_stored(j, f, threadIdx.x);
+    return mt_nvfp4_encode(v[0] * l.s_dec);
 }
 
 /* Four squares rotated, columns g and g + 8 of each in a word, and the larger magnitudes of both;
@@ -269,14 +260,13 @@ static __device__ __forceinline__ void rotate_squares(uint32_t z[4][4], uint32_t
     }
 }
 
-/* The bits of a warp's elements, as they lie. */
+/* The bits of a warp's elements, as they lie; row: its first in the tile. */
 static __device__ __forceinline__ void draw_lanes(uint32_t bits[LANE_ROWS][2 * CHUNK_WORDS],
-                                                  const job &j, const tile &t)
+                                                  const job &j, const tile &t, int row)
 {
-    const int row = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() % 4 * LANE_ROWS;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const draws d = draws_of(j, t, row, first_column() + h * (TILE / 2));
+        const draws d = draws_of(j, t, row + first_row(), first_column() + h * (TILE / 2));
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; i++) draw_row(bits[i] + h * CHUNK_WORDS, j, d, i);
     }

@@ -1,7 +1,7 @@
-/* Columns of nvfp4, rotated (rht), by the shortest way: of bf16 rows that begin at multiples of 16
- * bytes, gathered or not. Threads have sixteen elements each of four rows in registers, as the
- * tensor cores take them: nothing of a tile is shared but its turned codes, and of columns that are
- * kept decoded nothing. */
+/* Codes of nvfp4's columns, rotated (rht), by the shortest way: of bf16 rows that begin at
+ * multiples of 16 bytes, gathered or not. Threads have sixteen elements each of four rows in
+ * registers, as the tensor cores take them: nothing of a tile is shared but its turned codes. What
+ * needs no codes of columns is by strands (quantize_strands.cu). */
 #include "kernels/cuda/quantize_lanes.cuh"
 #include "kernels/cuda/quantize_ring.cuh"
 
@@ -9,28 +9,9 @@
  * next one's are made. */
 enum { RING = 4 };
 
-/* The units of a block's turns. Where codes are turned, several follow each other, down a column as
- * far as it goes: all blocks have as many at a time, at the end what is left. */
-struct order {
-    int64_t units;
-    int run, last; /* units that follow each other; at the end */
-    int turns;     /* before the end */
-};
-enum { RUN_TILES = 8 };
-
-static __device__ __forceinline__ order order_of(int64_t units, int run)
-{
-    const int64_t rounds = units / (gridDim.x * run), rest = units - rounds * gridDim.x * run;
-    return order{ units, run, (int)mt_ceil_div(rest, gridDim.x), (int)(rounds * run) };
-}
-/* That of turn n; `units` where there is none. */
-static __device__ __forceinline__ int64_t unit_at(const order &o, int n)
-{
-    const int64_t blocks = gridDim.x, block = blockIdx.x;
-    if (n < o.turns) return (n / o.run * blocks + block) * o.run + n % o.run;
-    const int64_t unit = o.turns * blocks + block * o.last + n - o.turns;
-    return n - o.turns < o.last && unit < o.units ? unit : o.units;
-}
+/* Of a column that follow each other in a block, where lines of codes begin anywhere; blocks of a
+ * multiprocessor. */
+enum { RUN_TILES = 8, BLOCKS = 2 };
 
 enum { FRAMES = 2 * WARPS };
 struct rotated_space {
@@ -38,10 +19,10 @@ struct rotated_space {
     alignas(16) int32_t tokens[FRAMES][TILE];
     uint8_t scales[2][TILE * SEGMENTS];
     float enc[2][NIBBLE_SCALES]; /* of columns of this member and of the next */
-    order turns;
-    int64_t taken;        /* the first unit of those that the block took last */
-    int end;              /* the first turn that has not been looked up */
-    frame frames[FRAMES]; /* of turns; member -1: there is none */
+    int64_t units;               /* of all */
+    int64_t taken;               /* the first unit of those that the block took last */
+    int end;                     /* the first turn that has not been looked up */
+    frame frames[FRAMES];        /* of turns; member -1: there is none */
     block_found found[2];
 };
 
@@ -78,7 +59,7 @@ encode_lanes(const job &j, rotated_space *sp, const float *scale_enc, const fram
     const uint32_t odd = whole ? odd_squares(x) : ~0u;
     const float g = f.to[MT_COL].l.g;
     uint32_t bits[LANE_ROWS][2 * CHUNK_WORDS];
-    if (SR) draw_lanes(bits, j, f.t);
+    if (SR) draw_lanes(bits, j, f.t, warp * SEGMENT);
     if (measured) {
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; i++)
@@ -113,67 +94,6 @@ encode_lanes(const job &j, rotated_space *sp, const float *scale_enc, const fram
     }
 }
 
-/* Columns of a warp's rows in place of x, as what their codes are times their scales. */
-template <bool SR>
-static __device__ __forceinline__ void decode_lanes(uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                    const job &j, const float *scale_enc,
-                                                    const frame &f, const uint32_t rotation[4])
-{
-    const uint32_t mask = j.p.sides[MT_COL].options.rht_mask;
-    const int warp = (int)threadIdx.x / 32;
-    const bool whole = (warp + 1) * SEGMENT <= f.t.rows;
-    const uint32_t odd = whole ? odd_squares(x) : ~0u;
-    const float g = f.to[MT_COL].l.g;
-    uint32_t bits[LANE_ROWS][2 * CHUNK_WORDS];
-    if (SR) draw_lanes(bits, j, f.t);
-#pragma unroll
-    for (int c0 = 0; c0 < COLUMNS; c0 += 4) {
-        uint32_t z[4][4], most[4];
-        float enc[4][2];
-        rotate_squares(z, most, x, c0, rotation, mask, odd, whole);
-        const uint32_t stored = stored_of_squares(j, g, most);
-        const uint32_t both =
-            __byte_perm(scale_twice(stored & 0xff), scale_twice(stored >> 8), 0x5410);
-        enc_of_squares(enc, scale_enc, stored);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float by[8] = { enc[i][0], enc[i][1], enc[i][0], enc[i][1],
-                                  enc[i][0], enc[i][1], enc[i][0], enc[i][1] };
-            const uint32_t scale = __shfl_sync(~0u, both, i, 4), scales[2] = { scale, scale };
-            uint32_t drawn[4], v[4];
-            if (SR) take_pairs(drawn, bits, c0 + i);
-            nibble_values(v, magnitude_nibbles(z[i], by, SR ? drawn : NULL), z[i], scales, false);
-#pragma unroll
-            for (int k = 0; k < 4; k++) z[i][k] = v[k];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i += 2)
-#pragma unroll
-            for (int k = 0; k < LANE_ROWS; k++) {
-                const int w = (c0 + i) / 2;
-                x[k][w] = __byte_perm(z[i][k], z[i + 1][k], 0x5410);
-                x[k][CHUNK_WORDS + w] = __byte_perm(z[i][k], z[i + 1][k], 0x7632);
-            }
-    }
-}
-
-/* A warp's rows to where they go, from x. */
-static __device__ __forceinline__ void store_lanes(const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                   const frame &f)
-{
-    const int first = (int)threadIdx.x / 32 * SEGMENT + lane_of_warp() % 4 * LANE_ROWS;
-    const int64_t pitch = f.to[MT_COL].pitch;
-    uint8_t *to = f.to[MT_COL].codes + first * pitch + first_column() * 2;
-#pragma unroll
-    for (int i = 0; i < LANE_ROWS; i++, to += pitch)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t *w = x[i] + h * CHUNK_WORDS;
-            if (first + i < f.t.rows && first_column() + h * (TILE / 2) < f.t.cols)
-                store_16(to + h * TILE, w[0], w[1], w[2], w[3]);
-        }
-}
-
 /* Turned nibbles and their scales to where they go. */
 static __device__ __forceinline__ void put_turned(const uint8_t *scales, const frame &f,
                                                   const uneven &u)
@@ -200,22 +120,16 @@ static __device__ __forceinline__ bool is_below(const frame &next, const frame &
     return next.t.index == f.t.index && next.t.c0 == f.t.c0 && next.t.r0 == f.t.r0 + TILE;
 }
 
-/* What a sweep does. */
-enum { MEASURES, ENCODES, DECODES };
-
 /* A turn's tile, by a thread. */
-template <int SWEEP>
-static __device__ __forceinline__ void place_tile(frame *f, const job &j, int64_t units,
-                                                  int64_t unit)
+static __device__ __forceinline__ void place_tile(frame *f, const job &j, int64_t unit)
 {
-    if (SWEEP == MEASURES) unit = units - 1 - unit;
     const int64_t member = member_at(j.p.units, j.p.group.members, unit);
-    const tile t = tile_of(j.p, member, unit, SWEEP == ENCODES ? j.run : 1);
+    const tile t = tile_of(j.p, member, unit, j.run);
     const int64_t first = t.m.offset + t.r0 * t.m.cols;
     f->t = t;
     f->row0 = j.row_token ? first / t.m.cols : 0;
     f->source = (const mt_bf16 *)j.p.sides[SOURCE].codes + (j.row_token ? 0 : first) + t.c0;
-    if (SWEEP != MEASURES) set_target(&f->to[MT_COL], j, t, MT_COL);
+    set_target(&f->to[MT_COL], j, t, MT_COL);
 }
 
 /* Takes units that nobody has, as many as there are lanes to look them up, and fewer when few are
@@ -223,7 +137,7 @@ static __device__ __forceinline__ void place_tile(frame *f, const job &j, int64_
  */
 static __device__ __forceinline__ int take_units(rotated_space *sp, const job &j)
 {
-    const int64_t left = (sp->turns.units - sp->taken) / (2 * gridDim.x);
+    const int64_t left = (sp->units - sp->taken) / (2 * gridDim.x);
     const int count = left < 1 ? 1 : left < WARPS ? (int)left : (int)WARPS;
     __syncwarp();
     if (lane_of_warp() == 0)
@@ -232,37 +146,56 @@ static __device__ __forceinline__ int take_units(rotated_space *sp, const job &j
     return count;
 }
 
-/* Of a multiprocessor. */
-template <int SWEEP> static constexpr int BLOCKS = SWEEP == MEASURES ? 3 : 2;
+/* Turns from n on, by a warp: a lane each. */
+static __device__ __forceinline__ void look_up(rotated_space *sp, const job &j, int n)
+{
+    const int lane = lane_of_warp(), count = take_units(sp, j);
+    if (lane < count) {
+        frame *f = &sp->frames[(n + lane) % FRAMES];
+        f->t.index = -1;
+        if (sp->taken + lane < sp->units) place_tile(f, j, sp->taken + lane);
+    }
+    if (lane == 0) sp->end = n + count;
+    __syncwarp();
+    for (int i = 0; j.row_token && i < count; i++) {
+        const frame &f = sp->frames[(n + i) % FRAMES];
+        for (int r = lane; f.t.index >= 0 && r < TILE; r += 32)
+            sp->tokens[(n + i) % FRAMES][r] = r < f.t.rows ? j.row_token[f.row0 + r] : 0;
+    }
+}
 
-template <int SWEEP, bool SR>
-static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
+/* The warp's rows of a turn's tile; tokens: of all of its rows, where they are gathered. */
+static __device__ __forceinline__ void load_rows(uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
+                                                 const job &j, const frame &f,
+                                                 const int32_t *tokens)
+{
+    const int above = (int)threadIdx.x / 32 * SEGMENT, first = above + first_row();
+    int4 at = make_int4(first, first + 1, first + 2, first + 3);
+    if (j.row_token) at = *(const int4 *)(tokens + first);
+    const uint32_t row[LANE_ROWS] = { (uint32_t)at.x, (uint32_t)at.y, (uint32_t)at.z,
+                                      (uint32_t)at.w };
+    load_lanes(x, f.source, (uint32_t)f.t.m.cols * (uint32_t)sizeof(mt_bf16), row, f.t.rows - above,
+               f.t.cols);
+}
+
+/* A table of what elements under the scales of f's member are multiplied by. */
+static __device__ __forceinline__ void make_column_scales(float enc[NIBBLE_SCALES], const job &j,
+                                                          const frame &f)
+{
+    if (threadIdx.x < NIBBLE_SCALES)
+        enc[threadIdx.x] = enc_of_stored(j, f.to[MT_COL].l, threadIdx.x);
+}
+
+template <bool SR>
+static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     rotated_kernel(const __grid_constant__ job j)
 {
     __shared__ rotated_space space;
     rotated_space *sp = &space;
     wait_for_results();
     const int warp = (int)threadIdx.x / 32;
-    if (threadIdx.x == 0) sp->turns = order_of(j.p.units[j.p.group.members], j.run), sp->taken = 0;
+    if (threadIdx.x == 0) sp->units = j.p.units[j.p.group.members], sp->taken = 0;
     __syncthreads();
-    /* Turns from n on, by a warp: a lane each. */
-    const auto look_up = [&](int n) {
-        const int lane = lane_of_warp();
-        const int count = SWEEP == ENCODES ? take_units(sp, j) : (int)WARPS;
-        if (lane < count) {
-            frame *f = &sp->frames[(n + lane) % FRAMES];
-            const int64_t unit = SWEEP == ENCODES ? sp->taken + lane : unit_at(sp->turns, n + lane);
-            f->t.index = -1;
-            if (unit < sp->turns.units) place_tile<SWEEP>(f, j, sp->turns.units, unit);
-        }
-        if (lane == 0) sp->end = n + count;
-        __syncwarp();
-        for (int i = 0; j.row_token && i < count; i++) {
-            const frame &f = sp->frames[(n + i) % FRAMES];
-            for (int r = lane; f.t.index >= 0 && r < TILE; r += 32)
-                sp->tokens[(n + i) % FRAMES][r] = r < f.t.rows ? j.row_token[f.row0 + r] : 0;
-        }
-    };
     uint32_t x[LANE_ROWS][2 * CHUNK_WORDS], rotation[4];
     found it = {};
     int64_t given = -1;  /* the member that the block has found something of */
@@ -271,47 +204,34 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
     make_rotation(rotation, j.p.sides[MT_COL].options.rht_mask);
     if (threadIdx.x < 2) sp->found[threadIdx.x] = block_found{};
     if (warp == 0) {
-        look_up(0);
-        if (sp->end < 2) look_up(1);
+        look_up(sp, j, 0);
+        if (sp->end < 2) look_up(sp, j, 1);
     }
     __syncthreads();
     if (sp->frames[0].t.index >= 0) {
-        if (SWEEP != MEASURES) make_column_scales(sp->enc[0], j, sp->frames[0]);
-        load_lanes(x, j, sp->frames[0], sp->tokens[0]);
+        make_column_scales(sp->enc[0], j, sp->frames[0]);
+        load_rows(x, j, sp->frames[0], sp->tokens[0]);
     }
     __syncthreads();      /* scales are there */
     int n = 0, table = 0; /* of the member's scales */
     for (; sp->frames[n % FRAMES].t.index >= 0; n++) {
         const frame &f = sp->frames[n % FRAMES], &next = sp->frames[(n + 1) % FRAMES];
-        /* what was found is there; the frames, which codes wait for below */
-        if ((SWEEP != ENCODES && n % WARPS >= WARPS - 2) || given >= 0 || passed) __syncthreads();
+        if (given >= 0 || passed) __syncthreads(); /* what was found is there */
         passed = given >= 0;
         const bool more = next.t.index >= 0;
         const bool changes = more && next.t.index != f.t.index;
-        if (warp == n % WARPS && n == sp->end - 2) look_up(n + 2);
+        if (warp == n % WARPS && n == sp->end - 2) look_up(sp, j, n + 2);
         if (warp == n % WARPS && given >= 0 && lane_of_warp() == 0)
             pass_on(&sp->found[~n & 1], j, given);
         given = -1;
-        if (SWEEP == MEASURES) measure_lanes(j, f, x, rotation, &it);
-        if (SWEEP == ENCODES) encode_lanes<SR>(j, sp, sp->enc[table], f, n, x, rotation, &it);
-        if (SWEEP == DECODES) {
-            decode_lanes<SR>(x, j, sp->enc[0], f, rotation);
-            store_lanes(x, f);
-        }
-        if (more) load_lanes(x, j, next, sp->tokens[(n + 1) % FRAMES]);
-        if (SWEEP == ENCODES) {
-            const bool on = more && !f.to[MT_COL].even && is_below(next, f);
-            const uneven u = { sp->codes, n % RING, after, on };
-            after = on;
-            if (changes) make_column_scales(sp->enc[table ^= 1], j, next);
-            __syncthreads(); /* all codes are there; those of the last tile have been read */
-            put_turned(sp->scales[n & 1], f, u);
-        }
-        if (SWEEP == DECODES && changes) {
-            __syncthreads(); /* they are done with the last member's */
-            make_column_scales(sp->enc[0], j, next);
-            __syncthreads();
-        }
+        encode_lanes<SR>(j, sp, sp->enc[table], f, n, x, rotation, &it);
+        if (more) load_rows(x, j, next, sp->tokens[(n + 1) % FRAMES]);
+        const bool on = more && !f.to[MT_COL].even && is_below(next, f);
+        const uneven u = { sp->codes, n % RING, after, on };
+        after = on;
+        if (changes) make_column_scales(sp->enc[table ^= 1], j, next);
+        __syncthreads(); /* all codes are there; those of the last tile have been read */
+        put_turned(sp->scales[n & 1], f, u);
         if (more && !changes) continue;
         give_found(&sp->found[n & 1], j, &it);
         if (is_measured(j)) given = f.t.index;
@@ -319,7 +239,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
     __syncthreads(); /* all have given */
     if (threadIdx.x == 0 && given >= 0) pass_on(&sp->found[~n & 1], j, given);
     const side &row = j.p.sides[MT_ROW];
-    if (SWEEP != MEASURES && (!row.present || row.decoded)) end_block(j);
+    if (!row.present || row.decoded) end_block(j);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------
@@ -341,25 +261,22 @@ bool mt_cuda_rotated_suffices(const job *j)
     if (!col->present || !col->options.rht || j->swiglu || g->last_dims || g->k % COLUMNS ||
         g->k > INT32_MAX - TILE || (uintptr_t)j->p.sides[SOURCE].codes % 16)
         return false;
-    if (!j->codes) return true;
-    if (mt_cuda_plan_units(g) > INT32_MAX / 2) return false;
-    const bool counts = j->nans || j->measure[MT_ROW] || j->measure[MT_COL];
-    if (col->options.four_over_six || j->sums) return false;
-    if (col->decoded && (counts || (row->present && !row->decoded))) return false;
+    if (j->codes &&
+        (mt_cuda_plan_units(g) > INT32_MAX / 2 || col->options.four_over_six || j->sums))
+        return false;
+    if (!j->codes || col->decoded) return mt_cuda_strands_suffice(j);
     if (row->present && row->decoded) return mt_cuda_kept_suffices(j);
     return !row->present || (!row->options.four_over_six && !j->row_token);
 }
 
-template <int SWEEP, bool SR> static mt_status launch(mt_stream *stream, const job *j)
+template <bool SR> static mt_status launch(mt_stream *stream, const job *j)
 {
     const int64_t units = mt_cuda_plan_units(&j->p.group);
-    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS<SWEEP>;
+    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS;
     const unsigned blocks = (unsigned)(units < most ? units : most);
-    job with_run = *j; /* what a sweep knows of a member lasts */
-    with_run.run = SWEEP != ENCODES    ? (int)mt_ceil_div(units, blocks)
-                   : has_even_lines(j) ? 1
-                                       : RUN_TILES;
-    MT_TRY(follow(stream, rotated_kernel<SWEEP, SR>, blocks, TILE_THREADS, 0, with_run));
+    job with_run = *j;
+    with_run.run = has_even_lines(j) ? 1 : RUN_TILES;
+    MT_TRY(follow(stream, rotated_kernel<SR>, blocks, TILE_THREADS, 0, with_run));
     MT_LAUNCHED(stream, "quantize: rotated columns");
     return MT_OK;
 }
@@ -367,17 +284,13 @@ template <int SWEEP, bool SR> static mt_status launch(mt_stream *stream, const j
 /* Rows first, which other ways of nvfp4 know: those that are codes give the results, and count. */
 mt_status mt_cuda_quantize_rotated(mt_stream *stream, const job *j)
 {
-    static mt_status (*const launches[2][2])(
-        mt_stream *, const job *) = { { launch<ENCODES, false>, launch<ENCODES, true> },
-                                      { launch<DECODES, false>, launch<DECODES, true> } };
-    const side *col = &j->p.sides[MT_COL];
     job columns = *j;
-    if (!j->codes) return launch<MEASURES, false>(stream, j);
+    if (!j->codes || j->p.sides[MT_COL].decoded) return mt_cuda_quantize_strands(stream, j);
     if (j->p.sides[MT_ROW].present) {
         job rows = *j;
         rows.p.sides[MT_COL].present = false, columns.nans = NULL;
         MT_TRY(rows.p.sides[MT_ROW].decoded ? mt_cuda_quantize_kept(stream, &rows)
                                             : mt_cuda_quantize_short(stream, &rows));
     }
-    return launches[col->decoded][col->options.sr](stream, &columns);
+    return (j->p.sides[MT_COL].options.sr ? launch<true> : launch<false>)(stream, &columns);
 }

@@ -33,7 +33,8 @@ struct job {
     const int64_t *rows_used;        /* with it: how many there are */
     bool swiglu;                     /* they are the SwiGLU of the source's, twice as wide */
     const mt_bf16 *z;                /* they are its gradient, the source's half as wide; NULL */
-    float *dots;       /* with it: of rows [rows, parts] (dots.cuh); NULL: not wanted */
+    const mt_bf16 *da; /* with it: a sweep that measures makes the source of it, as it lies; NULL */
+    float *dots;       /* with z: of rows [rows, parts] (dots.cuh); NULL: not wanted */
     strip_table table; /* of strips, for quantize_bytes.cu */
     bool gives;        /* the sweep over codes raises results of members, which the plan begins */
 };

@@ -31,9 +31,12 @@ mt_status mt_cuda_quantize_chosen(mt_stream *stream, const struct job *j);
 /* quantize_masters.cu: f32 to E4M3, its sweep over codes; directions may be decoded. */
 bool mt_cuda_masters_suffice(const struct job *j);
 mt_status mt_cuda_quantize_masters(mt_stream *stream, const struct job *j);
-/* quantize_rotated.cu: nvfp4, whose rows go by another way. */
+/* quantize_rotated.cu: nvfp4, whose rows go by another way; may be measured by it. */
 bool mt_cuda_rotated_suffices(const struct job *j);
 mt_status mt_cuda_quantize_rotated(mt_stream *stream, const struct job *j);
+/* quantize_strands.cu: inside that way, what needs no codes of columns. */
+bool mt_cuda_strands_suffice(const struct job *j);
+mt_status mt_cuda_quantize_strands(mt_stream *stream, const struct job *j);
 /* quantize_kept.cu: rows of nvfp4 that are kept decoded. */
 bool mt_cuda_kept_suffices(const struct job *j);
 mt_status mt_cuda_quantize_kept(mt_stream *stream, const struct job *j);
