@@ -198,18 +198,18 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma 256x192, pairs",
         "wgmma 256x192",
         "wgmma 128x192, ping-pong",
+        "wgmma 128x192, ping-pong by five stages",
+        "wgmma 128x192 turned, ping-pong",
+        "wgmma 128x192 turned, ping-pong by five stages",
+        "wgmma 256x192 turned, pairs",
+        "wgmma 128x192, ping-pong, dY stays",
+        "wgmma 128x192, ping-pong, more of C ahead",
         "wgmma fp8 128x192, f32 sums of 128",
         "wgmma fp8 128x192, weights shared, f32 sums of 128",
         "wgmma fp8 128x192 by rows, f32 sums of 128",
         "wgmma fp8 192x128 by rows, f32 sums of 128",
         "wgmma fp8 192x128, f32 sums of 128",
         "wgmma fp8 192x128 turned, f32 sums of 128",
-        "wgmma 128x192 turned, ping-pong",
-        "wgmma 256x192 turned, pairs",
-        "wgmma 128x192, ping-pong, dY stays",
-        "wgmma 128x192, ping-pong by five stages",
-        "wgmma 128x192 turned, ping-pong by five stages",
-        "wgmma 128x192, ping-pong, more of C ahead",
         "cuBLASLt",
         "cuBLASLt, grouped",
         "cuBLASLt, a call per member",
@@ -217,25 +217,24 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
     return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
 }
 
-/* Elements of bf16 or codes. */
-static mt_status describe_native(gemm_problem *g, const struct mt_gemm_args *args)
+/* Of codes as they are, or of operands that bf16 will hold. */
+static mt_status foresee_native(gemm_problem *g, const struct mt_gemm_args *args)
 {
     MT_TRY(mt_gemm_check(args));
     if (mt_cuda_gemm_codes(g, args)) return MT_OK;
-    const mt_format *bf16 = mt_format_plain(MT_BF16);
-    MT_REQUIRE(args->dtype == MT_BF16 && mt_gemm_a(args)->format == bf16 &&
-                   mt_gemm_b(args)->format == bf16,
-               MT_EUNSUPPORTED,
-               "gemm: a path is chosen among those of bf16 and fp8, not of %s by %s",
-               mt_gemm_a(args)->format->name, mt_gemm_b(args)->format->name);
-    return mt_cuda_gemm_describe(g, args);
+    *g = gemm_problem();
+    MT_REQUIRE(mt_cuda_gemm_foresee(g, args), MT_EUNSUPPORTED,
+               "gemm: a path is chosen among those of bf16 and fp8, not of %s by %s in %s",
+               mt_gemm_a(args)->format->name, mt_gemm_b(args)->format->name,
+               mt_dtype_name(args->dtype));
+    return MT_OK;
 }
 
 mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,
                               mt_cuda_gemm_path *path)
 {
     gemm_problem g = {};
-    MT_TRY(describe_native(&g, args));
+    MT_TRY(foresee_native(&g, args));
     if (!g.fp8) return choose_any(stream, &g, path);
     path->why = NULL;
     choose(stream, &g, path);
@@ -275,8 +274,14 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
 mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                           const mt_cuda_gemm_path *path)
 {
+    gemm_plain plain;
     gemm_problem g = {};
-    MT_TRY(describe_native(&g, args));
+    MT_TRY(foresee_native(&g, args));
+    if (!g.fp8) {
+        MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
+        MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
+        g.alpha = plain.alpha;
+    }
     if (path->variant >= MT_CUDA_GEMM_CUBLASLT) {
         int variant;
         const char *why = NULL;

@@ -48,6 +48,9 @@ struct gemm_plain {
 extern "C" mt_status mt_cuda_gemm_describe(gemm_problem *g, const struct mt_gemm_args *args);
 extern "C" mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out,
                                         const struct mt_gemm_args *args);
+/* What it will be, for the choice of a path: of operands that are not bf16 yet, and of the factor,
+ * nothing but where they would lie. False: it will not be one of bf16. */
+extern "C" bool mt_cuda_gemm_foresee(gemm_problem *g, const struct mt_gemm_args *args);
 /* Their factor alone, in `memory`, a float2 a member; NULL where there is none. */
 extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
                                         const struct mt_gemm_args *args, void *memory);

@@ -1,10 +1,13 @@
 /* The Hopper GEMM: NN. */
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 
-const gemm_sm90_variant mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS + 1] = {
-    sm90_variant<MT_GEMM_NN, 1, 2, false, true>(),
-    sm90_variant<MT_GEMM_NN, 1, 1, false, true>(),
-    sm90_variant<MT_GEMM_NN, 2, 1, true, true>(),
-    sm90_variant<MT_GEMM_NN, 1, 1, false, false>(),
+const gemm_sm90_variant mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_BF16] = {
+    sm90_variant<MT_GEMM_NN, 1, 2, false, SM90_PLAIN>(),
+    sm90_variant<MT_GEMM_NN, 1, 1, false, SM90_PLAIN>(),
+    sm90_variant<MT_GEMM_NN, 2, 1, true, SM90_PLAIN>(),
+    sm90_deep<MT_GEMM_NN, SM90_PLAIN>(),
 };
-const gemm_sm90_variant mt_cuda_gemm_sm90_deep_dgrad = sm90_deep<MT_GEMM_NN, false>();
+const gemm_sm90_variant mt_cuda_gemm_sm90_dgrad_any[MT_CUDA_GEMM_BF16] = {
+    {},
+    sm90_variant<MT_GEMM_NN, 1, 1, false, SM90_ANY>(),
+};

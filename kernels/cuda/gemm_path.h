@@ -14,10 +14,19 @@ enum {
     MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192 */
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows (NT: X), one warpgroup stores
                                 while the other multiplies */
-    MT_CUDA_GEMM_VARIANTS,   /* of bf16; with C, a bias or a factor there is but one, ALONE or, for
-                                NT, PINGPONG, whichever is named */
+    MT_CUDA_GEMM_VARIANTS,   /* that moe_gemm has as well */
+    /* With C or a bias: ALONE or, for NT, PINGPONG, TURNED and ADDING. With a factor: all but, for
+     * NT, WIDE, ALONE, TURNED_WIDE and ADDING. */
+    MT_CUDA_GEMM_DEEP = MT_CUDA_GEMM_VARIANTS, /* wgmma: ping-pong by five stages */
+    MT_CUDA_GEMM_TURNED,      /* wgmma, NT: ping-pong, the result turned, pairs share dY */
+    MT_CUDA_GEMM_TURNED_DEEP, /* the same by five stages */
+    MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X */
+    MT_CUDA_GEMM_PANEL,       /* wgmma, NT: ping-pong whose rows of dY stay for a row of tiles; the
+                                 result's rows are a multiple of 256 */
+    MT_CUDA_GEMM_ADDING,      /* wgmma, NT with C: ping-pong, more of C ahead */
+    MT_CUDA_GEMM_BF16,        /* the variants of bf16 */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
-    MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_VARIANTS,
+    MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_BF16,
     MT_CUDA_GEMM_FP8_PAIRS, /* TN: they share the weights */
     /* TN of fp8 with rows on the side of 128, pairs share them or the weights: no C, no bias;
      * members of many rows */
@@ -27,13 +36,6 @@ enum {
     MT_CUDA_GEMM_FP8_TALL, /* NT of fp8, no scales or powers of two: 192 x 128 by three multiplying
                               warpgroups, pairs share dY */
     MT_CUDA_GEMM_FP8_TALL_TURNED, /* the result turned, pairs share X */
-    MT_CUDA_GEMM_TURNED,      /* wgmma, NT of bf16: ping-pong, the result turned, pairs share dY */
-    MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X; without C or a factor */
-    MT_CUDA_GEMM_PANEL, /* wgmma, NT of bf16: ping-pong whose rows of dY stay for a row of tiles;
-                           without C or a factor, the result's rows a multiple of 256 */
-    MT_CUDA_GEMM_DEEP,  /* wgmma: ping-pong by five stages; without C, a bias or a factor */
-    MT_CUDA_GEMM_TURNED_DEEP, /* NT: the same, the result turned */
-    MT_CUDA_GEMM_ADDING,      /* wgmma, NT of bf16: ping-pong, more of C ahead */
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,
@@ -57,7 +59,8 @@ static inline bool mt_cuda_gemm_of_codes(int variant)
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path);
 
-/* The path of mt_gemm for these arguments; bf16 operands, or fp8 codes that are not decoded. */
+/* The path of mt_gemm for these arguments; operands that are multiplied as bf16 (they are decoded),
+ * or as fp8 codes. */
 mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,
                               mt_cuda_gemm_path *path);
 /* mt_gemm by a given path; MT_EUNSUPPORTED where it does not suit the product. */

@@ -44,15 +44,14 @@ static int64_t mean_rows(const gemm_problem *g)
     return mt_ceil_div(most_rows(&g->rows), g->rows.members);
 }
 
-/* Whether the sums are the result, or else the variant that adds to them and multiplies them. */
-static bool is_plain(const gemm_problem *g)
+static bool is_added_to(const gemm_problem *g)
 {
-    return !g->c && !g->bias && !g->alpha;
+    return g->c || g->bias;
 }
 
-static int general_variant(const gemm_problem *g)
+static enum sm90_sums sums_of(const gemm_problem *g)
 {
-    return g->layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_ALONE;
+    return is_added_to(g) ? SM90_ANY : g->alpha ? SM90_TIMES : SM90_PLAIN;
 }
 
 /* Of codes by rows with scales of blocks: pairs that share the weights, not the rows. Measured on
@@ -73,22 +72,16 @@ static int kind_of_wgrad(const gemm_problem *g)
 
 static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
 {
-    static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT] = {
-        mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_wgrad
+    static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT][SM90_SUMS] = {
+        { mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_fwd_times, mt_cuda_gemm_sm90_fwd_any },
+        { mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_dgrad_times, mt_cuda_gemm_sm90_dgrad_any },
+        { mt_cuda_gemm_sm90_wgrad, mt_cuda_gemm_sm90_wgrad_times, mt_cuda_gemm_sm90_wgrad_any }
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
-    static const gemm_sm90_variant *const deep[MT_GEMM_LAYOUT_COUNT] = {
-        &mt_cuda_gemm_sm90_deep_fwd, &mt_cuda_gemm_sm90_deep_dgrad, mt_cuda_gemm_sm90_deep_wgrad
-    };
-    if (variant == MT_CUDA_GEMM_DEEP) return deep[g->layout];
-    if (variant == MT_CUDA_GEMM_TURNED_DEEP) return &mt_cuda_gemm_sm90_deep_wgrad[1];
-    if (variant == MT_CUDA_GEMM_ADDING) return &mt_cuda_gemm_sm90_adding;
-    if (variant == MT_CUDA_GEMM_TURNED) return &mt_cuda_gemm_sm90_turned[!is_plain(g)];
-    if (variant == MT_CUDA_GEMM_TURNED_WIDE) return &mt_cuda_gemm_sm90_turned_wide;
+    if (variant < MT_CUDA_GEMM_BF16) return &tables[g->layout][sums_of(g)][variant];
     if (variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED)
         return &mt_cuda_gemm_sm90_fp8_tall[variant != MT_CUDA_GEMM_FP8_TALL][kind_of_wgrad(g)];
     if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
-    if (variant == MT_CUDA_GEMM_PANEL) return &mt_cuda_gemm_sm90_panel;
     if (variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
         return &mt_cuda_gemm_sm90_fp8_rows_tall[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                     ? g->fp8 - 1
@@ -97,8 +90,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
         return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                ? g->fp8 - 1
                                                : MT_CUDA_FP8_BLOCKS + (int)shares_weights(g)];
-    return g->fp8 ? &mt_cuda_gemm_sm90_fp8[g->fp8 - 1]
-                  : &tables[g->layout][is_plain(g) ? variant : (int)MT_CUDA_GEMM_VARIANTS];
+    return &mt_cuda_gemm_sm90_fp8[g->fp8 - 1];
 }
 
 static int64_t rounded_up(int64_t x, int64_t unit)
@@ -130,7 +122,7 @@ static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int 
 
 static bool suits_by_rows(const gemm_problem *g)
 {
-    return g->layout == MT_GEMM_TN && !g->c && !g->bias;
+    return g->layout == MT_GEMM_TN && !is_added_to(g);
 }
 
 /* Two pieces of a member that share the weights read them from HBM once. */
@@ -170,13 +162,20 @@ static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
     return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
 }
 
+/* Whether there is a kernel, and its table of members has room. */
+static bool has_room(const gemm_problem *g, int variant)
+{
+    const gemm_sm90_variant *v = variant_of(g, variant);
+    return v->kernel && shared_bytes(v, g->rows.members) <= SM90_SHARED;
+}
+
 /* Whether sums are so long that a store by one buffer ends meanwhile. Measured on an H200: with
  * shorter ones the buffers are worth more than a fifth stage. */
 static bool deep_suits(const gemm_problem *g)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    return is_plain(g) && (wgrad ? mean_rows(g) >= DEEP_ROWS : g->depth >= SHORT_DEPTH) &&
-           shared_bytes(&mt_cuda_gemm_sm90_deep_dgrad, g->rows.members) <= SM90_SHARED;
+    return (wgrad ? mean_rows(g) >= DEEP_ROWS : g->depth >= SHORT_DEPTH) &&
+           has_room(g, MT_CUDA_GEMM_DEEP);
 }
 
 /* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once, but
@@ -219,21 +218,21 @@ static int64_t excess(int64_t extent)
 static bool turned_suits(const gemm_problem *g)
 {
     return g->cols % TILE == 0 && excess(g->cols) >= excess(g->height) + 2 &&
-           (is_plain(g) || g->cols == TILE || mean_rows(g) >= MANY_ROWS);
+           (!is_added_to(g) || g->cols == TILE || mean_rows(g) >= MANY_ROWS);
 }
 
 static int turned_variant(const gemm_problem *g)
 {
-    return deep_suits(g)                                  ? MT_CUDA_GEMM_TURNED_DEEP
-           : g->cols == TILE && is_plain(g) && !g->d_real ? MT_CUDA_GEMM_TURNED_WIDE
-                                                          : MT_CUDA_GEMM_TURNED;
+    return deep_suits(g) ? MT_CUDA_GEMM_TURNED_DEEP
+           : g->cols == TILE && !g->d_real && has_room(g, MT_CUDA_GEMM_TURNED_WIDE)
+               ? MT_CUDA_GEMM_TURNED_WIDE
+               : MT_CUDA_GEMM_TURNED;
 }
 
 /* Of members of few rows C of f32 is most of what there is to bring. */
 static bool adding_suits(const gemm_problem *g)
 {
-    return g->c && g->d_real && mean_rows(g) <= PANEL_ROWS &&
-           shared_bytes(&mt_cuda_gemm_sm90_adding, g->rows.members) <= SM90_SHARED;
+    return g->c && g->d_real && mean_rows(g) <= PANEL_ROWS && has_room(g, MT_CUDA_GEMM_ADDING);
 }
 
 static bool is_turned(const mt_cuda_gemm_path *path)
@@ -243,19 +242,12 @@ static bool is_turned(const mt_cuda_gemm_path *path)
            path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
 }
 
-static bool is_plain_alone(int variant)
-{
-    return variant == MT_CUDA_GEMM_TURNED_WIDE || variant == MT_CUDA_GEMM_PANEL ||
-           variant == MT_CUDA_GEMM_DEEP || variant == MT_CUDA_GEMM_TURNED_DEEP;
-}
-
 /* Whether most members have all of their rows, up to 320, in a block's shared memory. Measured on
  * an H200: of the result's two sides, the shorter one is to be the row that a block goes along. */
 static bool panel_suits(const gemm_problem *g)
 {
-    return is_plain(g) && g->height % TILE == 0 && g->cols < g->height &&
-           g->cols >= PANEL_COLUMNS && mean_rows(g) <= PANEL_ROWS &&
-           shared_bytes(&mt_cuda_gemm_sm90_panel, g->rows.members) <= SM90_SHARED;
+    return g->height % TILE == 0 && g->cols < g->height && g->cols >= PANEL_COLUMNS &&
+           mean_rows(g) <= PANEL_ROWS && has_room(g, MT_CUDA_GEMM_PANEL);
 }
 
 static bool is_tall(int variant)
@@ -321,9 +313,10 @@ void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int 
         plan_wgrad(path, g, multiprocessors);
     else
         plan_rows(path, g, multiprocessors);
-    if (!g->fp8 && !is_plain(g) && path->variant != MT_CUDA_GEMM_TURNED &&
-        path->variant != MT_CUDA_GEMM_ADDING)
-        path->variant = general_variant(g), path->super = TOGETHER;
+    if (!g->fp8 && !variant_of(g, path->variant)->kernel) {
+        path->variant = g->layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_ALONE;
+        path->super = TOGETHER;
+    }
 }
 
 static size_t result_size(const gemm_problem *g)
@@ -342,29 +335,35 @@ static bool suits_operands(const gemm_problem *g)
            (wgrad ? g->height : g->depth) < MOST;
 }
 
-bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
+bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path,
+                            const gemm_sm90_variant *variant)
 {
     bool wgrad = g->layout == MT_GEMM_NT;
-    bool by_rows = is_by_rows(path->variant);
-    int grain = wgrad || by_rows ? 64 : 8;
-    bool pairs = path->variant == MT_CUDA_GEMM_FP8_PAIRS;
-    if (g->fp8 ? path->variant != MT_CUDA_GEMM_FP8 && !(by_rows && suits_by_rows(g)) &&
-                     !(pairs && pairs_suit(g)) && !(is_tall(path->variant) && tall_suits(g))
-               : (path->variant < 0 || path->variant >= MT_CUDA_GEMM_VARIANTS) &&
-                     (path->variant < MT_CUDA_GEMM_TURNED || path->variant > MT_CUDA_GEMM_ADDING))
-        return false;
-    if (path->variant >= MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_DEEP && !wgrad)
-        return false;
-    if (is_plain_alone(path->variant) && !is_plain(g)) return false;
-    if (path->variant == MT_CUDA_GEMM_PANEL && g->height % TILE) return false;
-    if (path->width < grain || path->width > variant_of(g, path->variant)->width ||
+    int grain = wgrad || variant->by_rows ? 64 : 8;
+    if (!variant->kernel || path->width < grain || path->width > variant->width ||
         path->width % grain || path->super < 1 || !suits_operands(g))
         return false;
     int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
     int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
                            : most_rows(&g->rows) / path->width + 2 * g->rows.members;
-    return shared_bytes(variant_of(g, path->variant), g->rows.members) <= SM90_SHARED &&
+    return shared_bytes(variant, g->rows.members) <= SM90_SHARED &&
            tiles * pieces < MOST / path->super;
+}
+
+/* Whether the variant is one of codes that reads these. */
+static bool suits_codes(const gemm_problem *g, int variant)
+{
+    return variant == MT_CUDA_GEMM_FP8 || (is_by_rows(variant) && suits_by_rows(g)) ||
+           (variant == MT_CUDA_GEMM_FP8_PAIRS && pairs_suit(g)) ||
+           (is_tall(variant) && tall_suits(g));
+}
+
+bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    bool bf16 = path->variant >= 0 && path->variant < MT_CUDA_GEMM_BF16;
+    if (g->fp8 ? !suits_codes(g, path->variant) : !bf16) return false;
+    if (path->variant == MT_CUDA_GEMM_PANEL && g->height % TILE) return false;
+    return mt_cuda_gemm_sm90_fits(g, path, variant_of(g, path->variant));
 }
 
 /* ---- tensor maps -------------------------------------------------------------------------------

@@ -60,19 +60,17 @@ struct gemm_sm90_variant {
     size_t shared;            /* bytes of shared memory, without the table of members */
 };
 
-/* Of a sum that is the result; last, the one of a sum with C, a bias or a factor. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_VARIANTS + 1],
-    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_VARIANTS + 1],
-    mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1];
-/* NT with P X, Q dY, D(i, j) stored at (j, i): of such a sum, then of one with C or a factor. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_turned[2], mt_cuda_gemm_sm90_turned_wide;
-/* TN, NN, NT and NT turned of such a sum by ping-pong of five stages. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_deep_fwd, mt_cuda_gemm_sm90_deep_dgrad,
-    mt_cuda_gemm_sm90_deep_wgrad[2];
-/* NT of a sum with C, more of which is under way: three stages. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_adding;
-/* NT of such a sum whose P stays for a row of tiles; M is a multiple of 256. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_panel;
+/* What the result is: the sums, their product with their member's factor, or what the arguments say
+ * (C, a bias and a factor, or none of them). */
+enum sm90_sums { SM90_PLAIN, SM90_TIMES, SM90_ANY, SM90_SUMS };
+
+/* Of bf16, in the order of mt_cuda_gemm_path's variants; no kernel: there is no such one. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fwd[MT_CUDA_GEMM_BF16],
+    mt_cuda_gemm_sm90_fwd_times[MT_CUDA_GEMM_BF16], mt_cuda_gemm_sm90_fwd_any[MT_CUDA_GEMM_BF16],
+    mt_cuda_gemm_sm90_dgrad[MT_CUDA_GEMM_BF16], mt_cuda_gemm_sm90_dgrad_times[MT_CUDA_GEMM_BF16],
+    mt_cuda_gemm_sm90_dgrad_any[MT_CUDA_GEMM_BF16], mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_BF16],
+    mt_cuda_gemm_sm90_wgrad_times[MT_CUDA_GEMM_BF16],
+    mt_cuda_gemm_sm90_wgrad_any[MT_CUDA_GEMM_BF16];
 
 /* Of fp8, TN and then NT: E4M3 throughout, rows (NT: those of dY) of E5M2, scales of blocks that
  * are powers of two, any scales of blocks. */
@@ -85,8 +83,8 @@ enum {
     MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
 };
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
-/* TN of such a sum with P rows and Q weights, and pairs that share P; last, scales of blocks, Q
- * shared. */
+/* TN without C and bias with P rows and Q weights, and pairs that share P; last, scales of blocks,
+ * Q shared. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2];
 /* The same that share P, by tiles of 192 rows. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_BLOCKS + 1];
@@ -110,7 +108,10 @@ extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g
 /* NT in the roles that the turned kernels have: X and dY, and the extents of the result, exchanged.
  */
 extern "C" void mt_cuda_gemm_sm90_turn(gemm_problem *g);
-/* Whether these kernels can run the product so: dtypes, alignment, extents. */
+/* Whether a kernel can run the product so: dtypes, alignment, extents. */
+extern "C" bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path,
+                                       const gemm_sm90_variant *variant);
+/* Whether there is a kernel for the path, and it can. */
 extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path);
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */
 extern "C" void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g,

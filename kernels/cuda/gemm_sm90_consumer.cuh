@@ -7,7 +7,7 @@
 
 /* What is made of the sums on their way: whatever the arguments say, or nothing but bf16 or f32 of
  * them (C::FACTOR: of their product with the factor), known beforehand. */
-enum sm90_stored { SM90_ANY, SM90_HALF, SM90_REAL };
+enum sm90_stored { SM90_WHATEVER, SM90_HALF, SM90_REAL };
 
 /* 64 rows of the tile's result: each piece is written to a buffer in the copies' order (128-byte
  * lines, their 16-byte parts exchanged), and stored while the next is written; the next buffer is
@@ -17,7 +17,7 @@ template <class C, int STORED>
 static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
                                                      int mi)
 {
-    constexpr bool ANY = STORED == SM90_ANY;
+    constexpr bool ANY = STORED == SM90_WHATEVER;
     const bool add = ANY && r.args->add;
     const bool pairs = ANY ? r.pairs() : C::WGRAD && STORED == SM90_HALF;
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[
     if constexpr (C::BY_ROWS)
         sm90_store_whole(r, d);
     else if (!plain)
-        sm90_store_as<C, SM90_ANY>(r, d, mi);
+        sm90_store_as<C, SM90_WHATEVER>(r, d, mi);
     else if (C::WGRAD && !r.args->half)
         sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
     else if constexpr (C::AHEAD)
@@ -147,6 +147,14 @@ template <class C> static __device__ __forceinline__ void sm90_begin_wgmma()
 {
     if (sm90_beside<C>::GATHERS) shared_to_copies();
     wgmma_fence();
+}
+
+/* A member's factor, asked for where this stands: before the last products are waited for. */
+static __device__ __forceinline__ float2 sm90_ask_factor(const float2 *alpha)
+{
+    float2 by;
+    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(by.x), "=f"(by.y) : "l"(alpha));
+    return by;
 }
 
 /* Whether the block has so many tiles; the last of the units before members is the sum of all. */
@@ -346,6 +354,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             wgmma_wait<1>();
         } else {
             hand_over();
+            if constexpr (C::TIMES) result.factor = sm90_ask_factor(a.alpha + result.member());
             wgmma_wait<0>();
             release_last();
         }
@@ -373,7 +382,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     };
     auto begin_factor = [&]() __attribute__((always_inline))
     {
-        if (C::FACTOR) result.factor = a.alpha ? a.alpha[result.member()] : make_float2(1, 0);
+        if (C::FACTOR && !C::TIMES)
+            result.factor = a.alpha ? a.alpha[result.member()] : make_float2(1, 0);
     };
     /* The tile before this one, whose first products are under way. */
     auto store_last = [&]() __attribute__((always_inline))

@@ -12,7 +12,7 @@
  * barriers, the first rows of members and the numbers of tiles before each. PINGPONG: each
  * multiplying warpgroup has tiles of its own, else each has half of the rows of every tile. TURNED:
  * NT whose P is X and Q dY, so that D(i, j) is the element (j, i) of the result. */
-template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, bool PLAIN_,
+template <int LAYOUT_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, sm90_sums SUMS,
           bool TURNED_ = false, int STAGES_ = PINGPONG_ ? 4 : 3, int BUFFERS_ = 3>
 struct sm90 {
     enum {
@@ -23,9 +23,11 @@ struct sm90 {
         WARPGROUPS = 2, /* that multiply */
         THREADS = (WARPGROUPS + 1) * 128,
         WGRAD = LAYOUT == MT_GEMM_NT,
+        PLAIN = SUMS != SM90_ANY,   /* nothing is added */
+        TIMES = SUMS == SM90_TIMES, /* the factor is there */
         /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
          * the first begin the next tile; NT has few steps in a tile */
-        SKEWED = PLAIN_ && WGRAD && !PINGPONG,
+        SKEWED = PLAIN && WGRAD && !PINGPONG,
         FRESH = false,  /* see sm90_consume, */
         HELPED = false, /* and moe_help; */
         AFTER = false,  /* see moe_gemm_after_sm90.cuh */
@@ -37,12 +39,11 @@ struct sm90 {
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
         CLUSTER = CLUSTER_M * CLUSTER_N,
-        PLAIN = PLAIN_, /* the sums are the result: nothing is added, they have no factor */
-        FP8 = false,    /* see sm90_fp8 */
+        FP8 = false, /* see sm90_fp8 */
         PARTS = 1,
         SCALED = false,
         PACKED = false,
-        FACTOR = WGRAD && PINGPONG && !PLAIN, /* of sums that nothing is added to */
+        FACTOR = TIMES || (WGRAD && PINGPONG && !PLAIN), /* of sums that nothing is added to */
         TURNED = TURNED_,
         ELEMENTS = 0,
         SCALES = 0,
@@ -116,6 +117,7 @@ struct sm90_fp8 {
         TURNED = TURNED_,
         SCALED = SCALED_,
         PACKED = PACKED_,
+        TIMES = false,
         FACTOR = !SCALED, /* of a member's sums */
         BLOCKS_M = 1,
         TILE = 64 * WARPGROUPS,
@@ -395,14 +397,15 @@ template <class C> static gemm_sm90_variant sm90_variant_of()
              C::TABLE };
 }
 
-template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG, bool PLAIN, bool TURNED = false>
+template <int LAYOUT, int CLUSTER_M, int CLUSTER_N, bool PINGPONG, sm90_sums SUMS,
+          bool TURNED = false>
 static gemm_sm90_variant sm90_variant()
 {
-    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG, PLAIN, TURNED>>();
+    return sm90_variant_of<sm90<LAYOUT, CLUSTER_M, CLUSTER_N, PINGPONG, SUMS, TURNED>>();
 }
 
 /* Ping-pong by five stages; what is left holds one buffer for a warpgroup's results. */
-template <int LAYOUT, bool TURNED> static gemm_sm90_variant sm90_deep()
+template <int LAYOUT, sm90_sums SUMS, bool TURNED = false> static gemm_sm90_variant sm90_deep()
 {
-    return sm90_variant_of<sm90<LAYOUT, 2, 1, true, true, TURNED, 5, 1>>();
+    return sm90_variant_of<sm90<LAYOUT, 2, 1, true, SUMS, TURNED, 5, 1>>();
 }

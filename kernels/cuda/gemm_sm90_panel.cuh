@@ -5,19 +5,20 @@
  * tiles of its row, which a block takes one after the other, so that most tiles bring Q alone.
  * Steps of P have a ring of their own; a member with more of them has its P brought for each tile.
  */
-struct sm90_panel : sm90<MT_GEMM_NT, 2, 1, true, true> {
+template <sm90_sums SUMS> struct sm90_panel : sm90<MT_GEMM_NT, 2, 1, true, SUMS> {
+    typedef sm90<MT_GEMM_NT, 2, 1, true, SUMS> plain;
     enum {
         PANEL = 5,
-        STAGE = WIDTH * 128,
+        STAGE = plain::WIDTH * 128,
         STAGES = 4,
-        PIECES = PANEL * P_BYTES + STAGES * STAGE,
-        TILES = PIECES + 2 * BUFFERS * BUFFER,
-        FULL = TILES + RING * TILE_BYTES,
+        PIECES = PANEL * plain::P_BYTES + STAGES * STAGE,
+        TILES = PIECES + 2 * plain::BUFFERS * plain::BUFFER,
+        FULL = TILES + plain::RING * plain::TILE_BYTES,
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
         OLD = HAND + 16,
-        PANEL_FULL = OLD + 2 * BUFFERS * 8,
+        PANEL_FULL = OLD + 2 * plain::BUFFERS * 8,
         PANEL_EMPTY = PANEL_FULL + PANEL * 8,
         TABLE = PANEL_EMPTY + PANEL * 8
     };

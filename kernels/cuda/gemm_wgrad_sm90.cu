@@ -1,22 +1,24 @@
 /* The Hopper GEMM: NT. */
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 
-const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_VARIANTS + 1] = {
-    sm90_variant<MT_GEMM_NT, 1, 2, false, true>(),
-    sm90_variant<MT_GEMM_NT, 1, 1, false, true>(),
-    sm90_variant<MT_GEMM_NT, 2, 1, true, true>(),
-    sm90_variant<MT_GEMM_NT, 2, 1, true, false>(),
+const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad[MT_CUDA_GEMM_BF16] = {
+    sm90_variant<MT_GEMM_NT, 1, 2, false, SM90_PLAIN>(),
+    sm90_variant<MT_GEMM_NT, 1, 1, false, SM90_PLAIN>(),
+    sm90_variant<MT_GEMM_NT, 2, 1, true, SM90_PLAIN>(),
+    sm90_deep<MT_GEMM_NT, SM90_PLAIN>(),
+    sm90_variant<MT_GEMM_NT, 2, 1, true, SM90_PLAIN, true>(),
+    sm90_deep<MT_GEMM_NT, SM90_PLAIN, true>(),
+    sm90_variant<MT_GEMM_NT, 1, 2, false, SM90_PLAIN, true>(),
+    sm90_variant_of<sm90_panel<SM90_PLAIN>>(),
 };
-const gemm_sm90_variant mt_cuda_gemm_sm90_turned[2] = {
-    sm90_variant<MT_GEMM_NT, 2, 1, true, true, true>(),
-    sm90_variant<MT_GEMM_NT, 2, 1, true, false, true>(),
+const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad_any[MT_CUDA_GEMM_BF16] = {
+    {},
+    {},
+    sm90_variant<MT_GEMM_NT, 2, 1, true, SM90_ANY>(),
+    {},
+    sm90_variant<MT_GEMM_NT, 2, 1, true, SM90_ANY, true>(),
+    {},
+    {},
+    {},
+    sm90_variant_of<sm90<MT_GEMM_NT, 2, 1, true, SM90_ANY, false, 3, 6>>(),
 };
-const gemm_sm90_variant mt_cuda_gemm_sm90_turned_wide =
-    sm90_variant<MT_GEMM_NT, 1, 2, false, true, true>();
-const gemm_sm90_variant mt_cuda_gemm_sm90_panel = sm90_variant_of<sm90_panel>();
-const gemm_sm90_variant mt_cuda_gemm_sm90_deep_wgrad[2] = {
-    sm90_deep<MT_GEMM_NT, false>(),
-    sm90_deep<MT_GEMM_NT, true>(),
-};
-const gemm_sm90_variant mt_cuda_gemm_sm90_adding =
-    sm90_variant_of<sm90<MT_GEMM_NT, 2, 1, true, false, false, 3, 6>>();

@@ -9,7 +9,6 @@
 
 enum {
     THREADS = 256,
-    ALIGNED = 256,      /* where operands are decoded to */
     LONG_DEPTH = 4096,  /* ping-pong moves too much past it, */
     SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated, */
     FAIR_DEPTH = 1536,  /* or this, if they are gathered */
@@ -23,17 +22,6 @@ enum {
                      epilogue is not hidden, lines come later than boxes; */
     LOSS_F32 = 25 /* with gradients of f32 there is more of it */
 };
-
-/* Whether the operand is bf16 once it is plain. `as` is the operand then, for the choice of a path:
- * of codes, nothing but where they would lie. */
-static bool is_bf16(mt_qtensor *as, const mt_qtensor *q, const mt_direction *d)
-{
-    mt_format_spec spec = mt_direction_spec(d);
-    *as = *q;
-    if (d->format != mt_format_plain(MT_BF16))
-        *as = mt_qtensor_plain(q->group, MT_BF16, (void *)(uintptr_t)ALIGNED);
-    return mt_cuda_gemm_operand_bf16(&spec) == MT_BF16;
-}
 
 static bool weighs_after(const struct mt_moe_gemm_args *args)
 {
@@ -49,18 +37,13 @@ bool mt_cuda_weighs_after(int64_t d, int64_t f)
  * groups are ours; fp8 multiplies faster alone. */
 static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args)
 {
-    struct mt_gemm_args gemm = args->gemm;
-    mt_qtensor a, b;
     mt_cublaslt *lt = mt_cuda_cublaslt(stream);
     *g = gemm_problem();
     if (lt && mt_cublaslt_groups(lt) != MT_LT_OURS) return false;
     if (!mt_cuda_is_hopper(stream) || args->dtype != MT_BF16) return false;
-    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(g, &gemm)) return false;
-    if (!is_bf16(&a, gemm.a, mt_gemm_a(&gemm)) || !is_bf16(&b, gemm.b, mt_gemm_b(&gemm)))
-        return false;
-    gemm.a = &a, gemm.b = &b;
+    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(g, &args->gemm)) return false;
     *g = gemm_problem();
-    if (mt_cuda_gemm_describe(g, &gemm) != MT_OK) return false;
+    if (!mt_cuda_gemm_foresee(g, &args->gemm)) return false;
     if (args->gathers_b) mt_cuda_gemm_sm90_turn(g);
     return g->cols > 0 && g->rows.members > 0;
 }
@@ -133,6 +116,8 @@ static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
 {
     gemm_plain plain;
     gemm_problem g = {};
+    MT_REQUIRE(args->scratch || !(args->dweights || weighs_after(args)), MT_EINVAL,
+               "moe_gemm: scratch is NULL");
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, &args->gemm));
     MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
     g.alpha = plain.alpha;
@@ -170,8 +155,10 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (args->gathers_b) path->width = SM90_WIDTH;
     if (weighs_after(args)) {
         path->variant = MT_CUDA_GEMM_PINGPONG, path->width = SM90_AFTER_WIDTH, path->super = 1;
-        return mt_cuda_weighs_after(g->depth, g->cols) && !g->alpha &&
-               mt_cuda_moe_gemm_sm90_suits(args, g, path);
+        if (mt_cuda_weighs_after(g->depth, g->cols) && mt_cuda_moe_gemm_sm90_suits(args, g, path))
+            return true;
+        *path = parts;
+        return false;
     }
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
         path->variant = MT_CUDA_GEMM_PINGPONG, path->super = 1;
@@ -202,8 +189,6 @@ mt_status mt_cuda_moe_gemm_by(mt_stream *stream, const struct mt_moe_gemm_args *
 {
     gemm_problem g;
     MT_TRY(mt_moe_gemm_check(args));
-    MT_REQUIRE(args->scratch || !(args->dweights || weighs_after(args)), MT_EINVAL,
-               "moe_gemm: scratch is NULL");
     MT_REQUIRE(describe(&g, stream, args) && path->variant != MT_CUDA_GEMM_TILED &&
                    mt_cuda_moe_gemm_sm90_suits(args, &g, path),
                MT_EUNSUPPORTED, "moe_gemm: variant %d, width %d, %d together cannot run this",

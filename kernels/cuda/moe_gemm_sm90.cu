@@ -27,16 +27,17 @@ static bool fits(const void *p)
 bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm_problem *g,
                                  const mt_cuda_gemm_path *path)
 {
-    if (path->variant >= MT_CUDA_GEMM_VARIANTS || !mt_cuda_gemm_sm90_suits(g, path)) return false;
-    if (g->layout == MT_GEMM_NT)
-        return args->row_token && path->variant < MT_CUDA_GEMM_PINGPONG &&
-               (!args->gathers_b || g->height % TILE == 0);
+    const bool wgrad = g->layout == MT_GEMM_NT;
+    if (path->variant < 0 ||
+        path->variant >= (wgrad ? (int)MT_CUDA_GEMM_PINGPONG : (int)MT_CUDA_GEMM_VARIANTS))
+        return false;
+    const gemm_sm90_variant *variant = variant_of(args, g, path->variant);
+    const bool after = args->gemm.layout == MT_GEMM_NN && args->row_token; /* has no factor */
+    if ((after && g->alpha) || !mt_cuda_gemm_sm90_fits(g, path, variant)) return false;
+    if (wgrad) return args->row_token && (!args->gathers_b || g->height % TILE == 0);
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;
     const void *beside = g->layout == MT_GEMM_TN ? args->act : args->z;
-    size_t members = (size_t)(g->rows.members + 1) * SM90_MEMBER_BYTES;
-    const gemm_sm90_variant *variant = variant_of(args, g, path->variant);
-    return beside && fits(beside) && f % ROWS_OF_GATE == 0 && path->width <= variant->width &&
-           variant->shared + members <= SM90_SHARED;
+    return beside && fits(beside) && f % ROWS_OF_GATE == 0;
 }
 
 static mt_status make_maps(gemm_sm90_maps *maps, const struct mt_moe_gemm_args *args,

@@ -13,8 +13,8 @@
 enum moe_beside { MOE_NOTHING, MOE_GATED, MOE_UNGATED };
 
 template <int LAYOUT, int CLUSTER_N, bool PINGPONG, bool GATHERS_, int BESIDE_>
-struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> {
-    typedef sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, false> plain;
+struct moe : sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, SM90_ANY> {
+    typedef sm90<LAYOUT, 1, CLUSTER_N, PINGPONG, SM90_ANY> plain;
     enum {
         GATHERS = GATHERS_,
         GATHERERS = 128,

@@ -6,7 +6,7 @@
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 #include "kernels/cuda/router_sm90.cuh"
 
-struct router_logits : sm90<MT_GEMM_NT, 2, 1, true, true> {
+struct router_logits : sm90<MT_GEMM_NT, 2, 1, true, SM90_PLAIN> {
     enum { ACROSS_P = false, ACROSS_Q = false, GRAIN = WIDTH / 2, BOX_Q = GRAIN };
 };
 
@@ -64,4 +64,4 @@ sm90_store_tile(router_result &r, float (&d)[router_logits::BLOCKS_M][WGMMA_SUMS
 }
 
 const gemm_sm90_variant mt_cuda_router_logits = sm90_variant_of<router_logits>();
-const gemm_sm90_variant mt_cuda_router_dx = sm90_variant<MT_GEMM_NN, 2, 1, true, false>();
+const gemm_sm90_variant mt_cuda_router_dx = sm90_variant<MT_GEMM_NN, 2, 1, true, SM90_ANY>();

@@ -94,8 +94,8 @@ struct problem {
     struct rows rows;
     int64_t n, k;
     struct operand x, dy, w;
-    float *bias; /* host */
-    void *bias_there;
+    float *bias, *factors; /* host */
+    void *bias_there, *factors_there;
     double *sum[MT_GEMM_LAYOUT_COUNT], *size[MT_GEMM_LAYOUT_COUNT]; /* host */
 };
 
@@ -133,34 +133,45 @@ static void *old_values(int64_t count, mt_dtype dtype)
     return p;
 }
 
-/* Bound of NUMERICS section 5: K + 1 roundings of f32, and that of the result. */
+/* Bound of NUMERICS section 5: K + 1 roundings of f32, that of the factor, and that of the result.
+ */
 static void verify(const struct problem *p, mt_gemm_layout layout, const char *path,
-                   const void *got, mt_dtype dtype, int c, bool bias)
+                   const void *got, mt_dtype dtype, int c, bool bias, bool factor)
 {
     int64_t columns = result_columns(layout, p->n, p->k), at = 0;
     for (int64_t e = 0; e < p->rows.members; e++) {
         int64_t rows = p->rows.counts[e], height = layout == MT_GEMM_NT ? p->n : rows;
         int64_t depth = layout == MT_GEMM_TN ? p->k : layout == MT_GEMM_NN ? p->n : rows;
+        double times = factor ? (double)p->factors[e] : 1;
         for (int64_t end = at + height * columns; at < end; at++) {
             double old = c ? old_value(at) : 0;
             double b = bias ? (double)p->bias[e * columns + at % columns] : 0;
-            double want = p->sum[layout][at] + old + b, value = mt_load_f64(got, dtype, at);
-            double limit = (double)(depth + 1) * test_epsilon(MT_F32) *
-                           (p->size[layout][at] + fabs(old) + fabs(b));
+            double want = times * p->sum[layout][at] + old + b, value = mt_load_f64(got, dtype, at);
+            double limit = (double)(depth + 1 + factor) * test_epsilon(MT_F32) *
+                           (times * p->size[layout][at] + fabs(old) + fabs(b));
             if (dtype == MT_BF16) limit += test_epsilon(MT_BF16) * (fabs(want) + limit);
             if (!(fabs(value - want) <= limit))
-                fail_msg("%s by %s, n %lld, k %lld, c %d, bias %d: row %lld, column %lld of member "
-                         "%lld is %.9g, must be %.9g within %.3g",
+                fail_msg("%s by %s, n %lld, k %lld, c %d, bias %d, factor %d: row %lld, column "
+                         "%lld of member %lld is %.9g, must be %.9g within %.3g",
                          layout_names[layout], path, (long long)p->n, (long long)p->k, c, bias,
-                         (long long)((at - end) / columns + height), (long long)(at % columns),
-                         (long long)e, value, want, limit);
+                         factor, (long long)((at - end) / columns + height),
+                         (long long)(at % columns), (long long)e, value, want, limit);
         }
     }
 }
 
+/* The operand as one of fp8 with a scale for each member, which is kept decoded. */
+static void scale_members(mt_qtensor *q, mt_dir dir, void *scales)
+{
+    void *decoded = q->dir[dir].codes;
+    q->dir[dir] = mt_direction_of(mt_format_spec_default(MT_FORMAT_FP8_TENSOR));
+    q->dir[dir].layout = MT_LAYOUT_DECODED;
+    q->dir[dir].codes = decoded, q->dir[dir].scales = scales;
+}
+
 /* half: a wgrad's result in bf16; the others are. */
 static void check_path(struct problem *p, mt_gemm_layout layout, const mt_cuda_gemm_path *path,
-                       int c, bool bias, bool half)
+                       int c, bool bias, bool half, bool factor)
 {
     int64_t columns = result_columns(layout, p->n, p->k);
     int64_t count = result_rows(&p->rows, layout, p->n) * columns;
@@ -168,6 +179,9 @@ static void check_path(struct problem *p, mt_gemm_layout layout, const mt_cuda_g
     struct mt_gemm_args *args =
         arguments(&call, &p->rows, layout, MT_BF16, p->n, p->k, p->x.bf16, p->dy.bf16, p->w.bf16);
     if (half) args->d_dtype = MT_BF16;
+    if (factor)
+        scale_members(layout == MT_GEMM_TN ? &call.x : &call.dy,
+                      layout == MT_GEMM_NT ? MT_COL : MT_ROW, p->factors_there);
     size_t bytes = (size_t)count * mt_dtype_size(args->d_dtype);
     void *old = c ? old_values(count, args->d_dtype) : NULL, *host = malloc(bytes);
     assert_non_null(host);
@@ -177,7 +191,7 @@ static void check_path(struct problem *p, mt_gemm_layout layout, const mt_cuda_g
     assert_ok(mt_cuda_gemm_by(&stream, args, path));
     CUDA_OK(cudaStreamSynchronize(queue));
     CUDA_OK(cudaMemcpy(host, args->d, bytes, cudaMemcpyDefault));
-    verify(p, layout, mt_cuda_gemm_path_name(path), host, args->d_dtype, c, bias);
+    verify(p, layout, mt_cuda_gemm_path_name(path), host, args->d_dtype, c, bias, factor);
     expect_poison("before the result", (char *)args->d - GUARD, GUARD);
     expect_poison("after the result", (char *)args->d + bytes, GUARD);
     if (c == OTHER_C) device_free(args->d);
@@ -199,6 +213,11 @@ static void make_problem(struct problem *p, int64_t members, const int64_t *coun
     for (int64_t i = 0; i < members * n; i++)
         p->bias[i] = (float)(4 * mt_rng_uniform(4, 0, (uint64_t)i) - 2);
     p->bias_there = upload(p->bias, (size_t)(members * n) * sizeof *p->bias);
+    p->factors = malloc((size_t)members * sizeof *p->factors);
+    assert_non_null(p->factors);
+    for (int64_t e = 0; e < members; e++)
+        p->factors[e] = (float)(3 * mt_rng_uniform(5, 0, (uint64_t)e) + 0.1);
+    p->factors_there = upload(p->factors, (size_t)members * sizeof *p->factors);
     for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++) {
         p->sum[layout] = product(p, (mt_gemm_layout)layout, p->x.f64, p->dy.f64, p->w.f64);
         p->size[layout] = product(p, (mt_gemm_layout)layout, p->x.size, p->dy.size, p->w.size);
@@ -209,8 +228,8 @@ static void free_problem(struct problem *p)
 {
     free_rows(&p->rows);
     free_operand(&p->x), free_operand(&p->dy), free_operand(&p->w);
-    device_free(p->bias_there);
-    free(p->bias);
+    device_free(p->bias_there), device_free(p->factors_there);
+    free(p->bias), free(p->factors);
     for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
         free(p->sum[layout]), free(p->size[layout]);
 }
@@ -228,32 +247,33 @@ static bool path_at(mt_cuda_gemm_path *path, int i)
         return true;
     }
     int variant = (i - 1) / per;
-    static const int beside[] = {
-        MT_CUDA_GEMM_TURNED, MT_CUDA_GEMM_TURNED_WIDE, MT_CUDA_GEMM_PANEL,
-        MT_CUDA_GEMM_DEEP,   MT_CUDA_GEMM_TURNED_DEEP, MT_CUDA_GEMM_ADDING
-    };
-    enum { BESIDE = sizeof beside / sizeof *beside };
-    if (variant >= MT_CUDA_GEMM_VARIANTS + BESIDE) return false;
-    *path = (mt_cuda_gemm_path){ .variant = variant < MT_CUDA_GEMM_VARIANTS
-                                                ? variant
-                                                : beside[variant - MT_CUDA_GEMM_VARIANTS],
+    if (variant >= MT_CUDA_GEMM_BF16) return false;
+    *path = (mt_cuda_gemm_path){ .variant = variant,
                                  .width = widths[(i - 1) % per / TOGETHER],
                                  .super = together[(i - 1) % TOGETHER] };
     return true;
 }
 
+/* The kernels that there are (gemm_path.h); add: to C or a bias. */
 static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k,
-                 bool add)
+                 bool add, bool factor)
 {
-    if (path->variant == MT_CUDA_GEMM_TILED) return true;
-    if (path->variant >= MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_DEEP &&
-        layout != MT_GEMM_NT)
-        return false;
-    if (path->variant > MT_CUDA_GEMM_TURNED && path->variant != MT_CUDA_GEMM_ADDING && add)
-        return false;
-    if (path->variant == MT_CUDA_GEMM_PANEL && n % 256) return false;
+    static const bool adding[2][MT_CUDA_GEMM_BF16] = { { [MT_CUDA_GEMM_ALONE] = true },
+                                                       { [MT_CUDA_GEMM_PINGPONG] = true,
+                                                         [MT_CUDA_GEMM_TURNED] = true,
+                                                         [MT_CUDA_GEMM_ADDING] = true } };
+    static const bool shared[MT_CUDA_GEMM_BF16] = {
+        [MT_CUDA_GEMM_WIDE] = true, [MT_CUDA_GEMM_ALONE] = true, [MT_CUDA_GEMM_TURNED_WIDE] = true
+    };
+    const int variant = path->variant;
+    const bool nt = layout == MT_GEMM_NT;
+    if (variant == MT_CUDA_GEMM_TILED) return true;
+    if (add && !adding[nt][variant]) return false;
+    if (!add && (variant == MT_CUDA_GEMM_ADDING || (factor && nt && shared[variant]))) return false;
+    if (variant >= MT_CUDA_GEMM_TURNED && !nt) return false;
+    if (variant == MT_CUDA_GEMM_PANEL && n % 256) return false;
     return !strcmp(device->kernel_set, "sm_90a") && n % 8 == 0 && k % 8 == 0 &&
-           (layout != MT_GEMM_NT || path->width % 64 == 0);
+           (!nt || path->width % 64 == 0);
 }
 
 /* The same where the kernel set is one of cuBLASLt, which then chooses it. */
@@ -270,7 +290,8 @@ static int64_t check_cublaslt(struct problem *p, mt_gemm_layout layout)
         assert_ok(mt_cuda_gemm_choose(&stream, args, &path));
         if (path.why) printf("%s: not cuBLASLt: %s\n", layout_names[layout], path.why);
         if (path.variant < MT_CUDA_GEMM_CUBLASLT) continue;
-        for (int c = 0; c < C_FORMS; c++) check_path(p, layout, &path, c, false, half), done++;
+        for (int c = 0; c < C_FORMS; c++)
+            check_path(p, layout, &path, c, false, half, false), done++;
     }
     return done;
 }
@@ -289,11 +310,14 @@ static void check(void)
             mt_gemm_layout layout = (mt_gemm_layout)l;
             mt_cuda_gemm_path path;
             for (int i = 0; path_at(&path, i); i++)
-                for (int c = 0; c < C_FORMS && runs(&path, layout, n, k, c); c++) {
-                    check_path(&p, layout, &path, c, false, false), done++;
-                    if (layout == MT_GEMM_TN && path.variant != MT_CUDA_GEMM_DEEP)
-                        check_path(&p, layout, &path, c, true, false), done++;
-                    if (layout == MT_GEMM_NT) check_path(&p, layout, &path, c, false, true), done++;
+                for (int way = 0; way < C_FORMS * 2 * 2; way++) {
+                    const int c = way % C_FORMS;
+                    const bool factor = way / C_FORMS % 2, other = way / C_FORMS / 2;
+                    const bool bias = other && layout == MT_GEMM_TN;
+                    const bool half = other && layout == MT_GEMM_NT;
+                    if (other && !bias && !half) continue;
+                    if (!runs(&path, layout, n, k, c || bias, factor)) continue;
+                    check_path(&p, layout, &path, c, bias, half, factor), done++;
                 }
             done += check_cublaslt(&p, layout);
         }
@@ -401,7 +425,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
     print_rate(t, what, ours, &chosen, "");
     best = chosen;
     for (int i = 1; sweep && path_at(&path, i); i++) {
-        if (!is_swept(&path) || !runs(&path, layout, s->n, s->k, add)) continue;
+        if (!is_swept(&path) || !runs(&path, layout, s->n, s->k, add, false)) continue;
         double x = rate(t, layout, add, half, &path);
         if (x > most) most = x, best = path;
     }

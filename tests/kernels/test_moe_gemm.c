@@ -104,6 +104,24 @@ static void gather(void *y, const void *x, const struct rows *r, int64_t width, 
                                                           .rows_used = r->offsets + r->members }));
 }
 
+/* Whether one operand of each product has a scale for each member. */
+static bool scaled;
+
+/* The operand as one of fp8 that is kept decoded, where the device has such; NULL: as it is. */
+static void *scale_members(mt_qtensor *q, mt_dir dir, mt_dtype dtype)
+{
+    const struct mt_kernels *kernels;
+    assert_ok(mt_device_kernels(test_device(), dtype, &kernels));
+    if (!scaled || dtype != MT_BF16 || !kernels->decoded_weights) return NULL;
+    float *scales = test_alloc(q->group.members, MT_F32);
+    for (int64_t e = 0; e < q->group.members; e++) scales[e] = 0.3f + (float)(e % 5) / 7;
+    void *decoded = q->dir[dir].codes;
+    q->dir[dir] = mt_direction_of(mt_format_spec_default(MT_FORMAT_FP8_TENSOR));
+    q->dir[dir].layout = MT_LAYOUT_DECODED;
+    q->dir[dir].codes = decoded, q->dir[dir].scales = scales;
+    return scales;
+}
+
 /* z = x W^T + b of gathered rows or rows in place, and its SwiGLU. */
 static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype dtype, bool gathers,
                           bool biased)
@@ -118,6 +136,7 @@ static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype d
     void *want_z = test_alloc(r->room * n, dtype), *want = test_alloc(r->room * f, dtype);
     mt_qtensor qw = mt_qtensor_plain(mt_group_uniform(r->members, n, k), dtype, w);
     mt_qtensor qx = ragged(r, k, dtype, x, &offsets);
+    void *scales = scale_members(&qw, MT_ROW, dtype);
     struct mt_moe_gemm_args args = { .dtype = dtype,
                                      .gemm = { .dtype = dtype,
                                                .layout = MT_GEMM_TN,
@@ -147,7 +166,7 @@ static void check_gate_up(const struct rows *r, int64_t f, int64_t k, mt_dtype d
         assert_same_bits("z", z, want_z, r->room * n, dtype); /* the tail is poison in both */
         assert_same_bits("act", act, want, r->room * f, dtype);
     }
-    void *all[] = { x, w, bias, rows, z, act, want_z, want, offsets };
+    void *all[] = { x, w, bias, rows, z, act, want_z, want, offsets, scales };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
@@ -185,6 +204,7 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
     void *dz = test_alloc(r->room * 2 * f, dtype), *want = test_alloc(r->room * 2 * f, dtype);
     mt_qtensor qw = mt_qtensor_plain(mt_group_uniform(r->members, n, f), dtype, w);
     mt_qtensor qdy = ragged(r, n, dtype, dy, &offsets);
+    void *scales = scale_members(&qw, MT_COL, dtype);
     struct mt_moe_gemm_args args = { .dtype = dtype,
                                      .gemm = { .dtype = dtype,
                                                .layout = MT_GEMM_NN,
@@ -212,7 +232,7 @@ static void check_down_dgrad(const struct rows *r, int64_t f, int64_t n, mt_dtyp
                                                               .x = z }));
     assert_ok(mt_device_synchronize(test_device()));
     if (ran) assert_same_bits("dz", dz, want, r->room * 2 * f, dtype);
-    void *all[] = { dy, w, z, da, dz, want, offsets, weights, dweights, position };
+    void *all[] = { dy, w, z, da, dz, want, offsets, weights, dweights, position, scales };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
@@ -226,6 +246,7 @@ static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dty
     void *rows = test_alloc(r->room * (of_dy ? n : k), dtype);
     void *dw = random_buffer(count, to, 1, 3), *want = random_buffer(count, to, 1, 3);
     mt_qtensor qx = ragged(r, k, dtype, x, &x_offsets), qdy = ragged(r, n, dtype, dy, &dy_offsets);
+    void *scales = scale_members(of_dy ? &qx : &qdy, MT_COL, dtype); /* not what is gathered */
     struct mt_moe_gemm_args args = { .dtype = dtype,
                                      .gemm = { .dtype = dtype,
                                                .layout = MT_GEMM_NT,
@@ -246,7 +267,7 @@ static void check_wgrad(const struct rows *r, int64_t n, int64_t k, mt_dtype dty
     assert_ok(mt_gemm(stream(), &args.gemm));
     assert_ok(mt_device_synchronize(test_device()));
     if (ran) assert_same_bits("dw", dw, want, count, to);
-    void *all[] = { x, dy, rows, dw, want, x_offsets, dy_offsets };
+    void *all[] = { x, dy, rows, dw, want, x_offsets, dy_offsets, scales };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) test_free(all[i]);
 }
 
@@ -290,6 +311,16 @@ static void test_same_as_its_parts(void **state)
         for (int t = 0; t < DTYPES; t++)
             if (!test_small() || dtypes[t] == MT_F32 || cases[c].d < WIDE)
                 check_case(&cases[c], dtypes[t]);
+}
+
+static void test_scaled_members(void **state)
+{
+    (void)state;
+    if (strcmp(test_device_name(), "cuda") != 0) skip();
+    scaled = true;
+    for (forced = -1; forced < 6; forced++)
+        for (int c = 0; c < CASES; c++) check_case(&cases[c], MT_BF16);
+    scaled = false, forced = -1;
 }
 
 /* Each kernel by name, wherever it takes the case; on a GPU other than Hopper, and on the cpu,
@@ -460,8 +491,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_as_its_parts), cmocka_unit_test(test_every_fused_kernel),
-        cmocka_unit_test(test_weights_after),     cmocka_unit_test(test_paths_have_names),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_scaled_members),    cmocka_unit_test(test_weights_after),
+        cmocka_unit_test(test_paths_have_names),  cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
