@@ -157,7 +157,7 @@ static mt_status multiply_codes(mt_stream *stream, const struct mt_gemm_args *ar
     choose(stream, &g, &path);
     if (!mt_cuda_gemm_of_codes(path.variant)) return MT_OK;
     *done = true;
-    MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args));
+    MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args, &path));
     return mt_cuda_gemm_sm90(stream, &g, &path);
 }
 
@@ -186,7 +186,7 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
         choose(stream, &g, &path);
     bool codes = mt_cuda_gemm_of_codes(path.variant);
     *scratch = codes ? 0 : mt_cuda_gemm_plain_scratch(stream, args);
-    *operands = codes ? mt_cuda_gemm_codes_bytes(&g) : mt_cuda_gemm_plain_bytes(args);
+    *operands = codes ? mt_cuda_gemm_codes_bytes(&g, &path) : mt_cuda_gemm_plain_bytes(args);
 }
 
 /* ---- paths by name -----------------------------------------------------------------------------
@@ -210,6 +210,8 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma fp8 192x128 by rows, f32 sums of 128",
         "wgmma fp8 192x128, f32 sums of 128",
         "wgmma fp8 192x128 turned, f32 sums of 128",
+        "wgmma fp8 192x128, X leveled, f32 sums of 128",
+        "wgmma fp8 192x128 turned, dY leveled, f32 sums of 128",
         "cuBLASLt",
         "cuBLASLt, grouped",
         "cuBLASLt, a call per member",
@@ -294,6 +296,6 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                    (mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path)),
                MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
                path->variant, path->width, path->super);
-    if (g.fp8) MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args));
+    if (g.fp8) MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args, path));
     return multiply_by(stream, &g, path);
 }

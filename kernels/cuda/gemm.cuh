@@ -33,6 +33,7 @@ struct gemm_problem {
     const float2 *alpha; /* per member, what its sums are multiplied by, in two parts; NULL: 1 */
     int fp8; /* operands are codes, 1 + their row of mt_cuda_gemm_sm90_fp8; 0: plain elements */
     const float *scales_a, *scales_b; /* of blocks of codes */
+    const uint8_t *levels;            /* of one operand, see mt_cuda_gemm_level */
     bool d_real;
     bool d_vectors;               /* four columns from a multiple of four on are aligned */
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */

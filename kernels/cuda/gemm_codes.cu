@@ -1,8 +1,9 @@
 /* Products of fp8 codes read as they are, on Hopper: which there are, and where they lie. */
+#include "kernels/cuda/gemm_places.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
 #include "kernels/cuda/scratch.h"
 
-enum { THREADS = 256, GRAIN = MT_PADDED_PART, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
+enum { THREADS = 256, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
 
 /* ---- which there are ---------------------------------------------------------------------------
  */
@@ -89,25 +90,15 @@ static __host__ __device__ __forceinline__ void read_codes(uint32_t (&to)[4], co
     }
 }
 
-/* A block takes lines in turn, a warp members. What is shared is as large as the GEMM's own table
- * of members, for which there is room beside its stages (mt_cuda_gemm_sm90_suits): far below 48 KB.
- */
+/* A block takes lines in turn, a warp members. */
 static __global__ void __launch_bounds__(THREADS)
     place_kernel(uint8_t *to, const uint8_t *codes, const __grid_constant__ mt_group rows,
                  int64_t lines, int64_t line)
 {
-    extern __shared__ int first[]; /* rows before a member, and where it begins in a line */
+    extern __shared__ int first[];
     const int members = (int)rows.members, lane = threadIdx.x % 32;
     int *place = first + members + 1;
-    for (int e = threadIdx.x; e <= members; e += THREADS)
-        first[e] = (int)(rows.offsets ? rows.offsets[e] / rows.k : e * rows.m);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        place[0] = 0;
-        for (int e = 0; e < members; e++)
-            place[e + 1] = place[e] + (first[e + 1] - first[e] + GRAIN - 1) / GRAIN * GRAIN;
-    }
-    __syncthreads();
+    gemm_find_places(first, place, &rows);
     for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
         for (int e = threadIdx.x / 32; e < members; e += THREADS / 32) {
             int count = first[e + 1] - first[e], length = place[e + 1] - place[e];
@@ -125,10 +116,9 @@ static mt_status place(mt_stream *stream, const gemm_problem *g, gemm_operand *x
                        int64_t lines, void *memory)
 {
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
-    size_t shared = (size_t)(g->rows.members + 1) * 2 * sizeof(int);
-    place_kernel<<<(unsigned)(lines < most ? lines : most), THREADS, shared,
-                   mt_cuda_stream(stream)>>>((uint8_t *)memory, (const uint8_t *)codes, g->rows,
-                                             lines, x->width);
+    place_kernel<<<(unsigned)(lines < most ? lines : most), THREADS,
+                   gemm_places_bytes(g->rows.members), mt_cuda_stream(stream)>>>(
+        (uint8_t *)memory, (const uint8_t *)codes, g->rows, lines, x->width);
     MT_LAUNCHED(stream, "gemm (codes)");
     x->data = memory;
     return MT_OK;
@@ -139,24 +129,55 @@ static size_t padded(int64_t bytes)
     return (size_t)(mt_ceil_div(bytes, ALIGN) * ALIGN);
 }
 
-extern "C" size_t mt_cuda_gemm_codes_bytes(const gemm_problem *g)
+/* Where NT's operands go that are not read where they lie, then the factors and levels. */
+struct codes_plan {
+    bool places_dy, places_x; /* compact codes */
+    bool levels_dy, levels_x;
+    size_t dy, x, factors, levels;
+};
+
+static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    bool wgrad = g->layout == MT_GEMM_NT;
-    size_t first = wgrad ? padded(g->height * g->a.width) : 0;
-    size_t second = wgrad ? padded(g->cols * g->b.width) : 0;
-    return first + second + (size_t)g->rows.members * sizeof(float2);
+    const bool wgrad = g->layout == MT_GEMM_NT;
+    codes_plan p = {};
+    p.places_dy = wgrad && !g->a.data, p.places_x = wgrad && !g->b.data;
+    p.levels_dy = path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
+    p.levels_x = path->variant == MT_CUDA_GEMM_FP8_LEVEL;
+    p.dy = p.places_dy || p.levels_dy ? padded(g->height * g->a.width) : 0;
+    p.x = p.places_x || p.levels_x ? padded(g->cols * g->b.width) : 0;
+    p.factors = padded(g->rows.members * (int64_t)sizeof(float2));
+    const int64_t lines = p.levels_dy ? g->height : p.levels_x ? g->cols : 0;
+    p.levels = padded(g->rows.members * mt_cuda_gemm_levels(lines));
+    return p;
+}
+
+extern "C" size_t mt_cuda_gemm_codes_bytes(const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    const codes_plan p = plan_codes(g, path);
+    return p.dy + p.x + p.factors + p.levels;
+}
+
+static mt_status level(mt_stream *stream, gemm_problem *g, gemm_operand *x, const float *scales,
+                       int64_t lines, void *to, void *levels)
+{
+    g->levels = (const uint8_t *)levels;
+    MT_TRY(mt_cuda_gemm_level(stream, to, (uint8_t *)levels, x, scales, &g->rows, lines));
+    x->data = to;
+    return MT_OK;
 }
 
 extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
-                                              const struct mt_gemm_args *args)
+                                              const struct mt_gemm_args *args,
+                                              const mt_cuda_gemm_path *path)
 {
-    const mt_direction *x = mt_gemm_a(args), *dy = mt_gemm_b(args);
-    bool places_x = is_placed(args->layout, x), places_dy = is_placed(args->layout, dy);
-    size_t first = places_dy ? padded(g->height * g->a.width) : 0;
-    size_t second = places_x ? padded(g->cols * g->b.width) : 0;
-    char *p;
-    MT_TRY(mt_cuda_operands(stream, (void **)&p, mt_cuda_gemm_codes_bytes(g)));
-    MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, p + first + second));
-    if (places_dy) MT_TRY(place(stream, g, &g->a, dy->codes, g->height, p));
-    return places_x ? place(stream, g, &g->b, x->codes, g->cols, p + first) : MT_OK;
+    const codes_plan p = plan_codes(g, path);
+    char *dy;
+    MT_TRY(mt_cuda_operands(stream, (void **)&dy, mt_cuda_gemm_codes_bytes(g, path)));
+    char *x = dy + p.dy, *factors = x + p.x, *levels = factors + p.factors;
+    MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, factors));
+    if (p.places_dy) MT_TRY(place(stream, g, &g->a, mt_gemm_b(args)->codes, g->height, dy));
+    if (p.places_x) MT_TRY(place(stream, g, &g->b, mt_gemm_a(args)->codes, g->cols, x));
+    if (p.levels_dy) MT_TRY(level(stream, g, &g->a, g->scales_a, g->height, dy, levels));
+    if (p.levels_x) MT_TRY(level(stream, g, &g->b, g->scales_b, g->cols, x, levels));
+    return MT_OK;
 }

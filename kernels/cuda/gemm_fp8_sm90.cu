@@ -12,10 +12,11 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS] = {
     sm90_variant_of<sm90_fp8<MT_GEMM_NT, WGMMA_E4M3_E4M3, true, false, false, 2>>(),
 };
 
-template <int ELEMENTS, bool SCALED, bool TURNED> static gemm_sm90_variant tall()
+template <int ELEMENTS, bool SCALED, bool TURNED, bool LEVELED = false>
+static gemm_sm90_variant tall()
 {
-    return sm90_variant_of<
-        sm90_fp8<MT_GEMM_NT, ELEMENTS, SCALED, SCALED, false, 1, true, 3, TURNED>>();
+    return sm90_variant_of<sm90_fp8<MT_GEMM_NT, ELEMENTS, SCALED, SCALED && !LEVELED, false, 1,
+                                    true, 3, TURNED, LEVELED>>();
 }
 
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1] = {
@@ -23,6 +24,11 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1] = 
       tall<WGMMA_E4M3_E4M3, true, false>() },
     { tall<WGMMA_E4M3_E4M3, false, true>(), tall<WGMMA_E4M3_E5M2, false, true>(),
       tall<WGMMA_E4M3_E4M3, true, true>() },
+};
+
+const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2] = {
+    tall<WGMMA_E4M3_E4M3, true, false, true>(),
+    tall<WGMMA_E4M3_E4M3, true, true, true>(),
 };
 
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs =

@@ -36,6 +36,10 @@ enum {
     MT_CUDA_GEMM_FP8_TALL, /* NT of fp8, no scales or powers of two: 192 x 128 by three multiplying
                               warpgroups, pairs share dY */
     MT_CUDA_GEMM_FP8_TALL_TURNED, /* the result turned, pairs share X */
+    /* NT of scales of blocks that are powers of two, the same two by codes of X (turned: of dY)
+     * that are brought to one scale for a column of a member first (gemm_level_sm90.cu) */
+    MT_CUDA_GEMM_FP8_LEVEL,
+    MT_CUDA_GEMM_FP8_LEVEL_TURNED,
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,
@@ -53,7 +57,7 @@ typedef struct mt_cuda_gemm_path {
 
 static inline bool mt_cuda_gemm_of_codes(int variant)
 {
-    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_TALL_TURNED;
+    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_LEVEL_TURNED;
 }
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */

@@ -21,8 +21,11 @@ enum {
     TOGETHER = 8,
     CODES_TOGETHER = 32, /* NT of fp8 */
     TALL_ROWS = 192,
-    TALL_PAIR = 256, /* columns of two tiles */
-    MOST = 1 << 30   /* extents: rows of ragged maps, and numbers that are int in the kernel */
+    TALL_PAIR = 256,  /* columns of two tiles */
+    LEVEL_ROWS = 768, /* of a member, from which on ... */
+    LEVEL_WIDE = 2048,
+    LEVEL_WIDEST = 4096, /* an extent, and below it: see level_suits */
+    MOST = 1 << 30       /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
 
 /* ---- the choice --------------------------------------------------------------------------------
@@ -81,6 +84,8 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     if (variant < MT_CUDA_GEMM_BF16) return &tables[g->layout][sums_of(g)][variant];
     if (variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED)
         return &mt_cuda_gemm_sm90_fp8_tall[variant != MT_CUDA_GEMM_FP8_TALL][kind_of_wgrad(g)];
+    if (variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED)
+        return &mt_cuda_gemm_sm90_fp8_level[variant != MT_CUDA_GEMM_FP8_LEVEL];
     if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
     if (variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
         return &mt_cuda_gemm_sm90_fp8_rows_tall[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
@@ -239,7 +244,8 @@ static bool is_turned(const mt_cuda_gemm_path *path)
 {
     return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_WIDE ||
            path->variant == MT_CUDA_GEMM_TURNED_DEEP ||
-           path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
+           path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED ||
+           path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
 }
 
 /* Whether most members have all of their rows, up to 320, in a block's shared memory. Measured on
@@ -255,9 +261,19 @@ static bool is_tall(int variant)
     return variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
 }
 
+static bool is_leveled(int variant)
+{
+    return variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
+}
+
 static bool tall_suits(const gemm_problem *g)
 {
     return g->fp8 && g->layout == MT_GEMM_NT && kind_of_wgrad(g) <= MT_CUDA_FP8_BLOCKS;
+}
+
+static bool level_suits(const gemm_problem *g)
+{
+    return g->layout == MT_GEMM_NT && g->fp8 && kind_of_wgrad(g) == MT_CUDA_FP8_BLOCKS;
 }
 
 /* Elements that pairs of tall tiles cover. */
@@ -284,6 +300,21 @@ static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
     path->super = TOGETHER;
 }
 
+/* NT of codes with scales of blocks on both sides, of which one operand's, the narrower one's, are
+ * brought to one for a column of a member: what that takes is read once, what it saves is of each
+ * product, so that the other operand's extent says whether it pays. */
+static void plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
+{
+    const bool turns = g->height < g->cols && !g->c; /* turned, C comes and goes slowly */
+    const int64_t wide = turns ? g->cols : g->height, narrow = turns ? g->height : g->cols;
+    if (!level_suits(g) || wide < (mean_rows(g) < LEVEL_ROWS ? LEVEL_WIDEST : LEVEL_WIDE) ||
+        12 * tall_area(wide, narrow) > 13 * wide * narrow)
+        return;
+    path->variant = turns ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_LEVEL;
+    path->width = variant_of(g, path->variant)->width;
+    path->super = TOGETHER;
+}
+
 /* NT: the depth is short, a tile's result large: ping-pong, of the result turned where that is cut
  * better (a narrow one of bf16 by wide tiles), but where its tiles would be narrow; then pairs of
  * them share what is wider, if there are enough. */
@@ -304,7 +335,7 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
                     : few || tiles % 2 ? MT_CUDA_GEMM_ALONE
                                        : MT_CUDA_GEMM_WIDE;
     if (is_turned(path) || path->variant == MT_CUDA_GEMM_PANEL) path->width = SM90_WIDTH;
-    if (g->fp8 && !few) plan_tall(path, g);
+    if (g->fp8 && !few) plan_tall(path, g), plan_level(path, g);
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
@@ -355,7 +386,7 @@ static bool suits_codes(const gemm_problem *g, int variant)
 {
     return variant == MT_CUDA_GEMM_FP8 || (is_by_rows(variant) && suits_by_rows(g)) ||
            (variant == MT_CUDA_GEMM_FP8_PAIRS && pairs_suit(g)) ||
-           (is_tall(variant) && tall_suits(g));
+           (is_tall(variant) && tall_suits(g)) || (is_leveled(variant) && level_suits(g));
 }
 
 bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
@@ -489,6 +520,7 @@ gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
     args.scales_p = wgrad || by_rows ? g->scales_a : g->scales_b;
     args.scales_q = wgrad || by_rows ? g->scales_b : g->scales_a;
+    args.levels = g->levels;
     return args;
 }
 

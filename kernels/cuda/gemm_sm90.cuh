@@ -47,6 +47,7 @@ struct gemm_sm90_args {
     int64_t room;
     const float *row_weight; /* of gathered rows, after the product, */
     void *weighted;          /* and where the weighted SwiGLU goes, or NULL */
+    const uint8_t *levels;   /* of Q's columns, see mt_cuda_gemm_level */
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
@@ -90,6 +91,8 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_BLOCKS + 1];
 /* NT by tiles of 192 rows, of E4M3, E5M2, BLOCKS; then the same of the result turned. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1];
+/* Of BLOCKS whose Q is leveled. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2];
 /* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs;
 
@@ -102,9 +105,22 @@ enum {
 
 /* The problem of operands that are codes; false: none of these kernels reads them. */
 extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *args);
-/* Its operands where the kernels read them, and their factor, in operand memory. */
+/* Its operands where the kernels read them, as the path reads them, and their factor, in operand
+ * memory. */
 extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
-                                              const struct mt_gemm_args *args);
+                                              const struct mt_gemm_args *args,
+                                              const mt_cuda_gemm_path *path);
+/* Padded codes of one operand of NT, lines of as many bytes as x says, by their column's largest
+ * scale in the member: to `to`, which may be where they are; levels [members, mt_cuda_gemm_levels]:
+ * the scales' exponents, as f32 has them, 0 where all codes are 0. */
+extern "C" mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels,
+                                        const gemm_operand *x, const float *scales,
+                                        const mt_group *rows, int64_t lines);
+/* Of so many lines. */
+static inline int64_t mt_cuda_gemm_levels(int64_t lines)
+{
+    return mt_ceil_div(lines, MT_PADDED_PART) * MT_PADDED_PART;
+}
 /* NT in the roles that the turned kernels have: X and dY, and the extents of the result, exchanged.
  */
 extern "C" void mt_cuda_gemm_sm90_turn(gemm_problem *g);

@@ -46,9 +46,9 @@ template <class C, int N> struct sm90_scales {
     }
 };
 
-/* BY_ROWS: of two rows of P, by those of each 64 columns. */
+/* BY_ROWS: of two rows of P, by those of each 64 columns; LEVELED: of all. */
 template <class C> struct sm90_row_scales {
-    enum { BLOCKS = C::WIDTH / 64 };
+    enum { COLUMNS = C::LEVELED ? (int)C::WIDTH : 64, BLOCKS = C::WIDTH / COLUMNS };
     uint32_t rows_at;
     float above[BLOCKS], below[BLOCKS];
 
@@ -84,11 +84,12 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
 #pragma unroll
         for (int i = 0; i < (TO - FROM) / 2; i++)
             d[FROM / 2 + i] = (FIRST ? 0 : d[FROM / 2 + i]) + part[i];
-    } else if constexpr (C::BY_ROWS) {
+    } else if constexpr (C::BY_ROWS || C::LEVELED) {
 #pragma unroll
         for (int i = 0; i < (TO - FROM) / 2; i++) {
             const int at = FROM / 2 + i;
-            d[at] = fma(part[i], i % 4 < 2 ? scales.above[at / 32] : scales.below[at / 32],
+            const int block = at * 2 / S::COLUMNS;
+            d[at] = fma(part[i], i % 4 < 2 ? scales.above[block] : scales.below[block],
                         FIRST ? 0 : d[at]);
         }
     } else {
@@ -113,6 +114,28 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
                     sum = fma(part[j * 4 + e - FROM / 2], x, FIRST ? 0 : sum);
                 }
             }
+        }
+    }
+}
+
+/* LEVELED: a tile's sums by what its columns' levels are of the largest of them, which the sums
+ * were scaled by. A thread's columns have a byte each, f32's exponent, beside each other. Before the next
+ * tile's products begin, which take the registers that this does. */
+template <class C>
+static __device__ __forceinline__ void sm90_apply_levels(uint32_t base, int tile,
+                                                         float (&d)[C::WIDTH / 2])
+{
+    const uint32_t at =
+        base + C::LEVELS + anew(tile) % C::RING * C::WIDTH + thread_now() % 4 * (C::WIDTH / 4);
+#pragma unroll
+    for (int i = 0; i < C::WIDTH / 16; i++) { /* a word at a time: all registers hold sums */
+        const uint32_t word = (uint32_t)shared_now(at + i * 4);
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* of eight columns, two by two */
+            const uint32_t top = __byte_perm(word, 0, 0x0444 | (uint32_t)j << 12);
+            const float by = __uint_as_float(top >> 1);
+            float *const sum = &d[(i * 2 + j / 2) * 4 + j % 2];
+            sum[0] *= by, sum[2] *= by;
         }
     }
 }

@@ -443,7 +443,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
         for (int i = 0; i < N / 2; i++) /* or the compiler serialises the wgmmas */
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i % C::PARTS][i / C::PARTS]));
-        typename std::conditional<C::BY_ROWS, sm90_row_scales<C>, sm90_scales<C, N>>::type scales;
+        typename std::conditional<C::BY_ROWS || C::LEVELED, sm90_row_scales<C>,
+                                  sm90_scales<C, N>>::type scales;
         auto begin_scales = [&]() __attribute__((always_inline))
         {
             if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
@@ -471,6 +472,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                 multiply_codes(width, std::integral_constant<int, 1>(), part);
             add_codes(width, std::false_type(), part, scales);
         }
+        if constexpr (C::LEVELED) sm90_apply_levels<C>(base, result.tile, d[0]);
     };
     auto pick = [&](auto self, auto width, auto work) __attribute__((always_inline))->void
     {

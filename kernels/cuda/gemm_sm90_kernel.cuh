@@ -43,6 +43,7 @@ struct sm90 {
         PARTS = 1,
         SCALED = false,
         PACKED = false,
+        LEVELED = false,
         FACTOR = TIMES || (WGRAD && PINGPONG && !PLAIN), /* of sums that nothing is added to */
         TURNED = TURNED_,
         ELEMENTS = 0,
@@ -83,10 +84,13 @@ struct sm90 {
  * memory. NT: both operands lie along the rows, members at multiples of 128 with zeros between
  * them. BY_ROWS, TN: P are rows and Q weights; scales of both are then two for a thread's 64
  * columns. WARPGROUPS 3: tiles half as high again of two thirds of the columns, by three chains of
- * multiplying and adding, which hide one another better than two.
+ * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
+ * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
+ * tile's, sums by what the others are of that, as they are stored.
  */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
-          int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false>
+          int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
+          bool LEVELED_ = false>
 struct sm90_fp8 {
     enum {
         LAYOUT = LAYOUT_,
@@ -117,6 +121,7 @@ struct sm90_fp8 {
         TURNED = TURNED_,
         SCALED = SCALED_,
         PACKED = PACKED_,
+        LEVELED = LEVELED_,
         TIMES = false,
         FACTOR = !SCALED, /* of a member's sums */
         BLOCKS_M = 1,
@@ -135,9 +140,11 @@ struct sm90_fp8 {
         TILE_BYTES = 32,
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
-        SCALES_P = WIDTH * (PACKED ? 2 : 4), /* in the line of a stage, after those of Q */
+        /* in the line of a stage, after those of Q */
+        SCALES_P = LEVELED ? 0 : WIDTH * (PACKED ? 2 : 4),
         SCALE_LINE = BY_ROWS ? WIDTH / 64 * TILE * 4 : SCALES_P + (WGRAD ? TILE * 4 : 0),
-        FULL = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
+        LEVELS = SCALES + (SCALED ? STAGES * SCALE_LINE : 0), /* of each tile, by columns */
+        FULL = LEVELS + (LEVELED ? RING * WIDTH : 0),
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,

@@ -180,6 +180,43 @@ sm90_bring_rows(uint32_t base, int stage, uint32_t parity, const float *rows, in
     barrier_arrive(base + C::FULL + stage * 8);
 }
 
+/* LEVELED: those of P's rows by the largest level of the tile's columns. first: of the tile's
+ * steps, with which come the others' parts of that, in the order in which threads read them
+ * (sm90_apply_levels). four: of the lane's four columns. */
+template <class C>
+static __device__ __forceinline__ void sm90_bring_leveled(uint32_t base, int stage, uint32_t parity,
+                                                          const float *rows, int height,
+                                                          uint32_t four, bool first, int tile)
+{
+    enum { ROWS = C::TILE / 32, ONE = 127 };
+    static_assert(C::WIDTH == 4 * 32, "a lane has four columns");
+    const uint32_t lane = threadIdx.x % 32, line = base + C::SCALES + stage * C::SCALE_LINE;
+    float row[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int at = i * 32 + (int)lane;
+        row[i] = at < height ? __ldg(rows + at) : 0;
+    }
+    uint32_t most = __vmaxu4(four, four >> 16);
+    most = __vmaxu4(most, most >> 8) & 255;
+    most = __reduce_max_sync(~0u, most);
+    barrier_wait(base + C::EMPTY + stage * 8, parity);
+    if (first) {
+        const uint32_t to = base + C::LEVELS + tile % C::RING * C::WIDTH;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int own = (int)(four >> 8 * i & 255),
+                      part = own ? max(0, ONE + own - (int)most) : 0;
+            put_shared_byte(to + (lane % 2 * 2 + i / 2) * (C::WIDTH / 4) + lane / 2 * 2 + i % 2,
+                            part);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        put_shared(line + (i * 32 + lane) * 4, row[i] * __uint_as_float(most << 23));
+    barrier_arrive(base + C::FULL + stage * 8);
+}
+
 /* Three warps take steps in turn, so that the loads of one are long under way as its stage becomes
  * empty. */
 template <class C>
@@ -191,7 +228,7 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
     int stage = 0, turn = threadIdx.x / 32;
     uint32_t parity = 1;
     sm90_tile t;
-    while (order.next(&t, a, cm, cn)) {
+    for (int tile = 0; order.next(&t, a, cm, cn); tile++) {
         const int first = order.start[t.member], rows = order.start[t.member + 1] - first;
         const float *q = a.scales_q, *p = a.scales_p;
         const int next_q = C::WGRAD ? a.n : C::BY_ROWS ? 1 : rows;
@@ -208,10 +245,18 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
             q += (int64_t)first * blocks + (t.row - first);
             if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
         }
+        uint32_t levels = 0;
+        if constexpr (C::LEVELED) {
+            const int room = (a.n + 127) / 128 * 128, at = t.n0 + (int)threadIdx.x % 32 * 4;
+            if (at < room)
+                levels = __ldg((const uint32_t *)(a.levels + (int64_t)t.member * room + at));
+        }
         const int steps = t.whole + (t.rest > 0);
         for (int step = 0; step < steps; step++, q += next_q, p += next_p) {
             if (--turn == 0) {
-                if constexpr (C::BY_ROWS)
+                if constexpr (C::LEVELED)
+                    sm90_bring_leveled<C>(base, stage, parity, p, height, levels, step == 0, tile);
+                else if constexpr (C::BY_ROWS)
                     sm90_bring_rows<C>(base, stage, parity, p, height, q, t.n0, a.n, blocks);
                 else
                     sm90_bring_step<C>(base, stage, parity, q, len, p, height);

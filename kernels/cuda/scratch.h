@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/gemm_path.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,7 +37,7 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
 size_t mt_cuda_gemm_plain_bytes(const struct mt_gemm_args *args);
 size_t mt_cuda_gemm_plain_scratch(const mt_stream *stream, const struct mt_gemm_args *args);
 struct gemm_problem;
-size_t mt_cuda_gemm_codes_bytes(const struct gemm_problem *g);
+size_t mt_cuda_gemm_codes_bytes(const struct gemm_problem *g, const mt_cuda_gemm_path *path);
 
 #ifdef __cplusplus
 }

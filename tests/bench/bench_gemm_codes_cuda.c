@@ -201,9 +201,32 @@ static double *reference(const struct product *p, const double *a, const double 
     return d;
 }
 
-/* What fp8 tensor cores may lose in element (i, j) of member e: mt_gemm_fp8_loss of each 128. */
+/* Whose codes a path levels: 1 X's, 2 dY's, 0 nobody's. */
+static int leveled(const mt_cuda_gemm_path *path)
+{
+    return !path                                            ? 0
+           : path->variant == MT_CUDA_GEMM_FP8_LEVEL        ? 1
+           : path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED ? 2
+                                                            : 0;
+}
+
+/* The largest scale of column n of an operand of NT in member e, of blocks that are not all 0. */
+static double level_of(const mt_qtensor *q, const struct rows *rows, const float *scales,
+                       const double *values, int64_t e, int64_t n)
+{
+    int64_t first = 0, lines = q->group.k;
+    double level = 0;
+    for (int64_t m = 0; m < e; m++) first += (rows->counts[m] + 127) / 128;
+    for (int64_t r = 0; r < rows->counts[e]; r++)
+        if (values[(rows->start[e] + r) * lines + n] != 0)
+            level = fmax(level, (double)scales[(first + r / 128) * lines + n]);
+    return level;
+}
+
+/* What fp8 tensor cores may lose in element (i, j) of member e: mt_gemm_fp8_loss of each 128; and
+ * what levels do: x, y are the operands of each product, of which one has the level. */
 static double loss_of(const struct product *p, const struct rows *rows, const double *a,
-                      const double *b, int64_t e, int64_t i, int64_t j)
+                      const double *b, int64_t e, int64_t i, int64_t j, int levels, double level)
 {
     double loss = 0, largest = 0, sum = 0;
     bool wgrad = p->layout == MT_GEMM_NT, along = p->layout == MT_GEMM_TN;
@@ -213,8 +236,9 @@ static double loss_of(const struct product *p, const struct rows *rows, const do
         int64_t at = wgrad   ? (start + q) * p->k + j
                      : along ? (e * p->n + j) * p->k + q
                              : (e * p->n + q) * p->k + j;
-        double x = a[at] * b[wgrad ? (start + q) * p->n + i : (start + i) * p->depth + q];
+        double y = b[wgrad ? (start + q) * p->n + i : (start + i) * p->depth + q], x = a[at] * y;
         sum += x, largest = fmax(largest, fmax(fabs(x), fabs(sum)));
+        if (levels) loss += mt_gemm_fp8_level_loss(level, fabs(levels == 1 ? y : a[at]));
     }
     return loss + mt_gemm_fp8_loss(largest);
 }
@@ -223,8 +247,10 @@ struct checked {
     const struct product *p;
     const struct rows *rows;
     const double *a, *b, *sum, *size;
-    bool codes; /* multiplied by fp8 tensor cores: mt_gemm_fp8_loss */
-    bool lossy; /* and values that they round */
+    const float *scales[2]; /* of blocks, NT: X's and dY's */
+    int levels;             /* leveled(path) */
+    bool codes;             /* multiplied by fp8 tensor cores: mt_gemm_fp8_loss */
+    bool lossy;             /* and values that they round */
     double worst;
 };
 
@@ -242,7 +268,12 @@ static void verify(struct checked *c, const char *path, const void *got)
             double want = c->sum[at], value = mt_load_f64(got, p->args.d_dtype, at);
             double limit = (double)(depth + 1 + scales) * test_epsilon(MT_F32) * c->size[at];
             int64_t i = (at - first) / p->columns, j = (at - first) % p->columns;
-            if (c->lossy) limit += loss_of(p, c->rows, c->a, c->b, e, i, j);
+            if (c->lossy) {
+                double level = c->levels == 1   ? level_of(&p->a, c->rows, c->scales[0], c->a, e, j)
+                               : c->levels == 2 ? level_of(&p->b, c->rows, c->scales[1], c->b, e, i)
+                                                : 0;
+                limit += loss_of(p, c->rows, c->a, c->b, e, i, j, c->levels, level);
+            }
             if (p->args.d_dtype == MT_BF16) limit += test_epsilon(MT_BF16) * (fabs(want) + limit);
             if (!(fabs(value - want) <= limit))
                 fail_msg("%s %s by %s, n %lld, k %lld: row %lld, column %lld of member %lld is "
@@ -265,6 +296,7 @@ static void run_and_verify(struct checked *c, struct product *p, const mt_cuda_g
     assert_ok(path ? mt_cuda_gemm_by(&stream, &p->args, path) : mt_gemm(&stream, &p->args));
     CUDA_OK(cudaStreamSynchronize(queue));
     CUDA_OK(cudaMemcpy(host, p->args.d, bytes, cudaMemcpyDefault));
+    c->levels = leveled(path);
     verify(c, path ? mt_cuda_gemm_path_name(path) : "exact decoding", host);
     expect_poison("before the result", (char *)p->args.d - GUARD, GUARD);
     expect_poison("after the result", (char *)p->args.d + bytes, GUARD);
@@ -330,11 +362,12 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     static const int widths[] = { 192, 128, 64 };
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
     for (int i = 0; i < 3; i++)
-        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_TALL_TURNED; v++) {
+        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_LEVEL_TURNED; v++) {
             bool blocks = p->coding->two_d_w && p->coding->pow2, nt = v >= MT_CUDA_GEMM_FP8_TALL;
             if (v != MT_CUDA_GEMM_FP8 && nt != (p->layout == MT_GEMM_NT)) continue;
             if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
             if (nt && !goes_tall(p)) continue;
+            if (v >= MT_CUDA_GEMM_FP8_LEVEL && !blocks) continue;
             if (v == MT_CUDA_GEMM_FP8_PAIRS && !blocks) continue;
             path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
@@ -346,6 +379,16 @@ static void check_paths(struct checked *c, struct product *p, enum values values
                mt_cuda_gemm_path_name(&path), c->worst * 0x1p13);
 }
 
+/* A column direction's on the host. */
+static float *block_scales(const mt_qtensor *q)
+{
+    size_t bytes = mt_direction_scale_bytes(&q->dir[MT_COL], MT_COL, &q->group);
+    float *scales = malloc(bytes + 1);
+    assert_non_null(scales);
+    if (bytes > 0) CUDA_OK(cudaMemcpy(scales, q->dir[MT_COL].scales, bytes, cudaMemcpyDefault));
+    return scales;
+}
+
 static void check_product(const struct rows *rows, mt_gemm_layout layout, const struct coding *c,
                           int64_t n, int64_t k, enum values values)
 {
@@ -353,12 +396,83 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
     make_product(&p, rows, layout, c, n, k, values, false);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
     double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
-    struct checked checked = { &p, rows, a, b, sum, size, false, false, 0 };
+    float *scales[2] = { layout == MT_GEMM_NT && c->two_d_w ? block_scales(&p.a) : NULL,
+                         layout == MT_GEMM_NT && c->two_d_w ? block_scales(&p.b) : NULL };
+    struct checked checked = { .p = &p,
+                               .rows = rows,
+                               .a = a,
+                               .b = b,
+                               .sum = sum,
+                               .size = size,
+                               .scales = { scales[0], scales[1] } };
     check_paths(&checked, &p, values);
     p.args.d_dtype = MT_BF16; /* of gradients, too */
     if (layout == MT_GEMM_NT) check_paths(&checked, &p, values);
-    free(a), free(b), free(sum), free(size);
+    free(a), free(b), free(sum), free(size), free(scales[0]), free(scales[1]);
     free_product(&p);
+}
+
+/* An operand of NT whose columns have scales far from each other, as from their own, and blocks of
+ * zeros, whose scale is 1. */
+static void spread(mt_qtensor *q, const struct rows *rows, uint64_t seed)
+{
+    const mt_direction *d = &q->dir[MT_COL];
+    int64_t lines = q->group.k, block = 0;
+    size_t bytes = mt_direction_code_bytes(d, MT_COL, &q->group);
+    size_t scale_bytes = mt_direction_scale_bytes(d, MT_COL, &q->group);
+    uint8_t *codes = calloc(bytes, 1);
+    float *scales = calloc(scale_bytes, 1);
+    mt_codec codec = mt_codec_of(d->options.element);
+    assert_true(codes && scales);
+    for (int64_t e = 0; e < rows->members; e++)
+        for (int64_t r = 0; r < rows->counts[e]; block += ++r % 128 == 0 || r == rows->counts[e])
+            for (int64_t n = 0; n < lines; n++) {
+                bool zero = (block * 5 + n) % 7 == 0 || n == 3;
+                uint64_t at = (uint64_t)((rows->start[e] + r) * lines + n);
+                int code = 1 + (int)(4 * mt_rng_uniform(seed, 0, at));
+                scales[block * lines + n] =
+                    zero ? 1 : ldexpf(1, -40 + (int)(n % 23) + (int)((block * 3 + n) % 9));
+                codes[rows->start[e] * lines + n * rows->counts[e] + r] =
+                    zero ? 0 : (uint8_t)mt_encode(codec, (float)(at % 3 ? code : -code));
+            }
+    CUDA_OK(cudaMemcpy(d->codes, codes, bytes, cudaMemcpyDefault));
+    CUDA_OK(cudaMemcpy(d->scales, scales, scale_bytes, cudaMemcpyDefault));
+    free(codes), free(scales);
+}
+
+static void check_levels(const struct coding *c)
+{
+    static const int64_t counts[] = { 300, 0, 1, 129, 520, 0 };
+    enum { N = 208, K = 280 };
+    struct rows rows;
+    struct product p;
+    make_rows(&rows, sizeof counts / sizeof *counts, counts, 5, N, K);
+    make_product(&p, &rows, MT_GEMM_NT, c, N, K, INTEGERS, false);
+    spread(&p.a, &rows, 1), spread(&p.b, &rows, 2);
+    double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
+    double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
+    float *scales[2] = { block_scales(&p.a), block_scales(&p.b) };
+    struct checked checked = { .p = &p,
+                               .rows = &rows,
+                               .a = a,
+                               .b = b,
+                               .sum = sum,
+                               .size = size,
+                               .scales = { scales[0], scales[1] },
+                               .codes = true,
+                               .lossy = true };
+    mt_cuda_gemm_path path = { .super = 2 };
+    p.args.d = (void *)(uintptr_t)checked.sum;
+    if (native(&path, &p))
+        for (int half = 0; half < 2; half++)
+            for (int v = MT_CUDA_GEMM_FP8_LEVEL; v <= MT_CUDA_GEMM_FP8_LEVEL_TURNED; v++)
+                for (path.width = 64; path.width <= TALL_WIDTH; path.width *= 2) {
+                    path.variant = v, p.args.d_dtype = half ? MT_BF16 : MT_F32;
+                    run_and_verify(&checked, &p, &path);
+                }
+    free(a), free(b), free(sum), free(size), free(scales[0]), free(scales[1]);
+    free_product(&p), free_rows(&rows);
+    printf("%s: columns with scales far from each other: right\n", c->name);
 }
 
 static void check(void)
@@ -380,6 +494,7 @@ static void check(void)
         printf("n %lld, k %lld: right\n", (long long)n, (long long)k);
         fflush(stdout);
     }
+    check_levels(&codings[2]);
     /* members of so many rows that pairs share the weights; all rows one member's; one row */
     static const struct {
         int64_t members, counts[4], n, k;
@@ -402,7 +517,7 @@ static void check(void)
 /* ---- time --------------------------------------------------------------------------------------
  */
 
-enum way { PLAIN, EXACT, NATIVE, WAYS };
+enum way { PLAIN, EXACT, NATIVE, UNLEVELED, WAYS };
 
 static double median(double times[LAUNCHES])
 {
@@ -459,14 +574,18 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     plain.a = &a, plain.b = &b;
     assert_ok(mt_cuda_gemm_choose(&stream, &plain, &best));
     bool has[WAYS] = { true, true, native(&path, &p) };
+    mt_cuda_gemm_path tall = path; /* without levels */
+    has[UNLEVELED] = has[NATIVE] && leveled(&path);
+    tall.variant = leveled(&path) == 1 ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_TALL_TURNED;
     double times[WAYS][LAUNCHES], rates[WAYS] = { 0 };
     for (int i = -1; i < LAUNCHES; i++) /* the first only warms up */
         for (int w = 0; w < WAYS; w++) {
             if (!has[w]) continue;
             double ms = launch(w == PLAIN ? &plain : &p.args,
-                               w == PLAIN   ? &best
-                               : w == EXACT ? NULL
-                                            : &path,
+                               w == PLAIN    ? &best
+                               : w == EXACT  ? NULL
+                               : w == NATIVE ? &path
+                                             : &tall,
                                flush, i);
             if (i >= 0) times[w][i] = ms;
         }
@@ -477,6 +596,8 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     if (has[NATIVE])
         printf(", fp8 %6.1f (%.2f), width %d", rates[NATIVE], rates[NATIVE] / rates[PLAIN],
                path.width);
+    if (has[UNLEVELED])
+        printf(", not leveled %6.1f (%.2f)", rates[UNLEVELED], rates[UNLEVELED] / rates[PLAIN]);
     printf(" TFLOP/s\n");
     fflush(stdout);
     device_free(x), device_free(y), device_free(p.args.d);

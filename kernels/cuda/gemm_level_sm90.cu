@@ -1,0 +1,123 @@
+/* Codes of NT's blocks, brought to one scale for each column of a member, so that a product of
+ * theirs is scaled by the other operand's blocks alone, and by a column's level as it is stored.
+ *
+ * A scale that is 2^-k of its column's largest makes codes of 2^-k of what they were: what lies
+ * below E4M3's smallest step, 2^-9, is rounded, so that an element moves by 2^-10 of the largest
+ * scale at most (gemm.h). Blocks whose codes are all 0 have a scale, too, and it does not count. */
+#include <cuda_fp8.h>
+
+#include "kernels/cuda/gemm_places.cuh"
+#include "kernels/cuda/gemm_sm90.cuh"
+
+enum {
+    THREADS = 256,
+    PER_MULTIPROCESSOR = 8,
+    RUN = 8,     /* lines of a member that a warp takes one after the other */
+    VECTOR = 16, /* bytes of a lane */
+    BLOCK = MT_PADDED_PART,
+    ONE = 127, /* the exponent of 1, as f32 has it */
+    GONE = 19  /* 2^-19 of the largest code is under half of the smallest step */
+};
+
+/* The exponent of a power of two, of f32's subnormal ones, too. */
+static __device__ __forceinline__ int exponent_of(float scale)
+{
+    const uint32_t bits = __float_as_uint(scale);
+    return bits >> 23 ? (int)(bits >> 23 & 255) : 9 - __clz(bits);
+}
+
+static __device__ __forceinline__ bool is_zero(const uint8_t *block)
+{
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < BLOCK / VECTOR; i++) {
+        const uint4 w = *(const uint4 *)(block + i * VECTOR);
+        any |= w.x | w.y | w.z | w.w;
+    }
+    return (any & 0x7f7f7f7fu) == 0;
+}
+
+/* Four codes by 2^-k, rounded once: where f16 rounds, what is left is under half of a step. */
+static __device__ __forceinline__ uint32_t lowered(uint32_t codes, __half2 by)
+{
+    uint32_t to = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const auto pair = (__nv_fp8x2_storage_t)(codes >> 16 * i);
+        const __half2 x = __half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+        const __half2 y = __hmul2(x, by);
+        to |= (uint32_t)__nv_cvt_halfraw2_to_fp8x2((__half2_raw)y, __NV_SATFINITE, __NV_E4M3)
+              << 16 * i;
+    }
+    return to;
+}
+
+/* 2^-k in f16, which holds it down to 2^-24; 0 where nothing would be left. */
+static __device__ __forceinline__ __half2 power_of(int k)
+{
+    const uint32_t half = k >= GONE ? 0 : k < 15 ? (15 - k) << 10 : 1u << (24 - k);
+    __half2_raw both;
+    both.x = both.y = (unsigned short)half;
+    return __half2(both);
+}
+
+/* A member's part of a line: of `length` bytes, with a scale for each 128, `next` apart. */
+static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *codes,
+                                                 const float *scale, int64_t next, int length)
+{
+    const int lane = threadIdx.x % 32;
+    int most = 0;
+    for (int b = lane; b < length / BLOCK; b += 32) {
+        const int own = max(exponent_of(__ldg(scale + b * next)), 1);
+        if (own != ONE || !is_zero(codes + b * BLOCK)) most = max(most, own);
+    }
+    const int level = (int)__reduce_max_sync(~0u, (unsigned)most);
+    for (int j = lane * VECTOR; j < length; j += 32 * VECTOR) {
+        uint4 w = *(const uint4 *)(codes + j);
+        const int k = level - exponent_of(__ldg(scale + j / BLOCK * next));
+        if (k > 0) {
+            const __half2 by = power_of(k);
+            w.x = lowered(w.x, by), w.y = lowered(w.y, by);
+            w.z = lowered(w.z, by), w.w = lowered(w.w, by);
+        }
+        *(uint4 *)(to + j) = w;
+    }
+    return level;
+}
+
+/* room: levels of a member, of more lines than there are. */
+static __global__ void __launch_bounds__(THREADS)
+    level_kernel(uint8_t *to, uint8_t *levels, const uint8_t *codes, const float *scales,
+                 const __grid_constant__ mt_group rows, int64_t lines, int64_t line, int64_t room)
+{
+    extern __shared__ int first[];
+    const int members = (int)rows.members, lane = threadIdx.x % 32;
+    int *const place = first + members + 1;
+    gemm_find_places(first, place, &rows);
+    const int64_t runs = room / RUN, step = (int64_t)gridDim.x * (THREADS / 32);
+    const int64_t warp = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    for (int64_t i = warp; i < members * runs; i += step) {
+        const int64_t e = i / runs, n0 = (i - e * runs) * RUN;
+        const int length = place[e + 1] - place[e];
+        const float *const scale = scales + place[e] / BLOCK * lines;
+        for (int64_t n = n0; n < n0 + RUN; n++) {
+            const int64_t at = n * line + place[e];
+            const int level =
+                n < lines ? level_line(to + at, codes + at, scale + n, lines, length) : 0;
+            if (lane == 0) levels[e * room + n] = (uint8_t)level;
+        }
+    }
+}
+
+mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels, const gemm_operand *x,
+                             const float *scales, const mt_group *rows, int64_t lines)
+{
+    const int64_t room = mt_cuda_gemm_levels(lines), warps = rows->members * (room / RUN);
+    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
+    const int64_t blocks = mt_ceil_div(warps, THREADS / 32);
+    level_kernel<<<(unsigned)(blocks < most ? blocks : most), THREADS,
+                   gemm_places_bytes(rows->members), mt_cuda_stream(stream)>>>(
+        (uint8_t *)to, levels, (const uint8_t *)x->data, scales, *rows, lines, x->width, room);
+    MT_LAUNCHED(stream, "gemm (levels)");
+    return MT_OK;
+}
