@@ -192,7 +192,7 @@ static struct mt_delayed *delayed_of(layer *l, int slot)
     return &l->state.delayed[slot / MT_DIR_COUNT][slot % MT_DIR_COUNT];
 }
 
-/* Scales [N] of 1 and histories [length, N] of 0 for every slot that is ever delayed. */
+/* Scales [N] and histories [length, N] for every slot that is ever delayed. */
 static mt_status make_delayed(mt_precision *p)
 {
     int64_t floats = 0;
@@ -202,17 +202,27 @@ static mt_status make_delayed(mt_precision *p)
                 floats += (p->history + 1) * p->layers[i].weight->group.members;
     p->bytes = (size_t)floats * sizeof(float);
     MT_TRY(mt_device_alloc(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE));
-    MT_TRY(mt_device_zero(device_of(p), p->memory, p->bytes));
-    float *at = p->memory, one = 1;
+    float *at = p->memory;
     for (int64_t i = 0; i < p->count; i++)
         for (int s = 0; s < SLOTS; s++) {
             int64_t n = p->layers[i].weight->group.members;
             if (!p->layers[i].delayed[s]) continue;
             *delayed_of(&p->layers[i], s) = (struct mt_delayed){ at, at + n };
-            for (int64_t e = 0; e < n; e++)
-                MT_TRY(mt_device_copy(device_of(p), at + e, &one, sizeof one));
             at += (p->history + 1) * n;
         }
+    return mt_precision_forget(p);
+}
+
+mt_status mt_precision_forget(const mt_precision *p)
+{
+    const float one = 1;
+    MT_TRY(mt_device_zero(device_of(p), p->memory, p->bytes));
+    for (int64_t i = 0; i < p->count; i++)
+        for (int s = 0; s < SLOTS; s++)
+            for (int64_t e = 0; p->layers[i].delayed[s] && e < p->layers[i].weight->group.members;
+                 e++)
+                MT_TRY(mt_device_copy(device_of(p), delayed_of(&p->layers[i], s)->scale + e, &one,
+                                      sizeof one));
     return MT_OK;
 }
 
@@ -577,8 +587,8 @@ cleanup:
 mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
 {
     MT_TRY(mt_precision_refresh(p, stream));
-    if (p->fsdp) return mt_fsdp_quantized_masters(p->fsdp, stream);
-    for (int64_t i = 0; i < p->count; i++) {
+    if (p->fsdp) MT_TRY(mt_fsdp_quantized_masters(p->fsdp, stream));
+    for (int64_t i = 0; !p->fsdp && i < p->count; i++) {
         mt_param *w = p->layers[i].weight;
         int dir = 0;
         while (dir < MT_DIR_COUNT && w->weight.dir[dir].layout == MT_LAYOUT_PACKED) dir++;
@@ -586,5 +596,5 @@ mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
         MT_TRY(dequantize_master(stream, w, (mt_dir)dir));
         if (!w->own_master) MT_TRY(mt_param_split_view(p->store, w));
     }
-    return MT_OK;
+    return mt_precision_forget(p);
 }
