@@ -163,13 +163,15 @@ mt_status mt_exchange_settle(mt_exchange *x, mt_comm *world, mt_stream *stream, 
 {
     int64_t most = 0;
     *over = false;
-    if (x->device->computes && x->tokens && x->room < most_rows(x, x->tokens)) {
+    bool tells = x->device->computes && x->tokens;
+    if (tells && x->room < most_rows(x, x->tokens)) {
         MT_TRY(mt_comm_all_reduce(world, stream, x->most, 1, MT_I64, MT_REDUCE_MAX,
                                   "rows for an expert's rank"));
         MT_TRY(mt_device_copy(x->device, &most, x->most, sizeof most));
-        MT_TRY(mt_device_zero(x->device, x->most, sizeof most));
         *over = most > x->room;
     }
+    /* Also what was needed of room for any routing: the blocks to come may have less. */
+    if (tells) MT_TRY(mt_device_zero_async(stream, x->most, sizeof most));
     if (*over) grow(x, most);
     x->tokens = 0;
     return MT_OK;

@@ -109,7 +109,7 @@ typedef struct mt_router_shape {
     int64_t experts, top_k;
     bool normalize;
     const float *bias; /* device f32 [E] or NULL: selection only */
-    int64_t *load;     /* device int64 [E] or NULL: += counts, once per forward */
+    int64_t *load;     /* device int64 [E] or NULL: += counts, once per pass that trains */
 } mt_router_shape;
 
 /* What routing decides; every field a held reference. */
@@ -134,7 +134,7 @@ struct mt_route {
 };
 
 /* capacity: rows an expert takes at most, 0 for all. dropped: device int64 [1] or NULL: += dropped
- * rows. */
+ * rows, as load. */
 mt_status mt_route_tokens(mt_tape *tape, mt_route *route, const mt_routing *routing,
                           int64_t experts, int64_t capacity, const int64_t widths[MT_ROUTE_WIDTHS],
                           int64_t *dropped);

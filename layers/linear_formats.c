@@ -317,19 +317,27 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     return quantize(tape, &args);
 }
 
+/* Whether an amax history of some step's recipe gathers what this pass makes of an operand. */
+static bool is_gathered(const mt_tape *tape, const mt_param *w, mt_operand operand)
+{
+    const struct mt_delayed *d = w->linear->delayed[operand];
+    return mt_tape_training(tape) && (d[MT_ROW].history || d[MT_COL].history);
+}
+
 /* The rule. The row that the GEMM reads decodes to the same values when it is quantized again from
  * what it decodes to (mt_exchange_codes), so the rest asks who reads the operand's own values
  * beside it: wgrad, unless its column is made from the row's values, or no wgrad follows (the
  * weight is frozen; of X also where this forward records nothing); a bias, whose gradient sums dY;
- * whoever watches the layer; and the count of NaNs, which elements without a NaN lose: X is counted
- * when a pass that trains comes by first, dY whenever there is one. All of it is the same on every
- * rank of a pass. */
+ * whoever watches the layer, amax histories among them, also at steps that do not scale by them;
+ * and the count of NaNs, which elements without a NaN lose: X is counted when a pass that trains
+ * comes by first, dY whenever there is one. All of it is the same on every rank of a pass. */
 bool mt_linear_travels_coded(const mt_tape *tape, const mt_grouped_linear_layer *layer,
                              mt_operand operand, mt_format_spec *spec)
 {
     const mt_param *w = layer->weight;
     bool dy = operand == MT_OPERAND_DY, training = mt_tape_training(tape);
     if (!w->linear || mt_linear_observed(w) || (dy && (!training || layer->bias))) return false;
+    if (is_gathered(tape, w, operand)) return false;
     *spec = spec_of(recipe_of(w), w->compute, operand, MT_ROW);
     if (!mt_exchange_codes(spec)) return false;
     bool column = !w->frozen && (dy || mt_tape_recording(tape));

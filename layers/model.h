@@ -111,7 +111,8 @@ mt_status mt_model_seed(mt_model *model, mt_tape *tape, const mt_model_output *o
 void mt_model_output_release(mt_tape *tape, mt_model *model, mt_model_output *output);
 
 /* Expert load of this optimizer step, per MoE layer: device int64 [E] each, summed over
- * micro-batches; dropped rows device int64 [1] in total. Reset by mt_model_begin_step. */
+ * micro-batches, which passes that do not train are not; dropped rows device int64 [1] in total.
+ * Reset by mt_model_begin_step. */
 int64_t mt_model_moe_layers(const mt_model *model);
 const int64_t *mt_model_load(const mt_model *model, int64_t moe_layer);
 const int64_t *mt_model_dropped(const mt_model *model);

@@ -12,7 +12,7 @@ typedef struct mt_moe_layer {
     mt_grouped_linear_layer gate_up, down; /* [E; 2F, D], [E; D, F] */
     mt_router_shape shape;
     double capacity_factor; /* 0: dropless; else an expert takes ceil(factor T k / E) rows */
-    int64_t *dropped;       /* device int64 [1] or NULL: += dropped rows */
+    int64_t *dropped;       /* device int64 [1] or NULL: += dropped rows, in training */
     mt_exchange *exchange; /* experts are spread over ranks: this one's are in gate_up and down, its
                               tokens go to all of them; NULL: all are here */
 } mt_moe_layer;

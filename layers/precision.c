@@ -3,71 +3,24 @@
 
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "layers/functional.h"
-
-enum { SLOTS = MT_OPERAND_COUNT * MT_DIR_COUNT };
-static const char *const operand_names[MT_OPERAND_COUNT] = { "W", "X", "dY" };
-static const char *const dir_names[MT_DIR_COUNT] = { "row", "col" };
-
-typedef struct layer {
-    mt_param *weight;
-    mt_linear_state state;
-    bool delayed[SLOTS]; /* some rule makes this slot fp8_delayed */
-    mt_element element[SLOTS];
-} layer;
-
-struct mt_precision {
-    mt_param_store *store;
-    mt_recipe_rules *rules; /* NULL: none */
-    layer *layers;
-    int64_t count;
-    int64_t history;
-    int margin;
-    bool most_recent;
-    uint32_t pass;
-    void *first_pass; /* device uint32 */
-    uint64_t epoch;
-    void *memory; /* scales and histories, device f32 */
-    size_t bytes;
-    void *nans; /* counts of NaN, device int64: layer by layer, W X dY, members */
-    int64_t nan_count;
-    mt_comm *comm;
-    mt_fsdp_options shards;
-    mt_fsdp *fsdp; /* NULL with one rank */
-    /* With ranks: slot 0 of every history, device f32; those of weights with some members last. */
-    void *amaxes;
-    int64_t amax_count, amax_shared; /* shared: before those */
-    void *kept; /* the same, and behind it the counts of NaN, when a step begins */
-    size_t kept_bytes;
-};
-
-static bool is_shared(const mt_precision *p)
-{
-    return p->comm && mt_comm_size(p->comm) > 1;
-}
-
-static mt_device *device_of(const mt_precision *p)
-{
-    return mt_param_store_device(p->store);
-}
+#include "layers/precision_priv.h"
 
 /* ---- what rules may ask for --------------------------------------------------------------------
  */
 
-static mt_status note_delayed(layer *l, const mt_recipe *recipe)
+static mt_status note_delayed(mt_precision_layer *l, const mt_recipe *recipe)
 {
-    for (int s = 0; s < SLOTS; s++) {
+    for (int s = 0; s < MT_PRECISION_SLOTS; s++) {
         const mt_format_spec *spec =
             mt_recipe_direction(recipe, (mt_operand)(s / MT_DIR_COUNT), (mt_dir)(s % MT_DIR_COUNT));
         if (!spec->format->delayed) continue;
         MT_REQUIRE(!l->delayed[s] || l->element[s] == spec->options.element, MT_ECONFIG,
                    "recipe rules: fp8_delayed in %s %s of %s is e4m3 in one rule and e5m2 in "
                    "another: its scale could not pass from one to the other",
-                   operand_names[s / MT_DIR_COUNT], dir_names[s % MT_DIR_COUNT], l->weight->name);
+                   mt_precision_operands[s / MT_DIR_COUNT], mt_precision_dirs[s % MT_DIR_COUNT],
+                   l->weight->name);
         l->delayed[s] = true;
         l->element[s] = spec->options.element;
     }
@@ -75,14 +28,14 @@ static mt_status note_delayed(layer *l, const mt_recipe *recipe)
 }
 
 /* Reserves the largest compute copy of all the recipes that may apply to a layer. */
-static mt_status reserve(mt_precision *p, layer *l)
+static mt_status reserve(mt_precision *p, mt_precision_layer *l)
 {
     const mt_recipe_rule *rule;
-    if (!p->rules) return mt_linear_reserve(l->weight, device_of(p), NULL);
+    if (!p->rules) return mt_linear_reserve(l->weight, mt_precision_device(p), NULL);
     for (size_t i = 0; (rule = mt_recipe_rules_get(p->rules, i)); i++) {
         const mt_recipe *recipe = &rule->recipe;
         if (!mt_recipe_rule_covers(rule, l->weight->name)) continue;
-        MT_TRY(mt_linear_reserve(l->weight, device_of(p), recipe));
+        MT_TRY(mt_linear_reserve(l->weight, mt_precision_device(p), recipe));
         MT_TRY(note_delayed(l, recipe));
         for (int d = 0; d < MT_DIR_COUNT; d++)
             mt_param_reserve_atom(
@@ -127,7 +80,7 @@ static mt_status build(mt_precision *p, const mt_precision_options *o)
     for (int64_t i = 0; i < params; i++) {
         mt_param *w = mt_param_store_get(p->store, i);
         if (!w->packed) continue;
-        layer *l = &p->layers[p->count++];
+        mt_precision_layer *l = &p->layers[p->count++];
         l->weight = w;
         if (o) {
             l->state.save_original_input = o->save_original_input;
@@ -149,8 +102,9 @@ mt_status mt_precision_create(mt_precision **precision, mt_param_store *store,
     MT_REQUIRE(p, MT_ENOMEM, "precision: out of memory");
     p->store = store;
     if (options) p->comm = options->comm, p->shards = options->shards;
-    if (is_shared(p)) mt_param_store_shard(store, mt_comm_rank(p->comm), mt_comm_size(p->comm));
-    if (is_shared(p) && options->mesh) {
+    if (mt_precision_is_shared(p))
+        mt_param_store_shard(store, mt_comm_rank(p->comm), mt_comm_size(p->comm));
+    if (mt_precision_is_shared(p) && options->mesh) {
         mt_comm *replicas = p->shards.replicas = options->mesh->replicas;
         mt_param_store_shard_members(store, mt_comm_rank(replicas), mt_comm_size(replicas));
     }
@@ -172,277 +126,12 @@ void mt_precision_destroy(mt_precision **precision)
     mt_precision *p = *precision;
     if (!p) return;
     mt_fsdp_destroy(&p->fsdp);
-    mt_device_free(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE);
-    mt_device_free(device_of(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE);
-    mt_device_free(device_of(p), &p->amaxes, (size_t)p->amax_count * sizeof(float),
-                   MT_MEMORY_STATE);
-    mt_device_free(device_of(p), &p->kept, p->kept_bytes, MT_MEMORY_STATE);
-    mt_device_free(device_of(p), &p->nans, (size_t)p->nan_count * sizeof(int64_t), MT_MEMORY_STATE);
+    mt_device_free(mt_precision_device(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE);
+    mt_precision_free_state(p);
     mt_recipe_rules_destroy(&p->rules);
     free(p->layers);
     free(p);
     *precision = NULL;
-}
-
-/* ---- delayed scaling ---------------------------------------------------------------------------
- */
-
-static struct mt_delayed *delayed_of(layer *l, int slot)
-{
-    return &l->state.delayed[slot / MT_DIR_COUNT][slot % MT_DIR_COUNT];
-}
-
-/* Scales [N] of 1 and histories [length, N] of 0 for every slot that is ever delayed. */
-static mt_status make_delayed(mt_precision *p)
-{
-    int64_t floats = 0;
-    for (int64_t i = 0; i < p->count; i++)
-        for (int s = 0; s < SLOTS; s++)
-            if (p->layers[i].delayed[s])
-                floats += (p->history + 1) * p->layers[i].weight->group.members;
-    p->bytes = (size_t)floats * sizeof(float);
-    MT_TRY(mt_device_alloc(device_of(p), &p->memory, p->bytes, MT_MEMORY_STATE));
-    MT_TRY(mt_device_zero(device_of(p), p->memory, p->bytes));
-    float *at = p->memory, one = 1;
-    for (int64_t i = 0; i < p->count; i++)
-        for (int s = 0; s < SLOTS; s++) {
-            int64_t n = p->layers[i].weight->group.members;
-            if (!p->layers[i].delayed[s]) continue;
-            *delayed_of(&p->layers[i], s) = (struct mt_delayed){ at, at + n };
-            for (int64_t e = 0; e < n; e++)
-                MT_TRY(mt_device_copy(device_of(p), at + e, &one, sizeof one));
-            at += (p->history + 1) * n;
-        }
-    return MT_OK;
-}
-
-/* Whether this rank has only some members of a layer's weight. */
-static bool has_some(const layer *l)
-{
-    return l->weight->all_members > l->weight->group.members;
-}
-
-/* Slot 0 of every history to `memory`, or back. */
-static mt_status move_amaxes(mt_precision *p, mt_stream *stream, void *memory, bool back)
-{
-    float *at = memory;
-    for (int64_t i = 0; i < 2 * p->count; i++)
-        for (int s = 0; s < SLOTS; s++) {
-            layer *l = &p->layers[i % p->count];
-            if (!l->delayed[s] || has_some(l) != (i >= p->count)) continue;
-            float *slot = delayed_of(l, s)->history;
-            int64_t n = l->weight->group.members;
-            MT_TRY(mt_device_copy_async(stream, back ? slot : at, back ? at : slot,
-                                        (size_t)n * sizeof *at));
-            at += n;
-        }
-    return MT_OK;
-}
-
-/* Amaxes of delayed scaling: the same number in slot 0 of every history. */
-static int64_t count_amaxes(const mt_precision *p)
-{
-    return (int64_t)(p->bytes / sizeof(float)) / (p->history + 1);
-}
-
-static mt_status make_amaxes(mt_precision *p)
-{
-    if (p->amaxes) return MT_OK;
-    for (int64_t i = 0; i < p->count; i++)
-        for (int s = 0; s < SLOTS; s++)
-            if (p->layers[i].delayed[s] && !has_some(&p->layers[i]))
-                p->amax_shared += p->layers[i].weight->group.members;
-    p->amax_count = count_amaxes(p);
-    return mt_device_alloc(device_of(p), &p->amaxes, (size_t)p->amax_count * sizeof(float),
-                           MT_MEMORY_STATE);
-}
-
-/* The step's amaxes over all ranks, those of experts over all that have them. */
-static mt_status reduce_amaxes(mt_precision *p, mt_stream *stream)
-{
-    if (!is_shared(p) || !count_amaxes(p)) return MT_OK;
-    MT_TRY(make_amaxes(p));
-    MT_TRY(move_amaxes(p, stream, p->amaxes, false));
-    MT_TRY(mt_comm_all_reduce(p->comm, stream, p->amaxes, p->amax_shared, MT_F32, MT_REDUCE_MAX,
-                              "amaxes of delayed scaling"));
-    if (p->amax_count > p->amax_shared)
-        MT_TRY(mt_comm_all_reduce(p->shards.replicas, stream, (float *)p->amaxes + p->amax_shared,
-                                  p->amax_count - p->amax_shared, MT_F32, MT_REDUCE_MAX,
-                                  "amaxes of experts"));
-    return move_amaxes(p, stream, p->amaxes, true);
-}
-
-/* Bytes of the amaxes in what is kept of a step's beginning. */
-static size_t kept_amaxes(const mt_precision *p)
-{
-    enum { ALIGN = 256 };
-    size_t bytes = (size_t)count_amaxes(p) * sizeof(float);
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
-}
-
-mt_status mt_precision_keep(mt_precision *p, mt_stream *stream)
-{
-    size_t nans = (size_t)p->nan_count * sizeof(int64_t);
-    if (!p->rules) return MT_OK;
-    if (!p->kept) {
-        p->kept_bytes = kept_amaxes(p) + nans;
-        MT_TRY(mt_device_alloc(device_of(p), &p->kept, p->kept_bytes, MT_MEMORY_STATE));
-    }
-    MT_TRY(move_amaxes(p, stream, p->kept, false));
-    return mt_device_copy_async(stream, (char *)p->kept + kept_amaxes(p), p->nans, nans);
-}
-
-mt_status mt_precision_restore(mt_precision *p, mt_stream *stream)
-{
-    if (!p->rules) return MT_OK;
-    MT_TRY(move_amaxes(p, stream, p->kept, true));
-    return mt_device_copy_async(stream, p->nans, (char *)p->kept + kept_amaxes(p),
-                                (size_t)p->nan_count * sizeof(int64_t));
-}
-
-mt_status mt_precision_end_step(mt_precision *p, mt_stream *stream)
-{
-    MT_TRY(reduce_amaxes(p, stream));
-    for (int64_t i = 0; i < p->count; i++) {
-        layer *l = &p->layers[i];
-        for (int s = 0; s < SLOTS; s++) {
-            const struct mt_delayed *d = delayed_of(l, s);
-            if (!l->delayed[s]) continue;
-            MT_TRY(mt_delayed_update(
-                stream, &(struct mt_delayed_update_args){ .dtype = l->weight->compute,
-                                                          .members = l->weight->group.members,
-                                                          .length = p->history,
-                                                          .margin = p->margin,
-                                                          .element = l->element[s],
-                                                          .most_recent = p->most_recent,
-                                                          .history = d->history,
-                                                          .scale = d->scale }));
-        }
-    }
-    return MT_OK;
-}
-
-int64_t mt_precision_state_count(const mt_precision *p)
-{
-    int64_t count = 0;
-    for (int64_t i = 0; i < p->count; i++)
-        for (int s = 0; s < SLOTS; s++) count += 2 * p->layers[i].delayed[s];
-    return count;
-}
-
-const mt_param *mt_precision_state_weight(const mt_precision *p, int64_t i)
-{
-    for (int64_t l = 0; l < p->count; l++)
-        for (int s = 0; s < SLOTS; s++)
-            if (p->layers[l].delayed[s] && (i -= 2) < 0) return p->layers[l].weight;
-    return NULL;
-}
-
-mt_tensor mt_precision_state(const mt_precision *p, int64_t i, char name[256])
-{
-    for (int64_t l = 0; l < p->count; l++)
-        for (int s = 0; s < SLOTS; s++) {
-            layer *at = &p->layers[l];
-            if (!at->delayed[s] || (i -= 2) >= 0) continue;
-            const struct mt_delayed *d = delayed_of(at, s);
-            bool scale = i == -2;
-            snprintf(name, 256, "%s.%s_%s.%s", at->weight->name, operand_names[s / MT_DIR_COUNT],
-                     dir_names[s % MT_DIR_COUNT], scale ? "scale" : "history");
-            int64_t n = at->weight->group.members;
-            return scale ? mt_tensor_1d(d->scale, MT_F32, n)
-                         : mt_tensor_2d(d->history, MT_F32, p->history, n);
-        }
-    return (mt_tensor){ 0 };
-}
-
-/* ---- NaNs --------------------------------------------------------------------------------------
- */
-
-/* Counts for every operand of every layer, 0; none where nothing is ever quantized. */
-static mt_status make_nans(mt_precision *p)
-{
-    int64_t count = 0;
-    for (int64_t i = 0; p->rules && i < p->count; i++)
-        count += MT_OPERAND_COUNT * p->layers[i].weight->group.members;
-    size_t bytes = (size_t)count * sizeof(int64_t);
-    MT_TRY(mt_device_alloc(device_of(p), &p->nans, bytes, MT_MEMORY_STATE));
-    p->nan_count = count;
-    MT_TRY(mt_device_zero(device_of(p), p->nans, bytes));
-    int64_t *at = p->nans;
-    for (int64_t i = 0; count && i < p->count; i++)
-        for (int o = 0; o < MT_OPERAND_COUNT; o++) {
-            p->layers[i].state.nan[o] = at;
-            at += p->layers[i].weight->group.members;
-        }
-    return MT_OK;
-}
-
-mt_tensor mt_precision_nans(const mt_precision *p)
-{
-    return mt_tensor_1d(p->nans, MT_I64, p->nan_count);
-}
-
-int64_t mt_precision_nan_count(const mt_precision *p)
-{
-    int64_t count = 0;
-    for (int64_t i = 0; p->nan_count && i < p->count; i++)
-        count += MT_OPERAND_COUNT * p->layers[i].weight->all_members;
-    return count;
-}
-
-/* Between this rank's counts and those of all members. */
-static mt_status copy_nans(const mt_precision *p, int64_t *counts, bool back)
-{
-    for (int64_t i = 0; p->nan_count && i < p->count; i++)
-        for (int o = 0; o < MT_OPERAND_COUNT; o++) {
-            const mt_param *w = p->layers[i].weight;
-            int64_t *own = p->layers[i].state.nan[o], *here = counts + w->first_member;
-            MT_TRY(mt_device_copy(device_of(p), back ? own : here, back ? here : own,
-                                  (size_t)w->group.members * sizeof *own));
-            counts += w->all_members;
-        }
-    return MT_OK;
-}
-
-mt_status mt_precision_sum_nans(const mt_precision *p, int64_t *counts)
-{
-    int64_t n = mt_precision_nan_count(p);
-    memset(counts, 0, (size_t)n * sizeof *counts);
-    MT_TRY(copy_nans(p, counts, false));
-    if (!is_shared(p)) return MT_OK;
-    return mt_comm_all_reduce(p->comm, NULL, counts, n, MT_I64, MT_REDUCE_SUM, "counts of NaN");
-}
-
-/* The first of the ranks that have a weight's members. */
-mt_status mt_precision_set_nans(const mt_precision *p, const int64_t *counts)
-{
-    int64_t n = mt_precision_nan_count(p), *own = malloc((size_t)(n + 1) * sizeof *own), at = 0;
-    MT_REQUIRE(own, MT_ENOMEM, "no memory for %" PRId64 " counts of NaN", n);
-    for (int64_t i = 0; n && i < p->count; i++) {
-        const mt_param *w = p->layers[i].weight;
-        bool first = mt_param_store_unit(p->store, w->unit).rank == 0;
-        for (int64_t j = 0; j < MT_OPERAND_COUNT * w->all_members; j++, at++)
-            own[at] = first ? counts[at] : 0;
-    }
-    mt_status status = copy_nans(p, own, true);
-    free(own);
-    return status;
-}
-
-const char *mt_precision_nans_of(const mt_precision *p, int64_t first, const char **operand,
-                                 int64_t *members)
-{
-    for (int64_t i = 0; i < p->count; i++) {
-        const mt_param *w = p->layers[i].weight;
-        int64_t n = w->all_members;
-        if (first < MT_OPERAND_COUNT * n) {
-            *operand = operand_names[first / n];
-            *members = n;
-            return w->name;
-        }
-        first -= MT_OPERAND_COUNT * n;
-    }
-    return NULL;
 }
 
 /* ---- steps -------------------------------------------------------------------------------------
@@ -452,9 +141,9 @@ const char *mt_precision_nans_of(const mt_precision *p, int64_t first, const cha
 static mt_status lay_out(mt_precision *p)
 {
     if (p->fsdp) return mt_fsdp_layout(p->fsdp);
-    if (is_shared(p)) return mt_fsdp_create(&p->fsdp, p->store, p->comm, &p->shards);
+    if (mt_precision_is_shared(p)) return mt_fsdp_create(&p->fsdp, p->store, p->comm, &p->shards);
     for (int64_t i = 0; i < p->count; i++)
-        MT_TRY(mt_linear_place(p->layers[i].weight, device_of(p)));
+        MT_TRY(mt_linear_place(p->layers[i].weight, mt_precision_device(p)));
     return MT_OK;
 }
 
@@ -467,7 +156,7 @@ mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
 {
     *changed = false;
     for (int64_t i = 0; p->rules && i < p->count; i++) {
-        layer *l = &p->layers[i];
+        mt_precision_layer *l = &p->layers[i];
         const mt_recipe *recipe = mt_recipe_rules_select(p->rules, l->weight->name, step);
         if (l->weight->linear && mt_recipe_equal(recipe, &l->state.recipe)) continue;
         l->state.recipe = *recipe;
@@ -481,15 +170,15 @@ mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
 mt_status mt_precision_start(mt_precision *p)
 {
     bool changed;
-    MT_TRY(mt_device_alloc(device_of(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE));
-    MT_TRY(mt_device_zero(device_of(p), p->first_pass, sizeof(uint32_t)));
+    MT_TRY(
+        mt_device_alloc(mt_precision_device(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE));
+    MT_TRY(mt_device_zero(mt_precision_device(p), p->first_pass, sizeof(uint32_t)));
     for (int64_t i = 0; i < p->count; i++)
         if (p->layers[i].state.pass) p->layers[i].state.first_pass = p->first_pass;
-    MT_TRY(make_delayed(p));
-    MT_TRY(make_nans(p));
+    MT_TRY(mt_precision_make_state(p));
     if (p->rules) return mt_precision_set_step(p, 0, &changed);
     for (int64_t i = 0; i < p->count; i++) {
-        layer *l = &p->layers[i];
+        mt_precision_layer *l = &p->layers[i];
         l->state.recipe = mt_recipe_plain(l->weight->compute);
         l->weight->linear = &l->state;
     }
@@ -528,7 +217,7 @@ void mt_precision_set_pass(mt_precision *p, uint32_t pass)
 mt_status mt_precision_set_first_pass(mt_precision *p, uint32_t first)
 {
     p->pass = 0;
-    return mt_device_copy(device_of(p), p->first_pass, &first, sizeof first);
+    return mt_device_copy(mt_precision_device(p), p->first_pass, &first, sizeof first);
 }
 
 bool mt_precision_changes_after(const mt_precision *p, int64_t step)
@@ -577,8 +266,8 @@ cleanup:
 mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
 {
     MT_TRY(mt_precision_refresh(p, stream));
-    if (p->fsdp) return mt_fsdp_quantized_masters(p->fsdp, stream);
-    for (int64_t i = 0; i < p->count; i++) {
+    if (p->fsdp) MT_TRY(mt_fsdp_quantized_masters(p->fsdp, stream));
+    for (int64_t i = 0; !p->fsdp && i < p->count; i++) {
         mt_param *w = p->layers[i].weight;
         int dir = 0;
         while (dir < MT_DIR_COUNT && w->weight.dir[dir].layout == MT_LAYOUT_PACKED) dir++;
@@ -586,5 +275,5 @@ mt_status mt_precision_quantized_init(mt_precision *p, mt_stream *stream)
         MT_TRY(dequantize_master(stream, w, (mt_dir)dir));
         if (!w->own_master) MT_TRY(mt_param_split_view(p->store, w));
     }
-    return MT_OK;
+    return mt_precision_forget(p);
 }

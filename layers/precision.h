@@ -67,12 +67,15 @@ mt_fsdp *mt_precision_fsdp(const mt_precision *precision);
 /* Writes every compute copy from its master. Collective, as the next two are, where the store is
  * shared. */
 mt_status mt_precision_refresh(mt_precision *precision, mt_stream *stream);
-/* Masters of quantized weights become what their codes hold. */
+/* Masters of quantized weights become what their codes hold, before any step; to be refreshed. */
 mt_status mt_precision_quantized_init(mt_precision *precision, mt_stream *stream);
 /* What training passes leave behind until a step ends, amaxes and counts of NaN, is kept, and comes
  * back when the step is to be made again. */
 mt_status mt_precision_keep(mt_precision *precision, mt_stream *stream);
 mt_status mt_precision_restore(mt_precision *precision, mt_stream *stream);
+/* Delayed scaling begins anew, with scales of 1 and histories of 0: the masters have become others
+ * than those whose amaxes were gathered. Before they are refreshed. */
+mt_status mt_precision_forget(const mt_precision *precision);
 /* Rolls the amax histories: once per optimizer step, before the weights are refreshed. */
 mt_status mt_precision_end_step(mt_precision *precision, mt_stream *stream);
 

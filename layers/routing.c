@@ -6,6 +6,12 @@ struct router_attrs {
     bool normalize;
 };
 
+/* Whether a forward is one that a step counts: of a pass that trains, and not run again. */
+static bool counts(const mt_tape *tape)
+{
+    return mt_tape_training(tape) && !mt_tape_recomputing(tape);
+}
+
 static mt_status router_values(mt_tape *tape, mt_routing *r, mt_value **probs, mt_value **lse,
                                int64_t tokens, mt_dtype real, const mt_router_shape *shape)
 {
@@ -33,25 +39,24 @@ mt_status mt_router(mt_tape *tape, mt_routing *routing, mt_value *x, mt_param *w
                (long long)(shape->experts * width));
     MT_TRY(router_values(tape, routing, &probs, &lse, tokens, mt_dtype_wide(x->data.dtype), shape));
     MT_TRY(mt_param_need(w, MT_ROW));
-    MT_TRY(mt_router_fwd(
-        mt_tape_stream(tape),
-        &(struct mt_router_fwd_args){ .dtype = x->data.dtype,
-                                      .tokens = tokens,
-                                      .width = width,
-                                      .experts = shape->experts,
-                                      .top_k = shape->top_k,
-                                      .normalize = shape->normalize,
-                                      .x = x->data.data,
-                                      .wr = w->master,
-                                      .bias = shape->bias,
-                                      .probs = probs->data.data,
-                                      .lse = lse->data.data,
-                                      .weights = routing->weights->data.data,
-                                      .chosen = routing->chosen->data.data,
-                                      .prob_sum = routing->prob_sum->data.data,
-                                      .z_sum = routing->z_sum->data.data,
-                                      .counts = routing->counts->data.data,
-                                      .load = mt_tape_recomputing(tape) ? NULL : shape->load }));
+    MT_TRY(mt_router_fwd(mt_tape_stream(tape), &(struct mt_router_fwd_args){
+                                                   .dtype = x->data.dtype,
+                                                   .tokens = tokens,
+                                                   .width = width,
+                                                   .experts = shape->experts,
+                                                   .top_k = shape->top_k,
+                                                   .normalize = shape->normalize,
+                                                   .x = x->data.data,
+                                                   .wr = w->master,
+                                                   .bias = shape->bias,
+                                                   .probs = probs->data.data,
+                                                   .lse = lse->data.data,
+                                                   .weights = routing->weights->data.data,
+                                                   .chosen = routing->chosen->data.data,
+                                                   .prob_sum = routing->prob_sum->data.data,
+                                                   .z_sum = routing->z_sum->data.data,
+                                                   .counts = routing->counts->data.data,
+                                                   .load = counts(tape) ? shape->load : NULL }));
     struct router_attrs attrs = { shape->experts, shape->top_k, shape->normalize };
     MT_TRY(mt_tape_record(
         tape, &(mt_node_spec){ .op = &mt_op_router,
@@ -138,7 +143,7 @@ mt_status mt_route_tokens(mt_tape *tape, mt_route *route, const mt_routing *rout
                                        .offsets = route->rows.offsets->data.data,
                                        .row_token = route->row_token->data.data,
                                        .position = route->position->data.data,
-                                       .dropped = mt_tape_recomputing(tape) ? NULL : dropped,
+                                       .dropped = counts(tape) ? dropped : NULL,
                                        .element_offsets = route->rows.elements->data.data };
     for (int i = 0; i < MT_ROUTE_WIDTHS; i++) args.widths[i] = route->rows.widths[i] = widths[i];
     return mt_route_plan(mt_tape_stream(tape), &args);

@@ -120,14 +120,16 @@ static mt_status check_slot(mt_checkpoint *c, const char *name, const mt_tensor 
     return mt_tensor_check(&got, path, MT_F32, want->ndim, want->shape);
 }
 
-/* A model that was no run, or one in other formats, has no histories: scales begin at 1. */
+/* A model that was no run, or one in other formats, has no histories: they begin with its weights.
+ */
 mt_status mt_checkpoint_delayed(const mt_checkpoint_state *s, mt_checkpoint *c, bool read)
 {
     size_t most;
     bool has;
     mt_status status = MT_OK;
     MT_TRY(mt_checkpoint_has(c, group, &has));
-    if (!has || !s->precision) return MT_OK;
+    if (!s->precision) return MT_OK;
+    if (!has) return read ? mt_precision_forget(s->precision) : MT_OK;
     state_bytes(s->precision, &most);
     float *whole = malloc(most + 1), *part = malloc(most + 1);
     if (!whole || !part)

@@ -136,8 +136,9 @@ static mt_status load_formats(mt_model *model, const mt_checkpoint_state *state,
     MT_TRY(mt_precision_set_step(mt_model_precision(model), state->step, &changed));
     mt_status status = mt_checkpoint_delayed(state, c, false);
     if (status == MT_OK) return mt_checkpoint_delayed(state, c, true);
-    if (status == MT_ECONFIG) mt_error_clear(), status = MT_OK;
-    return status;
+    if (status != MT_ECONFIG) return status;
+    mt_error_clear();
+    return mt_precision_forget(mt_model_precision(model));
 }
 
 mt_status mt_checkpoint_load_model(mt_model *model, const char *path)

@@ -176,6 +176,42 @@ static mt_status overflow(mt_comm *comm)
     return MT_OK;
 }
 
+static mt_status look(void *context, const char *name, const mt_tensor *data)
+{
+    (void)context, (void)name, (void)data;
+    return MT_OK;
+}
+
+/* Blocks of a step that somebody looks at have room for any routing: what they needed is no reason
+ * for the next one to begin again. Nothing is learned, so that a batch needs the same each time. */
+static mt_status looked_at(mt_comm *comm)
+{
+    mt_trainer_config c = config_of(MT_F32, "none");
+    int32_t even[BATCH * SEQUENCE], uneven[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
+    mt_trainer *t;
+    mt_step_result r;
+    double sum;
+    int64_t counted;
+    c.comm = comm, c.expert_parallel = 2, c.optim.lr = 0, c.model.router_bias_update_rate = 0;
+    c.expert_capacity = 0.1;
+    draw_batch(&c, 0, even, targets);
+    for (int i = 0; i < BATCH * SEQUENCE; i++) uneven[i] = 3;
+    MT_TRY(mt_trainer_create(&t, rank_device, &c));
+    for (int i = 0; i < 2; i++) MT_TRY(mt_trainer_step(t, even, targets, &r));
+    rank_check(!r.voided, "a batch needs more room than it had");
+    mt_tape_set_observer(mt_trainer_tape(t), look, NULL);
+    MT_TRY(mt_trainer_step(t, uneven, targets, &r));
+    rank_check(!r.voided, "a step is void that had room for all");
+    MT_TRY(mt_trainer_eval(t, uneven, targets, 1, &sum, &counted));
+    mt_tape_set_observer(mt_trainer_tape(t), NULL, NULL);
+    MT_TRY(mt_trainer_step(t, even, targets, &r));
+    rank_check(!r.voided, "the step after one that was looked at is void, for the other's rows");
+    MT_TRY(mt_trainer_step(t, uneven, targets, &r));
+    rank_check(r.voided == 1, "the other needs no more room");
+    mt_trainer_destroy(&t);
+    return MT_OK;
+}
+
 /* ---- recipes -----------------------------------------------------------------------------------
  */
 
@@ -289,7 +325,8 @@ static mt_status refusals(mt_comm *comm)
 
 static const rank_case cases[] = {
     { "one_layer", one_layer }, { "training", training }, { "overflow", overflow },
-    { "copies", copies },       { "recipes", recipes },   { "refusals", refusals },
+    { "looked_at", looked_at }, { "copies", copies },     { "recipes", recipes },
+    { "refusals", refusals },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -299,8 +336,9 @@ int main(int argc, char **argv)
     if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 60 : 20);
     const struct CMUnitTest tests[] = {
         RANKS_TEST(on_two_and_four, "one_layer"), RANKS_TEST(on_two_and_four, "training"),
-        RANKS_TEST(on_two_and_four, "overflow"),  RANKS_TEST(on_two_and_four, "copies"),
-        RANKS_TEST(on_two_and_four, "recipes"),   RANKS_TEST(on_two, "refusals"),
+        RANKS_TEST(on_two_and_four, "overflow"),  RANKS_TEST(on_two, "looked_at"),
+        RANKS_TEST(on_two_and_four, "copies"),    RANKS_TEST(on_two_and_four, "recipes"),
+        RANKS_TEST(on_two, "refusals"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

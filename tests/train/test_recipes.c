@@ -2,6 +2,8 @@
  * with another one. */
 #include "tests/train/files.h"
 
+#include <math.h>
+
 #include "train/checkpoint.h"
 
 enum { BATCH = 4, SEQUENCE = 20, TOKENS = BATCH * SEQUENCE, STEPS = 3 };
@@ -171,6 +173,83 @@ static void weights_are_loaded_with_the_formats_of_their_step(void **state)
     assert_true(loss[1] == loss[0] && loss[2] != loss[0]);
 }
 
+/* Amaxes and scales that a trainer has. */
+static void read_states(float *to, int64_t room, const mt_trainer *t)
+{
+    const mt_precision *p = mt_model_precision(mt_trainer_model(t));
+    char name[256];
+    assert_true(mt_precision_state_count(p) > 0);
+    memset(to, 0, (size_t)room * sizeof *to);
+    for (int64_t i = 0; i < mt_precision_state_count(p); i++) {
+        mt_tensor x = mt_precision_state(p, i, name);
+        assert_true((room -= mt_tensor_count(&x)) >= 0);
+        assert_ok(mt_device_copy(mt_trainer_device(t), to, x.data, mt_tensor_bytes(&x)));
+        to += mt_tensor_count(&x);
+    }
+}
+
+/* Weights that are drawn before a checkpoint is read leave no amax, where it has no histories: what
+ * follows is the same whatever they were. In two ways: `train --resume --force`, and `trace
+ * --steps`, there also from histories of another length, which are not taken. */
+static void histories_begin_with_the_weights_that_are_loaded(void **state)
+{
+    (void)state;
+    enum { STATES = 8192 };
+    static float states[2][STATES];
+    static const struct {
+        const char *before;
+        bool run;
+    } ways[] = { { "mxfp8", true }, { "mxfp8", false }, { "fp8_delayed", false } };
+    const mt_checkpoint_info info = { .run_config = "", .git_revision = "", .corpus = "" };
+    char path[MT_CHECKPOINT_PATH];
+    int32_t tokens[TOKENS];
+    for (int i = 0; i < TOKENS; i++) tokens[i] = i * i % 23;
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        mt_trainer_config c = config_of(MT_F32, ways[way].before);
+        mt_trainer *t;
+        mt_step_result r;
+        double loss[2];
+        assert_ok(mt_trainer_create(&t, test_device(), &c));
+        assert_ok(mt_checkpoint_save(in_dir("run"), t, &info, path));
+        mt_trainer_destroy(&t);
+        c = config_of(MT_F32, "fp8_delayed"), c.delayed_history = 4;
+        for (int i = 0; i < 2; i++) {
+            c.seed = 100 + (uint64_t)i, c.model.init_std = 1 + i;
+            assert_ok(mt_trainer_create(&t, test_device(), &c));
+            if (ways[way].run)
+                assert_ok(mt_checkpoint_load(t, path, NULL, true));
+            else
+                assert_ok(mt_checkpoint_load_model(mt_trainer_model(t), path));
+            assert_ok(mt_trainer_set_steps(t, 0));
+            read_states(states[i], STATES, t);
+            for (int step = 0; step < 3; step++) assert_ok(mt_trainer_step(t, tokens, tokens, &r));
+            loss[i] = r.loss;
+            mt_trainer_destroy(&t);
+        }
+        assert_memory_equal(states[0], states[1], sizeof states[0]);
+        assert_true(loss[0] == loss[1]);
+    }
+}
+
+/* Nor do those that masters were before they became what their codes hold. */
+static void histories_begin_with_quantized_masters(void **state)
+{
+    (void)state;
+    mt_trainer_config c = config_of(MT_F32, "fp8_delayed");
+    mt_trainer *t;
+    float seen, amax = 0;
+    c.quantized_init = true;
+    assert_ok(mt_trainer_create(&t, test_device(), &c));
+    const mt_param *w = mt_param_store_find(mt_model_params(mt_trainer_model(t)), "lm_head");
+    assert_non_null(w);
+    for (int64_t i = 0; i < mt_param_count(w); i++)
+        amax = fmaxf(amax, fabsf((float)mt_load_f64(w->master, MT_F32, i)));
+    assert_ok(mt_device_copy(test_device(), &seen, w->linear->delayed[MT_OPERAND_W][MT_ROW].history,
+                             sizeof seen));
+    assert_true(seen == amax);
+    mt_trainer_destroy(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +257,8 @@ int main(void)
         cmocka_unit_test(a_rule_of_none_is_the_compute_dtype),
         cmocka_unit_test(histories_of_another_recipe_are_refused),
         cmocka_unit_test(weights_are_loaded_with_the_formats_of_their_step),
+        cmocka_unit_test(histories_begin_with_the_weights_that_are_loaded),
+        cmocka_unit_test(histories_begin_with_quantized_masters),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
