@@ -10,8 +10,8 @@ extern "C" {
 #endif
 
 /* A bias may choose experts none of which has any probability: their weights are then 0, not 0 / 0,
- * and the gradients finite, as in DeepSeek-V3. Sums that have some are the same with it: in f32 from
- * 2^-42 on, in f64 from 2^-13 on. */
+ * and the gradients finite, as in DeepSeek-V3. Sums that have some are the same with it: in f32
+ * from 2^-42 on, in f64 from 2^-13 on. */
 #define MT_LEAST_SHARE 1e-20
 
 /* logits = x wr^T in real; probs = softmax over all E; the k largest logits (of probs + bias when

@@ -457,8 +457,7 @@ static void test_master_is_lossless(void **state)
                      .dtype = MT_F32, .count = COUNT, .y = y, .high = high, .low = low }));
     for (uint32_t i = 0; i < COUNT; i++) {
         uint32_t bits = i / LOWS << 16 | lows[i % LOWS];
-        assert_int_equal(mt_f32_bits(y[i]),
-                         (bits & 0x7fffffff) > 0x7f800000 ? 0x7fff0000 : bits);
+        assert_int_equal(mt_f32_bits(y[i]), (bits & 0x7fffffff) > 0x7f800000 ? 0x7fff0000 : bits);
     }
     test_free(high), test_free(low), test_free(y);
 }
