@@ -40,9 +40,10 @@ mt_status mt_cuda_count(int *count);
  * set, and what `tables` (of ops that do nothing) say and do. */
 mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
                        struct mt_kernels tables[MT_DTYPE_COUNT]);
-/* The set that the selected card would get, "sm_90a" without one; its multiprocessors, or 0. */
+/* The set that the selected card would get, "sm_90a" without one; its multiprocessors and compute
+ * capability, major * 10 + minor, both 0 without one. */
 const char *mt_cuda_usual_set(void);
-int mt_cuda_processors(void);
+int mt_cuda_processors(int *capability);
 enum { MT_CUDA_BUILT = 1 };
 #else
 enum { MT_CUDA_BUILT = 0 };

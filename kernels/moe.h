@@ -9,13 +9,19 @@
 extern "C" {
 #endif
 
+/* A bias may choose experts none of which has any probability: their weights are then 0, not 0 / 0,
+ * and the gradients finite, as in DeepSeek-V3. Sums that have some are the same with it: in f32
+ * from 2^-42 on, in f64 from 2^-13 on. */
+#define MT_LEAST_SHARE 1e-20
+
 /* logits = x wr^T in real; probs = softmax over all E; the k largest logits (of probs + bias when
  * bias is given: selection only) are chosen, ties to the lowest index; weights = probs of the
- * chosen, divided by their sum if normalize. x [T, D] of dtype; wr real [E, D]; bias f32 [E] or
- * NULL. probs real [T, E]; weights real [T, k] in order of selection (best first); experts int32
- * [T, k]; prob_sum real [E] = sum_t probs; z_sum real [1] = sum_t logsumexp(logits)^2; counts int64
- * [E] = times each expert was chosen. lse real [T] = logsumexp(logits). logits real [T, E] or NULL
- * (written only if wanted). Source: arXiv 2101.03961; selection bias: arXiv 2408.15664. */
+ * chosen, divided by their sum + MT_LEAST_SHARE if normalize. x [T, D] of dtype; wr real [E, D];
+ * bias f32 [E] or NULL. probs real [T, E]; weights real [T, k] in order of selection (best first);
+ * experts int32 [T, k]; prob_sum real [E] = sum_t probs; z_sum real [1] = sum_t
+ * logsumexp(logits)^2; counts int64 [E] = times each expert was chosen. lse real [T] =
+ * logsumexp(logits). logits real [T, E] or NULL (written only if wanted). Source: arXiv 2101.03961;
+ * selection bias: arXiv 2408.15664. */
 struct mt_router_fwd_args {
     mt_dtype dtype;
     int64_t tokens, width, experts, top_k;

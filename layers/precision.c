@@ -220,6 +220,16 @@ mt_status mt_precision_set_first_pass(mt_precision *p, uint32_t first)
     return mt_device_copy(mt_precision_device(p), p->first_pass, &first, sizeof first);
 }
 
+bool mt_precision_rows_share(const mt_precision *p)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        const mt_format_spec *x =
+            mt_recipe_direction(&p->layers[i].state.recipe, MT_OPERAND_X, MT_ROW);
+        if (mt_format_needs_amax(x->format) || x->options.two_d) return true;
+    }
+    return false;
+}
+
 bool mt_precision_changes_after(const mt_precision *p, int64_t step)
 {
     return p->rules && mt_recipe_rules_next_change(p->rules, step) == step + 1;

@@ -15,6 +15,7 @@ enum { ROUND = 64, BYTES = 256 };
 typedef struct writer {
     mt_trainer *trainer;
     int64_t vocab, sequence;
+    int64_t round; /* what lengths are padded to a multiple of */
     bool text;
     int32_t *tokens; /* [sequence]: the end of the text so far, then padding */
     double *logits;  /* [V], of the last token */
@@ -47,11 +48,20 @@ static mt_status append_prompt(writer *w, const char *prompt)
     return MT_OK;
 }
 
-/* Padded to few lengths, so that the arena sees few shapes: what comes later changes nothing before
- * it. */
+/* Texts are padded to few lengths, so that the arena sees few shapes, where what comes later
+ * changes nothing before it: not where experts have room by the number of tokens, or rows share
+ * scales. */
+static int64_t round_of(const mt_model *model)
+{
+    return mt_model_get_config(model)->capacity_factor > 0 ||
+                   mt_precision_rows_share(mt_model_precision(model))
+               ? 1
+               : ROUND;
+}
+
 static mt_status next_logits(writer *w)
 {
-    int64_t length = (w->count + ROUND - 1) / ROUND * ROUND;
+    int64_t length = (w->count + w->round - 1) / w->round * w->round;
     if (length > w->sequence) length = w->sequence;
     memset(w->tokens + w->count, 0, (size_t)(length - w->count) * sizeof *w->tokens);
     return mt_trainer_logits(w->trainer, w->tokens, 1, length, w->count - 1, w->logits);
@@ -106,6 +116,7 @@ static mt_status sample(const mt_inference *inference, const char *prompt, int64
     writer w = { .trainer = inference->trainer,
                  .vocab = t->model.vocab_size,
                  .sequence = t->sequence_length,
+                 .round = round_of(mt_trainer_model(inference->trainer)),
                  .text = takes_text(inference) };
     mt_sampler *sampler = NULL;
     mt_status status;

@@ -159,7 +159,8 @@ static void finish_token(const struct mt_router_fwd_args *a, int64_t t, const mt
         sums->counts[chosen[i]]++;
     }
     if (a->normalize)
-        for (int64_t i = 0; i < a->top_k; i++) weights[i] = weights[i] / total;
+        for (int64_t i = 0; i < a->top_k; i++)
+            weights[i] = weights[i] / (total + (mt_real)MT_LEAST_SHARE);
 }
 
 /* `rows` tokens, at most LANES, from t on, with their logits. */
@@ -305,6 +306,7 @@ MT_INLINE vec token_dprobs(const struct mt_router_bwd_args *a, int64_t t)
             mean += dw[i] * w[i];
             total += p[chosen[i]];
         }
+        total += (mt_real)MT_LEAST_SHARE;
         for (int64_t i = 0; i < a->top_k; i++)
             d[chosen[i]] += a->normalize ? (dw[i] - mean) / total : dw[i];
     }

@@ -490,13 +490,13 @@ const char *mt_cuda_usual_set(void)
     return set->name;
 }
 
-int mt_cuda_processors(void)
+int mt_cuda_processors(int *capability)
 {
-    struct cudaDeviceProp card;
+    struct cudaDeviceProp card = { .major = 0 };
     int index;
-    if (find_card(&card, &index) == MT_OK) return card.multiProcessorCount;
-    mt_error_clear();
-    return 0;
+    if (find_card(&card, &index) != MT_OK) mt_error_clear();
+    *capability = card.major * 10 + card.minor;
+    return card.multiProcessorCount;
 }
 
 /* What follows from the kernel set. */

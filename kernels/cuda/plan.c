@@ -7,7 +7,9 @@
 #include "kernels/cuda/moe_gemm_path.h"
 #include "kernels/cuda/scratch.h"
 
-enum { PROCESSORS = 132 }; /* of an H200, where there is no card to ask */
+/* Of an H200, where there is no card to ask; its compute capability, also where the set does not
+ * run on the card. */
+enum { PROCESSORS = 132, CAPABILITY = 90 };
 
 /* ---- ops that ask for memory --------------------------------------------------------------------
  */
@@ -81,6 +83,17 @@ static size_t workspace_of(const struct mt_cuda_set *set)
     return set->cublaslt ? mt_cublaslt_workspace(set->groups) : 0;
 }
 
+/* The card's multiprocessors, and whether Hopper's kernels run: those of a set that has others
+ * beside cuBLASLt, too. */
+static void take_card(struct cuda *cuda, const struct mt_cuda_set *set)
+{
+    int capability;
+    cuda->multiprocessors = mt_cuda_processors(&capability);
+    if (!cuda->multiprocessors) cuda->multiprocessors = PROCESSORS;
+    if (capability < set->least || capability > set->most) capability = CAPABILITY;
+    cuda->hopper = set->hopper && capability == CAPABILITY;
+}
+
 mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
                        struct mt_kernels tables[MT_DTYPE_COUNT])
 {
@@ -96,9 +109,10 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
     MT_REQUIRE(set, MT_ECONFIG, "kernel set '%s' is not one of cuda's", kernel_set);
     struct cuda *cuda = calloc(1, sizeof *cuda);
     MT_REQUIRE(cuda, MT_ENOMEM, "device plan: no %zu bytes for a GPU's", sizeof *cuda);
-    cuda->hopper = set->hopper && set->least == 90 && set->most == 90, cuda->fp8 = set->fp8;
-    cuda->multiprocessors = mt_cuda_processors();
-    if (!cuda->multiprocessors) cuda->multiprocessors = PROCESSORS;
+    take_card(cuda, set);
+    cuda->fp8 = set->fp8;
+    const char *path =
+        set->hopper && !cuda->hopper ? mt_cuda_sets[MT_CUDA_SET_generic].gemm_path : set->gemm_path;
     device->impl = cuda, device->kernel_set = set->name, device->threads = 1;
     device->bytes[MT_MEMORY_WORKSPACE] = device->peak[MT_MEMORY_WORKSPACE] =
         (int64_t)workspace_of(set);
@@ -115,8 +129,10 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
         k->gemm_codes = set->fp8 && i == MT_BF16 ? mt_cuda_gemm_reads_codes : NULL;
         k->weighs_after =
             cuda->hopper && set->groups == MT_LT_OURS && i == MT_BF16 ? mt_cuda_weighs_after : NULL;
-        k->gemm_path = paths[i] ? paths[i] : set->gemm_path;
+        k->gemm_path = paths[i] ? paths[i] : path;
         take_ops(k, (mt_dtype)i);
+        if (set->groups != MT_LT_OURS) /* no kernel has cuBLASLt's products and more */
+            k->moe_gemm = mt_moe_gemm_parts, k->moe_gemm_fuses = NULL;
         device->kernels[i] = k;
     }
     return MT_OK;

@@ -250,7 +250,7 @@ static __device__ __forceinline__ void add_dweights(R *row, const struct mt_rout
     const R *dw = (const R *)a.dweights + t * a.top_k, *w = (const R *)a.weights + t * a.top_k;
     const R *p = (const R *)a.probs + t * a.experts;
     const int32_t *chosen = a.chosen + t * a.top_k;
-    R mean = 0, total = 1; /* w = p / total: dp = (dw - <dw, w>) / total */
+    R mean = 0, total = 1; /* w = p / total, MT_LEAST_SHARE in it: dp = (dw - <dw, w>) / total */
     int top_k = (int)a.top_k, lane = threadIdx.x % LANES;
     if (a.normalize) {
         R means[32 / LANES] = {}, totals[32 / LANES] = {};
@@ -258,7 +258,8 @@ static __device__ __forceinline__ void add_dweights(R *row, const struct mt_rout
             means[0] += dw[i] * w[i];
             totals[0] += p[chosen[i]];
         }
-        mean = lanes_sum<LANES>(means), total = lanes_sum<LANES>(totals);
+        mean = lanes_sum<LANES>(means);
+        total = lanes_sum<LANES>(totals) + (R)MT_LEAST_SHARE;
     }
     for (int i = lane; i < top_k; i += LANES) row[chosen[i]] += (dw[i] - mean) / total;
 }

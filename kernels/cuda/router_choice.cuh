@@ -221,6 +221,7 @@ static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a
         if (top_k > LANES) weights[base + lane] = mine;
     }
     if (!wanted) return;
+    total += (R)MT_LEAST_SHARE;
     if (top_k <= LANES) {
         if (lane < top_k) weights[lane] = a.normalize ? mine / total : mine;
         return;

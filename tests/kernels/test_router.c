@@ -79,6 +79,7 @@ static void check_choice(const struct router *r, int64_t t, bool normalize)
         assert_int_equal(r->chosen[t * k + i], best);
         total = real_add(r->real, total, mt_load_f64(r->probs, r->real, t * n + best));
     }
+    total = real_add(r->real, total, 1e-20);
     for (int64_t i = 0; i < k; i++) {
         double p = mt_load_f64(r->probs, r->real, t * n + r->chosen[t * k + i]);
         double want = normalize ? real_divide(r->real, p, total) : p;
@@ -322,7 +323,8 @@ static void naive_dlogits(const struct router *r, const struct router_grads *g, 
             total += mt_load_f64(r->probs, r->real, t * n + r->chosen[t * k + i]);
             mean += dw * w, mean_size += fabs(dw * w);
         }
-        if (!normalize) total = 1, mean = mean_size = 0;
+        total = normalize ? total + 1e-20 : 1;
+        if (!normalize) mean = mean_size = 0;
         for (int64_t i = 0; i < k; i++) {
             double dw = mt_load_f64(g->dweights, r->real, t * k + i);
             dp[r->chosen[t * k + i]] += (dw - mean) / total;
@@ -440,6 +442,49 @@ static void test_router_bwd_parts(void **state)
     router_free(&r);
 }
 
+/* Experts of these probabilities alone are chosen, by the bias: weights and gradients are those of
+ * p / (sum + 1e-20), finite where there is no probability at all or next to none. */
+static void check_no_share(mt_dtype dtype, double logit)
+{
+    struct router r = router_make((struct shape){ 3, 2, 40, 34 }, dtype, true);
+    for (int64_t e = 0; e < 40; e++) {
+        r.bias[e] = e < 34 ? 4 : 0;
+        mt_store_f64(r.wr, r.real, 2 * e, e < 34 ? logit : 0);
+        mt_store_f64(r.wr, r.real, 2 * e + 1, 0);
+    }
+    for (int64_t i = 0; i < 6; i++) mt_store_f64(r.x, r.dtype, i, 1);
+    for (int normalize = 0; normalize < 2; normalize++) {
+        struct router_grads g = grads_make(&r);
+        router_run(&r, 1, normalize);
+        grads_run(&r, &g, 1, normalize, false);
+        double *want = doubles(3 * 40), *limit = doubles(3 * 40);
+        naive_dlogits(&r, &g, normalize, want, limit);
+        for (int64_t i = 0; i < 3 * 40; i++) limit[i] += 0x1p-140; /* below the normal numbers */
+        near_all("dlogits", g.dlogits, r.real, 3 * 40, want, limit);
+        for (int64_t t = 0; t < 3; t++) {
+            for (int i = 0; i < 34; i++) assert_in_range(r.chosen[t * 34 + i], 0, 33);
+            check_choice(&r, t, normalize);
+        }
+        for (int64_t i = 0; i < 3 * 34; i++)
+            assert_true(isfinite(mt_load_f64(r.weights, r.real, i)));
+        for (int64_t i = 0; i < 6; i++) assert_true(isfinite(mt_load_f64(g.dx, r.dtype, i)));
+        for (int64_t i = 0; i < 80; i++) assert_true(isfinite(mt_load_f64(g.dwr, r.real, i)));
+        free(want);
+        free(limit);
+        grads_free(&g);
+    }
+    router_free(&r);
+}
+
+static void test_router_no_share(void **state)
+{
+    (void)state;
+    static const double logits[] = { -2000, -700, -100, -96, -88, -60, -46, -40 };
+    for (int d = 0; d < 3; d++)
+        for (size_t i = 0; i < sizeof logits / sizeof logits[0]; i++)
+            check_no_share(dtypes[d], logits[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -449,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_router_bwd_differences),
         cmocka_unit_test(test_router_bwd),
         cmocka_unit_test(test_router_bwd_parts),
+        cmocka_unit_test(test_router_no_share),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

@@ -1,9 +1,9 @@
 /* A trainer that only runs forward, as eval and sample use it; and how they open a checkpoint. */
 #include "tests/train/verbs.h"
 
-#include "train/trainer.h"
+#include "train/inference.h"
 
-enum { VOCAB = 23, SEQUENCES = 4, LENGTH = 12, TOKENS = SEQUENCES * LENGTH };
+enum { VOCAB = 23, SEQUENCES = 4, LENGTH = 12, TOKENS = SEQUENCES * LENGTH, BEYOND_BYTES = 300 };
 
 static mt_trainer_config config_of(mt_dtype dtype)
 {
@@ -139,6 +139,53 @@ static void test_refused_recipe(void **state)
     assert_verb(on_checkpoint("inspect", ""), 0, "tensors");
 }
 
+/* The most likely token behind `count` tokens, which nothing follows. */
+static int32_t likeliest(const mt_inference *inference, const int32_t *tokens, int64_t count)
+{
+    static double logits[BEYOND_BYTES];
+    int32_t best = 0;
+    assert_ok(mt_trainer_logits(inference->trainer, tokens, 1, count, count - 1, logits));
+    for (int32_t v = 1; v < BEYOND_BYTES; v++) best = logits[v] > logits[best] ? v : best;
+    return best;
+}
+
+static void check_sampled_text(const char *recipe)
+{
+    enum { LENGTH_OF_TEXT = 32, TEXTS = 3 };
+    char line[256], want[256];
+    mt_inference *inference;
+    assert_ok(mt_inference_open(&inference, in_dir("ckpt"),
+                                &(mt_inference_options){ .device = "cpu", .recipe = recipe }));
+    for (int text = 0; text < TEXTS; text++) {
+        int32_t tokens[LENGTH_OF_TEXT] = { 30 * text };
+        int at = snprintf(want, sizeof want, "%d", 30 * text);
+        for (int n = 1; n < LENGTH_OF_TEXT; n++) {
+            tokens[n] = likeliest(inference, tokens, n);
+            at += snprintf(want + at, sizeof want - (size_t)at, " %d", (int)tokens[n]);
+        }
+        snprintf(line, sizeof line,
+                 "--device cpu --recipe %s --temperature 0 --tokens %d --prompt %d", recipe,
+                 LENGTH_OF_TEXT - 1, 30 * text);
+        assert_verb(on_checkpoint("sample", line), 0, want);
+    }
+    mt_inference_close(&inference);
+}
+
+/* A text alone decides how it goes on, nothing that a pass may be padded with: also where experts
+ * have room for a share of the tokens that there are, and where rows share scales. */
+static void test_sample_reads_the_text_alone(void **state)
+{
+    (void)state;
+    mt_model_config c = small_model(false);
+    c.vocab_size = BEYOND_BYTES; /* numbers are written */
+    make_checkpoint(in_dir("ckpt"), &c);
+    static const char *const recipes[] = { "none", "mxfp8", "fp8_current", "nvfp4" };
+    for (int i = 0; i < 4; i++) check_sampled_text(recipes[i]);
+    c.capacity_factor = 0.5;
+    make_checkpoint(in_dir("ckpt"), &c);
+    check_sampled_text("none");
+}
+
 /* Whoever opens the newest checkpoint that is whole says which newer one is not. */
 static void test_left_aside(void **state)
 {
@@ -170,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_forward_only),
                                         cmocka_unit_test(test_refused_recipe),
+                                        cmocka_unit_test(test_sample_reads_the_text_alone),
                                         cmocka_unit_test(test_left_aside) };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

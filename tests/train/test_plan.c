@@ -163,6 +163,49 @@ static void a_gpu_is_planned_for_without_one(void **state)
 #endif
 }
 
+/* What cuBLASLt does not do is done by the kernels of the card: beside its own workspace, and what
+ * lies between the ops of ragged groups that are its own, a run takes what it takes with ours. */
+static void cublaslt_has_the_kernels_of_the_card(void **state)
+{
+    (void)state;
+#ifdef MT_HAVE_cuda
+    static const struct {
+        const char *name;
+        int64_t workspace; /* cuBLASLt's */
+    } sets[] = { { "cublaslt", 32 << 20 },
+                 { "cublaslt_grouped", 32 << 20 },
+                 { "cublaslt_loop", 4 * 32 << 20 } };
+    mt_config c = base_config();
+    mt_plan ours, plan;
+    char *before = getenv("MIXTAPE_KERNELS");
+    if (before) before = strdup(before);
+    c.trainer.dtype = MT_BF16;
+    c.trainer.sequence_length = c.trainer.model.max_position_embeddings = 512;
+    c.trainer.model.hidden_size = c.trainer.model.moe_intermediate_size = 256; /* fused kernels */
+    c.trainer.model.num_experts = 32;
+    snprintf(c.device, sizeof c.device, "cuda");
+    unsetenv("MIXTAPE_KERNELS");
+    assert_ok(mt_plan_make(&ours, &c));
+    bool hopper = !strcmp(ours.kernel_set, "sm_90a"); /* the card here, or that of a plan */
+    for (int i = 0; hopper && i < 3; i++) {
+        setenv("MIXTAPE_KERNELS", sets[i].name, 1);
+        assert_ok(mt_plan_make(&plan, &c));
+        assert_string_equal(plan.kernel_set, sets[i].name);
+        assert_string_equal(plan.gemm_path, ours.gemm_path);
+        for (int m = 0; m < MT_MEMORY_COUNT; m++)
+            if (m == MT_MEMORY_WORKSPACE)
+                assert_int_equal(plan.peak[m] - sets[i].workspace, ours.peak[m]);
+            else if (m == MT_MEMORY_ACTIVATIONS && i > 0)
+                assert_true(plan.peak[m] > ours.peak[m]);
+            else
+                assert_int_equal(plan.peak[m], ours.peak[m]);
+    }
+    unsetenv("MIXTAPE_KERNELS");
+    if (before) setenv("MIXTAPE_KERNELS", before, 1);
+    free(before);
+#endif
+}
+
 /* What a GPU's kernels cannot do is said by the plan, before there is one. */
 static void experts_of_a_gpu_are_counted(void **state)
 {
@@ -330,6 +373,7 @@ int main(void)
         cmocka_unit_test(a_run_takes_what_was_planned),
         cmocka_unit_test(options_change_the_plan),
         cmocka_unit_test(a_gpu_is_planned_for_without_one),
+        cmocka_unit_test(cublaslt_has_the_kernels_of_the_card),
         cmocka_unit_test(experts_of_a_gpu_are_counted),
         cmocka_unit_test(parameters_and_work_are_counted),
         cmocka_unit_test(rules_under_later_ones_are_not_reported),
