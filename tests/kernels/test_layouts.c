@@ -2,7 +2,6 @@
  * is read from them is what compact codes hold, to the bit; a backend without them refuses. */
 #include <string.h>
 
-#include "kernels/codec.h"
 #include "tests/kernels/quantize_case.h"
 
 enum { N = 7, K = 80 };
@@ -147,27 +146,6 @@ static void test_decoded(void **state)
 /* ---- operands of nvfp4 --------------------------------------------------------------------------
  */
 
-/* What a direction's codes are times their blocks' scales; past the members 0xAAAA. */
-static uint16_t *bare_values(const struct quantize_case *c, const mt_direction *d, mt_dir dir)
-{
-    const mt_codec e2m1 = mt_codec_of(MT_ELEMENT_E2M1), e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
-    const uint8_t *codes = d->codes, *scales = d->scales;
-    uint16_t *y = test_alloc(mt_group_capacity(&c->group), MT_BF16), *to = y;
-    memset(y, 0xAA, (size_t)mt_group_capacity(&c->group) * sizeof *y);
-    for (int64_t i = 0; i < c->group.members; i++) {
-        mt_direction_shape s = mt_direction_shape_of(d, dir, c->first[i], c->last[i]);
-        for (int64_t e = 0; e < c->first[i] * c->last[i]; e++, to++) {
-            int64_t r = e / c->last[i], k = e % c->last[i];
-            int64_t line = dir == MT_ROW ? r : k, along = dir == MT_ROW ? k : r;
-            uint8_t code = codes[line * s.code_pitch + along / 2] >> along % 2 * 4 & 15;
-            uint8_t scale = scales[line * s.line_stride + along / 16 * s.block_stride];
-            *to = mt_f32_to_bf16(mt_decode(e2m1, code) * mt_decode(e4m3, scale));
-        }
-        codes += s.code_bytes, scales += s.scale_count;
-    }
-    return y;
-}
-
 static void check_operand(const char *row, const char *col, int decoded, int64_t k)
 {
     struct quantize_case c;
@@ -190,7 +168,7 @@ static void check_operand(const char *row, const char *col, int decoded, int64_t
         if (!b->format) continue;
         assert_memory_equal(a->amax, b->amax, N * sizeof(float));
         if (decoded >> dir & 1) {
-            uint16_t *want = bare_values(&c, b, (mt_dir)dir);
+            uint16_t *want = case_bare_values(&c, b, (mt_dir)dir);
             assert_memory_equal(a->codes, want, (size_t)mt_group_capacity(&c.group) * sizeof *want);
             test_free(want);
         } else {
@@ -207,10 +185,11 @@ static void test_operands(void **state)
     (void)state;
     static const struct {
         const char *row, *col;
-    } pairs[] = { { "nvfp4", "nvfp4:rht" }, { "nvfp4:sr", "nvfp4:rht+sr" },
-                  { "nvfp4", "nvfp4" },     { "nvfp4:sr", "nvfp4" },
-                  { "nvfp4", NULL },        { NULL, "nvfp4:rht+sr" } };
-    static const int64_t widths[] = { 16, 72, 256, 328 };
+    } pairs[] = { { "nvfp4", "nvfp4:rht" },    { "nvfp4:sr", "nvfp4:rht+sr" },
+                  { "nvfp4:sr", "nvfp4:rht" }, { "nvfp4", "nvfp4:rht+sr" },
+                  { "nvfp4", "nvfp4" },        { "nvfp4:sr", "nvfp4" },
+                  { "nvfp4", NULL },           { NULL, "nvfp4:rht+sr" } };
+    static const int64_t widths[] = { 16, 72, 256, 328, 1040 };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
             for (int decoded = 1; decoded < 4; decoded++) {
