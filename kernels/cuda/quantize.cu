@@ -224,13 +224,16 @@ static bool needs_amax(const side *s)
     return s->present && ((s->whole && !s->delayed) || s->second_level);
 }
 
-/* Tiles keep one direction decoded, other ways both, or one beside codes. */
+/* Tiles keep one direction decoded, other ways both, or one beside codes, if they know the sweep
+ * over codes. */
 static bool is_apart(const call *c)
 {
-    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
+    job sweep = c->j;
+    const side *row = &sweep.p.sides[MT_ROW], *col = &sweep.p.sides[MT_COL];
+    sweep.codes = c->args->pass != MT_QUANTIZE_AMAX, sweep.sums = c->args->bias_grad;
     return row->present && col->present && (row->decoded || col->decoded) &&
-           !mt_cuda_short_suffices(&c->j) && !mt_cuda_masters_suffice(&c->j) &&
-           !mt_cuda_master_nibbles_suffice(&c->j, c->args);
+           !mt_cuda_short_suffices(&sweep) && !mt_cuda_masters_suffice(&sweep) &&
+           !mt_cuda_master_nibbles_suffice(&sweep, c->args);
 }
 
 /* Gradients of SwiGLU that strands measure, which can make them: in the call's scratch, if it has

@@ -185,10 +185,17 @@ static void test_operands(void **state)
     (void)state;
     static const struct {
         const char *row, *col;
-    } pairs[] = { { "nvfp4", "nvfp4:rht" },    { "nvfp4:sr", "nvfp4:rht+sr" },
-                  { "nvfp4:sr", "nvfp4:rht" }, { "nvfp4", "nvfp4:rht+sr" },
-                  { "nvfp4", "nvfp4" },        { "nvfp4:sr", "nvfp4" },
-                  { "nvfp4", NULL },           { NULL, "nvfp4:rht+sr" } };
+    } pairs[] = { { "nvfp4", "nvfp4:rht" },
+                  { "nvfp4:sr", "nvfp4:rht+sr" },
+                  { "nvfp4:sr", "nvfp4:rht" },
+                  { "nvfp4", "nvfp4:rht+sr" },
+                  { "nvfp4", "nvfp4" },
+                  { "nvfp4:sr", "nvfp4" },
+                  { "nvfp4", NULL },
+                  { NULL, "nvfp4:rht+sr" },
+                  { "nvfp4:sr", "nvfp4:4over6" },
+                  { "nvfp4:sr", "nvfp4:rht+sr+4over6" },
+                  { "nvfp4:4over6", "nvfp4:sr" } };
     static const int64_t widths[] = { 16, 72, 256, 328, 1040 };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
@@ -198,10 +205,47 @@ static void test_operands(void **state)
             }
 }
 
+/* Decoded directions beside the bias gradient are those without it. */
+static void test_beside_bias(void **state)
+{
+    (void)state;
+    enum { MEMBERS = 2, M = 128, WIDE = 128 };
+    static const char *const formats[] = { "mxfp8", "fp8_block:2d", "mxfp4", "nvfp4:2d", "nvfp4" };
+    static const mt_dtype types[] = { MT_F32, MT_BF16 };
+    struct quantize_case c;
+    mt_stream stream = { test_device(), NULL };
+    float *bias = test_alloc(MEMBERS * WIDE, MT_F32);
+    case_make(&c, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ M }, &(int64_t){ WIDE }, 0);
+    for (size_t i = 0; i < sizeof formats / sizeof *formats * 2; i++) {
+        const char *format = formats[i / 2];
+        struct quantize_result r[2];
+        void *x = case_source(&c, types[i % 2], 7, false);
+        mt_qtensor source = mt_qtensor_plain(c.group, types[i % 2], x);
+        for (int beside = 0; beside < 2; beside++) {
+            result_make(&r[beside], &c, format, format, false);
+            for (int dir = 0; dir < MT_DIR_COUNT; dir++) result_decode(&r[beside], &c, (mt_dir)dir);
+            mt_status status = mt_quantize(
+                &stream, &(struct mt_quantize_args){ .dtype = MT_BF16,
+                                                     .src = &source,
+                                                     .out = &r[beside].q,
+                                                     .bias_grad = beside ? bias : NULL });
+            assert_int_equal(status, has_kernels() ? MT_OK : MT_EUNSUPPORTED);
+        }
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+            assert_memory_equal(r[0].q.dir[dir].codes, r[1].q.dir[dir].codes, r[0].code_bytes[dir]);
+        result_free(&r[0]), result_free(&r[1]);
+        test_free(x);
+    }
+    test_free(bias);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_padded),
-                                        cmocka_unit_test(test_decoded),
-                                        cmocka_unit_test(test_operands) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_padded),
+        cmocka_unit_test(test_decoded),
+        cmocka_unit_test(test_operands),
+        cmocka_unit_test(test_beside_bias),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
