@@ -252,8 +252,10 @@ template <int CODES, int COLUMN> struct columns {
         LEAP = HALF ? (int)WORD_ROWS : (int)TILE
     };
     static_assert(HALF || BYTES == 2 * LEAP, "two groups of rows");
+    static_assert(!HALF || TALL / SEGMENT % 4 == 0, "swizzled scales lie in fours");
 };
-enum { LONG = 256, SHORT = 160 }; /* columns of members of few rows */
+/* Their bytes: of long ones most would lie beyond the end of a member of few rows. */
+enum { LONG = 256, SHORT = 160 };
 
 template <typename SPACE>
 static __device__ __forceinline__ unsigned column_place(unsigned c, unsigned at)

@@ -115,37 +115,6 @@ static __global__ void members_kernel(const __grid_constant__ job j)
     MT_GRID_STRIDE(i, j.p.group.members) give_results(j, i);
 }
 
-static __device__ int64_t column_member(const plan &p, int64_t column)
-{
-    int64_t low = 0, high = p.group.members;
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        if (p.members[middle].at[AT_COLUMN] <= column)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static __global__ void bias_kernel(const __grid_constant__ plan p, const float *sums, float *db,
-                                   bool accumulate)
-{
-    MT_GRID_STRIDE(i, p.members[p.group.members].at[AT_COLUMN])
-    {
-        const member *m = p.members + column_member(p, i);
-        int64_t parts = shift_up(m->rows, 7), cols = m->cols;
-        if (parts == 0) {
-            if (!accumulate) db[i] = 0;
-            continue;
-        }
-        const float *part = sums + m->at[AT_SUMS] + (i - m->at[AT_COLUMN]);
-        float sum = part[0];
-        for (int64_t k = 1; k < parts; k++) sum += part[k * cols];
-        db[i] = (accumulate ? db[i] : 0) + sum;
-    }
-}
-
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
@@ -255,23 +224,27 @@ static bool needs_amax(const side *s)
     return s->present && ((s->whole && !s->delayed) || s->second_level);
 }
 
-/* Tiles keep one direction decoded, other ways both, or one beside codes. */
+/* Tiles keep one direction decoded, other ways both, or one beside codes, if they know the sweep
+ * over codes. */
 static bool is_apart(const call *c)
 {
-    const side *row = &c->j.p.sides[MT_ROW], *col = &c->j.p.sides[MT_COL];
+    job sweep = c->j;
+    const side *row = &sweep.p.sides[MT_ROW], *col = &sweep.p.sides[MT_COL];
+    sweep.codes = c->args->pass != MT_QUANTIZE_AMAX, sweep.sums = c->args->bias_grad;
     return row->present && col->present && (row->decoded || col->decoded) &&
-           !mt_cuda_short_suffices(&c->j) && !mt_cuda_masters_suffice(&c->j) &&
-           !mt_cuda_master_nibbles_suffice(&c->j, c->args);
+           !mt_cuda_short_suffices(&sweep) && !mt_cuda_masters_suffice(&sweep) &&
+           !mt_cuda_master_nibbles_suffice(&sweep, c->args);
 }
 
-/* Gradients of SwiGLU that strands measure, which can make them. */
+/* Gradients of SwiGLU that strands measure, which can make them: in the call's scratch, if it has
+ * one. */
 static bool makes_source(const struct mt_quantize_args *args)
 {
     call c = {};
     const uintptr_t lines = (uintptr_t)args->z | (uintptr_t)args->scratch |
                             (uintptr_t)args->src->dir[args->src_dir].codes;
-    if (!args->z || args->pass != MT_QUANTIZE_ALL || args->bias_grad || args->src->group.k % 16 ||
-        lines % 16)
+    if (!args->z || !args->scratch || args->pass != MT_QUANTIZE_ALL || args->bias_grad ||
+        args->src->group.k % 16 || lines % 16)
         return false;
     c.args = args, c.makes = true;
     c.j.p.group = args->src->group;
@@ -511,8 +484,5 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     MT_TRY(write_members(&c, stream));
     if (args->dweights && args->pass != MT_QUANTIZE_AMAX) MT_TRY(weigh_dots(&c, stream));
     if (!args->bias_grad || args->pass == MT_QUANTIZE_AMAX) return MT_OK;
-    bias_kernel<<<wide, THREADS, 0, mt_cuda_stream(stream)>>>(c.j.p, c.j.sums, args->bias_grad,
-                                                              args->accumulate);
-    MT_LAUNCHED(stream, "quantize: bias gradient");
-    return MT_OK;
+    return mt_cuda_quantize_bias(stream, &c.j, args->bias_grad, args->accumulate);
 }

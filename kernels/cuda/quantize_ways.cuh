@@ -60,4 +60,6 @@ mt_status mt_cuda_measure_made(mt_stream *stream, const struct job *j, int64_t t
 /* The weight of each row, from those of tokens' slots, `count` of them all. */
 mt_status mt_cuda_weigh_rows(mt_stream *stream, float *row_weight, const float *weights,
                              const int32_t *position, int64_t count);
+/* quantize_bias.cu: db (+)= the sums of members' columns, from the parts that tiles left. */
+mt_status mt_cuda_quantize_bias(mt_stream *stream, const struct job *j, float *db, bool accumulate);
 }

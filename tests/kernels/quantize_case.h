@@ -2,7 +2,9 @@
 #pragma once
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "kernels/codec.h"
 #include "tests/support/test.h"
 
 enum { CASE_MEMBERS = 304 };
@@ -92,6 +94,18 @@ static inline void result_make(struct quantize_result *r, const struct quantize_
     }
 }
 
+/* The direction's result as what codes decode to (MT_LAYOUT_DECODED), over 0xAA. */
+static inline void result_decode(struct quantize_result *r, const struct quantize_case *c,
+                                 mt_dir dir)
+{
+    mt_direction *d = &r->q.dir[dir];
+    int64_t capacity = mt_group_capacity(&c->group);
+    test_free(d->codes);
+    d->layout = MT_LAYOUT_DECODED, d->codes = test_alloc(capacity, MT_BF16);
+    memset(d->codes, 0xAA, (size_t)capacity * sizeof(uint16_t));
+    r->code_bytes[dir] = (size_t)capacity * sizeof(uint16_t), r->scale_bytes[dir] = 0;
+}
+
 static inline void result_free(struct quantize_result *r)
 {
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
@@ -108,6 +122,29 @@ static inline void assert_same_direction(const struct quantize_result *a,
     assert_memory_equal(x->codes, y->codes, a->code_bytes[dir]);
     assert_memory_equal(x->scales, y->scales, a->scale_bytes[dir]);
     assert_memory_equal(x->amax, y->amax, (size_t)a->q.group.members * sizeof(float));
+}
+
+/* What the codes of a direction of nvfp4 are times their blocks' scales; past the members 0xAAAA;
+ * free with test_free. */
+static inline uint16_t *case_bare_values(const struct quantize_case *c, const mt_direction *d,
+                                         mt_dir dir)
+{
+    const mt_codec e2m1 = mt_codec_of(MT_ELEMENT_E2M1), e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
+    const uint8_t *codes = d->codes, *scales = d->scales;
+    uint16_t *y = test_alloc(mt_group_capacity(&c->group), MT_BF16), *to = y;
+    memset(y, 0xAA, (size_t)mt_group_capacity(&c->group) * sizeof *y);
+    for (int64_t i = 0; i < c->group.members; i++) {
+        mt_direction_shape s = mt_direction_shape_of(d, dir, c->first[i], c->last[i]);
+        for (int64_t e = 0; e < c->first[i] * c->last[i]; e++, to++) {
+            int64_t r = e / c->last[i], k = e % c->last[i];
+            int64_t line = dir == MT_ROW ? r : k, along = dir == MT_ROW ? k : r;
+            uint8_t code = codes[line * s.code_pitch + along / 2] >> along % 2 * 4 & 15;
+            uint8_t scale = scales[line * s.line_stride + along / 16 * s.block_stride];
+            *to = mt_f32_to_bf16(mt_decode(e2m1, code) * mt_decode(e4m3, scale));
+        }
+        codes += s.code_bytes, scales += s.scale_count;
+    }
+    return y;
 }
 
 /* ---- inputs: those of golden_quantize.py ---- */

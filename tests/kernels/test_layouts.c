@@ -2,7 +2,6 @@
  * is read from them is what compact codes hold, to the bit; a backend without them refuses. */
 #include <string.h>
 
-#include "kernels/codec.h"
 #include "tests/kernels/quantize_case.h"
 
 enum { N = 7, K = 80 };
@@ -147,27 +146,6 @@ static void test_decoded(void **state)
 /* ---- operands of nvfp4 --------------------------------------------------------------------------
  */
 
-/* What a direction's codes are times their blocks' scales; past the members 0xAAAA. */
-static uint16_t *bare_values(const struct quantize_case *c, const mt_direction *d, mt_dir dir)
-{
-    const mt_codec e2m1 = mt_codec_of(MT_ELEMENT_E2M1), e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
-    const uint8_t *codes = d->codes, *scales = d->scales;
-    uint16_t *y = test_alloc(mt_group_capacity(&c->group), MT_BF16), *to = y;
-    memset(y, 0xAA, (size_t)mt_group_capacity(&c->group) * sizeof *y);
-    for (int64_t i = 0; i < c->group.members; i++) {
-        mt_direction_shape s = mt_direction_shape_of(d, dir, c->first[i], c->last[i]);
-        for (int64_t e = 0; e < c->first[i] * c->last[i]; e++, to++) {
-            int64_t r = e / c->last[i], k = e % c->last[i];
-            int64_t line = dir == MT_ROW ? r : k, along = dir == MT_ROW ? k : r;
-            uint8_t code = codes[line * s.code_pitch + along / 2] >> along % 2 * 4 & 15;
-            uint8_t scale = scales[line * s.line_stride + along / 16 * s.block_stride];
-            *to = mt_f32_to_bf16(mt_decode(e2m1, code) * mt_decode(e4m3, scale));
-        }
-        codes += s.code_bytes, scales += s.scale_count;
-    }
-    return y;
-}
-
 static void check_operand(const char *row, const char *col, int decoded, int64_t k)
 {
     struct quantize_case c;
@@ -190,7 +168,7 @@ static void check_operand(const char *row, const char *col, int decoded, int64_t
         if (!b->format) continue;
         assert_memory_equal(a->amax, b->amax, N * sizeof(float));
         if (decoded >> dir & 1) {
-            uint16_t *want = bare_values(&c, b, (mt_dir)dir);
+            uint16_t *want = case_bare_values(&c, b, (mt_dir)dir);
             assert_memory_equal(a->codes, want, (size_t)mt_group_capacity(&c.group) * sizeof *want);
             test_free(want);
         } else {
@@ -207,10 +185,18 @@ static void test_operands(void **state)
     (void)state;
     static const struct {
         const char *row, *col;
-    } pairs[] = { { "nvfp4", "nvfp4:rht" }, { "nvfp4:sr", "nvfp4:rht+sr" },
-                  { "nvfp4", "nvfp4" },     { "nvfp4:sr", "nvfp4" },
-                  { "nvfp4", NULL },        { NULL, "nvfp4:rht+sr" } };
-    static const int64_t widths[] = { 16, 72, 256, 328 };
+    } pairs[] = { { "nvfp4", "nvfp4:rht" },
+                  { "nvfp4:sr", "nvfp4:rht+sr" },
+                  { "nvfp4:sr", "nvfp4:rht" },
+                  { "nvfp4", "nvfp4:rht+sr" },
+                  { "nvfp4", "nvfp4" },
+                  { "nvfp4:sr", "nvfp4" },
+                  { "nvfp4", NULL },
+                  { NULL, "nvfp4:rht+sr" },
+                  { "nvfp4:sr", "nvfp4:4over6" },
+                  { "nvfp4:sr", "nvfp4:rht+sr+4over6" },
+                  { "nvfp4:4over6", "nvfp4:sr" } };
+    static const int64_t widths[] = { 16, 72, 256, 328, 1040 };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
             for (int decoded = 1; decoded < 4; decoded++) {
@@ -219,10 +205,47 @@ static void test_operands(void **state)
             }
 }
 
+/* Decoded directions beside the bias gradient are those without it. */
+static void test_beside_bias(void **state)
+{
+    (void)state;
+    enum { MEMBERS = 2, M = 128, WIDE = 128 };
+    static const char *const formats[] = { "mxfp8", "fp8_block:2d", "mxfp4", "nvfp4:2d", "nvfp4" };
+    static const mt_dtype types[] = { MT_F32, MT_BF16 };
+    struct quantize_case c;
+    mt_stream stream = { test_device(), NULL };
+    float *bias = test_alloc(MEMBERS * WIDE, MT_F32);
+    case_make(&c, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ M }, &(int64_t){ WIDE }, 0);
+    for (size_t i = 0; i < sizeof formats / sizeof *formats * 2; i++) {
+        const char *format = formats[i / 2];
+        struct quantize_result r[2];
+        void *x = case_source(&c, types[i % 2], 7, false);
+        mt_qtensor source = mt_qtensor_plain(c.group, types[i % 2], x);
+        for (int beside = 0; beside < 2; beside++) {
+            result_make(&r[beside], &c, format, format, false);
+            for (int dir = 0; dir < MT_DIR_COUNT; dir++) result_decode(&r[beside], &c, (mt_dir)dir);
+            mt_status status = mt_quantize(
+                &stream, &(struct mt_quantize_args){ .dtype = MT_BF16,
+                                                     .src = &source,
+                                                     .out = &r[beside].q,
+                                                     .bias_grad = beside ? bias : NULL });
+            assert_int_equal(status, has_kernels() ? MT_OK : MT_EUNSUPPORTED);
+        }
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+            assert_memory_equal(r[0].q.dir[dir].codes, r[1].q.dir[dir].codes, r[0].code_bytes[dir]);
+        result_free(&r[0]), result_free(&r[1]);
+        test_free(x);
+    }
+    test_free(bias);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_padded),
-                                        cmocka_unit_test(test_decoded),
-                                        cmocka_unit_test(test_operands) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_padded),
+        cmocka_unit_test(test_decoded),
+        cmocka_unit_test(test_operands),
+        cmocka_unit_test(test_beside_bias),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

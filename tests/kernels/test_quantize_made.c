@@ -28,6 +28,8 @@ static const struct pair {
               { NULL, "fp8_tensor", 0 },
               { "nvfp4", "nvfp4:rht", 1 },
               { "nvfp4:sr", "nvfp4:rht+sr", 3 },
+              { "nvfp4:sr", "nvfp4:rht", 3 },
+              { NULL, "nvfp4:rht+sr", 2 },
               { "nvfp4", "nvfp4", 3 },
               { "fp8_tensor", "fp8_tensor", PADDED },
               { "fp8_delayed:e5m2", "fp8_delayed:e5m2", PADDED },
@@ -120,17 +122,6 @@ struct beside {
     void *dweights;
 };
 
-/* The direction's result as what codes decode to. */
-static void decode_result(struct quantize_result *r, const struct quantize_case *c, mt_dir dir)
-{
-    mt_direction *d = &r->q.dir[dir];
-    int64_t capacity = mt_group_capacity(&c->group);
-    test_free(d->codes);
-    d->layout = MT_LAYOUT_DECODED, d->codes = test_alloc(capacity, MT_BF16);
-    memset(d->codes, 0xAA, (size_t)capacity * sizeof(uint16_t));
-    r->code_bytes[dir] = (size_t)capacity * sizeof(uint16_t), r->scale_bytes[dir] = 0;
-}
-
 /* The column direction's codes in lines of all members. */
 static void pad_result(struct quantize_result *r, const struct quantize_case *c)
 {
@@ -157,7 +148,7 @@ static void run(const struct made *m, const struct pair *p, struct quantize_resu
     size_t bytes;
     result_make(r, &m->c, p->row, p->col, false);
     for (int dir = 0; dir < MT_DIR_COUNT; dir++)
-        if (p->decoded >> dir & 1) decode_result(r, &m->c, (mt_dir)dir);
+        if (p->decoded >> dir & 1) result_decode(r, &m->c, (mt_dir)dir);
     if (p->decoded & PADDED) pad_result(r, &m->c);
     struct mt_quantize_args args = { .dtype = m->dtype,
                                      .src = &source,
@@ -184,12 +175,13 @@ static void run(const struct made *m, const struct pair *p, struct quantize_resu
     test_free(args.scratch);
 }
 
-static void check_pair(const struct made *m, const struct pair *p, bool sums)
+/* dots: with the gradient of rows' weights, if they have one. */
+static void check_pair(const struct made *m, const struct pair *p, bool sums, bool dots)
 {
     if (!is_made(m, p)) return;
     struct quantize_result one, turns;
     int64_t *nan = test_alloc(2 * N, MT_I64), k = m->c.group.k;
-    int64_t slots = m->z && m->weights ? m->tokens * m->top_k : 0;
+    int64_t slots = m->z && dots ? m->tokens * m->top_k : 0;
     mt_dtype real = mt_dtype_wide(m->dtype);
     float *bias = test_alloc(2 * N * k, MT_F32);
     void *dweights[2] = { slots ? test_alloc(slots, real) : NULL,
@@ -223,14 +215,28 @@ static void check(mt_dtype dtype, enum way way)
         for (int i = 0; i < N && !small; i++) rows[i] *= w == 0 ? 7 : 1;
         make(&m, dtype, way, rows, widths[w], 3);
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-            check_pair(&m, &pairs[i], i % 3 == 2);
-        if (way == GRADIENT) { /* of rows that nobody weights */
+            check_pair(&m, &pairs[i], i % 3 == 2, true);
+        if (way == GRADIENT) { /* of rows that nobody weights: of factors of 1, or without */
             test_free(m.weights), m.weights = NULL;
             for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-                check_pair(&m, &pairs[i], false);
+                for (int dots = 0; dots < 2; dots++) check_pair(&m, &pairs[i], false, dots);
         }
         made_free(&m);
     }
+}
+
+/* Pairs that are rotated, of more parts of sixteen rows than a GPU has warps: each goes from one to
+ * the next. */
+static void check_many(enum way way)
+{
+    const int64_t by = strcmp(test_device_name(), "cpu") == 0 ? 1 : 140;
+    int64_t rows[N] = { 128, 0, 33, 300, 1, 17, 0, 257, 0 };
+    struct made m;
+    for (int i = 0; i < N; i++) rows[i] *= by;
+    make(&m, MT_BF16, way, rows, 48, 3);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (pairs[i].col && strstr(pairs[i].col, "rht")) check_pair(&m, &pairs[i], false, true);
+    made_free(&m);
 }
 
 static void test_gathered(void **state)
@@ -238,6 +244,7 @@ static void test_gathered(void **state)
     (void)state;
     check(MT_BF16, GATHERED);
     check(MT_F32, GATHERED);
+    check_many(GATHERED);
 }
 
 static void test_weighted(void **state)
@@ -259,6 +266,7 @@ static void test_gradient(void **state)
     (void)state;
     check(MT_BF16, GRADIENT);
     check(MT_F32, GRADIENT);
+    check_many(GRADIENT);
 }
 
 /* No token, no row: nothing is read. */
@@ -269,7 +277,8 @@ static void test_nothing(void **state)
     int64_t rows[N] = { 0 };
     for (int way = 0; way < WAYS; way++) {
         make(&m, MT_BF16, (enum way)way, rows, 64, 5);
-        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) check_pair(&m, &pairs[i], true);
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+            check_pair(&m, &pairs[i], true, true);
         made_free(&m);
     }
 }
@@ -309,6 +318,12 @@ static void test_refused(void **state)
     assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
     bad.weights = m.weights, bad.position = NULL;
     assert_int_equal(mt_quantize(&stream, &bad), MT_EINVAL);
+    result_free(&r), made_free(&m);
+    make(&m, MT_BF16, GRADIENT, rows, 32, 0);
+    result_make(&r, &m.c, NULL, "nvfp4:rht", false);
+    source = mt_qtensor_plain(m.c.group, MT_BF16, m.from);
+    bad = (struct mt_quantize_args){ .dtype = MT_BF16, .src = &source, .out = &r.q, .z = m.z };
+    assert_fails(mt_quantize(&stream, &bad), MT_EINVAL, "scratch"); /* where is it made? */
     result_free(&r), made_free(&m);
 }
 
