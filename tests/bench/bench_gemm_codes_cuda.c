@@ -1,8 +1,8 @@
 /* The grouped GEMM of quantized operands on a GPU: exact products (codes decoded, that counted) and
  * fp8 tensor cores, against an f64 product and against bf16.
  *
- * Usage: bench_gemm_codes_cuda check          every format and pass at odd sizes; what fp8 tensor
- *                                             cores lose
+ * Usage: bench_gemm_codes_cuda check [I]      every format and pass at odd sizes (the I-th of them
+ *                                             alone, from 0 on); what fp8 tensor cores lose
  *        bench_gemm_codes_cuda [time [SHAPE [FORMAT [PASS]]]]
  *                                             what has these in the names, wgrad in bf16 and in f32
  *
@@ -475,7 +475,8 @@ static void check_levels(const struct coding *c)
     printf("%s: columns with scales far from each other: right\n", c->name);
 }
 
-static void check(void)
+/* alone: the number of the only size, or nothing. */
+static void check(const char *alone)
 {
     static const int64_t counts[] = { 0,   1,   7, 63,  64,  65,  127, 128, 129,
                                       145, 193, 0, 320, 385, 416, 600, 5,   0 };
@@ -483,6 +484,7 @@ static void check(void)
         { 512, 320 }, { 448, 80 }, { 336, 1104 }, { 16, 16 }, { 37, 41 }
     };
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        if (*alone && strtoul(alone, NULL, 10) != s) continue;
         int64_t n = sizes[s][0], k = sizes[s][1];
         struct rows rows;
         make_rows(&rows, sizeof counts / sizeof *counts, counts, 5, n, k);
@@ -494,6 +496,8 @@ static void check(void)
         printf("n %lld, k %lld: right\n", (long long)n, (long long)k);
         fflush(stdout);
     }
+    const size_t sizes_before = sizeof sizes / sizeof *sizes;
+    if (*alone && strtoul(alone, NULL, 10) < sizes_before) return;
     check_levels(&codings[2]);
     /* members of so many rows that pairs share the weights; all rows one member's; one row */
     static const struct {
@@ -502,6 +506,7 @@ static void check(void)
                    { 4, { 0, 0, 641, 0 }, 400, 272 },
                    { 1, { 1 }, 208, 144 } };
     for (size_t s = 0; s < sizeof others / sizeof *others; s++) {
+        if (*alone && strtoul(alone, NULL, 10) != sizes_before + s) continue;
         struct rows rows;
         make_rows(&rows, others[s].members, others[s].counts, 5, others[s].n, others[s].k);
         for (int c = 0; c < CODINGS; c++)
@@ -628,7 +633,7 @@ int main(int argc, char **argv)
     const char *format = argc > 3 ? argv[3] : "", *pass = argc > 4 ? argv[4] : "";
     open_gpu();
     if (!strcmp(verb, "check"))
-        check();
+        check(word);
     else
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             if (strstr(shapes[i].name, word)) time_shape(&shapes[i], format, pass);

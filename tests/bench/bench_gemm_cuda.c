@@ -1,6 +1,7 @@
 /* The grouped GEMM of bf16 on a GPU: its results by every path, and TFLOP/s.
  *
- * Usage: bench_gemm_cuda check            every path at odd sizes against an f64 product
+ * Usage: bench_gemm_cuda check [I]        every path at odd sizes (the I-th of them alone, from 0
+ *                                         on) against an f64 product
  *        bench_gemm_cuda [time] [SHAPE]   fprop, dgrad and wgrad (of f32 and of bf16) of the shapes
  *                                         with SHAPE in their names, by the path that the GEMM
  *                                         chooses
@@ -296,13 +297,14 @@ static int64_t check_cublaslt(struct problem *p, mt_gemm_layout layout)
     return done;
 }
 
-static void check(void)
+static void check(const char *alone)
 {
     static const int64_t counts[] = { 0,   1,   7,   63,  64,  65, 127, 128,  129, 191,
                                       192, 193, 255, 256, 257, 0,  385, 1000, 5,   0 };
     static const int64_t checked[][2] = { { 512, 320 },  { 328, 1096 }, { 768, 256 },
                                           { 1024, 136 }, { 8, 8 },      { 37, 41 } };
     for (size_t s = 0; s < sizeof checked / sizeof *checked; s++) {
+        if (*alone && strtoul(alone, NULL, 10) != s) continue;
         struct problem p;
         int64_t n = checked[s][0], k = checked[s][1], done = 0;
         make_problem(&p, sizeof counts / sizeof *counts, counts, n, k);
@@ -457,7 +459,7 @@ int main(int argc, char **argv)
     const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
     open_gpu();
     if (!strcmp(verb, "check"))
-        check();
+        check(word);
     else
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             if (strstr(shapes[i].name, word)) time_shape(&shapes[i], !strcmp(verb, "sweep"));
