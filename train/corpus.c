@@ -220,19 +220,10 @@ static mt_status read_attributes(mt_corpus *c, mt_h5 *file)
     return read_text(c->info.sha256, file, "source_sha256");
 }
 
-/* A file of something else, most likely a text, is not a damaged corpus. */
 static mt_status open_file(mt_h5 **file, const char *path)
 {
-    static const char signature[] = "\211HDF\r\n\032\n";
-    char begin[sizeof signature - 1];
-    mt_status status = mt_h5_open(file, path);
-    if (status != MT_EDAMAGED) return status;
-    FILE *text = fopen(path, "rb");
-    size_t n = text ? fread(begin, 1, sizeof begin, text) : 0;
-    if (text) fclose(text);
-    MT_REQUIRE(memcmp(begin, signature, n) == 0, MT_EIO,
-               "'%s' is not a corpus: `mixtape data pack` makes one of text or tokens", path);
-    return status;
+    return mt_h5_open_given(file, path,
+                            "a corpus: `mixtape data pack` makes one of text or tokens");
 }
 
 mt_status mt_corpus_open(mt_corpus **corpus, const char *path)

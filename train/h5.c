@@ -136,6 +136,21 @@ mt_status mt_h5_open(mt_h5 **file, const char *path)
     return open_file(file, path, false);
 }
 
+mt_status mt_h5_open_given(mt_h5 **file, const char *path, const char *what)
+{
+    static const char signature[] = "\211HDF\r\n\032\n";
+    char begin[sizeof signature - 1];
+    mt_status status = mt_h5_open(file, path);
+    if (status != MT_EDAMAGED) return status;
+    FILE *other = fopen(path, "rb");
+    size_t n = other ? fread(begin, 1, sizeof begin, other) : 0;
+    bool empty = other && n == 0 && feof(other);
+    if (other) fclose(other);
+    MT_REQUIRE(!empty && memcmp(begin, signature, n) == 0, MT_EIO, "'%s' is %snot %s", path,
+               empty ? "empty, " : "", what);
+    return status;
+}
+
 /* Ends HDF5's part; everything has reached the descriptor afterwards. */
 static mt_status close_hdf5(mt_h5 *file)
 {

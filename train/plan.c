@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "train/ranks.h"
+#include "train/statistics.h"
 
 mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
 {
@@ -70,6 +71,39 @@ mt_status mt_plan_device(mt_device **device, const mt_config *config)
     return mt_device_open(device, "plan", is_gpu(config->device) ? "cuda" : NULL, 0);
 }
 
+/* A rank's trainer on a device that counts. */
+struct counted {
+    mt_device *device;
+    mt_comm *comm; /* NULL with one rank */
+    mt_trainer *trainer;
+};
+
+static mt_status open_counted(struct counted *t, const mt_config *config, int rank, int ranks)
+{
+    mt_trainer_config c = config->trainer;
+    MT_TRY(mt_plan_device(&t->device, config));
+    if (ranks > 1)
+        MT_TRY(mt_comm_open_plan(&t->comm, t->device, rank, ranks, is_gpu(config->device)));
+    if (t->comm) mt_ranks_share(&c, t->comm);
+    return mt_trainer_create(&t->trainer, t->device, &c);
+}
+
+static void close_counted(struct counted *t)
+{
+    mt_trainer_destroy(&t->trainer);
+    mt_comm_close(&t->comm);
+    mt_device_destroy(&t->device);
+}
+
+mt_status mt_plan_check(const mt_config *config, int rank, int ranks)
+{
+    struct counted t = { NULL, NULL, NULL };
+    mt_status status = open_counted(&t, config, rank, ranks);
+    if (status == MT_OK) status = mt_statistics_check_layers(config, t.trainer);
+    close_counted(&t);
+    return status;
+}
+
 mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
 {
     return mt_plan_make_rank(plan, config, 0, 1);
@@ -77,30 +111,20 @@ mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
 
 mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, int ranks)
 {
-    *plan = (mt_plan){ .ranks = ranks };
-    mt_device *device = NULL;
-    mt_trainer *trainer = NULL;
-    mt_comm *comm = NULL;
-    mt_status status = MT_OK;
+    *plan = (mt_plan){ .ranks = ranks, .gpu = is_gpu(config->device) };
+    struct counted t = { NULL, NULL, NULL };
     const struct mt_kernels *kernels;
-    bool gpu = is_gpu(config->device);
-    mt_trainer_config c = config->trainer;
-    MT_TRY_CLEANUP(mt_plan_device(&device, config));
-    MT_TRY_CLEANUP(mt_device_kernels(device, c.dtype, &kernels));
-    if (ranks > 1) MT_TRY_CLEANUP(mt_comm_open_plan(&comm, device, rank, ranks, gpu));
-    if (comm) mt_ranks_share(&c, comm);
-    MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, &c));
-    MT_TRY_CLEANUP(mt_plan_passes(trainer, *config->valid_corpus != '\0'));
-    count_work(plan, trainer);
-    plan->kernel_set = device->kernel_set;
+    mt_status status = MT_OK;
+    MT_TRY_CLEANUP(open_counted(&t, config, rank, ranks));
+    MT_TRY_CLEANUP(mt_device_kernels(t.device, config->trainer.dtype, &kernels));
+    MT_TRY_CLEANUP(mt_plan_passes(t.trainer, *config->valid_corpus != '\0'));
+    count_work(plan, t.trainer);
+    plan->kernel_set = t.device->kernel_set;
     plan->gemm_path = kernels->gemm_path;
-    plan->threads = device->threads;
-    plan->gpu = gpu;
-    memcpy(plan->peak, device->peak, sizeof plan->peak);
+    plan->threads = t.device->threads;
+    memcpy(plan->peak, t.device->peak, sizeof plan->peak);
 cleanup:
-    mt_trainer_destroy(&trainer);
-    mt_comm_close(&comm);
-    mt_device_destroy(&device);
+    close_counted(&t);
     return status;
 }
 

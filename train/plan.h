@@ -30,6 +30,9 @@ mt_status mt_plan_make(mt_plan *plan, const mt_config *config);
 /* The same of one of several ranks, over NCCL where the configuration's device is a GPU; what is
  * exchanged is counted. `parameters` are those of the whole model. */
 mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, int ranks);
+/* Fails as a run would for a configuration that one of so many ranks cannot train: where the ranks
+ * do not share the batch or the experts, a rule fits no layer, and so on. */
+mt_status mt_plan_check(const mt_config *config, int rank, int ranks);
 /* The plan device that the configuration's device calls for. */
 mt_status mt_plan_device(mt_device **device, const mt_config *config);
 /* Bytes on the device, and in pinned memory of the host (cuda). */

@@ -271,6 +271,16 @@ static void begin_progress(run *r)
     r->progress.silent = !r->lead;
 }
 
+/* What the configuration cannot be on so many ranks, or with this model, is said before anything of
+ * the run is there. What else a plan may meet is the plan's own. */
+static mt_status check_trainer(run *r)
+{
+    mt_status status = mt_plan_check(r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
+    if (status == MT_ECONFIG) return together(r, status, "configuration");
+    if (status != MT_OK) mt_error_clear();
+    return MT_OK;
+}
+
 /* Where memory is short, for one, it may be short for this rank alone. */
 static mt_status create_trainer(run *r)
 {
@@ -288,6 +298,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_TRY(open_corpora(r));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
+    MT_TRY(check_trainer(r));
     MT_TRY(enter_directory(r, options));
     MT_TRY(create_trainer(r));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);

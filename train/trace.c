@@ -25,7 +25,7 @@ static mt_status read_tokens(mt_h5 *file, const char *name, const mt_h5_info *in
     for (size_t i = 0; i < count; i++) {
         bool fine = (wide[i] >= 0 && wide[i] < vocab) || (ignorable && wide[i] == IGNORE);
         if (!fine)
-            MT_TRY_CLEANUP(MT_FAIL(MT_EDAMAGED, "%s: %s element %zu is %lld, outside [0, %lld)%s",
+            MT_TRY_CLEANUP(MT_FAIL(MT_EIO, "%s: %s element %zu is %lld, outside [0, %lld)%s",
                                    mt_h5_path(file), name, i, (long long)wide[i], (long long)vocab,
                                    ignorable ? " and not -100" : ""));
         (*tokens)[i] = (int32_t)wide[i];
@@ -46,30 +46,50 @@ static mt_status shift_targets(mt_trace_input *in)
     return MT_OK;
 }
 
+/* Describes a dataset, which is of tokens; other files are not damaged. `like`: the extents that it
+ * must have, or NULL. */
+static mt_status find_tokens(mt_h5_info *info, mt_h5 *file, const char *name, bool stepped,
+                             const mt_h5_info *like)
+{
+    const char *must = stepped ? "i64 [N,B,S], for --steps N" : "i64 [B,S], without --steps";
+    char found[96], wanted[96];
+    bool there;
+    MT_TRY(mt_h5_exists(file, name, &there));
+    MT_REQUIRE(there, MT_EIO, "'%s' has no dataset %s: it must be %s", mt_h5_path(file), name,
+               must);
+    MT_TRY(mt_h5_dataset_info(file, name, info));
+    mt_h5_format(found, info->type, info->ndim, info->shape);
+    MT_REQUIRE(info->type == MT_I64 && info->ndim == (stepped ? 3 : 2), MT_EIO,
+               "'%s', %s: it is %s, must be %s", mt_h5_path(file), name, found, must);
+    MT_REQUIRE(info->count > 0, MT_EIO, "'%s', %s: it is %s, which is empty", mt_h5_path(file),
+               name, found);
+    if (!like) return MT_OK;
+    mt_h5_format(wanted, like->type, like->ndim, like->shape);
+    MT_REQUIRE(!memcmp(info->shape, like->shape, sizeof *info->shape * (size_t)info->ndim), MT_EIO,
+               "'%s', %s: it is %s, must be %s like tokens", mt_h5_path(file), name, found, wanted);
+    return MT_OK;
+}
+
 static mt_status read_input(mt_trace_input *in, mt_h5 *file, bool stepped, int64_t vocab)
 {
-    const int64_t any[3] = { -1, -1, -1 };
-    mt_h5_info info;
+    mt_h5_info info, targets;
     bool has_targets;
-    MT_TRY(mt_h5_expect(file, "tokens", MT_I64, stepped ? 3 : 2, any, &info));
-    MT_REQUIRE(info.count > 0, MT_EDAMAGED, "%s: tokens is empty", mt_h5_path(file));
+    MT_TRY(find_tokens(&info, file, "tokens", stepped, NULL));
     in->steps = stepped ? info.shape[0] : 1;
     in->batch = info.shape[stepped];
     in->sequence = info.shape[stepped + 1];
     MT_TRY(read_tokens(file, "tokens", &info, false, vocab, &in->tokens));
     MT_TRY(mt_h5_exists(file, "targets", &has_targets));
     if (!has_targets) return shift_targets(in);
-    int64_t shape[MT_MAX_DIMS];
-    memcpy(shape, info.shape, sizeof shape);
-    MT_TRY(mt_h5_expect(file, "targets", MT_I64, info.ndim, shape, &info));
-    return read_tokens(file, "targets", &info, true, vocab, &in->targets);
+    MT_TRY(find_tokens(&targets, file, "targets", stepped, &info));
+    return read_tokens(file, "targets", &targets, true, vocab, &in->targets);
 }
 
 mt_status mt_trace_input_read(mt_trace_input *input, const char *path, bool stepped, int64_t vocab)
 {
     *input = (mt_trace_input){ 0 };
     mt_h5 *file;
-    MT_TRY(mt_h5_open(&file, path));
+    MT_TRY(mt_h5_open_given(&file, path, "HDF5: --tokens names a file with a dataset tokens"));
     mt_status status = read_input(input, file, stepped, vocab);
     mt_h5_close(&file);
     if (status == MT_OK) return MT_OK;

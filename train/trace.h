@@ -15,8 +15,8 @@ typedef struct mt_trace_input {
 } mt_trace_input;
 
 /* Reads dataset `tokens` (int64, 2 dimensions, or 3 where `stepped`) and `targets`: where the file
- * has none, position s predicts token s + 1 and the last is ignored. Errors: MT_EDAMAGED names
- * file, dataset and index of a token outside [0, vocab). */
+ * has none, position s predicts token s + 1 and the last is ignored. Errors: MT_EIO names a file
+ * that is none of tokens, and why not; dataset and index of a token outside [0, vocab). */
 mt_status mt_trace_input_read(mt_trace_input *input, const char *path, bool stepped, int64_t vocab);
 void mt_trace_input_free(mt_trace_input *input);
 

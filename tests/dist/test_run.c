@@ -205,6 +205,9 @@ static void test_experts(void **state)
     assert_same_run("next", "e1", 1e-12);
     assert_train(2, "--run no --set parallel.expert=3", 2, "must divide the number of ranks, 2");
     assert_train(2, "--run no --set parallel.expert=2", 2, "must divide model.num_experts 3");
+    assert_train(2, "--run no --set train.batch_size=3", 2,
+                 "batch_size 3 must be a multiple of micro_batch_size 1 on each of 2 ranks");
+    assert_int_equal(access("no", F_OK), -1);
 }
 
 /* Two ranks under mpirun, `first` and `second` after each one's program; `before` is in front of

@@ -143,6 +143,7 @@ static double normalised(const struct qk *q, int64_t t, int64_t i)
 
 static void check_qk_fwd(const struct qk *q)
 {
+    double *x = as_f64(q->x, q->dtype, q->count);
     assert_ok(qk_fwd(q, q->y));
     for (int64_t t = 0; t < q->batch * q->sequence; t++)
         for (int64_t i = 0; i < q->width; i++) {
@@ -153,11 +154,9 @@ static void check_qk_fwd(const struct qk *q)
                 continue;
             }
             if (q->spans) {
-                double *x = as_f64(q->x, q->dtype, q->count);
                 double want = rstd_of(x + t * q->width + p.first, p.width, eps);
                 double kept = mt_load_f64(q->rstd, q->real, t * q->spans + p.span);
                 assert_true(fabs(kept - want) <= rstd_error(p.width, q->real) * want);
-                free(x);
             }
             int64_t angle = t % q->sequence * (q->dim / 2) + i % (q->dim / 2);
             double c = mt_load_f64(q->cosine, q->real, angle),
@@ -167,12 +166,15 @@ static void check_qk_fwd(const struct qk *q)
             double want = minus(times(normalised(q, t, i), c, q->real), -sign * turned, q->real);
             assert_true(got == rounded(want, q->dtype));
         }
+    free(x);
 }
 
+/* The last three: more heads than a block of a GPU has room for at once, more pairs than a warp. */
 static const struct {
     int64_t batch, sequence, nq, nkv, dim;
-} heads[] = { { 0, 5, 2, 1, 4 },   { 2, 0, 2, 1, 4 },   { 1, 1, 1, 1, 2 }, { 2, 7, 4, 2, 6 },
-              { 1, 33, 3, 1, 16 }, { 3, 11, 2, 2, 34 }, { 1, 5, 3, 2, 64 } };
+} heads[] = { { 0, 5, 2, 1, 4 },   { 2, 0, 2, 1, 4 },   { 1, 1, 1, 1, 2 },  { 2, 7, 4, 2, 6 },
+              { 1, 33, 3, 1, 16 }, { 3, 11, 2, 2, 34 }, { 1, 5, 3, 2, 64 }, { 1, 2, 35, 33, 80 },
+              { 1, 2, 9, 9, 66 },  { 1, 2, 2, 1, 132 } };
 enum { HEADS = sizeof heads / sizeof heads[0] };
 
 static void for_all_heads(void (*check)(const struct qk *))
@@ -302,6 +304,29 @@ static void qk_norm_rope_bwd_matches_f64(void **state)
     for_all_heads(check_qk_bwd);
 }
 
+/* A GPU's blocks are no more than 512: of these they take more heads, or rows of weights'
+ * gradients, than they have threads for, and begin again; the last turn is not a whole one. */
+static void qk_norm_rope_takes_many_heads(void **state)
+{
+    (void)state;
+    static const struct {
+        mt_dtype dtype;
+        mt_qk_norm norm;
+        int64_t batch, sequence, nq, nkv, dim;
+    } many[] = { { MT_F64, MT_QK_NORM_HEAD, 4, 2111, 6, 2, 8 }, /* 128 heads at once, of 132 */
+                 { MT_F64, MT_QK_NORM_HEAD, 1, 8321, 2, 1, 2 }, /* 32 rows of 33 */
+                 { MT_F32, MT_QK_NORM_PROJECTION, 3, 5611, 1, 1, 2 },
+                 { MT_BF16, MT_QK_NORM_PROJECTION, 3, 5611, 1, 1, 2 } };
+    for (size_t i = 0; i < sizeof many / sizeof many[0]; i++) {
+        struct qk q = qk_create(many[i].dtype, many[i].norm, many[i].batch, many[i].sequence,
+                                many[i].nq, many[i].nkv, many[i].dim);
+        check_qk_fwd(&q);
+        check_qk_bwd(&q);
+        check_qk_in_place(&q);
+        qk_destroy(&q);
+    }
+}
+
 static double qk_loss(void *context)
 {
     struct qk *q = context;
@@ -359,6 +384,7 @@ int main(void)
         cmocka_unit_test(qk_norm_rope_fwd_rounds_like_rmsnorm),
         cmocka_unit_test(qk_norm_rope_works_in_place),
         cmocka_unit_test(qk_norm_rope_bwd_matches_f64),
+        cmocka_unit_test(qk_norm_rope_takes_many_heads),
         cmocka_unit_test(qk_norm_rope_gradient),
         cmocka_unit_test(qk_norm_rope_is_thread_independent),
         cmocka_unit_test(bad_arguments_are_named),

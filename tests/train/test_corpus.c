@@ -507,7 +507,7 @@ static void test_damage(void **state)
     }
     for (size_t n = 0; n < bytes; n += n < 600 ? 13 : 301) {
         put_file(in_dir("f.h5"), text, n);
-        assert_int_equal(mt_corpus_open(&c, in_dir("f.h5")), MT_EDAMAGED);
+        assert_int_equal(mt_corpus_open(&c, in_dir("f.h5")), n ? MT_EDAMAGED : MT_EIO); /* empty */
     }
     free(text);
 }

@@ -37,6 +37,9 @@ static void bad_input_has_the_code_of_its_class(void **state)
         { "--device cuda:1 --gpus 2", 2, "one GPU" },
         { "--gpus -1", 2, "--gpus -1: must be from 1" },
         { "--device tpu", 2, "tpu" },
+        { "--set parallel.expert=2", 2, "parallel.expert is 2, must" },
+        { "--set statistics.every=1 --set statistics.layers=*up_proj", 2,
+          "*up_proj fits no linear layer; the first of them: model.layers.0.self_attn" },
     };
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* no GPU here, whatever the machine has */
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -52,15 +55,13 @@ static void bad_input_has_the_code_of_its_class(void **state)
     unsetenv("CUDA_VISIBLE_DEVICES");
     assert_program("train t.yaml --run t.yaml", 5, "run t.yaml: Not a directory");
     assert_program("eval straight --device plan", 2, "device 'plan' is not one of auto, cpu, cuda");
-    assert_program(
-        "train t.yaml --run typed --set statistics.every=1 --set statistics.layers=*up_proj", 2,
-        "*up_proj fits no linear layer; the first of them: model.layers.0.self_attn");
     write_file("typed.yaml", config);
     FILE *file = fopen("typed.yaml", "a");
     assert_non_null(file);
     fputs("recipe: [{use: mxfp8}, {layers: '*.0.up_proj', use: bf16}]\n", file);
     assert_int_equal(fclose(file), 0);
     assert_program("train typed.yaml --run typed", 2, "layers=*.0.up_proj fits no linear layer");
+    assert_int_equal(access("typed", F_OK), -1);
     assert_program("train t.yaml --run typed --set train.steps=2 --set model.capacity_factor=1e30",
                    0, "done: 2 steps");
 }

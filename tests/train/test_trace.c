@@ -445,7 +445,7 @@ static void mistakes_are_refused(void **state)
         { "--dtype f23", "f23", MT_EXIT_USAGE },
         { "--activations nothing.*", "fits no activation; the first of them are: model.embed",
           MT_EXIT_USAGE },
-        { "--steps 4", "must be i64[*,*,*]", MT_EXIT_FILES }, /* the file has one batch */
+        { "--steps 4", "must be i64 [N,B,S], for --steps N", MT_EXIT_FILES }, /* it has a batch */
         { "--steps -1", "--steps is -1", MT_EXIT_USAGE },
         { "--steps 0", "--steps is 0, must be positive", MT_EXIT_USAGE },
         { "--targets --set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE },
@@ -482,6 +482,48 @@ static void mistakes_are_refused(void **state)
     assert_verb(line, MT_EXIT_USAGE, "--tokens IN.h5 is missing");
 }
 
+/* What is no file of tokens is called what it is, not damaged. */
+static void other_files_are_called_what_they_are(void **state)
+{
+    (void)state;
+    static const int64_t numbers[6] = { 0 };
+    static const struct {
+        const char *name;
+        int type, ndim;
+        int64_t shape[3];
+        const char *words;
+    } cases[] = {
+        { "x", MT_F32, 2, { 2, 3 }, "has no dataset tokens: it must be i64 [B,S]" },
+        { "tokens", MT_I64, 2, { 0, 3 }, "tokens: it is i64[0,3], which is empty" },
+        { "tokens", MT_I64, 1, { 6 }, "tokens: it is i64[6], must be i64 [B,S], without --steps" },
+        { "tokens",
+          MT_I64,
+          3,
+          { 1, 2, 3 },
+          "tokens: it is i64[1,2,3], must be i64 [B,S], without" },
+        { "tokens", MT_U16, 2, { 2, 3 }, "tokens: it is u16[2,3], must be i64 [B,S], without" },
+    };
+    make_model(false);
+    snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("ckpt"), in_dir("other"),
+             in_dir("out.h5"));
+    put_text(in_dir("other"), "");
+    assert_verb(line, MT_EXIT_FILES, "other' is empty, not HDF5: --tokens names a file");
+    put_text(in_dir("other"), "In the beginning");
+    assert_verb(line, MT_EXIT_FILES, "other' is not HDF5: --tokens names a file with a dataset");
+    assert_null(strstr(verb_output, "damaged"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mt_h5 *file;
+        assert_ok(mt_h5_create(&file, in_dir("other")));
+        assert_ok(mt_h5_write(file, cases[i].name, cases[i].type, cases[i].ndim, cases[i].shape,
+                              numbers));
+        assert_ok(mt_h5_commit(&file));
+        assert_verb(line, MT_EXIT_FILES, cases[i].words);
+        assert_null(strstr(verb_output, "damaged"));
+    }
+    put_text(in_dir("other"), "\211HDF\r\n"); /* what is left of one */
+    assert_verb(line, MT_EXIT_FILES, "damaged");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -498,6 +540,7 @@ int main(void)
         cmocka_unit_test(a_recipe_holds_for_a_batch),
         cmocka_unit_test(a_refused_recipe_is_replaced),
         cmocka_unit_test(mistakes_are_refused),
+        cmocka_unit_test(other_files_are_called_what_they_are),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
