@@ -522,7 +522,7 @@ static void check(const char *alone)
 /* ---- time --------------------------------------------------------------------------------------
  */
 
-enum way { PLAIN, EXACT, NATIVE, UNLEVELED, WAYS };
+enum way { PLAIN, EXACT, NATIVE, OTHER, WAYS };
 
 static double median(double times[LAUNCHES])
 {
@@ -579,9 +579,10 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     plain.a = &a, plain.b = &b;
     assert_ok(mt_cuda_gemm_choose(&stream, &plain, &best));
     bool has[WAYS] = { true, true, native(&path, &p) };
-    mt_cuda_gemm_path tall = path; /* without levels */
-    has[UNLEVELED] = has[NATIVE] && leveled(&path);
-    tall.variant = leveled(&path) == 1 ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_TALL_TURNED;
+    mt_cuda_gemm_path other = { .width = TALL_WIDTH, .super = 8 }; /* with levels, or without */
+    const int turned = s->n < s->k;
+    has[OTHER] = has[NATIVE] && layout == MT_GEMM_NT && c->two_d_w && c->pow2;
+    other.variant = (leveled(&path) ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_LEVEL) + turned;
     double times[WAYS][LAUNCHES], rates[WAYS] = { 0 };
     for (int i = -1; i < LAUNCHES; i++) /* the first only warms up */
         for (int w = 0; w < WAYS; w++) {
@@ -590,7 +591,7 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
                                w == PLAIN    ? &best
                                : w == EXACT  ? NULL
                                : w == NATIVE ? &path
-                                             : &tall,
+                                             : &other,
                                flush, i);
             if (i >= 0) times[w][i] = ms;
         }
@@ -601,8 +602,9 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     if (has[NATIVE])
         printf(", fp8 %6.1f (%.2f), width %d", rates[NATIVE], rates[NATIVE] / rates[PLAIN],
                path.width);
-    if (has[UNLEVELED])
-        printf(", not leveled %6.1f (%.2f)", rates[UNLEVELED], rates[UNLEVELED] / rates[PLAIN]);
+    if (has[OTHER])
+        printf(", %sleveled %6.1f (%.2f)", leveled(&path) ? "not " : "", rates[OTHER],
+               rates[OTHER] / rates[PLAIN]);
     printf(" TFLOP/s\n");
     fflush(stdout);
     device_free(x), device_free(y), device_free(p.args.d);
