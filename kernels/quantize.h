@@ -34,8 +34,8 @@ typedef enum mt_quantize_pass {
  * direction's dequantized values under from_dequantized, 0 for an empty member. It may be NULL but
  * for formats with a second-level scale. ovf of fp8_block (section 2) is that of the source's dtype
  * (f32 for quantized sources, f64 and from_dequantized). scale: fp8_delayed's s, f32[N] per
- * direction; NULL: 1. running_amax:
- * f32[N] per direction or NULL, running = max(running, amax of the source): slot 0 of the history.
+ * direction; NULL: 1. running_amax: f32[N] per direction or NULL, running = max(running, what amax
+ * is): slot 0 of the history.
  * bias_grad f32, members' columns back to back ([N, k] where k is uniform), or NULL: the sum over
  * each member's rows of the source, in f32: rows in order within each 128, these sums in order;
  * then added to what is there if accumulate. Not under AMAX. nan: int64[N] or NULL: NaNs in the
