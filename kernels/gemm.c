@@ -69,10 +69,23 @@ static int64_t result_count(const struct mt_gemm_args *args)
     return rows * (args->layout == MT_GEMM_TN ? a->m : a->k);
 }
 
+/* What the codes decode with. Kept decoded, they lack no more than the factor of a member. */
+static mt_status check_scales(const char *name, const mt_qtensor *q, const mt_direction *dir)
+{
+    const mt_format *format = dir->format;
+    if (format->scale == MT_SCALE_NONE || mt_group_capacity(&q->group) == 0) return MT_OK;
+    MT_REQUIRE(dir->scales || (dir->layout == MT_LAYOUT_DECODED && format->block > 0), MT_EINVAL,
+               "gemm: %s is %s, its scales are NULL", name, format->name);
+    MT_REQUIRE(dir->amax || !format->second_level, MT_EINVAL,
+               "gemm: %s is %s, its amax, of which a scale is made, is NULL", name, format->name);
+    return MT_OK;
+}
+
 static mt_status check_operand(const struct mt_gemm_args *args, const char *name,
                                const mt_qtensor *q, const mt_direction *dir)
 {
     MT_TRY(check_direction("gemm", name, q, dir));
+    MT_TRY(check_scales(name, q, dir));
     MT_REQUIRE(dir->layout != MT_LAYOUT_DECODED || args->dtype == MT_BF16, MT_EUNSUPPORTED,
                "gemm %s of %s: %s is kept decoded, in bf16: only a gemm of bf16 reads it",
                layout_names[args->layout], mt_dtype_name(args->dtype), name);

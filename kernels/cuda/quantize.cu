@@ -455,6 +455,8 @@ extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantiz
     call c = {};
     if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args)) {
         if (!makes_source(args)) return mt_quantize_parts(stream, args);
+        MT_REQUIRE(args->scratch || mt_group_capacity(&args->src->group) == 0, MT_EINVAL,
+                   "quantize: scratch is NULL");
         c.makes = true;
     }
     c.args = args;

@@ -557,6 +557,18 @@ static void refusals(void **state)
     absent.dir[MT_ROW].format = NULL;
     args = good, args.a = &absent;
     assert_fails(mt_gemm(&stream, &args), MT_EINVAL, "a has no row direction");
+    static const mt_format_id scaled[] = { MT_FORMAT_FP8_TENSOR, MT_FORMAT_MXFP8, MT_FORMAT_NVFP4 };
+    for (int i = 0; i < 3; i++) {
+        mt_qtensor coded = w;
+        mt_direction *d = &coded.dir[MT_ROW];
+        *d = mt_direction_of(mt_format_spec_default(scaled[i]));
+        d->codes = data, d->amax = data;
+        args = good, args.a = &coded;
+        assert_fails(mt_gemm(&stream, &args), MT_EINVAL, "its scales are NULL");
+        d->scales = data, d->amax = NULL;
+        if (d->format->second_level)
+            assert_fails(mt_gemm(&stream, &args), MT_EINVAL, "its amax, of which a scale is made");
+    }
     struct mt_pack_weight_args pack = { .dtype = MT_F32, .master = data, .out = &w };
     assert_fails(mt_pack_weight(&stream, &pack), MT_EINVAL, "must be packed f32");
     pack.halves = true;

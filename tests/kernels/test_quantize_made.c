@@ -168,6 +168,7 @@ static void run(const struct made *m, const struct pair *p, struct quantize_resu
                                      .dweights = b->dweights,
                                      .rows_used = m->rows_used };
     assert_ok(mt_quantize_scratch(&stream, &args, &bytes));
+    if (bytes) assert_fails(mt_quantize(&stream, &args), MT_EINVAL, "scratch is NULL");
     if (in_turn) bytes = (size_t)mt_group_capacity(&m->c.group) * mt_dtype_size(m->dtype);
     args.scratch = bytes ? test_alloc((int64_t)bytes, MT_U8) : NULL;
     assert_ok(in_turn ? mt_quantize_parts(&stream, &args) : mt_quantize(&stream, &args));
