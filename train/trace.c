@@ -57,7 +57,10 @@ static mt_status find_tokens(mt_h5_info *info, mt_h5 *file, const char *name, bo
     MT_TRY(mt_h5_exists(file, name, &there));
     MT_REQUIRE(there, MT_EIO, "'%s' has no dataset %s: it must be %s", mt_h5_path(file), name,
                must);
-    MT_TRY(mt_h5_dataset_info(file, name, info));
+    mt_status status = mt_h5_dataset_info(file, name, info); /* of what is no dataset of ours */
+    if (status == MT_EDAMAGED)
+        return MT_FAIL(MT_EIO, "%s; it must be %s", mt_error_message(), must);
+    MT_TRY(status);
     mt_h5_format(found, info->type, info->ndim, info->shape);
     MT_REQUIRE(info->type == MT_I64 && info->ndim == (stepped ? 3 : 2), MT_EIO,
                "'%s', %s: it is %s, must be %s", mt_h5_path(file), name, found, must);

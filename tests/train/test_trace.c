@@ -520,6 +520,12 @@ static void other_files_are_called_what_they_are(void **state)
         assert_verb(line, MT_EXIT_FILES, cases[i].words);
         assert_null(strstr(verb_output, "damaged"));
     }
+    mt_h5 *file;
+    assert_ok(mt_h5_create(&file, in_dir("other")));
+    assert_ok(mt_h5_group(file, "tokens"));
+    assert_ok(mt_h5_commit(&file));
+    assert_verb(line, MT_EXIT_FILES, "tokens: is not a dataset; it must be i64 [B,S]");
+    assert_null(strstr(verb_output, "damaged"));
     put_text(in_dir("other"), "\211HDF\r\n"); /* what is left of one */
     assert_verb(line, MT_EXIT_FILES, "damaged");
 }
