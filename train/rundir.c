@@ -146,6 +146,57 @@ void mt_rundir_close(mt_rundir *dir)
     dir->lock = -1;
 }
 
+/* ---- going on -----------------------------------------------------------------------------------
+ */
+
+/* Appends a blank and the word, in quotes where a shell would read it otherwise; false: no room. */
+static bool append_word(char *text, size_t room, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-+=:,./@%";
+    size_t at = strlen(text);
+    bool quoted = !*word || word[strspn(word, plain)];
+    if (room < at + 4 * strlen(word) + 4) return false; /* each a quote: '\'' */
+    if (at) text[at++] = ' ';
+    if (quoted) text[at++] = '\'';
+    for (; *word; word++) {
+        if (*word == '\'') {
+            memcpy(text + at, "'\\''", 4);
+            at += 4;
+        } else {
+            text[at++] = *word;
+        }
+    }
+    if (quoted) text[at++] = '\'';
+    text[at] = '\0';
+    return true;
+}
+
+/* The words added come first: those given may end in "--" and what follows it. */
+static bool write_command(char text[MT_RUNDIR_COMMAND], const char *path,
+                          const mt_rundir_options *options)
+{
+    const char *const run[] = { "--run", path, NULL }, *const go_on[] = { "--resume", NULL };
+    char *const *given = options->words;
+    *text = '\0';
+    for (int i = 0; i < 2 && given[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+    for (int i = 0; !options->path && run[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, run[i])) return false;
+    for (int i = 0; !options->resume && go_on[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, go_on[i])) return false;
+    for (int i = 2; given[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+    return true;
+}
+
+void mt_rundir_resume_command(char text[MT_RUNDIR_COMMAND], const mt_rundir *dir,
+                              const mt_rundir_options *options)
+{
+    if (!options->words || !write_command(text, dir->path, options))
+        snprintf(text, MT_RUNDIR_COMMAND, "--resume");
+}
+
 /* ---- what is recorded ---------------------------------------------------------------------------
  */
 
