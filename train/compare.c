@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "train/fileio.h"
+#include "train/kind.h"
 
 enum { PATH_SHOWN = 200, ENV_LIMIT = 1 << 20 };
 
@@ -130,8 +131,10 @@ static mt_status read_run(mt_compare_run *run, const char *path)
     char config[MT_PATH_BYTES];
     run->path = path;
     MT_TRY(mt_path_format(config, "%s/config.resolved.yaml", path));
+    MT_REQUIRE(mt_path_exists(path), MT_ECONFIG, "there is no run '%.*s'", PATH_SHOWN, path);
     MT_REQUIRE(mt_path_exists(config), MT_ECONFIG,
-               "'%.*s' is no run directory: it has no config.resolved.yaml", PATH_SHOWN, path);
+               "'%.*s' is %s, not the directory of a run: it has no config.resolved.yaml",
+               PATH_SHOWN, path, mt_path_kind_of(path));
     MT_TRY(mt_config_load_recorded(&run->config, config));
     MT_TRY(read_metrics(run));
     return read_origin(run);

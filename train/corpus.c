@@ -13,6 +13,7 @@
 #include "core/rng.h"
 #include "train/fileio.h"
 #include "train/h5.h"
+#include "train/kind.h"
 
 enum {
     HASHED_BYTES = 1 << 20,
@@ -220,18 +221,18 @@ static mt_status read_attributes(mt_corpus *c, mt_h5 *file)
     return read_text(c->info.sha256, file, "source_sha256");
 }
 
-/* A file of something else, most likely a text, is not a damaged corpus. */
+/* Something else, most likely a text, is not a damaged corpus. */
 static mt_status open_file(mt_h5 **file, const char *path)
 {
-    static const char signature[] = "\211HDF\r\n\032\n";
-    char begin[sizeof signature - 1];
+    bool tokens = true;
     mt_status status = mt_h5_open(file, path);
-    if (status != MT_EDAMAGED) return status;
-    FILE *text = fopen(path, "rb");
-    size_t n = text ? fread(begin, 1, sizeof begin, text) : 0;
-    if (text) fclose(text);
-    MT_REQUIRE(memcmp(begin, signature, n) == 0, MT_EIO,
-               "'%s' is not a corpus: `mixtape data pack` makes one of text or tokens", path);
+    if (status == MT_OK) status = mt_h5_exists(*file, "tokens", &tokens);
+    bool other = !tokens || (status == MT_EIO && access(path, R_OK) == 0);
+    if (other)
+        status = MT_FAIL(
+            MT_EIO, "'%s' is %s, not a corpus: `mixtape data pack` makes one of text or tokens",
+            path, mt_path_kind_of(path));
+    if (status != MT_OK) mt_h5_close(file);
     return status;
 }
 

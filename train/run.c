@@ -57,8 +57,9 @@ static mt_status open_corpus(mt_corpus **corpus, const char *key, const char *pa
                              const mt_config *config)
 {
     const mt_trainer_config *t = &config->trainer;
-    MT_TRY(mt_corpus_open(corpus, path));
-    MT_TRY(mt_corpus_check_vocab(*corpus, t->model.vocab_size));
+    mt_status status = mt_corpus_open(corpus, path);
+    if (status == MT_OK) status = mt_corpus_check_vocab(*corpus, t->model.vocab_size);
+    if (status != MT_OK) return MT_FAIL(status, "%s: %.900s", key, mt_error_message());
     MT_REQUIRE(mt_corpus_windows(*corpus, t->sequence_length) > 0, MT_ECONFIG,
                "%s: %.300s has %lld tokens, not one window of data.sequence_length %lld + 1", key,
                path, (long long)mt_corpus_get_info(*corpus)->tokens, (long long)t->sequence_length);

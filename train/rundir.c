@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "train/build_info.h"
+#include "train/kind.h"
 
 static mt_status look_for_entries(bool *any, const char *path)
 {
@@ -89,15 +90,16 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
 static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
                                        const mt_config *config, bool force)
 {
-    char path[MT_PATH_BYTES];
+    char path[MT_PATH_BYTES], above[MT_PATH_BYTES];
     bool any;
     mt_config old;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
     if (!mt_path_exists(path)) {
         MT_TRY(look_for_entries(&any, dir->path));
+        MT_TRY(mt_path_format(above, "%s/../config.resolved.yaml", dir->path));
         MT_REQUIRE(!any, MT_ECONFIG,
-                   "%.300s is not empty and has no config.resolved.yaml: not a run to resume",
-                   dir->path);
+                   "%.300s is not empty and has no config.resolved.yaml: not a run to resume%s",
+                   dir->path, mt_path_exists(above) ? " (the run is the directory above it)" : "");
         return MT_OK;
     }
     mt_status status = mt_config_load_recorded(&old, path);
@@ -122,6 +124,10 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
         MT_TRY(compare_with_recorded(changed, dir, config, options->force));
     else
         MT_TRY(look_for_entries(&any, dir->path));
+    mt_path_kind kind = mt_path_kind_find(dir->path);
+    MT_REQUIRE(!any || kind == MT_KIND_RUN, MT_ECONFIG,
+               "run %.300s: it is %s that is not empty, and no run: --run takes a new one",
+               dir->path, mt_path_kind_name(kind));
     MT_REQUIRE(!any, MT_ECONFIG, "run %.300s is not empty: --resume goes on with it", dir->path);
     MT_TRY(mt_dir_create(dir->path));
     return mt_dir_lock(&dir->lock, dir->path);

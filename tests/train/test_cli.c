@@ -164,7 +164,7 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("train bad.yaml --rum x", 2, "unknown option --rum: did you mean --run");
     assert_program("train --help-config", 0, "optim:");
     assert_program("data pakc", 2, "did you mean pack");
-    assert_program("data info bad.yaml", 5, "'bad.yaml' is not a corpus");
+    assert_program("data info bad.yaml", 5, "'bad.yaml' is a text, not a corpus");
     assert_program("data pack bad.yaml", 2, "no -o");
     assert_program("eval nowhere", 5, "nowhere");
     assert_program("doctor --device tpu", 2, "device 'tpu' is not one of auto, cpu, cuda");
