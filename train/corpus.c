@@ -302,9 +302,12 @@ const int64_t *mt_corpus_documents(const mt_corpus *corpus)
 
 mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size)
 {
-    MT_REQUIRE(corpus->info.largest < vocab_size, MT_ECONFIG,
-               "corpus '%s' holds token %lld, the model's vocab_size is %lld", corpus->path,
-               (long long)corpus->info.largest, (long long)vocab_size);
+    MT_REQUIRE(
+        corpus->info.largest < vocab_size, MT_ECONFIG,
+        "corpus '%.500s' holds token %lld, the model's vocab_size is %lld: it takes one of at "
+        "least the corpus's vocabulary, %lld",
+        corpus->path, (long long)corpus->info.largest, (long long)vocab_size,
+        (long long)corpus->info.vocab_size);
     return MT_OK;
 }
 

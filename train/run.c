@@ -8,7 +8,7 @@
 
 #include "train/build_info.h"
 #include "train/checkpoint.h"
-#include "train/corpus.h"
+#include "train/corpora.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/nan_watch.h"
@@ -19,7 +19,7 @@
 #include "train/signals.h"
 #include "train/statistics.h"
 
-enum { SKIPS_END_A_RUN = 10, REASONS = 2048, IDENTITY = 256 };
+enum { SKIPS_END_A_RUN = 10, REASONS = 2048 };
 
 typedef struct run {
     const mt_config *config;
@@ -28,8 +28,9 @@ typedef struct run {
     mt_comm *comm;
     bool lead; /* rank 0: keeps the run's directory, and speaks */
     mt_rundir dir;
-    mt_corpus *train, *valid;                      /* valid: NULL for none */
-    char corpus[IDENTITY], valid_corpus[IDENTITY]; /* what they hold; "" for none */
+    mt_corpus *train, *valid; /* valid: NULL for none */
+    char corpus[MT_CORPORA_IDENTITY],
+        valid_corpus[MT_CORPORA_IDENTITY]; /* what they hold; "" for none */
     char *config_text, *changed;
     mt_device *device;
     const char *gemm_path;
@@ -53,38 +54,19 @@ typedef struct run {
 /* ---- corpora ------------------------------------------------------------------------------------
  */
 
-static mt_status open_corpus(mt_corpus **corpus, const char *key, const char *path,
-                             const mt_config *config)
-{
-    const mt_trainer_config *t = &config->trainer;
-    mt_status status = mt_corpus_open(corpus, path);
-    if (status == MT_OK) status = mt_corpus_check_vocab(*corpus, t->model.vocab_size);
-    if (status != MT_OK) return MT_FAIL(status, "%s: %.900s", key, mt_error_message());
-    MT_REQUIRE(mt_corpus_windows(*corpus, t->sequence_length) > 0, MT_ECONFIG,
-               "%s: %.300s has %lld tokens, not one window of data.sequence_length %lld + 1", key,
-               path, (long long)mt_corpus_get_info(*corpus)->tokens, (long long)t->sequence_length);
-    return MT_OK;
-}
-
-static void identify(char text[IDENTITY], const mt_corpus *corpus)
-{
-    const mt_corpus_info *info = mt_corpus_get_info(corpus);
-    snprintf(text, IDENTITY, "sha256 %s, split %s, %lld tokens", info->sha256, info->split,
-             (long long)info->tokens);
-}
-
 /* The same on every rank. */
 static mt_status open_corpora(run *r)
 {
     const mt_config *c = r->config;
-    mt_status status = open_corpus(&r->train, "data.train", c->train_corpus, c);
+    mt_status status = mt_corpora_open(&r->train, "data.train", c->train_corpus, c);
     if (status == MT_OK && *c->valid_corpus)
-        status = open_corpus(&r->valid, "data.valid", c->valid_corpus, c);
+        status = mt_corpora_open(&r->valid, "data.valid", c->valid_corpus, c);
+    if (status == MT_OK && r->valid) status = mt_corpora_check_pair(r->train, r->valid);
     MT_TRY(mt_comm_agree(r->comm, status, "corpora"));
-    identify(r->corpus, r->train);
+    mt_corpora_identify(r->corpus, r->train);
     MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
     if (!r->valid) return MT_OK;
-    identify(r->valid_corpus, r->valid);
+    mt_corpora_identify(r->valid_corpus, r->valid);
     return mt_ranks_check_same(r->comm, r->valid_corpus, "validation corpus");
 }
 
@@ -167,6 +149,7 @@ static mt_status announce(run *r)
                          (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
     if (r->lead) announce_plan(r);
+    mt_corpora_doubts(r->train, r->valid, t->model.vocab_size, note, &r->progress);
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
