@@ -182,6 +182,16 @@ mt_status mt_config_check_device(const char *name)
     return MT_OK;
 }
 
+mt_status mt_config_parse_compute(mt_dtype *dtype, const char *name)
+{
+    static const mt_dtype known[] = { MT_F64, MT_F32, MT_BF16 };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        *dtype = known[i];
+        if (!strcmp(mt_dtype_name(*dtype), name)) return MT_OK;
+    }
+    return MT_FAIL(MT_ECONFIG, "dtype '%s' is not one of f64, f32, bf16", name);
+}
+
 void mt_config_settle(mt_config *config)
 {
     mt_trainer_config *t = &config->trainer;

@@ -102,7 +102,10 @@ static void test_bytes(void **state)
     sha256[strcspn(sha256, "abcdef")] -= 'a' - 'A'; /* both cases */
     assert_ok(mt_corpus_pack(&result, &args));
     args.sha256 = "00";
-    assert_fails(mt_corpus_pack(&result, &args), MT_EDAMAGED, "must be 00");
+    assert_fails(mt_corpus_pack(&result, &args), MT_ECONFIG, "'00' is not 64 hexadecimal digits");
+    memset(sha256, '0', 64);
+    args.sha256 = sha256;
+    assert_fails(mt_corpus_pack(&result, &args), MT_EDAMAGED, "must be 0000");
 }
 
 /* Sizes around the piece that is hashed, in every token type. */
@@ -205,7 +208,7 @@ static void test_bad_arguments(void **state)
     const char *out = in_dir("x.h5");
     mt_corpus_pack_result r;
     put_file(inputs[0], "\1\0\2\0\3", 5);
-    assert_fails(pack_one(inputs[0], 0, out), MT_ECONFIG, "vocab_size must be given");
+    assert_fails(pack_one(inputs[0], 0, out), MT_ECONFIG, "holds tokens: --vocab-size N says");
     assert_fails(pack_one(inputs[0], 9, out), MT_EDAMAGED, "5 bytes, not a multiple of the 2");
     put_file(inputs[0], "\1\0\2\0\3\1", 6);
     assert_fails(pack_one(inputs[0], 9, out), MT_EDAMAGED, "token 259 at position 2");

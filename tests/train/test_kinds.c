@@ -85,11 +85,19 @@ static void other_kinds_are_named(void **state)
         { "train t.yaml --run hf", 2,
           "run hf: it is a Hugging Face directory that is not empty, and no run" },
         { "train t.yaml --run straight/ckpt --resume", 2, "the run is the directory above it" },
+        { "data pack train.h5 -o again.h5", 2, "is an HDF5 file: its bytes are no text (--format" },
+        { "data pack train.txt -o again.h5 --split tail:9", 2, "tokens: --valid FILE.h5" },
+        { "data pack train.txt -o again.h5 --valid v.h5", 2, "a split rule: --split RULE" },
+        { "sample straight --dtype fp8", 2, "dtype 'fp8' is not one of f64, f32, bf16\n" },
         { "train valid.txt", 2, "sections with keys are expected, such as model: and data:" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_program(cases[i].line, cases[i].code, cases[i].words);
     assert_int_equal(access("imported", F_OK), -1);
+    assert_int_equal(rename("valid.h5", "elsewhere.h5"), 0);
+    assert_program("eval straight", 5,
+                   "data.valid of the run: cannot open 'valid.h5': No such file");
+    assert_int_equal(rename("elsewhere.h5", "valid.h5"), 0);
 }
 
 int main(void)
