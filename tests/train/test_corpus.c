@@ -101,10 +101,7 @@ static void test_bytes(void **state)
     args.sha256 = strcpy(sha256, result.sha256);
     sha256[strcspn(sha256, "abcdef")] -= 'a' - 'A'; /* both cases */
     assert_ok(mt_corpus_pack(&result, &args));
-    args.sha256 = "00";
-    assert_fails(mt_corpus_pack(&result, &args), MT_ECONFIG, "'00' is not 64 hexadecimal digits");
     memset(sha256, '0', 64);
-    args.sha256 = sha256;
     assert_fails(mt_corpus_pack(&result, &args), MT_EDAMAGED, "must be 0000");
 }
 
@@ -584,8 +581,7 @@ static void test_lies(void **state)
     mt_h5 *file;
     assert_ok(mt_h5_create(&file, in_dir("lie.h5")));
     assert_ok(mt_h5_commit(&file));
-    assert_fails(mt_corpus_open(&c, in_dir("lie.h5")), MT_EIO,
-                 "lie.h5' is an HDF5 file, not a corpus");
+    assert_fails(mt_corpus_open(&c, in_dir("lie.h5")), MT_EIO, "HDF5 file, not a corpus");
     assert_fails(mt_corpus_open(&c, in_dir("absent.h5")), MT_EIO, "absent.h5");
 }
 

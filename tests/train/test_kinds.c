@@ -87,6 +87,7 @@ static void other_kinds_are_named(void **state)
         { "train t.yaml --run straight/ckpt --resume", 2, "the run is the directory above it" },
         { "data pack train.h5 -o again.h5", 2, "is an HDF5 file: its bytes are no text (--format" },
         { "data pack train.txt -o again.h5 --split tail:9", 2, "tokens: --valid FILE.h5" },
+        { "data pack train.txt -o again.h5 --sha256 00", 2, "sha256 '00' is not 64 hexadecimal" },
         { "data pack train.txt -o again.h5 --valid v.h5", 2, "a split rule: --split RULE" },
         { "sample straight --dtype fp8", 2, "dtype 'fp8' is not one of f64, f32, bf16\n" },
         { "train valid.txt", 2, "sections with keys are expected, such as model: and data:" },
