@@ -94,7 +94,7 @@ static mt_status read_metrics(mt_compare_run *run)
                "'%.*s' has no validation loss: its data.valid is empty", PATH_SHOWN, run->path);
     return MT_FAIL(MT_ECONFIG,
                    "'%.*s' is not finished: no validation loss of step %" PRId64
-                   ", its last line is of step %" PRId64,
+                   ", its last line is of step %" PRId64 " (train --resume finishes it)",
                    PATH_SHOWN, run->path, steps, step);
 }
 
@@ -225,6 +225,8 @@ static mt_status place(mt_comparison *c, int64_t i)
         c->groups[g] = (mt_compare_group){ .first = i };
     }
     int64_t twin = find_seed(c, g, seed_of(run));
+    MT_REQUIRE(twin < 0 || !mt_path_same(c->runs[twin].path, run->path), MT_ECONFIG,
+               "'%.*s' is given twice", PATH_SHOWN, run->path);
     MT_REQUIRE(twin < 0, MT_ECONFIG,
                "'%.*s' and '%.*s' have the same configuration and the same seed %" PRIu64,
                PATH_SHOWN, c->runs[twin].path, PATH_SHOWN, run->path, seed_of(run));

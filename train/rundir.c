@@ -67,6 +67,14 @@ static mt_status append_change(char **changed, const char *path, const char *fro
     return MT_OK;
 }
 
+/* Follows from data.sequence_length, unless it is set: then that is the key that was changed. */
+static bool follows(const mt_config_key *key, const mt_config *old, const mt_config *config)
+{
+    return strcmp(key->path, "model.max_position_embeddings") == 0 &&
+           old->trainer.sequence_length != config->trainer.sequence_length &&
+           config->trainer.model.max_position_embeddings == config->trainer.sequence_length;
+}
+
 static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *old,
                          const mt_config *config, bool force)
 {
@@ -76,7 +84,7 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
         mt_config_format(from, old, key);
         mt_config_format(to, config, key);
         if (key->alias_of || strcmp(from, to) == 0) continue;
-        MT_REQUIRE(!key->fixed || force, MT_ECONFIG,
+        MT_REQUIRE(!key->fixed || force || follows(key, old, config), MT_ECONFIG,
                    "run %.300s: %s was %.100s and is %.100s now; it belongs to the run (--force to "
                    "go on all the same)",
                    dir->path, key->path, from, to);

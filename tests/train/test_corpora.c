@@ -46,6 +46,8 @@ static void validation_on_training_text_is_said(void **state)
     (void)state;
     assert_program("train t.yaml --run same --set data.valid=train.h5" SHORT, 0,
                    "data.valid holds what data.train holds");
+    assert_program("train t.yaml --run seldom --set statistics.every=9" SHORT, 0,
+                   "statistics.every is 9, train.steps 2: no statistics will be made");
     assert_int_equal(program("train t.yaml --run other" SHORT), 0);
     assert_null(strstr(program_text, "data.valid holds"));
 }

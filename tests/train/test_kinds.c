@@ -94,6 +94,11 @@ static void other_kinds_are_named(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_program(cases[i].line, cases[i].code, cases[i].words);
+    assert_program("compare straight straight", 2, "'straight' is given twice");
+    assert_program("train t.yaml --run straight --resume --set data.sequence_length=16", 2,
+                   "data.sequence_length was 32 and is 16 now; it belongs to the run");
+    assert_program("train t.yaml --run straight --resume --set model.max_position_embeddings=64", 2,
+                   "model.max_position_embeddings was 32 and is 64 now");
     assert_int_equal(access("imported", F_OK), -1);
     assert_int_equal(rename("valid.h5", "elsewhere.h5"), 0);
     assert_program("eval straight", 5,
