@@ -69,10 +69,31 @@ static mt_status read_pass(mt_recipe *recipe, mt_pass pass, char *text)
     return MT_OK;
 }
 
+/* A word that is neither a preset nor an assignment: most often a format, maybe with options. */
+static mt_status refuse_word(const char *word)
+{
+    char known[128] = "none";
+    mt_format_spec spec;
+    for (int i = 0; i < PRESETS; i++) {
+        size_t at = strlen(known);
+        snprintf(known + at, sizeof known - at, " %s", presets[i].name);
+    }
+    if (mt_format_spec_parse(&spec, word) == MT_OK)
+        return MT_FAIL(
+            MT_ECONFIG,
+            "recipe: '%.100s' is neither a preset nor an assignment but a format: a GEMM "
+            "takes it, such as wgrad=%.100s behind a preset",
+            word, word);
+    return MT_FAIL(MT_ECONFIG,
+                   "recipe: '%.100s' is neither a preset nor an assignment: presets are %s, "
+                   "assignments fprop=FORMAT dgrad=FORMAT wgrad=FORMAT",
+                   word, known);
+}
+
 static mt_status read_assignment(mt_recipe *recipe, bool given[MT_PASS_COUNT], char *word)
 {
     char *value = strchr(word, '=');
-    MT_REQUIRE(value, MT_ECONFIG, "recipe: '%s' is neither a preset nor an assignment", word);
+    if (!value) return refuse_word(word);
     *value++ = '\0';
     for (int pass = 0; pass < MT_PASS_COUNT; pass++)
         if (!strcmp(word, mt_pass_names[pass])) {
@@ -123,8 +144,10 @@ mt_status mt_recipe_parse(mt_recipe *recipe, const char *text)
     MT_REQUIRE(text, MT_EINVAL, "recipe: no text");
     MT_TRY(read_words(&read, given, text));
     for (int pass = 0; pass < MT_PASS_COUNT; pass++)
-        MT_REQUIRE(given[pass], MT_ECONFIG, "recipe '%.100s' names no formats for %s", text,
-                   mt_pass_names[pass]);
+        MT_REQUIRE(given[pass], MT_ECONFIG,
+                   "recipe '%.100s' names no formats for %s: it names fprop, "
+                   "dgrad and wgrad, or begins with a preset, of which it changes some",
+                   text, mt_pass_names[pass]);
     MT_TRY(mt_recipe_check(&read));
     *recipe = read;
     return MT_OK;

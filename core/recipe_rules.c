@@ -75,7 +75,7 @@ static mt_status add_clause(mt_recipe_rules *rules, char *clause, mt_dtype compu
     }
     MT_REQUIRE(rules->count > 0 || (!layers && !steps), MT_ECONFIG,
                "recipe rules: the first clause is for every layer and step: it takes no layers= "
-               "or steps=");
+               "or steps= (begin with 'none', which is train.dtype, or with a preset)");
     int64_t first = 0, end = -1;
     if (steps) MT_TRY(read_steps(&first, &end, steps));
     mt_recipe recipe;

@@ -315,6 +315,15 @@ mt_status mt_bench_report(mt_bench *b, const mt_bench_case *c, double seconds)
     return write_line(b, line);
 }
 
+mt_status mt_bench_leave_out(mt_bench *b, const mt_bench_case *c, const char *why)
+{
+    printf("%-9s %-17s %-20s %-14s not measured: %s\n", c->family, c->shape, c->what,
+           recipe_name(c), why);
+    json_t *line = case_line(b, c);
+    if (line) json_object_set_new(line, "error", json_string(why));
+    return write_line(b, line);
+}
+
 mt_status mt_bench_give_up(mt_bench *b, const mt_bench_case *c, mt_status status)
 {
     mt_bench_release(b);
@@ -322,11 +331,9 @@ mt_status mt_bench_give_up(mt_bench *b, const mt_bench_case *c, mt_status status
     b->failed = status;
     snprintf(b->failure, sizeof b->failure, "%s", mt_error_message());
     mt_error_clear();
-    printf("%-9s %-17s %-20s %-14s not measured: %s\n", c->family, c->shape, c->what,
-           recipe_name(c), b->failure);
-    json_t *line = case_line(b, c);
-    if (line) json_object_set_new(line, "error", json_string(b->failure));
-    return write_line(b, line);
+    char why[sizeof b->failure + 64];
+    snprintf(why, sizeof why, "%s; nor what would follow of this shape and recipe", b->failure);
+    return mt_bench_leave_out(b, c, why);
 }
 
 /* ---- what times are held against ---------------------------------------------------------------
@@ -529,7 +536,11 @@ mt_status mt_bench_run(const mt_bench_options *options, const mt_bench_family *f
     MT_TRY_CLEANUP(print_machine(&b, n));
     for (int i = 0; i < mt_bench_family_count; i++) {
         const mt_bench_family *f = &mt_bench_families[i];
-        if ((family && f != family) || !family_has(f, options->shape)) continue;
+        if (family && f != family) continue;
+        if (!family_has(f, options->shape)) {
+            printf("%-9s has no shape '%s'\n", f->name, options->shape);
+            continue;
+        }
         b.graph = options->graph && f->records;
         MT_TRY_CLEANUP(f->run(&b));
     }

@@ -125,6 +125,9 @@ mt_status mt_bench_report(mt_bench *b, const mt_bench_case *c, double seconds);
  * statuses are returned. Frees what the case has allocated here. */
 mt_status mt_bench_give_up(mt_bench *b, const mt_bench_case *c, mt_status status);
 
+/* Reports a case whose time says nothing, in its place. */
+mt_status mt_bench_leave_out(mt_bench *b, const mt_bench_case *c, const char *why);
+
 /* Device memory until mt_bench_release: undefined; copied from the host; random of deviation
  * `scale`. */
 mt_status mt_bench_alloc(mt_bench *b, void **p, size_t bytes);

@@ -579,8 +579,12 @@ static mt_status bench_layer(mt_bench *b, const mt_bench_layer *s)
     MT_TRY_CLEANUP(make_targets(b, &j));
     MT_TRY_CLEANUP(make_routing(b, &j));
     MT_TRY_CLEANUP(make_optimizer(b, &j));
-    for (int i = 0; i < OPS; i++)
-        if (!ops[i].f32_only || j.real == MT_F32) MT_TRY_CLEANUP(bench_op(b, &j, &ops[i], &c));
+    for (int i = 0; i < OPS; i++) {
+        if (ops[i].f32_only && j.real != MT_F32) continue;
+        status = bench_op(b, &j, &ops[i], &c);
+        if (status == MT_EUNSUPPORTED) status = mt_bench_leave_out(b, &c, mt_error_message());
+        MT_TRY_CLEANUP(status);
+    }
 cleanup:
     if (status != MT_OK) status = mt_bench_give_up(b, &c, status);
     mt_bench_release(b);

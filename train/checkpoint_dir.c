@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "train/checkpoint_priv.h"
+#include "train/kind.h"
 
 static const char done_title[] = "mixtape checkpoint "; /* and the version */
 enum { MAX_DONE = 1 << 20, MAX_NAME = 255, MAX_HEAD = 64 };
@@ -399,7 +400,27 @@ static mt_status refuse_file(const char *given)
     MT_TRY(mt_path_format(done, "%s/DONE", dir));
     MT_REQUIRE(!mt_path_exists(done), MT_EIO,
                "'%s' is a file of a checkpoint, which is the directory '%s'", given, dir);
-    return MT_FAIL(MT_EIO, "'%s' is a file: a checkpoint is a directory", given);
+    return MT_FAIL(MT_EIO, "'%s' is %s: a checkpoint is a directory", given,
+                   mt_path_kind_of(given));
+}
+
+/* A directory that is no checkpoint; one under a checkpoint's name may be an incomplete one. */
+static mt_status refuse_directory(const char *given)
+{
+    char done[MT_PATH_BYTES], model[MT_PATH_BYTES], config[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(done, "%s/DONE", given));
+    MT_TRY(mt_path_format(model, "%s/model.h5", given));
+    MT_TRY(mt_path_format(config, "%s/config.json", given));
+    if (mt_path_exists(done) || mt_path_exists(model)) return MT_OK;
+    MT_REQUIRE(!mt_path_exists(config), MT_EIO,
+               "'%s' is a Hugging Face directory, not a checkpoint: `mixtape import %s -o CKPT` "
+               "makes one of it",
+               given, given);
+    return MT_FAIL(
+        MT_EIO,
+        "'%s' is %s that holds no checkpoint: a run, or a checkpoint with its file DONE, "
+        "is wanted",
+        given, mt_path_kind_of(given));
 }
 
 mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
@@ -417,6 +438,7 @@ mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, si
     free(list.items);
     MT_TRY(status);
     if (list.count) return mt_checkpoint_find_latest(path, skipped, skipped_bytes, given, NULL);
+    MT_TRY(refuse_directory(given));
     return mt_path_format(path, "%s", given);
 }
 

@@ -240,12 +240,17 @@ static int end(const char *name, int rank, mt_status status)
 
 int mt_cli_main(int argc, char **argv)
 {
+    static char help[] = "--help";
+    if (argc == 3 && strcmp(argv[1], "help") == 0 && find_verb(argv[2])) {
+        char *words[] = { argv[2], help, NULL };
+        return end(argv[2], 0, find_verb(argv[2])->run(2, words));
+    }
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_help();
         return argc < 2 ? MT_EXIT_USAGE : end("help", 0, MT_OK);
     }
-    if (strcmp(argv[1], "--version") == 0) {
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
         printf("mixtape %s, revision %s\n", mt_build_version(), mt_build_revision());
         return end("version", 0, MT_OK);
     }

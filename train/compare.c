@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "train/fileio.h"
+#include "train/kind.h"
 
 enum { PATH_SHOWN = 200, ENV_LIMIT = 1 << 20 };
 
@@ -93,7 +94,7 @@ static mt_status read_metrics(mt_compare_run *run)
                "'%.*s' has no validation loss: its data.valid is empty", PATH_SHOWN, run->path);
     return MT_FAIL(MT_ECONFIG,
                    "'%.*s' is not finished: no validation loss of step %" PRId64
-                   ", its last line is of step %" PRId64,
+                   ", its last line is of step %" PRId64 " (train --resume finishes it)",
                    PATH_SHOWN, run->path, steps, step);
 }
 
@@ -130,8 +131,10 @@ static mt_status read_run(mt_compare_run *run, const char *path)
     char config[MT_PATH_BYTES];
     run->path = path;
     MT_TRY(mt_path_format(config, "%s/config.resolved.yaml", path));
+    MT_REQUIRE(mt_path_exists(path), MT_ECONFIG, "there is no run '%.*s'", PATH_SHOWN, path);
     MT_REQUIRE(mt_path_exists(config), MT_ECONFIG,
-               "'%.*s' is no run directory: it has no config.resolved.yaml", PATH_SHOWN, path);
+               "'%.*s' is %s, not the directory of a run: it has no config.resolved.yaml",
+               PATH_SHOWN, path, mt_path_kind_of(path));
     MT_TRY(mt_config_load_recorded(&run->config, config));
     MT_TRY(read_metrics(run));
     return read_origin(run);
@@ -222,6 +225,8 @@ static mt_status place(mt_comparison *c, int64_t i)
         c->groups[g] = (mt_compare_group){ .first = i };
     }
     int64_t twin = find_seed(c, g, seed_of(run));
+    MT_REQUIRE(twin < 0 || !mt_path_same(c->runs[twin].path, run->path), MT_ECONFIG,
+               "'%.*s' is given twice", PATH_SHOWN, run->path);
     MT_REQUIRE(twin < 0, MT_ECONFIG,
                "'%.*s' and '%.*s' have the same configuration and the same seed %" PRIu64,
                PATH_SHOWN, c->runs[twin].path, PATH_SHOWN, run->path, seed_of(run));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <yaml.h>
 
+#include "train/kind.h"
 #include "train/nearest.h"
 
 enum { FILE_MAX = 1 << 20, PATH_TEXT = 128, LIST_MAX = 256, DEPTH_MAX = 16, ANCHORS_MAX = 256 };
@@ -89,7 +90,14 @@ static const char *nearest_section(const char *name)
 
 static mt_status unknown_key(const mt_config_reader *r, int line, const char *path)
 {
+    static const char hugging_face[] = "config.json";
     const char *dot = strchr(path, '.'), *section_meant = NULL, *near = NULL;
+    size_t length = strlen(r->file), end = sizeof hugging_face - 1;
+    if (!r->set && !dot && length >= end && !strcmp(r->file + length - end, hugging_face))
+        return FAIL_AT(r, line, MT_ECONFIG,
+                       "unknown key %s: a configuration holds a Hugging Face config.json's keys "
+                       "under model:, beside data: and train:",
+                       path);
     char section[PATH_TEXT], meant[PATH_TEXT * 2];
     snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : (int)strlen(path), path);
     if (!is_section(section)) section_meant = nearest_section(section);
@@ -291,7 +299,9 @@ static mt_status read_document(mt_config_reader *r, yaml_document_t *document, i
     if (!root) return MT_OK;
     if (index >= 0) return read_leaf(r, document, root, index);
     if (root->type != YAML_MAPPING_NODE)
-        return FAIL_AT(r, line_of(root), MT_ECONFIG, "sections with keys are expected");
+        return FAIL_AT(r, line_of(root), MT_ECONFIG,
+                       "sections with keys are expected, such as model: and "
+                       "data: (those in train/configs are examples)");
     return read_mapping(r, document, root, "");
 }
 
@@ -455,6 +465,20 @@ mt_status mt_config_parse_recorded(mt_config *config, const char *name, const ch
     return read_config(&reader, text, length, NULL, 0);
 }
 
+/* What is known to be something else is said to be that, where it would be called bad YAML. */
+static mt_status check_kind(const char *path)
+{
+    mt_path_kind kind = mt_path_kind_find(path);
+    const char *name = mt_path_kind_name(kind);
+    if (kind < MT_KIND_DIRECTORY || kind == MT_KIND_EMPTY || kind == MT_KIND_TEXT) return MT_OK;
+    MT_REQUIRE(kind != MT_KIND_RUN, MT_ECONFIG,
+               "'%s' is %s, not a configuration, which is %s/config.resolved.yaml", path, name,
+               path);
+    MT_REQUIRE(kind == MT_KIND_OTHER, MT_ECONFIG,
+               "'%s' is %s, not a configuration: that is a YAML text", path, name);
+    return MT_OK;
+}
+
 /* Freed by the caller. */
 static mt_status read_file(char **text, size_t *length, const char *path)
 {
@@ -478,6 +502,7 @@ mt_status mt_config_load(mt_config *config, const char *path, const char *const 
 {
     char *text = NULL;
     size_t length;
+    MT_TRY(check_kind(path));
     mt_status status = read_file(&text, &length, path);
     if (status == MT_OK) status = mt_config_parse(config, path, text, length, sets, set_count);
     free(text);

@@ -75,6 +75,9 @@ mt_status mt_config_load(mt_config *config, const char *path, const char *const 
 /* Whether `name` may stand for the key device: auto, cpu, cuda or cuda:N. Which of them there are
  * is known where the device is opened. */
 mt_status mt_config_check_device(const char *name);
+
+/* A type to compute in. Errors: MT_ECONFIG lists those that there are. */
+mt_status mt_config_parse_compute(mt_dtype *dtype, const char *name);
 /* The same from text; `name` stands for the file in errors. */
 mt_status mt_config_parse(mt_config *config, const char *name, const char *text, size_t length,
                           const char *const *sets, int set_count);

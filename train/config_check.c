@@ -97,12 +97,44 @@ static mt_status check_model(const mt_config_reader *r)
     return MT_OK;
 }
 
+/* "2 or 4": the divisors of `of` next to `x`, below and above. */
+static void nearest_divisors(char text[64], int64_t of, int64_t x)
+{
+    int64_t below = x < of ? x : of, above = x;
+    while (below > 1 && of % below != 0) below--;
+    while (above < of && of % above != 0) above++;
+    if (below < 1 || above > of || above == below)
+        snprintf(text, 64, "%lld", (long long)(below < 1 ? above : below));
+    else
+        snprintf(text, 64, "%lld or %lld", (long long)below, (long long)above);
+}
+
+static mt_status check_micro_batch(const mt_config_reader *r)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    int64_t micro = t->micro_batch_size, batch = t->batch_size;
+    char sizes[64], below[32] = "";
+    if (batch % micro == 0) return MT_OK;
+    nearest_divisors(sizes, batch, micro);
+    if (batch > micro)
+        snprintf(below, sizeof below, "%lld or ", (long long)(batch / micro * micro));
+    return fail_at(
+        r, "train.micro_batch_size",
+        MT_FAIL(MT_ECONFIG,
+                "train.micro_batch_size %lld does not divide train.batch_size %lld: take "
+                "a micro_batch_size of %s, or a batch_size of %s%lld",
+                (long long)micro, (long long)batch, sizes, below,
+                (long long)((batch / micro + 1) * micro)));
+}
+
 static mt_status check_parallel(const mt_config_reader *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
+    char degrees[64];
+    nearest_divisors(degrees, t->model.num_experts, t->expert_parallel);
     RULE(t->model.num_experts % t->expert_parallel == 0, "parallel.expert",
-         "is %lld, must divide model.num_experts %lld", (long long)t->expert_parallel,
-         (long long)t->model.num_experts);
+         "is %lld, must divide model.num_experts %lld: take %s", (long long)t->expert_parallel,
+         (long long)t->model.num_experts, degrees);
     return MT_OK;
 }
 
@@ -110,16 +142,16 @@ static mt_status check_steps(const mt_config_reader *r)
 {
     const mt_config *c = r->config;
     const mt_trainer_config *t = &c->trainer;
-    RULE(t->batch_size % t->micro_batch_size == 0, "train.micro_batch_size",
-         "%lld does not divide train.batch_size %lld", (long long)t->micro_batch_size,
-         (long long)t->batch_size);
+    MT_TRY(check_micro_batch(r));
     RULE(t->grad_dtype == MT_F32 || t->grad_dtype == t->dtype, "train.grad_dtype",
          "is %s, must be f32 or the same as train.dtype, %s", mt_dtype_name(t->grad_dtype),
          mt_dtype_name(t->dtype));
     RULE(t->optim.warmup_steps <= t->steps, "optim.warmup_steps", "is %lld, above train.steps %lld",
          (long long)t->optim.warmup_steps, (long long)t->steps);
+    RULE(*c->train_corpus, "data.train",
+         "is empty: `mixtape data pack` makes a corpus to train on");
     RULE(!c->eval_every || *c->valid_corpus, "train.eval_every",
-         "is %lld, but data.valid names no corpus", (long long)c->eval_every);
+         "is %lld, but data.valid names no corpus (0: no evaluations)", (long long)c->eval_every);
     return MT_OK;
 }
 
@@ -148,6 +180,16 @@ mt_status mt_config_check_device(const char *name)
     MT_REQUIRE(device_known(name), MT_ECONFIG,
                "device '%s' is not one of auto, cpu, cuda, cuda:N (N from 0)", name);
     return MT_OK;
+}
+
+mt_status mt_config_parse_compute(mt_dtype *dtype, const char *name)
+{
+    static const mt_dtype known[] = { MT_F64, MT_F32, MT_BF16 };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        *dtype = known[i];
+        if (!strcmp(mt_dtype_name(*dtype), name)) return MT_OK;
+    }
+    return MT_FAIL(MT_ECONFIG, "dtype '%s' is not one of f64, f32, bf16", name);
 }
 
 void mt_config_settle(mt_config *config)

@@ -151,7 +151,8 @@ const mt_config_key mt_config_keys[] = {
           "fp8_block, mxfp8, nvfp4), fprop=W/X dgrad=W/dY wgrad=X/dY, clauses "
           "layers=GLOB steps=A..B RECIPE joined by ';', or a list of {layers, steps: A-B, use}; "
           "steps count from 0, B is not among them; none, also of a rule: train.dtype (also "
-          "written recipe: ...)" },
+          "written recipe: ...); any recipe goes with any train.dtype, in which products are "
+          "summed and what is not quantized is kept" },
     { "recipe.delayed.history", MT_KEY_INT, AT(trainer.delayed_history), .min = 2, .max = 65536,
       .value = "1024", .fixed = true, .help = "amax history of delayed scaling, in steps" },
     { "recipe.delayed.margin", MT_KEY_INT, AT(trainer.delayed_margin), .min = 0,

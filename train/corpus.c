@@ -13,6 +13,7 @@
 #include "core/rng.h"
 #include "train/fileio.h"
 #include "train/h5.h"
+#include "train/kind.h"
 
 enum {
     HASHED_BYTES = 1 << 20,
@@ -220,10 +221,17 @@ static mt_status read_attributes(mt_corpus *c, mt_h5 *file)
     return read_text(c->info.sha256, file, "source_sha256");
 }
 
+/* Something else, most likely a text, is not a damaged corpus. */
 static mt_status open_file(mt_h5 **file, const char *path)
 {
-    return mt_h5_open_given(file, path,
-                            "a corpus: `mixtape data pack` makes one of text or tokens");
+    static const char what[] = "a corpus: `mixtape data pack` makes one of text or tokens";
+    bool tokens = false;
+    MT_TRY(mt_h5_open_given(file, path, what));
+    mt_status status = mt_h5_exists(*file, "tokens", &tokens);
+    if (status == MT_OK && !tokens)
+        status = MT_FAIL(MT_EIO, "'%s' is %s, not %s", path, mt_path_kind_of(path), what);
+    if (status != MT_OK) mt_h5_close(file);
+    return status;
 }
 
 mt_status mt_corpus_open(mt_corpus **corpus, const char *path)
@@ -292,9 +300,12 @@ const int64_t *mt_corpus_documents(const mt_corpus *corpus)
 
 mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size)
 {
-    MT_REQUIRE(corpus->info.largest < vocab_size, MT_ECONFIG,
-               "corpus '%s' holds token %lld, the model's vocab_size is %lld", corpus->path,
-               (long long)corpus->info.largest, (long long)vocab_size);
+    MT_REQUIRE(
+        corpus->info.largest < vocab_size, MT_ECONFIG,
+        "corpus '%.500s' holds token %lld, the model's vocab_size is %lld: it takes one of at "
+        "least the corpus's vocabulary, %lld",
+        corpus->path, (long long)corpus->info.largest, (long long)vocab_size,
+        (long long)corpus->info.vocab_size);
     return MT_OK;
 }
 

@@ -55,7 +55,8 @@ static mt_status packer_begin(packer *p, const char *path, bool held_out,
     int64_t documents = 0;
     for (int64_t i = 0; i < pieces->count; i++)
         if (pieces->items[i].held_out == held_out) documents++, p->total += pieces->items[i].count;
-    MT_REQUIRE(p->total > 0, MT_ECONFIG, "corpus '%s' would hold no tokens", path);
+    MT_REQUIRE(p->total > 0, MT_ECONFIG,
+               "corpus '%s' would hold no tokens: the inputs, or --split, leave none to it", path);
     int64_t bytes = p->total * (int64_t)mt_dtype_size(p->dtype);
     p->buffer = malloc(HASHED_BYTES);
     p->hashes = malloc((size_t)((bytes + HASHED_BYTES - 1) / HASHED_BYTES) * sizeof *p->hashes);
@@ -101,9 +102,9 @@ static mt_status check_args(const mt_corpus_pack_args *args)
     MT_REQUIRE(args->input_count > 0, MT_ECONFIG, "no files to pack");
     MT_REQUIRE(args->output, MT_ECONFIG, "no output file was given");
     MT_REQUIRE(!args->split || args->valid_output, MT_ECONFIG,
-               "split '%s' needs a file for the held-out tokens", args->split);
+               "split '%s' needs a file for the held-out tokens: --valid FILE.h5", args->split);
     MT_REQUIRE(args->split || !args->valid_output, MT_ECONFIG,
-               "'%s' for held-out tokens needs a split rule", args->valid_output);
+               "'%s' for held-out tokens needs a split rule: --split RULE", args->valid_output);
     MT_REQUIRE(!args->valid_output || strcmp(args->output, args->valid_output), MT_ECONFIG,
                "training and held-out tokens cannot both go to '%s'", args->output);
     MT_REQUIRE(args->vocab_size >= 0 && args->vocab_size <= INT32_MAX, MT_ECONFIG,
@@ -125,6 +126,9 @@ static mt_status hash_sources(char hex[MT_CORPUS_TEXT], const mt_corpus_source *
     for (int64_t i = 0; i < args->input_count; i++)
         mt_sha256_add(&sha, sources[i].map.data, sources[i].map.bytes);
     mt_sha256_end(&sha, hex);
+    MT_REQUIRE(!args->sha256 || (strlen(args->sha256) == 64 &&
+                                 strspn(args->sha256, "0123456789abcdefABCDEF") == 64),
+               MT_ECONFIG, "sha256 '%s' is not 64 hexadecimal digits", args->sha256);
     MT_REQUIRE(!args->sha256 || !strcasecmp(args->sha256, hex), MT_EDAMAGED,
                "'%s'%s has sha256 %s, must be %s", args->inputs[0],
                args->input_count > 1 ? " and the other files together" : "", hex, args->sha256);

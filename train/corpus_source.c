@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "train/corpus_priv.h"
+#include "train/kind.h"
 
 static const char *const input_names[MT_INPUT_COUNT] = {
     [MT_INPUT_AUTO] = "auto", [MT_INPUT_BYTES] = "bytes", [MT_INPUT_U16] = "u16",
@@ -106,10 +107,15 @@ mt_status mt_corpus_source_open(mt_corpus_source *source, const char *path, mt_c
     MT_REQUIRE(
         !guessed || !source->is_text || vocab_size <= 256, MT_ECONFIG,
         "'%s' would be read as bytes by its name, but vocab_size is %lld and bytes have 256: "
-        "its format must be given",
+        "--format says what it holds",
         path, (long long)vocab_size);
     MT_REQUIRE(input == MT_INPUT_BYTES || vocab_size > 0, MT_ECONFIG,
-               "'%s' holds tokens: vocab_size must be given", path);
+               "'%s' holds tokens: --vocab-size N says how many there are", path);
+    mt_path_kind kind = mt_path_kind_find(path);
+    bool binary = kind >= MT_KIND_HDF5 && kind != MT_KIND_OTHER;
+    MT_REQUIRE(!guessed || !source->is_text || !binary, MT_ECONFIG,
+               "'%s' is %s: its bytes are no text (--format bytes packs them all the same)", path,
+               mt_path_kind_name(kind));
     MT_TRY(mt_file_map_open(&source->map, path));
     mt_status status =
         input == MT_INPUT_NPY ? open_npy(source) : open_raw(source, element_bytes[input]);

@@ -14,6 +14,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "train/kind.h"
+
 struct mt_file_writer {
     char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
     int fd;
@@ -44,7 +46,8 @@ static mt_status open_regular(int *fd, size_t *bytes, const char *path)
         return MT_OK;
     }
     close(*fd);
-    return MT_FAIL(MT_EIO, "cannot read '%s': not a regular file", path);
+    return MT_FAIL(MT_EIO, "cannot read '%s': it is %s, not a regular file", path,
+                   mt_path_kind_of(path));
 }
 
 mt_status mt_file_map_open(mt_file_map *map, const char *path)

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "train/h5_priv.h"
+#include "train/kind.h"
 
 /* ---- errors ------------------------------------------------------------------------------------
  */
@@ -73,6 +74,17 @@ cleanup:
     return status;
 }
 
+/* A file that begins otherwise is of another kind, not damaged. */
+static mt_status check_signature(const mt_h5 *file)
+{
+    static const char signature[] = "\211HDF\r\n\032\n";
+    char begin[sizeof signature - 1];
+    ssize_t n = pread(file->state.fd, begin, sizeof begin, 0);
+    MT_REQUIRE(n < 0 || memcmp(begin, signature, (size_t)n) == 0, MT_EIO,
+               "'%s' is %s, not an HDF5 file", file->path, mt_path_kind_of(file->path));
+    return MT_OK;
+}
+
 static mt_status open_hdf5(mt_h5 *file)
 {
     mt_status status;
@@ -85,6 +97,7 @@ static mt_status open_hdf5(mt_h5 *file)
         MT_H5(file, "/", "leave times out", H5Pset_obj_track_times(create, false));
         file->id = H5Fcreate(file->temp, H5F_ACC_TRUNC, create, access);
     } else {
+        MT_TRY_CLEANUP(check_signature(file));
         file->id = H5Fopen(file->path, H5F_ACC_RDONLY, access);
     }
     MT_H5(file, "/", file->writing ? "create the file" : "open it as HDF5", file->id);
@@ -115,7 +128,8 @@ static mt_status open_file(mt_h5 **file, const char *path, bool writing)
         goto cleanup;
     }
     if (!S_ISREG(st.st_mode)) {
-        status = MT_FAIL(MT_EIO, "cannot read '%s': not a regular file", name);
+        status = MT_FAIL(MT_EIO, "cannot read '%s': it is %s, not a regular file", name,
+                         mt_path_kind_of(name));
         goto cleanup;
     }
     f->bytes = (int64_t)st.st_size;
@@ -138,16 +152,10 @@ mt_status mt_h5_open(mt_h5 **file, const char *path)
 
 mt_status mt_h5_open_given(mt_h5 **file, const char *path, const char *what)
 {
-    static const char signature[] = "\211HDF\r\n\032\n";
-    char begin[sizeof signature - 1];
-    mt_status status = mt_h5_open(file, path);
-    if (status != MT_EDAMAGED) return status;
-    FILE *other = fopen(path, "rb");
-    size_t n = other ? fread(begin, 1, sizeof begin, other) : 0;
-    bool empty = other && n == 0 && feof(other);
-    if (other) fclose(other);
-    MT_REQUIRE(!empty && memcmp(begin, signature, n) == 0, MT_EIO, "'%s' is %snot %s", path,
-               empty ? "empty, " : "", what);
+    const mt_status status = mt_h5_open(file, path);
+    const bool other = (status == MT_EIO && access(path, R_OK) == 0) ||
+                       (status == MT_EDAMAGED && mt_path_kind_find(path) == MT_KIND_EMPTY);
+    MT_REQUIRE(!other, MT_EIO, "'%s' is %s, not %s", path, mt_path_kind_of(path), what);
     return status;
 }
 

@@ -28,8 +28,8 @@ mt_status mt_h5_create(mt_h5 **file, const char *path);
 mt_status mt_h5_commit(mt_h5 **file);
 /* Opens a file for reading. */
 mt_status mt_h5_open(mt_h5 **file, const char *path);
-/* The same of a file that was named for what it should be: one that is empty, or begins as no HDF5
- * file does, is not damaged but not `what` (MT_EIO). */
+/* The same of a file that was named for what it should be: one that is empty, or of another kind,
+ * is not damaged but not `what` (MT_EIO). */
 mt_status mt_h5_open_given(mt_h5 **file, const char *path, const char *what);
 /* Closes a file opened for reading; drops an uncommitted one. NULL-safe. */
 void mt_h5_close(mt_h5 **file);

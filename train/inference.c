@@ -54,13 +54,14 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
     if (t->sequence_length > t->model.max_position_embeddings && !options->sequence_length)
         t->sequence_length = t->model.max_position_embeddings;
     MT_REQUIRE(t->sequence_length > 0 && t->sequence_length <= t->model.max_position_embeddings,
-               MT_ECONFIG, "sequences of %lld tokens: the model takes 1 to %lld",
+               MT_ECONFIG,
+               "sequences of %lld tokens: the model takes 1 to %lld (its max_position_embeddings)",
                (long long)t->sequence_length, (long long)t->model.max_position_embeddings);
     MT_REQUIRE(t->micro_batch_size > 0 && t->micro_batch_size <= MOST_SEQUENCES, MT_ECONFIG,
                "batches of %lld sequences, must be from 1 to %d", (long long)t->micro_batch_size,
                MOST_SEQUENCES);
     t->batch_size = t->micro_batch_size;
-    if (options->dtype) MT_TRY(mt_dtype_parse(&t->dtype, options->dtype));
+    if (options->dtype) MT_TRY(mt_config_parse_compute(&t->dtype, options->dtype));
     MT_REQUIRE(t->dtype == MT_F64 || t->dtype == MT_F32 || t->dtype == MT_BF16, MT_ECONFIG,
                "dtype %s is not one of f64, f32, bf16", mt_dtype_name(t->dtype));
     if (t->dtype == MT_F64) t->optim.master = MT_MASTER_REAL; /* which f64 keeps in f64 alone */

@@ -36,16 +36,18 @@ static void describe_recipe(const mt_recipe *recipe, const struct mt_kernels *ke
     }
 }
 
-/* "recipe of every layer", "recipe of layers *experts*, steps 900..": the rules' own words. */
-static void describe_rule(const mt_recipe_rule *rule, mt_paths_line line, void *context)
+/* "recipe of every layer", "recipe of layers *experts*, steps 900..": the rules' own words; and why
+ * it is never in use, or "". */
+static void describe_rule(const mt_recipe_rule *rule, const char *idle, mt_paths_line line,
+                          void *context)
 {
     char text[LINE], steps[64] = "";
     if (rule->end >= 0)
         snprintf(steps, sizeof steps, ", steps %" PRId64 "..%" PRId64, rule->first, rule->end);
     else if (rule->first > 0)
         snprintf(steps, sizeof steps, ", steps %" PRId64 "..", rule->first);
-    snprintf(text, sizeof text, "recipe of %s%.400s%s", rule->layers ? "layers " : "every layer",
-             rule->layers ? rule->layers : "", steps);
+    snprintf(text, sizeof text, "recipe of %s%.300s%s%s", rule->layers ? "layers " : "every layer",
+             rule->layers ? rule->layers : "", steps, idle);
     line(context, text);
 }
 
@@ -71,9 +73,13 @@ mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device
     MT_TRY(mt_device_kernels(device, config->dtype, &kernels));
     MT_TRY(mt_recipe_rules_create(&rules, config->recipe, config->dtype));
     for (size_t i = 0; (rule = mt_recipe_rules_get(rules, i)); i++) {
-        if (is_covered(rules, i)) continue;
-        describe_rule(rule, line, context);
-        describe_recipe(&rule->recipe, kernels, line, context);
+        char idle[96] = "";
+        if (is_covered(rules, i))
+            snprintf(idle, sizeof idle, ": never in use, a later rule is for all of it");
+        else if (rule->first >= config->steps)
+            snprintf(idle, sizeof idle, ": never in use, train.steps is %" PRId64, config->steps);
+        describe_rule(rule, idle, line, context);
+        if (!*idle) describe_recipe(&rule->recipe, kernels, line, context);
     }
     mt_recipe_rules_destroy(&rules);
     return MT_OK;

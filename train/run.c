@@ -8,7 +8,7 @@
 
 #include "train/build_info.h"
 #include "train/checkpoint.h"
-#include "train/corpus.h"
+#include "train/corpora.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/nan_watch.h"
@@ -19,16 +19,18 @@
 #include "train/signals.h"
 #include "train/statistics.h"
 
-enum { SKIPS_END_A_RUN = 10, REASONS = 2048, IDENTITY = 256 };
+enum { SKIPS_END_A_RUN = 10, REASONS = 2048 };
 
 typedef struct run {
     const mt_config *config;
+    const mt_rundir_options *options;
     mt_trainer_config trainer_config; /* config's, with the ranks */
     mt_comm *comm;
     bool lead; /* rank 0: keeps the run's directory, and speaks */
     mt_rundir dir;
-    mt_corpus *train, *valid;                      /* valid: NULL for none */
-    char corpus[IDENTITY], valid_corpus[IDENTITY]; /* what they hold; "" for none */
+    mt_corpus *train, *valid; /* valid: NULL for none */
+    char corpus[MT_CORPORA_IDENTITY],
+        valid_corpus[MT_CORPORA_IDENTITY]; /* what they hold; "" for none */
     char *config_text, *changed;
     mt_device *device;
     const char *gemm_path;
@@ -52,37 +54,19 @@ typedef struct run {
 /* ---- corpora ------------------------------------------------------------------------------------
  */
 
-static mt_status open_corpus(mt_corpus **corpus, const char *key, const char *path,
-                             const mt_config *config)
-{
-    const mt_trainer_config *t = &config->trainer;
-    MT_TRY(mt_corpus_open(corpus, path));
-    MT_TRY(mt_corpus_check_vocab(*corpus, t->model.vocab_size));
-    MT_REQUIRE(mt_corpus_windows(*corpus, t->sequence_length) > 0, MT_ECONFIG,
-               "%s: %.300s has %lld tokens, not one window of data.sequence_length %lld + 1", key,
-               path, (long long)mt_corpus_get_info(*corpus)->tokens, (long long)t->sequence_length);
-    return MT_OK;
-}
-
-static void identify(char text[IDENTITY], const mt_corpus *corpus)
-{
-    const mt_corpus_info *info = mt_corpus_get_info(corpus);
-    snprintf(text, IDENTITY, "sha256 %s, split %s, %lld tokens", info->sha256, info->split,
-             (long long)info->tokens);
-}
-
 /* The same on every rank. */
 static mt_status open_corpora(run *r)
 {
     const mt_config *c = r->config;
-    mt_status status = open_corpus(&r->train, "data.train", c->train_corpus, c);
+    mt_status status = mt_corpora_open(&r->train, "data.train", c->train_corpus, c);
     if (status == MT_OK && *c->valid_corpus)
-        status = open_corpus(&r->valid, "data.valid", c->valid_corpus, c);
+        status = mt_corpora_open(&r->valid, "data.valid", c->valid_corpus, c);
+    if (status == MT_OK && r->valid) status = mt_corpora_check_pair(r->train, r->valid);
     MT_TRY(mt_comm_agree(r->comm, status, "corpora"));
-    identify(r->corpus, r->train);
+    mt_corpora_identify(r->corpus, r->train);
     MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
     if (!r->valid) return MT_OK;
-    identify(r->valid_corpus, r->valid);
+    mt_corpora_identify(r->valid_corpus, r->valid);
     return mt_ranks_check_same(r->comm, r->valid_corpus, "validation corpus");
 }
 
@@ -165,6 +149,11 @@ static mt_status announce(run *r)
                          (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
     if (r->lead) announce_plan(r);
+    if (r->config->statistics_every > t->steps)
+        mt_progress_note(&r->progress,
+                         "statistics.every is %lld, train.steps %lld: no statistics will be made",
+                         (long long)r->config->statistics_every, (long long)t->steps);
+    mt_corpora_doubts(r->train, r->valid, t->model.vocab_size, note, &r->progress);
     return mt_gemm_paths(t, r->device, note, &r->progress);
 }
 
@@ -215,7 +204,7 @@ static mt_status resume(run *r, bool force)
 
 /* The device, the world, and what the configuration means in it: a rank's micro-batches are of its
  * share. Kernel sets have layouts of their own, in which weights travel. */
-static mt_status join_ranks(run *r, const mt_rundir_options *options)
+static mt_status join_ranks(run *r)
 {
     mt_trainer_config *t = &r->trainer_config;
     *t = r->config->trainer;
@@ -225,16 +214,18 @@ static mt_status join_ranks(run *r, const mt_rundir_options *options)
     MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
     MT_TRY(mt_ranks_check_same(r->comm, r->device->kernel_set, "kernel set"));
     MT_TRY(mt_ranks_check_same(
-        r->comm, options->resume ? options->force ? "--resume --force" : "--resume" : "a new run",
+        r->comm,
+        r->options->resume ? r->options->force ? "--resume --force" : "--resume" : "a new run",
         "command line"));
     mt_ranks_share(t, r->comm);
     return MT_OK;
 }
 
 /* The directory is rank 0's; the others only learn where it is. */
-static mt_status enter_directory(run *r, const mt_rundir_options *options)
+static mt_status enter_directory(run *r)
 {
-    mt_status status = r->lead ? mt_rundir_open(&r->dir, &r->changed, r->config, options) : MT_OK;
+    mt_status status =
+        r->lead ? mt_rundir_open(&r->dir, &r->changed, r->config, r->options) : MT_OK;
     MT_TRY(mt_comm_agree(r->comm, status, "the run's directory"));
     MT_TRY(mt_comm_broadcast(r->comm, NULL, r->dir.path, sizeof r->dir.path, 0, "its path"));
     return mt_comm_broadcast(r->comm, NULL, r->dir.checkpoints, sizeof r->dir.checkpoints, 0,
@@ -289,17 +280,17 @@ static mt_status create_trainer(run *r)
     return status == MT_ECONFIG ? together(r, status, "configuration") : status;
 }
 
-static mt_status start(run *r, const mt_rundir_options *options)
+static mt_status start(run *r)
 {
     const mt_config *c = r->config;
     const struct mt_kernels *kernels = NULL;
     MT_TRY(mt_config_text(&r->config_text, c));
-    MT_TRY(join_ranks(r, options));
+    MT_TRY(join_ranks(r));
     MT_TRY(open_corpora(r));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
     MT_TRY(check_trainer(r));
-    MT_TRY(enter_directory(r, options));
+    MT_TRY(enter_directory(r));
     MT_TRY(create_trainer(r));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
     r->tokens = malloc(count * sizeof *r->tokens);
@@ -307,7 +298,7 @@ static mt_status start(run *r, const mt_rundir_options *options)
     MT_REQUIRE(r->tokens && r->targets, MT_ENOMEM, "no memory for a batch of %zu tokens", count);
     begin_progress(r);
     MT_TRY(announce(r));
-    if (options->resume) MT_TRY(resume(r, options->force));
+    if (r->options->resume) MT_TRY(resume(r, r->options->force));
     MT_TRY(open_records(r));
     begin_progress(r);
     return MT_OK;
@@ -487,9 +478,11 @@ static mt_status one_step(run *r, int64_t step)
 static mt_status stop(run *r, int64_t step)
 {
     if (r->saved_step != step) MT_TRY(save(r, step));
-    return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.300s; --resume goes on",
+    char command[MT_RUNDIR_COMMAND];
+    mt_rundir_resume_command(command, &r->dir, r->options);
+    return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.300s; to go on: %s",
                    mt_signals_name((int)r->signal), (long long)step,
-                   (long long)r->config->trainer.steps, r->saved_path);
+                   (long long)r->config->trainer.steps, r->saved_path, command);
 }
 
 /* What any rank has met, all hear of: a signal, which ends the run with a checkpoint whatever else,
@@ -567,10 +560,11 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
     run *r = calloc(1, sizeof *r);
     MT_REQUIRE(r, MT_ENOMEM, "no memory for a run");
     r->config = config;
+    r->options = options;
     r->dir.lock = -1;
     r->saved_step = -1;
     mt_signals_install();
-    mt_status status = start(r, options);
+    mt_status status = start(r);
     if (status == MT_OK) status = loop(r);
     if (r->lead) explain(r, status);
     if (status == MT_OK) announce_end(r);

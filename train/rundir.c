@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "train/build_info.h"
+#include "train/kind.h"
 
 static mt_status look_for_entries(bool *any, const char *path)
 {
@@ -66,6 +67,14 @@ static mt_status append_change(char **changed, const char *path, const char *fro
     return MT_OK;
 }
 
+/* Follows from data.sequence_length, unless it is set: then that is the key that was changed. */
+static bool follows(const mt_config_key *key, const mt_config *old, const mt_config *config)
+{
+    return strcmp(key->path, "model.max_position_embeddings") == 0 &&
+           old->trainer.sequence_length != config->trainer.sequence_length &&
+           config->trainer.model.max_position_embeddings == config->trainer.sequence_length;
+}
+
 static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *old,
                          const mt_config *config, bool force)
 {
@@ -75,7 +84,7 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
         mt_config_format(from, old, key);
         mt_config_format(to, config, key);
         if (key->alias_of || strcmp(from, to) == 0) continue;
-        MT_REQUIRE(!key->fixed || force, MT_ECONFIG,
+        MT_REQUIRE(!key->fixed || force || follows(key, old, config), MT_ECONFIG,
                    "run %.300s: %s was %.100s and is %.100s now; it belongs to the run (--force to "
                    "go on all the same)",
                    dir->path, key->path, from, to);
@@ -89,15 +98,16 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
 static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
                                        const mt_config *config, bool force)
 {
-    char path[MT_PATH_BYTES];
+    char path[MT_PATH_BYTES], above[MT_PATH_BYTES];
     bool any;
     mt_config old;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
     if (!mt_path_exists(path)) {
         MT_TRY(look_for_entries(&any, dir->path));
+        MT_TRY(mt_path_format(above, "%s/../config.resolved.yaml", dir->path));
         MT_REQUIRE(!any, MT_ECONFIG,
-                   "%.300s is not empty and has no config.resolved.yaml: not a run to resume",
-                   dir->path);
+                   "%.300s is not empty and has no config.resolved.yaml: not a run to resume%s",
+                   dir->path, mt_path_exists(above) ? " (the run is the directory above it)" : "");
         return MT_OK;
     }
     mt_status status = mt_config_load_recorded(&old, path);
@@ -122,6 +132,10 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
         MT_TRY(compare_with_recorded(changed, dir, config, options->force));
     else
         MT_TRY(look_for_entries(&any, dir->path));
+    mt_path_kind kind = mt_path_kind_find(dir->path);
+    MT_REQUIRE(!any || kind == MT_KIND_RUN, MT_ECONFIG,
+               "run %.300s: it is %s that is not empty, and no run: --run takes a new one",
+               dir->path, mt_path_kind_name(kind));
     MT_REQUIRE(!any, MT_ECONFIG, "run %.300s is not empty: --resume goes on with it", dir->path);
     MT_TRY(mt_dir_create(dir->path));
     return mt_dir_lock(&dir->lock, dir->path);
@@ -144,6 +158,57 @@ void mt_rundir_close(mt_rundir *dir)
 {
     if (dir->lock >= 0) close(dir->lock);
     dir->lock = -1;
+}
+
+/* ---- going on -----------------------------------------------------------------------------------
+ */
+
+/* Appends a blank and the word, in quotes where a shell would read it otherwise; false: no room. */
+static bool append_word(char *text, size_t room, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-+=:,./@%";
+    size_t at = strlen(text);
+    bool quoted = !*word || word[strspn(word, plain)];
+    if (room < at + 4 * strlen(word) + 4) return false; /* each a quote: '\'' */
+    if (at) text[at++] = ' ';
+    if (quoted) text[at++] = '\'';
+    for (; *word; word++) {
+        if (*word == '\'') {
+            memcpy(text + at, "'\\''", 4);
+            at += 4;
+        } else {
+            text[at++] = *word;
+        }
+    }
+    if (quoted) text[at++] = '\'';
+    text[at] = '\0';
+    return true;
+}
+
+/* The words added come first: those given may end in "--" and what follows it. */
+static bool write_command(char text[MT_RUNDIR_COMMAND], const char *path,
+                          const mt_rundir_options *options)
+{
+    const char *const run[] = { "--run", path, NULL }, *const go_on[] = { "--resume", NULL };
+    char *const *given = options->words;
+    *text = '\0';
+    for (int i = 0; i < 2 && given[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+    for (int i = 0; !options->path && run[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, run[i])) return false;
+    for (int i = 0; !options->resume && go_on[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, go_on[i])) return false;
+    for (int i = 2; given[i]; i++)
+        if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+    return true;
+}
+
+void mt_rundir_resume_command(char text[MT_RUNDIR_COMMAND], const mt_rundir *dir,
+                              const mt_rundir_options *options)
+{
+    if (!options->words || !write_command(text, dir->path, options))
+        snprintf(text, MT_RUNDIR_COMMAND, "--resume");
 }
 
 /* ---- what is recorded ---------------------------------------------------------------------------

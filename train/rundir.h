@@ -17,6 +17,8 @@ typedef struct mt_rundir_options {
     const char *path; /* NULL: runs/<config name>-<date>[-n]; needed to resume */
     bool resume; /* go on with what is there; otherwise a directory that is not empty is refused */
     bool force;  /* resume although keys differ that belong to the run */
+    char *const
+        *words; /* "mixtape", "train", ...: the command, for the one that goes on; or NULL */
 } mt_rundir_options;
 
 /* Makes or enters the directory. Resuming compares the configuration with the one recorded: a key
@@ -27,6 +29,12 @@ mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config
                          const mt_rundir_options *options);
 /* Lets other processes in. */
 void mt_rundir_close(mt_rundir *dir);
+
+enum { MT_RUNDIR_COMMAND = 560 };
+/* The command that goes on with the run, for a shell: the one given, with --run and --resume where
+ * it has them not. "--resume" where it is not known, or too long to be said. */
+void mt_rundir_resume_command(char text[MT_RUNDIR_COMMAND], const mt_rundir *dir,
+                              const mt_rundir_options *options);
 
 /* What a run is made of. */
 typedef struct mt_rundir_record {

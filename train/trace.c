@@ -92,7 +92,7 @@ mt_status mt_trace_input_read(mt_trace_input *input, const char *path, bool step
 {
     *input = (mt_trace_input){ 0 };
     mt_h5 *file;
-    MT_TRY(mt_h5_open_given(&file, path, "HDF5: --tokens names a file with a dataset tokens"));
+    MT_TRY(mt_h5_open_given(&file, path, "HDF5: --tokens is a file with a dataset tokens"));
     mt_status status = read_input(input, file, stepped, vocab);
     mt_h5_close(&file);
     if (status == MT_OK) return MT_OK;

@@ -4,8 +4,24 @@
 
 #include "train/bench.h"
 #include "train/cli.h"
+#include "train/config.h"
 
-enum { RECIPES = 64 };
+enum { RECIPES = 64, MOST_THREADS = 4096 };
+static const int64_t not_given = INT64_MIN; /* --threads */
+
+/* What would be left aside without a word, where only that family is asked for. */
+static mt_status check_family(const mt_bench_family *family, const mt_option_list *recipes,
+                              const mt_option_list *sets)
+{
+    const char *name = family ? family->name : "gemm";
+    bool without = !strcmp(name, "quantize") || !strcmp(name, "ops");
+    MT_REQUIRE(!recipes->count || !without, MT_ECONFIG,
+               "--recipe is of gemm, moe and step: %s has no linear layers", name);
+    MT_REQUIRE(sets->count < 2 || !strcmp(name, "gemm"), MT_ECONFIG,
+               "--kernels given %d times: only gemm times more than one, not %s", sets->count,
+               name);
+    return MT_OK;
+}
 
 /* "none" where nothing is asked for; "all" stands for "none" and every preset. */
 static mt_status choose_recipes(const char *recipes[RECIPES], int *count,
@@ -28,7 +44,7 @@ mt_status mt_verb_bench(int argc, char **argv)
     const char *device = "auto", *shape = NULL, *dtype = "bf16", *grads = "f32";
     const char *recipes[RECIPES];
     mt_option_list list = { 0 }, sets = { 0 };
-    int64_t threads = 0;
+    int64_t threads = not_given;
     mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES, .flushes = 1 };
     const mt_option options[] = {
         { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda, cuda:N or auto (default: auto)" },
@@ -67,15 +83,16 @@ mt_status mt_verb_bench(int argc, char **argv)
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
     if (count) MT_TRY(mt_bench_family_find(&family, argv[1]));
-    MT_TRY(mt_dtype_parse(&bench.dtype, dtype));
+    MT_TRY(mt_config_parse_compute(&bench.dtype, dtype));
     bench.bf16_grads = !strcmp(grads, "bf16");
     MT_REQUIRE(bench.bf16_grads || !strcmp(grads, "f32"), MT_ECONFIG,
                "--grad-dtype is %s, must be f32 or bf16", grads);
-    MT_REQUIRE(threads >= 0 && threads <= INT32_MAX, MT_ECONFIG, "--threads is %lld",
-               (long long)threads);
+    MT_REQUIRE(threads == not_given || (threads >= 1 && threads <= MOST_THREADS), MT_ECONFIG,
+               "--threads is %lld, must be from 1 to %d", (long long)threads, MOST_THREADS);
+    MT_TRY(check_family(family, &list, &sets));
     MT_TRY(choose_recipes(recipes, &bench.recipe_count, &list));
     bench.device = device, bench.shape = shape, bench.recipes = recipes;
     bench.kernels = sets.items, bench.kernel_count = sets.count;
-    bench.threads = (int)threads;
+    bench.threads = threads == not_given ? 0 : (int)threads;
     return mt_bench_run(&bench, family);
 }

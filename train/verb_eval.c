@@ -15,7 +15,12 @@ static mt_status evaluate(const mt_inference *inference, const char *data)
     mt_status status;
     MT_REQUIRE(*data, MT_ECONFIG, "%.300s names no validation corpus: --data CORPUS.h5 is needed",
                inference->path);
-    MT_TRY_CLEANUP(mt_corpus_open(&corpus, data));
+    status = mt_corpus_open(&corpus, data);
+    if (status != MT_OK && data == inference->config.valid_corpus)
+        MT_TRY_CLEANUP(MT_FAIL(status,
+                               "data.valid of the run: %.700s (--data CORPUS.h5 names another)",
+                               mt_error_message()));
+    MT_TRY_CLEANUP(status);
     MT_TRY_CLEANUP(mt_corpus_check_vocab(corpus, inference->config.trainer.model.vocab_size));
     MT_TRY_CLEANUP(mt_evaluate(&e, inference->trainer, corpus, 0));
     printf("%s on %s: loss %.6f, %.4f bits/%s over %lld windows of %lld tokens\n", inference->path,

@@ -85,6 +85,8 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
     MT_REQUIRE(model || (samples == SAMPLES && !sets.count), MT_ECONFIG,
                "%s is for the model of a configuration: it needs --model CONFIG",
                sets.count ? "--set" : "--samples");
+    MT_REQUIRE(!model || !glob, MT_ECONFIG,
+               "--op %s and --model: a model is checked as a whole, without --op", glob);
 
     struct table t = { .every = every };
     int64_t failed = 0;
@@ -103,7 +105,9 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
     flush_worst(&t);
     mt_device_destroy(&device);
     MT_TRY(status);
-    MT_REQUIRE(t.cases > 0, MT_ECONFIG, "no differentiable op matches '%s'", glob ? glob : "");
+    MT_REQUIRE(t.cases > 0, MT_ECONFIG,
+               "no differentiable op matches '%s': gradcheck without --op lists them",
+               glob ? glob : "");
     printf("%lld cases, %lld elements, %lld failed\n", (long long)t.cases, (long long)t.checked,
            (long long)failed);
     MT_REQUIRE(failed == 0, MT_ENUMERIC, "%lld gradient checks failed", (long long)failed);

@@ -3,6 +3,19 @@
 
 #include "train/cli.h"
 #include "train/hf.h"
+#include "train/kind.h"
+
+/* A directory without config.json is named by who looks for that. */
+static mt_status check_source(const char *path)
+{
+    mt_path_kind kind = mt_path_kind_find(path);
+    MT_REQUIRE(kind != MT_KIND_NOTHING, MT_EIO, "there is no directory '%s'", path);
+    MT_REQUIRE(kind == MT_KIND_DIRECTORY || kind == MT_KIND_HUGGING_FACE, MT_EIO,
+               "'%s' is %s, not a Hugging Face directory", path, mt_path_kind_name(kind));
+    MT_REQUIRE(kind == MT_KIND_HUGGING_FACE, MT_EIO,
+               "'%s' has no config.json: it is not a Hugging Face directory", path);
+    return MT_OK;
+}
 
 mt_status mt_verb_import(int argc, char **argv)
 {
@@ -25,6 +38,7 @@ mt_status mt_verb_import(int argc, char **argv)
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
     MT_REQUIRE(output, MT_ECONFIG, "no -o CKPT given; usage: %s", command.usage);
+    MT_TRY(check_source(argv[1]));
     MT_TRY(mt_hf_import(output, argv[1]));
     printf("%s: from %s\n", output, argv[1]);
     return MT_OK;

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "kernels/codec.h"
 #include "train/checkpoint.h"
@@ -12,6 +11,7 @@
 #include "train/corpus.h"
 #include "train/fileio.h"
 #include "train/h5.h"
+#include "train/kind.h"
 #include "train/safetensors.h"
 
 enum { NAME_BYTES = 256 };
@@ -351,10 +351,16 @@ static bool is_safetensors(const char *path)
 
 static mt_status inspect(const char *given, struct table *t, bool moments)
 {
-    struct stat s;
+    const mt_path_kind kind = mt_path_kind_find(given);
     bool corpus = false;
-    if (stat(given, &s) == 0 && S_ISREG(s.st_mode)) {
-        if (is_safetensors(given)) return inspect_safetensors(given, true, t);
+    MT_REQUIRE(kind != MT_KIND_NOTHING, MT_EIO, "there is no file or directory '%s'", given);
+    if (kind >= MT_KIND_EMPTY) {
+        if (kind == MT_KIND_SAFETENSORS || is_safetensors(given))
+            return inspect_safetensors(given, true, t);
+        MT_REQUIRE(kind == MT_KIND_HDF5, MT_EIO,
+                   "'%s' is %s: inspect reads HDF5 and safetensors files, and the directories of "
+                   "checkpoints, runs and Hugging Face models",
+                   given, mt_path_kind_name(kind));
         MT_TRY(is_corpus(given, &corpus));
         return corpus ? inspect_corpus(given) : inspect_h5(given, t);
     }

@@ -182,6 +182,12 @@ static mt_status read_shape(struct job *j, mt_h5 *in)
 {
     mt_tensor x = { .ndim = 0 };
     char type[96];
+    bool there;
+    MT_TRY(mt_h5_exists(in, "x", &there));
+    MT_REQUIRE(there, MT_EIO,
+               "'%s' has no dataset x, which is what quantize reads (`mixtape inspect` lists what "
+               "a file has)",
+               mt_h5_path(in));
     MT_TRY(mt_h5_dataset_info(in, "x", &j->x));
     mt_h5_format(type, j->x.type, j->x.ndim, j->x.shape);
     MT_REQUIRE(j->x.type == MT_F32 || j->x.type == MT_F16 || j->x.type == MT_BF16, MT_EUNSUPPORTED,

@@ -40,6 +40,7 @@ static mt_status train(const char *path, given *g, char *const *words)
     }
     MT_TRY(mt_config_load(&config, path, g->sets.items, g->sets.count));
     MT_TRY(start_ranks(g->gpus, &config, words));
+    g->run.words = words;
     return mt_run_train(&config, &g->run);
 }
 

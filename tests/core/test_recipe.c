@@ -112,10 +112,11 @@ static void test_refusals(void **state)
     static const struct {
         const char *text, *words;
     } rows[] = {
-        { "", "names no formats for fprop" },
+        { "", "names no formats for fprop: it names fprop, dgrad and wgrad" },
         { "fprop=mxfp8", "names no formats for dgrad" },
         { "fprop=mxfp8 dgrad=mxfp8", "names no formats for wgrad" },
-        { "mxfp9", "'mxfp9' is neither a preset nor an assignment" },
+        { "mxfp9", "'mxfp9' is neither a preset nor an assignment: presets are none bf16 fp8_c" },
+        { "nvfp4:rht", "but a format: a GEMM takes it, such as wgrad=nvfp4:rht behind a preset" },
         { "fprop=bf16 mxfp8", "the preset 'mxfp8' must come before" },
         { "mxfp8 sgrad=bf16", "'sgrad' is not one of fprop dgrad wgrad backward" },
         { "mxfp8 backward=low", "must be high_precision" },
@@ -211,7 +212,7 @@ static void test_bad_rules(void **state)
     } rows[] = {
         { "", "names no formats" },
         { "bf16;", "names no formats" },
-        { "layers=* bf16", "the first clause is for every layer and step" },
+        { "layers=* bf16", "or steps= (begin with 'none', which is train.dtype" },
         { "bf16; steps=5 mxfp8", "steps '5' are not FIRST..END" },
         { "bf16; steps=a..b mxfp8", "are not FIRST..END" },
         { "bf16; steps=1...3 mxfp8", "are not FIRST..END" },

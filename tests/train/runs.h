@@ -137,13 +137,19 @@ static inline void assert_same_run(const char *run, const char *other)
     assert_same_weights(run, other, 24);
 }
 
-static inline bool has_line(const char *run, const char *words)
+static inline bool file_has(const char *path, const char *words)
 {
-    char path[256], line[4096];
+    char line[4096];
     bool found = false;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
     FILE *file = fopen(path, "r");
     while (file && !found && fgets(line, sizeof line, file)) found = strstr(line, words) != NULL;
     if (file) fclose(file);
     return found;
+}
+
+static inline bool has_line(const char *run, const char *words)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    return file_has(path, words);
 }

@@ -202,6 +202,21 @@ static void test_every_family(void **state)
     json_decref(lines);
 }
 
+/* A family without the shape says so, and a case without a figure has its line. */
+static void test_nothing_is_left_out_silently(void **state)
+{
+    (void)state;
+    assert_verb("bench --shape tiny --device cpu --launches 1", 0, "quantize  has no shape 'tiny'");
+    mt_bench b = { .options = { .dtype = MT_F32 } };
+    assert_ok(mt_device_open(&b.device, "cpu", NULL, 1));
+    const mt_bench_case c = { .family = "moe", .shape = "nano", .what = "bwd", .recipe = "mxfp8" };
+    assert_ok(mt_bench_leave_out(&b, &c, "too short"));
+    (void)MT_FAIL(MT_EUNSUPPORTED, "no kernel");
+    assert_ok(mt_bench_give_up(&b, &c, MT_EUNSUPPORTED));
+    assert_non_null(strstr(b.failure, "no kernel"));
+    mt_device_destroy(&b.device);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -221,6 +236,9 @@ static void test_bad_arguments(void **state)
         { "bench --launches 1001", "launches is 1001" },
         { "bench --flushes 0", "flushes is 0" },
         { "bench --threads -1", "--threads is -1" },
+        { "bench --threads 0", "--threads is 0, must be from 1 to" },
+        { "bench quantize --recipe mxfp8", "quantize has no linear layers" },
+        { "bench moe --kernels portable --kernels avx2", "only gemm times more than one, not moe" },
         { "bench --device plan", "computes nothing" },
         { "bench --device cpu --graph", "device cpu records no graphs" },
         { "bench --device cpu --kernels no", "kernel set 'no' is not one of" },
@@ -236,7 +254,7 @@ static void test_bad_arguments(void **state)
     put_text(in_dir("kept.json"), "of yesterday");
     snprintf(line, sizeof line, "bench ops --dtype f16 --device cpu --json %s",
              in_dir("kept.json"));
-    assert_verb(line, MT_EXIT_USAGE, "no kernels for f16");
+    assert_verb(line, MT_EXIT_USAGE, "dtype 'f16' is not one of f64, f32, bf16");
     size_t bytes;
     char *kept = get_file(in_dir("kept.json"), &bytes);
     assert_string_equal(kept, "of yesterday");
@@ -291,15 +309,11 @@ static void test_failed_allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_machine),
-        cmocka_unit_test(test_gemm),
-        cmocka_unit_test(test_moe),
-        cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_ops),
-        cmocka_unit_test(test_step),
-        cmocka_unit_test(test_every_family),
-        cmocka_unit_test(test_bad_arguments),
-        cmocka_unit_test(test_failed_allocations),
+        cmocka_unit_test(test_machine),       cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_moe),           cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_ops),           cmocka_unit_test(test_step),
+        cmocka_unit_test(test_every_family),  cmocka_unit_test(test_nothing_is_left_out_silently),
+        cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_failed_allocations),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -164,7 +164,7 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("train bad.yaml --rum x", 2, "unknown option --rum: did you mean --run");
     assert_program("train --help-config", 0, "optim:");
     assert_program("data pakc", 2, "did you mean pack");
-    assert_program("data info bad.yaml", 5, "'bad.yaml' is not a corpus");
+    assert_program("data info bad.yaml", 5, "'bad.yaml' is a text, not a corpus");
     assert_program("data pack bad.yaml", 2, "no -o");
     assert_program("eval nowhere", 5, "nowhere");
     assert_program("doctor --device tpu", 2, "device 'tpu' is not one of auto, cpu, cuda");
@@ -179,6 +179,11 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("eval nowhere --sequence 0", 2, "--sequence is 0, must be positive");
     assert_program("eval nowhere --batch -1", 2, "--batch is -1, must be positive");
     assert_program("sample nowhere --top-p 2x", 2, "'2x' is not a number");
+    assert_program("gradcheck --model bad.yaml --op rms*", 2,
+                   "is checked as a whole, without --op");
+    assert_program("gradcheck --op nosuch", 2, "'nosuch': gradcheck without --op lists them");
+    assert_program("help train", 0, "usage: mixtape train CONFIG.yaml");
+    assert_program("version", 0, "revision");
     assert_program("export nowhere there", 5, "nowhere");
     assert_program("import nowhere", 2, "no -o CKPT");
     assert_program("import nowhere -o c", 5, "nowhere");

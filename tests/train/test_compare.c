@@ -315,8 +315,9 @@ static void what_is_no_finished_run_is_refused(void **state)
     put_in("bad", "config.resolved.yaml", "modle: {}\n");
     assert_verb(compare("bad", ""), MT_EXIT_USAGE, "modle");
     assert_ok(mt_dir_create(in_dir("empty")));
-    assert_verb(compare("bf16-0 empty", ""), MT_EXIT_USAGE, "empty' is no run directory");
-    assert_verb(compare("nothing", ""), MT_EXIT_USAGE, "nothing' is no run directory");
+    assert_verb(compare("bf16-0 empty", ""), MT_EXIT_USAGE,
+                "empty' is a directory, not the directory of a run");
+    assert_verb(compare("nothing", ""), MT_EXIT_USAGE, "there is no run '");
     assert_verb("compare", MT_EXIT_USAGE, "0 arguments given");
 }
 
@@ -325,7 +326,7 @@ static void runs_must_pair(void **state)
     (void)state;
     put_runs();
     assert_verb(compare("bf16-0 mxfp8-1 mxfp8-2", ""), MT_EXIT_USAGE, "share no seed");
-    assert_verb(compare("bf16-0 mxfp8-0 bf16-0", ""), MT_EXIT_USAGE, "the same seed 0");
+    assert_verb(compare("bf16-0 mxfp8-0 bf16-0", ""), MT_EXIT_USAGE, "is given twice");
     put_run("copy", "mxfp8", 1, 3);
     assert_verb(compare("bf16-1 mxfp8-1 copy", ""), MT_EXIT_USAGE, "mxfp8-1' and");
     /* without the seed only: another key is another group, and both keys are named */

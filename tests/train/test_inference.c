@@ -208,7 +208,7 @@ static void test_left_aside(void **state)
     assert_non_null(strstr(verb_output, "/run/ckpt/step_00000001'\n"));
     put_text(in_dir("any"), "");
     snprintf(line, sizeof line, "eval %s", in_dir("any"));
-    assert_verb(line, MT_EXIT_FILES, "/any' is a file: a checkpoint is a directory");
+    assert_verb(line, MT_EXIT_FILES, "/any' is an empty file: a checkpoint is a directory");
     snprintf(line, sizeof line, "eval %s --batch 2000000", in_dir("run"));
     assert_verb(line, 2, "batches of 2000000 sequences, must be from 1 to 1048576");
 }

@@ -336,6 +336,33 @@ static void a_second_signal_quits_at_once(void **state)
     assert_int_equal(access("twice/ckpt/step_00000001", F_OK), -1);
 }
 
+/* What is said of going on is a command for a shell, which goes on: also where the directory was
+ * chosen by the program, and where words are not plain. */
+static void a_stopped_run_says_how_to_go_on(void **state)
+{
+    (void)state;
+    static const char begin[] = "; to go on: ";
+    static const char *const lines[] = {
+        "train t.yaml --set train.steps=600 --set train.eval_every=0 --set statistics.layers=*",
+        "train --run it's --set train.steps=600 --set train.eval_every=0 -- t.yaml",
+    };
+    for (int i = 0; i < 2; i++) {
+        char command[2048];
+        unlink("out");
+        pid_t child = program_start(lines[i], "1", 0);
+        for (const char *const step = "step 1/"; !file_has("out", step);) nap(0.002);
+        kill(child, SIGINT);
+        assert_int_equal(program_wait(child), MT_EXIT_PREEMPTED);
+        const char *said = strstr(program_text, begin);
+        if (!said) fail_msg("no '%s':\n%s", begin, program_text);
+        snprintf(command, sizeof command, "mixtape() { %.900s \"$@\" > out 2>&1; }; %.900s",
+                 program_path, said + sizeof begin - 1);
+        if (system(command) != 0) fail_msg("%s", command);
+        assert_true(file_has("out", "resumed from"));
+        assert_true(file_has("out", "done: 600 steps"));
+    }
+}
+
 static void a_run_has_one_process(void **state)
 {
     (void)state;
@@ -527,6 +554,7 @@ int main(void)
         cmocka_unit_test(nans_are_reported),
         cmocka_unit_test(a_signal_in_an_evaluation_stops_the_run_there),
         cmocka_unit_test(a_second_signal_quits_at_once),
+        cmocka_unit_test(a_stopped_run_says_how_to_go_on),
         cmocka_unit_test(a_run_has_one_process),
         cmocka_unit_test(runs_begun_together_have_directories_of_their_own),
         cmocka_unit_test(the_corpus_says_what_tokens_are),

@@ -21,7 +21,7 @@ static void bad_input_has_the_code_of_its_class(void **state)
         { "--set data.valid=short.h5", 2, "not one window of data.sequence_length" },
         { "--set data.train=none.h5", 5, "none.h5" },
         { "--set data.train=train.txt", 5,
-          "'train.txt' is not a corpus: `mixtape data pack` makes" },
+          "'train.txt' is a text, not a corpus: `mixtape data pack` makes" },
         { "--set recipe=nvfp5", 2, "nvfp5" },
         { "--set optim.moments_sr=true", 2, "it must be bf16" },
 #ifdef MT_HAVE_cuda

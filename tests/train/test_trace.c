@@ -507,9 +507,10 @@ static void other_files_are_called_what_they_are(void **state)
     snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("ckpt"), in_dir("other"),
              in_dir("out.h5"));
     put_text(in_dir("other"), "");
-    assert_verb(line, MT_EXIT_FILES, "other' is empty, not HDF5: --tokens names a file");
+    assert_verb(line, MT_EXIT_FILES, "other' is an empty file, not HDF5: --tokens is a file");
     put_text(in_dir("other"), "In the beginning");
-    assert_verb(line, MT_EXIT_FILES, "other' is not HDF5: --tokens names a file with a dataset");
+    assert_verb(line, MT_EXIT_FILES,
+                "other' is a text, not HDF5: --tokens is a file with a dataset");
     assert_null(strstr(verb_output, "damaged"));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mt_h5 *file;
