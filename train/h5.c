@@ -74,13 +74,14 @@ cleanup:
     return status;
 }
 
-/* A file that begins otherwise is of another kind, not damaged. */
+/* A file that begins otherwise is damaged where it is one of ours, and of another kind where it was
+ * given (mt_h5_open_given). */
 static mt_status check_signature(const mt_h5 *file)
 {
     static const char signature[] = "\211HDF\r\n\032\n";
     char begin[sizeof signature - 1];
     ssize_t n = pread(file->state.fd, begin, sizeof begin, 0);
-    MT_REQUIRE(n < 0 || memcmp(begin, signature, (size_t)n) == 0, MT_EIO,
+    MT_REQUIRE(n < 0 || memcmp(begin, signature, (size_t)n) == 0, MT_EDAMAGED,
                "'%s' is %s, not an HDF5 file", file->path, mt_path_kind_of(file->path));
     return MT_OK;
 }
@@ -153,9 +154,9 @@ mt_status mt_h5_open(mt_h5 **file, const char *path)
 mt_status mt_h5_open_given(mt_h5 **file, const char *path, const char *what)
 {
     const mt_status status = mt_h5_open(file, path);
-    const bool other = (status == MT_EIO && access(path, R_OK) == 0) ||
-                       (status == MT_EDAMAGED && mt_path_kind_find(path) == MT_KIND_EMPTY);
-    MT_REQUIRE(!other, MT_EIO, "'%s' is %s, not %s", path, mt_path_kind_of(path), what);
+    const bool other = status == MT_EDAMAGED || (status == MT_EIO && access(path, R_OK) == 0);
+    MT_REQUIRE(!other || mt_path_kind_find(path) == MT_KIND_HDF5, MT_EIO, "'%s' is %s, not %s",
+               path, mt_path_kind_of(path), what);
     return status;
 }
 

@@ -75,6 +75,7 @@ static mt_path_kind kind_of_bytes(const unsigned char *p, size_t n)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (n >= kinds[i].bytes && !memcmp(p, kinds[i].begin, kinds[i].bytes)) return kinds[i].kind;
     if (n == 0) return MT_KIND_EMPTY;
+    if (n < kinds[0].bytes && !memcmp(p, kinds[0].begin, n)) return MT_KIND_HDF5; /* what is left */
     if (is_safetensors(p, n)) return MT_KIND_SAFETENSORS;
     return is_text(p, n) ? MT_KIND_TEXT : MT_KIND_OTHER;
 }

@@ -250,7 +250,7 @@ static mt_status add_object(struct table *t, mt_h5 *file, const char *name, int 
 static mt_status inspect_h5(const char *path, struct table *t)
 {
     mt_h5 *file;
-    MT_TRY(mt_h5_open(&file, path));
+    MT_TRY(mt_h5_open_given(&file, path, "an HDF5 file"));
     mt_status status = add_object(t, file, "/", 0);
     mt_h5_close(&file);
     if (status == MT_OK) print_table(t);
@@ -261,7 +261,7 @@ static mt_status is_corpus(const char *path, bool *is)
 {
     mt_h5 *file;
     bool tokens = false, sums = false;
-    MT_TRY(mt_h5_open(&file, path));
+    MT_TRY(mt_h5_open_given(&file, path, "an HDF5 file"));
     mt_status status = mt_h5_exists(file, "tokens", &tokens);
     if (status == MT_OK) status = mt_h5_exists(file, "tokens_xxh3", &sums);
     mt_h5_close(&file);

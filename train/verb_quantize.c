@@ -359,7 +359,7 @@ static mt_status run_job(struct job *j, const char *path)
     mt_h5 *in = NULL, *out = NULL;
     MT_TRY(check_options(j));
     MT_TRY(mt_file_check_result(j->o->out, path));
-    MT_TRY(mt_h5_open(&in, path));
+    MT_TRY(mt_h5_open_given(&in, path, "an HDF5 file"));
     MT_TRY_CLEANUP(read_shape(j, in));
     MT_TRY_CLEANUP(mt_device_open(&j->device, "cpu", NULL, 0));
     MT_TRY_CLEANUP(allocate(j));
