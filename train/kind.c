@@ -66,7 +66,6 @@ static mt_path_kind kind_of_bytes(const unsigned char *p, size_t n)
         size_t bytes;
         mt_path_kind kind;
     } kinds[] = {
-        { "\211HDF\r\n\032\n", 8, MT_KIND_HDF5 },
         { "\223NUMPY", 6, MT_KIND_NUMPY },
         { "PK\3\4", 4, MT_KIND_ZIP },
         { "GGUF", 4, MT_KIND_GGUF },
@@ -79,13 +78,25 @@ static mt_path_kind kind_of_bytes(const unsigned char *p, size_t n)
     return is_text(p, n) ? MT_KIND_TEXT : MT_KIND_OTHER;
 }
 
+/* HDF5 may begin at 512 bytes, 1024, 2048, ... too: what is before is for others. */
+static bool is_hdf5(int fd)
+{
+    static const char begin[] = "\211HDF\r\n\032\n";
+    char p[sizeof begin - 1];
+    for (off_t at = 0; pread(fd, p, sizeof p, at) == (ssize_t)sizeof p; at = at ? 2 * at : 512)
+        if (!memcmp(p, begin, sizeof p)) return true;
+    return false;
+}
+
 static mt_path_kind kind_of_file(const char *path)
 {
     unsigned char p[LOOKED_AT];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t n = fd < 0 ? -1 : read(fd, p, sizeof p);
+    bool hdf5 = n > 0 && is_hdf5(fd);
     if (fd >= 0) close(fd);
-    return n < 0 ? MT_KIND_UNREADABLE : kind_of_bytes(p, (size_t)n);
+    if (n < 0) return MT_KIND_UNREADABLE;
+    return hdf5 ? MT_KIND_HDF5 : kind_of_bytes(p, (size_t)n);
 }
 
 mt_path_kind mt_path_kind_find(const char *path)
