@@ -126,18 +126,21 @@ static void other_kinds_are_named(void **state)
         { "data pack train.h5 -o again.h5", 2, "is an HDF5 file: its bytes are no text (--format" },
         { "data pack train.txt -o again.h5 --split tail:9", 2, "tokens: --valid FILE.h5" },
         { "data pack train.txt -o again.h5 --sha256 00", 2, "sha256 '00' is not 64 hexadecimal" },
+        { "data pack nothing.txt -o again.h5 --sha256 00", 2, "'00' is not 64" }, /* at once */
         { "data pack train.txt -o again.h5 --valid v.h5", 2, "a split rule: --split RULE" },
         { "sample straight --dtype fp8", 2, "dtype 'fp8' is not one of f64, f32, bf16\n" },
         { "train valid.txt", 2, "sections with keys are expected, such as model: and data:" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_program(cases[i].line, cases[i].code, cases[i].words);
+    assert_int_equal(access("imported", F_OK), -1);
+    write_file("hf/DONE", "");
+    assert_program("import hf -o imported", 0, "imported: from hf");
     assert_program("compare straight straight", 2, "'straight' is given twice");
     assert_program("train t.yaml --run straight --resume --set data.sequence_length=16", 2,
                    "data.sequence_length was 32 and is 16 now; it belongs to the run");
     assert_program("train t.yaml --run straight --resume --set model.max_position_embeddings=64", 2,
                    "model.max_position_embeddings was 32 and is 64 now");
-    assert_int_equal(access("imported", F_OK), -1);
     assert_int_equal(rename("valid.h5", "elsewhere.h5"), 0);
     assert_program("eval straight", 5,
                    "data.valid of the run: cannot open 'valid.h5': No such file");
