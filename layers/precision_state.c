@@ -39,17 +39,25 @@ static mt_status make_delayed(mt_precision *p)
     return mt_precision_forget(p);
 }
 
+/* The scales of a slot at once: a copy takes a GPU as long as thousands of them. */
 mt_status mt_precision_forget(const mt_precision *p)
 {
-    const float one = 1;
-    MT_TRY(mt_device_zero(mt_precision_device(p), p->memory, p->bytes));
+    int64_t most = 0;
     for (int64_t i = 0; i < p->count; i++)
-        for (int s = 0; s < MT_PRECISION_SLOTS; s++)
-            for (int64_t e = 0; p->layers[i].delayed[s] && e < p->layers[i].weight->group.members;
-                 e++)
-                MT_TRY(mt_device_copy(mt_precision_device(p),
-                                      delayed_of(&p->layers[i], s)->scale + e, &one, sizeof one));
-    return MT_OK;
+        if (p->layers[i].weight->group.members > most) most = p->layers[i].weight->group.members;
+    float *ones = malloc((size_t)(most + 1) * sizeof *ones);
+    MT_REQUIRE(ones, MT_ENOMEM, "precision: no memory for %" PRId64 " scales", most);
+    for (int64_t e = 0; e < most; e++) ones[e] = 1;
+    mt_status status = mt_device_zero(mt_precision_device(p), p->memory, p->bytes);
+    for (int64_t i = 0; status == MT_OK && i < p->count; i++)
+        for (int s = 0; status == MT_OK && s < MT_PRECISION_SLOTS; s++) {
+            mt_precision_layer *l = &p->layers[i];
+            if (!l->delayed[s]) continue;
+            status = mt_device_copy(mt_precision_device(p), delayed_of(l, s)->scale, ones,
+                                    (size_t)l->weight->group.members * sizeof *ones);
+        }
+    free(ones);
+    return status;
 }
 
 /* Whether this rank has only some members of a layer's weight. */

@@ -404,7 +404,8 @@ static mt_status refuse_file(const char *given)
                    mt_path_kind_of(given));
 }
 
-/* A directory that is no checkpoint; one under a checkpoint's name may be an incomplete one. */
+/* A directory that is no checkpoint. What lacks one of DONE and model.h5 is one that is not whole:
+ * who opens it says so. */
 static mt_status refuse_directory(const char *given)
 {
     char done[MT_PATH_BYTES], model[MT_PATH_BYTES], config[MT_PATH_BYTES];

@@ -111,6 +111,9 @@ static mt_status check_args(const mt_corpus_pack_args *args)
                "vocab_size %lld is not in [1, 2^31)", (long long)args->vocab_size);
     MT_REQUIRE(!args->tokenizer || strlen(args->tokenizer) < MT_CORPUS_TEXT, MT_ECONFIG,
                "tokenizer '%s' has more than %d bytes", args->tokenizer, MT_CORPUS_TEXT - 1);
+    MT_REQUIRE(!args->sha256 || (strlen(args->sha256) == 64 &&
+                                 strspn(args->sha256, "0123456789abcdefABCDEF") == 64),
+               MT_ECONFIG, "sha256 '%s' is not 64 hexadecimal digits", args->sha256);
     for (int64_t i = 0; i < args->input_count; i++) {
         MT_TRY(mt_file_check_result(args->output, args->inputs[i]));
         if (args->valid_output) MT_TRY(mt_file_check_result(args->valid_output, args->inputs[i]));
@@ -126,9 +129,6 @@ static mt_status hash_sources(char hex[MT_CORPUS_TEXT], const mt_corpus_source *
     for (int64_t i = 0; i < args->input_count; i++)
         mt_sha256_add(&sha, sources[i].map.data, sources[i].map.bytes);
     mt_sha256_end(&sha, hex);
-    MT_REQUIRE(!args->sha256 || (strlen(args->sha256) == 64 &&
-                                 strspn(args->sha256, "0123456789abcdefABCDEF") == 64),
-               MT_ECONFIG, "sha256 '%s' is not 64 hexadecimal digits", args->sha256);
     MT_REQUIRE(!args->sha256 || !strcasecmp(args->sha256, hex), MT_EDAMAGED,
                "'%s'%s has sha256 %s, must be %s", args->inputs[0],
                args->input_count > 1 ? " and the other files together" : "", hex, args->sha256);

@@ -74,13 +74,13 @@ cleanup:
     return status;
 }
 
-/* A file that begins otherwise is damaged where it is one of ours, and of another kind where it was
- * given (mt_h5_open_given). */
+/* What HDF5 could not open and begins otherwise: damaged where it is one of ours, of another kind
+ * where it was given (mt_h5_open_given). */
 static mt_status check_signature(const mt_h5 *file)
 {
     static const char signature[] = "\211HDF\r\n\032\n";
     char begin[sizeof signature - 1];
-    ssize_t n = pread(file->state.fd, begin, sizeof begin, 0);
+    ssize_t n = file->state.error ? -1 : pread(file->state.fd, begin, sizeof begin, 0);
     MT_REQUIRE(n < 0 || memcmp(begin, signature, (size_t)n) == 0, MT_EDAMAGED,
                "'%s' is %s, not an HDF5 file", file->path, mt_path_kind_of(file->path));
     return MT_OK;
@@ -98,8 +98,8 @@ static mt_status open_hdf5(mt_h5 *file)
         MT_H5(file, "/", "leave times out", H5Pset_obj_track_times(create, false));
         file->id = H5Fcreate(file->temp, H5F_ACC_TRUNC, create, access);
     } else {
-        MT_TRY_CLEANUP(check_signature(file));
         file->id = H5Fopen(file->path, H5F_ACC_RDONLY, access);
+        if (file->id < 0) MT_TRY_CLEANUP(check_signature(file));
     }
     MT_H5(file, "/", file->writing ? "create the file" : "open it as HDF5", file->id);
 cleanup:
@@ -154,9 +154,10 @@ mt_status mt_h5_open(mt_h5 **file, const char *path)
 mt_status mt_h5_open_given(mt_h5 **file, const char *path, const char *what)
 {
     const mt_status status = mt_h5_open(file, path);
-    const bool other = status == MT_EDAMAGED || (status == MT_EIO && access(path, R_OK) == 0);
-    MT_REQUIRE(!other || mt_path_kind_find(path) == MT_KIND_HDF5, MT_EIO, "'%s' is %s, not %s",
-               path, mt_path_kind_of(path), what);
+    if (status != MT_EIO && status != MT_EDAMAGED) return status;
+    const mt_path_kind kind = mt_path_kind_find(path);
+    MT_REQUIRE(kind <= MT_KIND_UNREADABLE || kind == MT_KIND_HDF5, MT_EIO, "'%s' is %s, not %s",
+               path, mt_path_kind_name(kind), what);
     return status;
 }
 

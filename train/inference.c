@@ -62,8 +62,6 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
                MOST_SEQUENCES);
     t->batch_size = t->micro_batch_size;
     if (options->dtype) MT_TRY(mt_config_parse_compute(&t->dtype, options->dtype));
-    MT_REQUIRE(t->dtype == MT_F64 || t->dtype == MT_F32 || t->dtype == MT_BF16, MT_ECONFIG,
-               "dtype %s is not one of f64, f32, bf16", mt_dtype_name(t->dtype));
     if (t->dtype == MT_F64) t->optim.master = MT_MASTER_REAL; /* which f64 keeps in f64 alone */
     MT_TRY(settle_recipe(n, options->recipe));
     t->recompute = MT_RECOMPUTE_NONE;

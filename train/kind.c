@@ -66,7 +66,6 @@ static mt_path_kind kind_of_bytes(const unsigned char *p, size_t n)
         size_t bytes;
         mt_path_kind kind;
     } kinds[] = {
-        { "\211HDF\r\n\032\n", 8, MT_KIND_HDF5 },
         { "\223NUMPY", 6, MT_KIND_NUMPY },
         { "PK\3\4", 4, MT_KIND_ZIP },
         { "GGUF", 4, MT_KIND_GGUF },
@@ -75,9 +74,23 @@ static mt_path_kind kind_of_bytes(const unsigned char *p, size_t n)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (n >= kinds[i].bytes && !memcmp(p, kinds[i].begin, kinds[i].bytes)) return kinds[i].kind;
     if (n == 0) return MT_KIND_EMPTY;
-    if (n < kinds[0].bytes && !memcmp(p, kinds[0].begin, n)) return MT_KIND_HDF5; /* what is left */
     if (is_safetensors(p, n)) return MT_KIND_SAFETENSORS;
     return is_text(p, n) ? MT_KIND_TEXT : MT_KIND_OTHER;
+}
+
+/* HDF5 may begin at 512 bytes, 1024, 2048, ... too: what is before is for others. A file cut within
+ * its first bytes was one. */
+static bool is_hdf5(int fd)
+{
+    static const char begin[] = "\211HDF\r\n\032\n";
+    char p[sizeof begin - 1];
+    ssize_t n = (ssize_t)sizeof p;
+    for (off_t at = 0; n == (ssize_t)sizeof p; at = at ? 2 * at : 512) {
+        n = pread(fd, p, sizeof p, at);
+        if (n > 0 && (n == (ssize_t)sizeof p || at == 0) && !memcmp(p, begin, (size_t)n))
+            return true;
+    }
+    return false;
 }
 
 static mt_path_kind kind_of_file(const char *path)
@@ -85,8 +98,10 @@ static mt_path_kind kind_of_file(const char *path)
     unsigned char p[LOOKED_AT];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t n = fd < 0 ? -1 : read(fd, p, sizeof p);
+    bool hdf5 = n > 0 && is_hdf5(fd);
     if (fd >= 0) close(fd);
-    return n < 0 ? MT_KIND_UNREADABLE : kind_of_bytes(p, (size_t)n);
+    if (n < 0) return MT_KIND_UNREADABLE;
+    return hdf5 ? MT_KIND_HDF5 : kind_of_bytes(p, (size_t)n);
 }
 
 mt_path_kind mt_path_kind_find(const char *path)

@@ -5,6 +5,7 @@
 extern "C" {
 #endif
 
+/* In order: what tells nothing, directories, files. */
 typedef enum mt_path_kind {
     MT_KIND_NOTHING, /* it is not there */
     MT_KIND_UNREADABLE,
@@ -13,7 +14,7 @@ typedef enum mt_path_kind {
     MT_KIND_RUN,
     MT_KIND_CHECKPOINT,
     MT_KIND_HUGGING_FACE,
-    MT_KIND_EMPTY,
+    MT_KIND_EMPTY, /* a file, as all from here on are */
     MT_KIND_TEXT,
     MT_KIND_HDF5,
     MT_KIND_SAFETENSORS,

@@ -2,19 +2,21 @@
 #include <stdio.h>
 
 #include "train/cli.h"
+#include "train/fileio.h"
 #include "train/hf.h"
 #include "train/kind.h"
 
-/* A directory without config.json is named by who looks for that. */
+/* What else is there beside config.json is of no matter. */
 static mt_status check_source(const char *path)
 {
+    char config[MT_PATH_BYTES];
     mt_path_kind kind = mt_path_kind_find(path);
     MT_REQUIRE(kind != MT_KIND_NOTHING, MT_EIO, "there is no directory '%s'", path);
-    MT_REQUIRE(kind == MT_KIND_DIRECTORY || kind == MT_KIND_HUGGING_FACE, MT_EIO,
-               "'%s' is %s, not a Hugging Face directory", path, mt_path_kind_name(kind));
-    MT_REQUIRE(kind == MT_KIND_HUGGING_FACE, MT_EIO,
-               "'%s' has no config.json: it is not a Hugging Face directory", path);
-    return MT_OK;
+    MT_TRY(mt_path_format(config, "%s/config.json", path));
+    if (mt_path_exists(config)) return MT_OK;
+    MT_REQUIRE(kind == MT_KIND_DIRECTORY, MT_EIO, "'%s' is %s, not a Hugging Face directory", path,
+               mt_path_kind_name(kind));
+    return MT_FAIL(MT_EIO, "'%s' has no config.json: it is not a Hugging Face directory", path);
 }
 
 mt_status mt_verb_import(int argc, char **argv)

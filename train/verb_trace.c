@@ -24,9 +24,7 @@ static mt_status check_options(const struct options *o, mt_dtype *dtype)
     MT_REQUIRE(o->tokens && o->out, MT_ECONFIG, "trace: %s is missing",
                o->tokens ? "-o OUT.h5" : "--tokens IN.h5");
     *dtype = MT_DTYPE_COUNT;
-    if (o->dtype) MT_TRY(mt_dtype_parse(dtype, o->dtype));
-    MT_REQUIRE(!o->dtype || *dtype == MT_F32 || *dtype == MT_BF16 || *dtype == MT_F64, MT_ECONFIG,
-               "--dtype is %s, must be f32, bf16 or f64", o->dtype);
+    if (o->dtype) MT_TRY(mt_config_parse_compute(dtype, o->dtype));
     MT_REQUIRE(!o->trace.grads || o->trace.targets, MT_ECONFIG, "--grads needs --targets");
     MT_REQUIRE(!o->steps || !(o->trace.grads || o->trace.activations), MT_ECONFIG,
                "--steps writes losses only: --grads and --activations are of one batch");

@@ -210,11 +210,23 @@ static void test_nothing_is_left_out_silently(void **state)
     mt_bench b = { .options = { .dtype = MT_F32 } };
     assert_ok(mt_device_open(&b.device, "cpu", NULL, 1));
     const mt_bench_case c = { .family = "moe", .shape = "nano", .what = "bwd", .recipe = "mxfp8" };
+    b.json = fopen(in_dir("left.json"), "w+");
+    assert_non_null(b.json);
     assert_ok(mt_bench_leave_out(&b, &c, "too short"));
     (void)MT_FAIL(MT_EUNSUPPORTED, "no kernel");
     assert_ok(mt_bench_give_up(&b, &c, MT_EUNSUPPORTED));
     assert_non_null(strstr(b.failure, "no kernel"));
     mt_device_destroy(&b.device);
+    rewind(b.json);
+    for (int i = 0; i < 2; i++) {
+        json_t *object = json_loadf(b.json, JSON_DISABLE_EOF_CHECK, NULL);
+        assert_non_null(object);
+        assert_string_equal(word(object, "case"), "bwd");
+        assert_null(json_object_get(object, "ms"));
+        assert_non_null(strstr(word(object, "error"), i ? "no kernel; nor what" : "too short"));
+        json_decref(object);
+    }
+    assert_int_equal(fclose(b.json), 0);
 }
 
 static void test_bad_arguments(void **state)

@@ -1,6 +1,9 @@
 /* What was given in the place of something else is named: what it is, and what is wanted. */
 #include "tests/train/runs.h"
 
+#include <sys/resource.h>
+
+#include "train/fileio.h"
 #include "train/h5.h"
 #include "train/kind.h"
 
@@ -13,6 +16,20 @@ static int kinds_setup(void **state)
     assert_int_equal(mkdir("plain", 0700), 0);
     assert_program("export straight hf", 0, "hf: from");
     return 0;
+}
+
+/* A file behind so many bytes of others, which HDF5 allows. */
+static void write_behind(const char *name, size_t before, const char *of)
+{
+    char *data;
+    size_t bytes;
+    assert_ok(mt_file_read_all(&data, &bytes, of, 1 << 20));
+    FILE *file = fopen(name, "wb");
+    assert_non_null(file);
+    for (size_t i = 0; i < before; i++) assert_int_equal(fputc('x', file), 'x');
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+    free(data);
 }
 
 static void kinds_are_told_apart(void **state)
@@ -30,6 +47,7 @@ static void kinds_are_told_apart(void **state)
         { "hf", MT_KIND_HUGGING_FACE },
         { "t.yaml", MT_KIND_TEXT },
         { "train.h5", MT_KIND_HDF5 },
+        { "after.h5", MT_KIND_HDF5 },
         { "hf/model.safetensors", MT_KIND_SAFETENSORS },
         { "a.empty", MT_KIND_EMPTY },
         { "a.npy", MT_KIND_NUMPY },
@@ -44,10 +62,30 @@ static void kinds_are_told_apart(void **state)
     write_file("a.gguf", "GGUF\3");
     write_file("a.gz", "\037\213\b");
     write_file("a.other", "\1\2\3");
+    write_behind("after.h5", 1024, "train.h5");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (mt_path_kind_find(cases[i].path) != cases[i].kind)
             fail_msg("%s is %s", cases[i].path, mt_path_kind_of(cases[i].path));
     assert_string_equal(mt_path_kind_of("hf"), "a Hugging Face directory");
+    assert_program("data info after.h5", 0, "vocabulary  256");
+    assert_program("inspect after.h5", 0, "a corpus");
+}
+
+/* A corpus that could not be read stays one, and says why. */
+static void what_is_not_to_be_had_is_no_other_kind(void **state)
+{
+    (void)state;
+    struct rlimit before, limit;
+    mt_h5 *file;
+    int next = dup(0);
+    assert_true(next >= 0);
+    assert_int_equal(close(next), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    limit = before, limit.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    mt_status status = mt_h5_open_given(&file, "train.h5", "a corpus");
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_fails(status, MT_EIO, "cannot open 'train.h5': Too many open files");
 }
 
 /* Nothing of it is called damaged, and no library's words stand for what is the matter. */
@@ -88,18 +126,21 @@ static void other_kinds_are_named(void **state)
         { "data pack train.h5 -o again.h5", 2, "is an HDF5 file: its bytes are no text (--format" },
         { "data pack train.txt -o again.h5 --split tail:9", 2, "tokens: --valid FILE.h5" },
         { "data pack train.txt -o again.h5 --sha256 00", 2, "sha256 '00' is not 64 hexadecimal" },
+        { "data pack nothing.txt -o again.h5 --sha256 00", 2, "'00' is not 64" }, /* at once */
         { "data pack train.txt -o again.h5 --valid v.h5", 2, "a split rule: --split RULE" },
         { "sample straight --dtype fp8", 2, "dtype 'fp8' is not one of f64, f32, bf16\n" },
         { "train valid.txt", 2, "sections with keys are expected, such as model: and data:" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_program(cases[i].line, cases[i].code, cases[i].words);
+    assert_int_equal(access("imported", F_OK), -1);
+    write_file("hf/DONE", "");
+    assert_program("import hf -o imported", 0, "imported: from hf");
     assert_program("compare straight straight", 2, "'straight' is given twice");
     assert_program("train t.yaml --run straight --resume --set data.sequence_length=16", 2,
                    "data.sequence_length was 32 and is 16 now; it belongs to the run");
     assert_program("train t.yaml --run straight --resume --set model.max_position_embeddings=64", 2,
                    "model.max_position_embeddings was 32 and is 64 now");
-    assert_int_equal(access("imported", F_OK), -1);
     assert_int_equal(rename("valid.h5", "elsewhere.h5"), 0);
     assert_program("eval straight", 5,
                    "data.valid of the run: cannot open 'valid.h5': No such file");
@@ -110,6 +151,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kinds_are_told_apart),
+        cmocka_unit_test(what_is_not_to_be_had_is_no_other_kind),
         cmocka_unit_test(other_kinds_are_named),
     };
     return cmocka_run_group_tests(tests, kinds_setup, program_teardown);

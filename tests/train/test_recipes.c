@@ -188,6 +188,30 @@ static void read_states(float *to, int64_t room, const mt_trainer *t)
     }
 }
 
+/* Of every member of every operand. */
+static void scales_begin_at_one(void **state)
+{
+    (void)state;
+    mt_trainer_config c = config_of(MT_F32, "fp8_delayed");
+    mt_trainer *t;
+    int64_t ones = 0;
+    float scales[8];
+    assert_ok(mt_trainer_create(&t, test_device(), &c));
+    const mt_param_store *store = mt_model_params(mt_trainer_model(t));
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *w = mt_param_store_get(store, i);
+        for (int s = 0; w->linear && s < MT_OPERAND_COUNT * MT_DIR_COUNT; s++) {
+            const float *at = w->linear->delayed[s / MT_DIR_COUNT][s % MT_DIR_COUNT].scale;
+            int64_t n = at ? w->group.members : 0;
+            assert_in_range(n, 0, 8);
+            assert_ok(mt_device_copy(test_device(), scales, at, (size_t)n * sizeof *at));
+            for (int64_t e = 0; e < n; e++, ones++) assert_true(scales[e] == 1);
+        }
+    }
+    assert_true(ones > c.model.num_experts);
+    mt_trainer_destroy(&t);
+}
+
 /* Weights that are drawn before a checkpoint is read leave no amax, where it has no histories: what
  * follows is the same whatever they were. In two ways: `train --resume --force`, and `trace
  * --steps`, there also from histories of another length, which are not taken. */
@@ -257,6 +281,7 @@ int main(void)
         cmocka_unit_test(a_rule_of_none_is_the_compute_dtype),
         cmocka_unit_test(histories_of_another_recipe_are_refused),
         cmocka_unit_test(weights_are_loaded_with_the_formats_of_their_step),
+        cmocka_unit_test(scales_begin_at_one),
         cmocka_unit_test(histories_begin_with_the_weights_that_are_loaded),
         cmocka_unit_test(histories_begin_with_quantized_masters),
     };

@@ -441,8 +441,8 @@ static void mistakes_are_refused(void **state)
         int code;
     } cases[] = {
         { "--grads", "--grads needs --targets", MT_EXIT_USAGE },
-        { "--dtype f16", "must be f32, bf16 or f64", MT_EXIT_USAGE },
-        { "--dtype f23", "f23", MT_EXIT_USAGE },
+        { "--dtype f16", "dtype 'f16' is not one of f64, f32, bf16", MT_EXIT_USAGE },
+        { "--dtype f23", "dtype 'f23' is not one of f64, f32, bf16", MT_EXIT_USAGE },
         { "--activations nothing.*", "fits no activation; the first of them are: model.embed",
           MT_EXIT_USAGE },
         { "--steps 4", "must be i64 [N,B,S], for --steps N", MT_EXIT_FILES }, /* it has a batch */
