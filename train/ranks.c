@@ -1,6 +1,7 @@
 /* Ranks of a run. */
 #include "train/ranks.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,10 +66,9 @@ mt_status mt_ranks_start(int64_t count, char *const *argv)
 
 mt_status mt_ranks_copy_words(char ***words, int argc, char **argv)
 {
-    static char program[] = "mixtape";
     *words = calloc((size_t)argc + 2, sizeof **words);
     MT_REQUIRE(*words, MT_ENOMEM, "no memory for the command line");
-    (*words)[0] = program;
+    (*words)[0] = program_invocation_name;
     memcpy(*words + 1, argv, (size_t)argc * sizeof *argv);
     return MT_OK;
 }

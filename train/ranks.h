@@ -13,8 +13,8 @@ extern "C" {
  * launcher has started this process as one of several. MT_EUNSUPPORTED: not in this build. */
 mt_status mt_ranks_start(int64_t count, char *const *argv);
 
-/* The command line as it was, with the program before it, for mt_ranks_start; to be freed. Reading
- * options moves words. */
+/* The command line as it was, after the program as it was called, for mt_ranks_start; to be freed.
+ * Reading options moves words. */
 mt_status mt_ranks_copy_words(char ***words, int argc, char **argv);
 
 /* The device that a configuration names: among ranks, "cuda" and "auto" are the GPU of this rank's

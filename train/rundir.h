@@ -18,7 +18,7 @@ typedef struct mt_rundir_options {
     bool resume; /* go on with what is there; otherwise a directory that is not empty is refused */
     bool force;  /* resume although keys differ that belong to the run */
     char *const
-        *words; /* "mixtape", "train", ...: the command, for the one that goes on; or NULL */
+        *words; /* "./mixtape", "train", ...: the command, for the one that goes on; or NULL */
 } mt_rundir_options;
 
 /* Makes or enters the directory. Resuming compares the configuration with the one recorded: a key
