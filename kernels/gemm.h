@@ -76,10 +76,12 @@ static inline double mt_gemm_fp8_loss(double largest)
 
 /* What that kernel set adds besides, for each product, in wgrads of fp8_block with scales that are
  * powers of two: it may bring one operand's codes to the largest scale that their column has in the
- * member, so that the product is not scaled by both operands' blocks. They are then multiples of
- * 2^-9 of that scale: an element moves by 2^-10 of it, under 2^-17 of its column's largest, and
- * other: the element of the other operand. What is under 2^-126 of the largest scale of 128 columns
- * counts as 0. */
+ * member (2^-126 at least), so that the product is not scaled by both operands' blocks. They are
+ * then multiples of 2^-9 of that scale: an element moves by 2^-10 of it, under 2^-17 of its
+ * column's largest. other: the element of the other operand; `largest` above is of the elements so
+ * moved. A column whose scale is under 2^-126 of the largest of 128 columns counts as 0; where a
+ * row's scale times that largest, or a sum by it, is past f32's largest, results are infinite or
+ * NaN. */
 static inline double mt_gemm_fp8_level_loss(double scale, double other)
 {
     return 0x1p-10 * scale * other;

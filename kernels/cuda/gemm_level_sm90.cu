@@ -3,7 +3,8 @@
  *
  * A scale that is 2^-k of its column's largest makes codes of 2^-k of what they were: what lies
  * below E4M3's smallest step, 2^-9, is rounded, so that an element moves by 2^-10 of the largest
- * scale at most (gemm.h). Blocks whose codes are all 0 have a scale, too, and it does not count. */
+ * scale at most (gemm.h). Blocks whose codes are all 0 have a scale, too, 1, and it does not count.
+ */
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/gemm_places.cuh"

@@ -158,10 +158,14 @@ static plain_plan plan_plain(const struct mt_gemm_args *args)
     return p;
 }
 
-static bool foresee(mt_qtensor *as, const mt_qtensor *q, const mt_direction *d)
+static bool foresee_operand(mt_qtensor *as, const mt_qtensor *q, const mt_direction *d)
 {
     mt_format_spec spec = mt_direction_spec(d);
     *as = *q;
+    if (d->layout == MT_LAYOUT_DECODED) {
+        *as = mt_qtensor_plain(q->group, MT_BF16, d->codes);
+        return true;
+    }
     if (d->format != mt_format_plain(MT_BF16))
         *as = mt_qtensor_plain(q->group, MT_BF16, (void *)(uintptr_t)ALIGN);
     return mt_cuda_gemm_operand_bf16(&spec) == MT_BF16;
@@ -171,8 +175,8 @@ bool mt_cuda_gemm_foresee(gemm_problem *g, const struct mt_gemm_args *args)
 {
     mt_qtensor a, b;
     struct mt_gemm_args plain = *args;
-    if (args->dtype != MT_BF16 || !foresee(&a, args->a, mt_gemm_a(args)) ||
-        !foresee(&b, args->b, mt_gemm_b(args)))
+    if (args->dtype != MT_BF16 || !foresee_operand(&a, args->a, mt_gemm_a(args)) ||
+        !foresee_operand(&b, args->b, mt_gemm_b(args)))
         return false;
     plain.a = &a, plain.b = &b;
     if (mt_cuda_gemm_describe(g, &plain) != MT_OK) return false;

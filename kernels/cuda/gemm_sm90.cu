@@ -21,10 +21,9 @@ enum {
     TOGETHER = 8,
     CODES_TOGETHER = 32, /* NT of fp8 */
     TALL_ROWS = 192,
-    TALL_PAIR = 256,   /* columns of two tiles */
-    LEVEL_ROWS = 1536, /* of a member, on average, and ... */
-    LEVEL_WIDE = 4096, /* of the wider operand: see plan_level */
-    MOST = 1 << 30     /* extents: rows of ragged maps, and numbers that are int in the kernel */
+    TALL_PAIR = 256,    /* columns of two tiles */
+    LEVEL_WIDE = 14336, /* of the wider operand: see plan_level */
+    MOST = 1 << 30      /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
 
 /* ---- the choice --------------------------------------------------------------------------------
@@ -302,18 +301,20 @@ static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
 /* NT of codes with scales of blocks on both sides, of which the narrower operand's are brought to
  * one for a column of a member. That is a pass over it, and what it saves is of each product: it
  * pays where the other operand is wide. Measured on an H100: 29 to 34 % faster with members of 2056
- * rows and an operand of 14336 or more, 1 to 23 % slower with at most 1543 rows and 7168.
- */
-static void plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
+ * rows and an operand of 14336 or more, 1 to 23 % slower with at most 1543 rows and 7168. Alone of
+ * all ways it has bits of its own, so that extents decide, not rows, for which ranks that share
+ * experts have other room. */
+static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
 {
-    const bool turns = g->height < g->cols && !g->c; /* turned, C comes and goes slowly */
+    const bool turns = g->height < g->cols;
     const int64_t wide = turns ? g->cols : g->height, narrow = turns ? g->height : g->cols;
-    if (!level_suits(g) || mean_rows(g) < LEVEL_ROWS || wide < LEVEL_WIDE ||
+    if (!level_suits(g) || g->c || wide < LEVEL_WIDE ||
         12 * tall_area(wide, narrow) > 13 * wide * narrow)
-        return;
+        return false;
     path->variant = turns ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_LEVEL;
     path->width = variant_of(g, path->variant)->width;
     path->super = TOGETHER;
+    return true;
 }
 
 /* NT: the depth is short, a tile's result large: ping-pong, of the result turned where that is cut
@@ -336,7 +337,7 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
                     : few || tiles % 2 ? MT_CUDA_GEMM_ALONE
                                        : MT_CUDA_GEMM_WIDE;
     if (is_turned(path) || path->variant == MT_CUDA_GEMM_PANEL) path->width = SM90_WIDTH;
-    if (g->fp8 && !few) plan_tall(path, g), plan_level(path, g);
+    if (g->fp8 && !plan_level(path, g) && !few) plan_tall(path, g);
 }
 
 void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
