@@ -86,7 +86,7 @@ struct sm90 {
  * columns. WARPGROUPS 3: tiles half as high again of two thirds of the columns, by three chains of
  * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
  * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
- * tile's, sums by what the others are of that, as they are stored.
+ * tile's, its sums then by what each column's is of that, before the next tile begins.
  */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,

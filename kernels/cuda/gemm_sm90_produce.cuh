@@ -180,9 +180,9 @@ sm90_bring_rows(uint32_t base, int stage, uint32_t parity, const float *rows, in
     barrier_arrive(base + C::FULL + stage * 8);
 }
 
-/* LEVELED: those of P's rows by the largest level of the tile's columns. first: of the tile's
- * steps, with which come the others' parts of that, in the order in which threads read them
- * (sm90_apply_levels). four: of the lane's four columns. */
+/* LEVELED: those of P's rows by the largest level of the tile's columns. first: the tile's first
+ * step, with which each column's level over that largest comes as well, in the order in which
+ * threads read them (sm90_apply_levels). four: the levels of the lane's four columns. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_leveled(uint32_t base, int stage, uint32_t parity,
                                                           const float *rows, int height,

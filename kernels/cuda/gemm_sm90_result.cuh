@@ -10,7 +10,7 @@ template <class C> struct sm90_result {
     int tile;        /* of the block */
     int buffer;      /* the next one */
     uint32_t parity; /* of its barrier for C */
-    float2 factor;   /* C::FACTOR: of the member's sums, asked for as the tile begins */
+    float2 factor;   /* C::FACTOR: of the member's sums; TIMES: since its last products began */
 
     /* Of the multiplying warpgroups; not kept, since all registers hold sums. */
     __device__ __forceinline__ int group() const { return (int)(thread_now() / 128) - 1; }
