@@ -21,9 +21,10 @@ enum {
     TOGETHER = 8,
     CODES_TOGETHER = 32, /* NT of fp8 */
     TALL_ROWS = 192,
-    TALL_PAIR = 256,    /* columns of two tiles */
-    LEVEL_WIDE = 14336, /* of the wider operand: see plan_level */
-    MOST = 1 << 30      /* extents: rows of ragged maps, and numbers that are int in the kernel */
+    TALL_PAIR = 256,          /* columns of two tiles */
+    LEVEL_WIDE = 7168,        /* of the wider operand: see plan_level; */
+    LEVEL_WIDE_ADDED = 14336, /* with C or a result of f32 */
+    MOST = 1 << 30 /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
 
 /* ---- the choice --------------------------------------------------------------------------------
@@ -300,16 +301,17 @@ static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
 
 /* NT of codes with scales of blocks on both sides, of which the narrower operand's are brought to
  * one for a column of a member. That is a pass over it, and what it saves is of each product: it
- * pays where the other operand is wide. Measured on an H100: 29 to 34 % faster with members of 2056
- * rows and an operand of 14336 or more, 1 to 23 % slower with at most 1543 rows and 7168. Alone of
- * all ways it has bits of its own, so that extents decide, not rows, for which ranks that share
- * experts have other room. */
+ * pays where the other operand is wide and the result is not most of what there is to move.
+ * Measured on an H200: 29 to 37 % faster with an operand of 14336 or more, 6 to 25 % with C; of
+ * 7168 5 and 6 % to bf16, but to f32 or with C from as fast to 16 % slower; of 2048 4 to 17 %
+ * slower. Alone of all ways it has bits of its own, so that extents decide, not rows, for which
+ * ranks that share experts have other room. */
 static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
 {
     const bool turns = g->height < g->cols;
     const int64_t wide = turns ? g->cols : g->height, narrow = turns ? g->height : g->cols;
-    if (!level_suits(g) || g->c || wide < LEVEL_WIDE ||
-        12 * tall_area(wide, narrow) > 13 * wide * narrow)
+    const int64_t least = g->d_real || g->c ? LEVEL_WIDE_ADDED : LEVEL_WIDE;
+    if (!level_suits(g) || wide < least || 12 * tall_area(wide, narrow) > 13 * wide * narrow)
         return false;
     path->variant = turns ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_LEVEL;
     path->width = variant_of(g, path->variant)->width;

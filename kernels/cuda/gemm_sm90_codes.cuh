@@ -119,8 +119,7 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
 }
 
 /* LEVELED: a tile's sums by what its columns' levels are of the largest of them, which the sums
- * were scaled by. A thread's columns have a byte each, f32's exponent, beside each other. Before
- * the next tile's products begin, which take the registers that this does. */
+ * were scaled by. A thread's columns have a byte each, f32's exponent, beside each other. */
 template <class C>
 static __device__ __forceinline__ void sm90_apply_levels(uint32_t base, int tile,
                                                          float (&d)[C::WIDTH / 2])

@@ -76,20 +76,33 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     }
 }
 
-/* AHEAD, the same in bf16 where nothing is added: the buffers hold all of the 64 rows, which wait
- * for one another twice instead of at each piece. */
+/* Whether the block has so many tiles; the last of the units before members is the sum of all. */
 template <class C>
-static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float (&d)[C::WIDTH / 2])
+static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_sm90_args &a,
+                                                     int tile)
 {
-    enum { PAIRS = C::WIDTH / 64 };
-    static_assert((int)PAIRS <= (int)C::BUFFERS, "64 rows of a tile have room");
-    const bool first = thread_now() % 128 == 0;
-    const int len = r.len();
+    const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
+    if (C::PANEL) tile /= (a.n + a.width - 1) / a.width; /* a unit is a row of tiles */
+    const uint32_t last = base + C::TABLE + ((uint32_t)a.rows.members * 2 + 1) * sizeof(int);
+    return first + tile * step < shared_now(last);
+}
+
+/* CARRIED: whether tiles are, for all of a launch: bf16 to which nothing is added. */
+template <class C> static __device__ __forceinline__ bool sm90_carries(const gemm_sm90_args &a)
+{
+    return C::BY_ROWS || (a.half && !a.add && !a.bias && C::FACTOR == !!a.alpha);
+}
+
+/* A tile's 64 rows, which the buffers hold, written for sm90_carry. */
+template <class C>
+static __device__ __forceinline__ void sm90_write(sm90_result<C> &r, float (&d)[C::WIDTH / 2])
+{
+    static_assert(C::WIDTH / 64 <= (int)C::BUFFERS, "64 rows of a tile have room");
     const sm90_factor by = { (bool)C::FACTOR, C::FACTOR ? sm90_whole(r.factor) : 1, 0, true, true };
-    if (first) copies_read<0>();
-    barrier_threads(1 + r.group(), 128);
+    const int len = r.m(0) < r.rows() ? r.len() : 0;
+    if (r.tile > 0) barrier_wait(r.base + C::TAKEN + r.group() * 8, (r.tile - 1) & 1);
 #pragma unroll
-    for (int j = 0; j < 2 * PAIRS; j++)
+    for (int j = 0; j < C::WIDTH / C::PIECE; j++)
         if (j * C::PIECE >= len)
             continue;
         else if (C::TURNED)
@@ -97,41 +110,67 @@ static __device__ __forceinline__ void sm90_store_whole(sm90_result<C> &r, float
         else
             sm90_put_wgrad(r.address(j / 2), &d[j * 16], true, j % 2 * 4, false, by);
     shared_to_copies();
-    barrier_threads(1 + r.group(), 128);
-    if (!first) return;
-    const int n0 = r.n0(), m = r.m(0), member = C::BY_ROWS ? 0 : r.member();
-    const int rows = C::BY_ROWS ? r.rows() : 0, end = C::BY_ROWS ? r.row() + rows : 0;
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        if (j * 64 >= len) continue;
-        if (C::BY_ROWS)
-            copy_out_ragged(&r.maps->d, r.address(j), n0 + j * 64, end, rows, m);
-        else if (C::TURNED)
-            copy_out(&r.maps->d, r.address(j), m, n0 + j * 64, member);
-        else
-            copy_out(&r.maps->d, r.address(j), n0 + j * 64, m, member);
+    __syncwarp();
+    if (thread_now() % 32 == 0) barrier_arrive(r.base + C::WRITTEN + r.group() * 8);
+}
+
+/* A thread of the producer's warpgroup stores what each warpgroup has written, tile by tile, so
+ * that these neither wait for their own four warps nor issue copies. */
+template <class C>
+static __device__ __forceinline__ void sm90_carry(uint32_t base, const gemm_sm90_maps &maps,
+                                                  const gemm_sm90_args &a)
+{
+    if (!sm90_carries<C>(a)) return;
+    for (int tile = 0; sm90_has_tile<C>(base, a, tile); tile++) {
+        const uint32_t told = base + C::TILES + tile % C::RING * C::TILE_BYTES;
+#pragma unroll 1
+        for (int g = 0; g < C::WARPGROUPS; g++) {
+            barrier_wait(base + C::WRITTEN + g * 8, tile & 1);
+            const int len = shared_now(told + 4), row = shared_now(told + 8),
+                      m = shared_now(told + 12) + g * 64, member = shared_now(told + 16),
+                      n0 = shared_now(told + 20);
+            const int end = C::BY_ROWS ? shared_now(base + C::TABLE + (member + 1) * 4) : 0;
+            const int rows = C::BY_ROWS ? end - row : a.m;
+            const uint32_t from = base + C::PIECES + g * C::BUFFERS * C::BUFFER;
+            for (int j = 0; m < rows && j * 64 < len; j++) {
+                if (C::BY_ROWS)
+                    copy_out_ragged(&maps.d, from + j * C::BUFFER, n0 + j * 64, end, rows, m);
+                else if (C::TURNED)
+                    copy_out(&maps.d, from + j * C::BUFFER, m, n0 + j * 64, member);
+                else
+                    copy_out(&maps.d, from + j * C::BUFFER, n0 + j * 64, m, member);
+            }
+            copies_commit();
+            copies_read<0>();
+            barrier_arrive(base + C::TAKEN + g * 8);
+        }
     }
-    copies_commit();
+    copies_done<0>();
 }
 
 template <class C>
 static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
                                                   int mi)
 {
-    if (r.m(mi) >= r.rows()) return;
-    const bool plain =
-        C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
-        ((C::FP8 || C::FACTOR) && !r.args->add && !r.args->bias && C::FACTOR == !!r.args->alpha);
-    if constexpr (C::BY_ROWS)
-        sm90_store_whole(r, d);
-    else if (!plain)
-        sm90_store_as<C, SM90_WHATEVER>(r, d, mi);
-    else if (C::WGRAD && !r.args->half)
-        sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
-    else if constexpr (C::AHEAD)
-        sm90_store_whole(r, d);
-    else
-        sm90_store_as<C, SM90_HALF>(r, d, mi);
+    if constexpr (C::LEVELED) sm90_apply_levels<C>(r.base, r.tile, d);
+    if constexpr (C::CARRIED)
+        if (sm90_carries<C>(*r.args)) {
+            sm90_write(r, d);
+            return;
+        }
+    if constexpr (!C::BY_ROWS) {
+        if (r.m(mi) >= r.rows()) return;
+        const bool plain = C::PLAIN ||
+                           (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
+                           ((C::FP8 || C::FACTOR) && !r.args->add && !r.args->bias &&
+                            C::FACTOR == !!r.args->alpha);
+        if (!plain)
+            sm90_store_as<C, SM90_WHATEVER>(r, d, mi);
+        else if (C::WGRAD && !r.args->half)
+            sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
+        else if constexpr (!C::CARRIED)
+            sm90_store_as<C, SM90_HALF>(r, d, mi);
+    }
 }
 
 template <class C>
@@ -155,17 +194,6 @@ static __device__ __forceinline__ float2 sm90_ask_factor(const float2 *alpha)
     float2 by;
     asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(by.x), "=f"(by.y) : "l"(alpha));
     return by;
-}
-
-/* Whether the block has so many tiles; the last of the units before members is the sum of all. */
-template <class C>
-static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_sm90_args &a,
-                                                     int tile)
-{
-    const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
-    if (C::PANEL) tile /= (a.n + a.width - 1) / a.width; /* a unit is a row of tiles */
-    const uint32_t last = base + C::TABLE + ((uint32_t)a.rows.members * 2 + 1) * sizeof(int);
-    return first + tile * step < shared_now(last);
 }
 
 template <class C>
@@ -472,7 +500,6 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                 multiply_codes(width, std::integral_constant<int, 1>(), part);
             add_codes(width, std::false_type(), part, scales);
         }
-        if constexpr (C::LEVELED) sm90_apply_levels<C>(base, result.tile, d[0]);
     };
     auto pick = [&](auto self, auto width, auto work) __attribute__((always_inline))->void
     {

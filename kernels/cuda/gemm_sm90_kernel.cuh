@@ -35,6 +35,7 @@ struct sm90 {
         STORES = 128,   /* of so many threads, one stores */
         PANEL = 0,      /* see gemm_sm90_panel.cuh */
         AHEAD = false,  /* see sm90_fp8 */
+        CARRIED = false,
         BY_ROWS = false,
         ACROSS_P = LAYOUT != MT_GEMM_TN,
         ACROSS_Q = WGRAD,
@@ -86,8 +87,7 @@ struct sm90 {
  * columns. WARPGROUPS 3: tiles half as high again of two thirds of the columns, by three chains of
  * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
  * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
- * tile's, its sums then by what each column's is of that, before the next tile begins.
- */
+ * tile's, its sums by what each column's is of that as they are stored. CARRIED: see sm90_carry. */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
           bool LEVELED_ = false>
@@ -118,6 +118,7 @@ struct sm90_fp8 {
         /* a tile is stored while the first products of the next are under way; one without columns
          * multiplies what lies there, and nothing of it is stored */
         AHEAD = WGRAD || BY_ROWS,
+        CARRIED = AHEAD,
         TURNED = TURNED_,
         SCALED = SCALED_,
         PACKED = PACKED_,
@@ -149,7 +150,9 @@ struct sm90_fp8 {
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,
         OLD = HAND + 16,
-        TABLE = OLD + WARPGROUPS * BUFFERS * 8,
+        WRITTEN = OLD + WARPGROUPS * BUFFERS * 8,
+        TAKEN = WRITTEN + WARPGROUPS * 8,
+        TABLE = TAKEN + WARPGROUPS * 8,
         PIECE = WGRAD || BY_ROWS ? 32 : 64,
         PRODUCER_REGISTERS = WGRAD || BY_ROWS ? 56 : 40,
         CONSUMER_REGISTERS = WARPGROUPS == 3    ? 152
@@ -349,6 +352,11 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
                 barrier_init(base + C::PANEL_EMPTY + i * 8, 8);
             }
         for (int i = 0; i < C::WARPGROUPS * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
+        if constexpr (C::CARRIED)
+            for (int i = 0; i < C::WARPGROUPS; i++) {
+                barrier_init(base + C::WRITTEN + i * 8, 4);
+                barrier_init(base + C::TAKEN + i * 8, 1);
+            }
         if constexpr (C::HELPED)
             for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::WRITTEN + i * 8, 4);
         *(int2 *)(shared + C::HAND) = make_int2(0, 0); /* the first stage and its parity */
@@ -375,8 +383,11 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
         } else if constexpr (C::HELPED)
             if (threadIdx.x == 32 || threadIdx.x == 64)
                 moe_help<C>(shared, at, maps, a, order, cn, (int)threadIdx.x / 32 - 1);
+        if constexpr (C::CARRIED)
+            if (threadIdx.x == 32) sm90_carry<C>(at, maps, a);
         if constexpr (C::SCALED)
-            if (threadIdx.x >= 32) sm90_bring_scales<C>(at, a, order, cm, cn);
+            if (threadIdx.x >= 32 * sm90_first_of_scales<C>())
+                sm90_bring_scales<C>(at, a, order, cm, cn);
         __syncwarp();
     } else {
         registers_up<C::CONSUMER_REGISTERS>();

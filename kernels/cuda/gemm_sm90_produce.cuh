@@ -217,15 +217,21 @@ static __device__ __forceinline__ void sm90_bring_leveled(uint32_t base, int sta
     barrier_arrive(base + C::FULL + stage * 8);
 }
 
-/* Three warps take steps in turn, so that the loads of one are long under way as its stage becomes
- * empty. */
+/* The first warp that brings scales, after that which brings tiles and that which stores them. */
+template <class C> static constexpr int sm90_first_of_scales()
+{
+    return C::CARRIED ? 2 : 1;
+}
+
+/* Two or three warps take steps in turn, so that the loads of one are long under way as its stage
+ * becomes empty. */
 template <class C>
 static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const gemm_sm90_args &a,
                                                          sm90_order<C> order, int cm, int cn)
 {
-    enum { WARPS = 3 };
+    enum { FIRST = sm90_first_of_scales<C>(), WARPS = 4 - FIRST };
     const int blocks = (a.k + C::DEPTH - 1) / C::DEPTH;
-    int stage = 0, turn = threadIdx.x / 32;
+    int stage = 0, turn = (int)threadIdx.x / 32 + 1 - FIRST;
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, cm, cn); tile++) {

@@ -4,7 +4,8 @@
  * Usage: bench_gemm_codes_cuda check [I]      every format and pass at odd sizes (the I-th of them
  *                                             alone, from 0 on); what fp8 tensor cores lose
  *        bench_gemm_codes_cuda [time [SHAPE [FORMAT [PASS]]]]
- *                                             what has these in the names, wgrad in bf16 and in f32
+ *                                             what has these in the names, wgrad in bf16 and in
+ *                                             f32, written and added to
  *
  * Times are medians of single launches between events, L2 flushed before each, the ways to multiply
  * taking turns. Needs a build with CUDA=1. */
@@ -147,20 +148,26 @@ static void verify(struct checked *c, const char *path, const void *got)
     }
 }
 
-static void run_and_verify(struct checked *c, struct product *p, const mt_cuda_gemm_path *path)
+/* The result, on the host, by a path, or by exact decoding. */
+static void run_path(struct product *p, const mt_cuda_gemm_path *path, void *host)
 {
     size_t bytes = (size_t)p->count * mt_dtype_size(p->args.d_dtype);
-    void *host = malloc(bytes + 1);
-    assert_non_null(host);
     p->args.d = device_buffer(bytes);
     assert_ok(path ? mt_cuda_gemm_by(&stream, &p->args, path) : mt_gemm(&stream, &p->args));
     CUDA_OK(cudaStreamSynchronize(queue));
     CUDA_OK(cudaMemcpy(host, p->args.d, bytes, cudaMemcpyDefault));
-    c->levels = leveled(path);
-    verify(c, path ? mt_cuda_gemm_path_name(path) : "exact decoding", host);
     expect_poison("before the result", (char *)p->args.d - GUARD, GUARD);
     expect_poison("after the result", (char *)p->args.d + bytes, GUARD);
     device_free(p->args.d);
+}
+
+static void run_and_verify(struct checked *c, struct product *p, const mt_cuda_gemm_path *path)
+{
+    void *host = malloc((size_t)p->count * mt_dtype_size(p->args.d_dtype) + 1);
+    assert_non_null(host);
+    run_path(p, path, host);
+    c->levels = leveled(path);
+    verify(c, path ? mt_cuda_gemm_path_name(path) : "exact decoding", host);
     free(host);
 }
 
@@ -197,18 +204,49 @@ static void check_tall(struct product *p)
         for (int v = 0; v < 3; v++) {
             mt_cuda_gemm_path path = { .variant = variants[v], .width = TALL_WIDTH, .super = 2 };
             p->args.c = adds ? c : NULL;
-            p->args.d = device_buffer(bytes);
-            assert_ok(mt_cuda_gemm_by(&stream, &p->args, &path));
-            CUDA_OK(cudaStreamSynchronize(queue));
-            CUDA_OK(cudaMemcpy(host + (v > 0 ? bytes : 0), p->args.d, bytes, cudaMemcpyDefault));
+            run_path(p, &path, host + (v > 0 ? bytes : 0));
             if (memcmp(host, host + (v > 0 ? bytes : 0), bytes) != 0)
                 fail_msg("%s, n %lld, k %lld, %s: not the bits of narrower tiles", p->coding->name,
                          (long long)p->n, (long long)p->k, mt_cuda_gemm_path_name(&path));
-            device_free(p->args.d);
         }
     p->args.c = NULL;
     device_free(c);
     free(values), free(host);
+}
+
+/* Leveled, with C: what it holds and the same sums, added in f32 and rounded once. */
+static void check_level_adds(struct product *p)
+{
+    const mt_dtype before = p->args.d_dtype;
+    const size_t count = (size_t)p->count;
+    float *plain = malloc(count * sizeof *plain + 1), *values = malloc(count * sizeof *values + 1);
+    char *got = malloc(count * sizeof *plain + 1), *want = malloc(count * sizeof *plain + 1);
+    assert_true(plain && values && got && want);
+    for (int v = MT_CUDA_GEMM_FP8_LEVEL; v <= MT_CUDA_GEMM_FP8_LEVEL_TURNED; v++) {
+        mt_cuda_gemm_path path = { .variant = v, .width = TALL_WIDTH, .super = 2 };
+        p->args.c = NULL, p->args.d_dtype = MT_F32;
+        run_path(p, &path, plain);
+        for (int half = 0; half < 2; half++) {
+            p->args.d_dtype = half ? MT_BF16 : MT_F32;
+            const size_t bytes = count * mt_dtype_size(p->args.d_dtype);
+            for (int64_t i = 0; i < p->count; i++) {
+                const double near = fabs((double)plain[i]) + 0x1p-60;
+                mt_store_f64(values, p->args.d_dtype, i, near * mt_rng_normal(61, 0, (uint64_t)i));
+                const float c = (float)mt_load_f64(values, p->args.d_dtype, i);
+                mt_store_f64(want, p->args.d_dtype, i, (double)(plain[i] + c));
+            }
+            void *there = upload(values, bytes);
+            p->args.c = there;
+            run_path(p, &path, got);
+            if (memcmp(got, want, bytes) != 0)
+                fail_msg("%s, n %lld, k %lld, %s to %s: not the bits of its sums and C",
+                         p->coding->name, (long long)p->n, (long long)p->k,
+                         mt_cuda_gemm_path_name(&path), mt_dtype_name(p->args.d_dtype));
+            device_free(there);
+        }
+    }
+    p->args.c = NULL, p->args.d_dtype = before;
+    free(plain), free(values), free(got), free(want);
 }
 
 /* By exact decoding and, where there is one, by the path of codes. */
@@ -233,6 +271,7 @@ static void check_paths(struct checked *c, struct product *p, enum values values
             run_and_verify(c, p, &path);
         }
     if (p->layout == MT_GEMM_NT && goes_tall(p)) check_tall(p);
+    if (p->layout == MT_GEMM_NT && p->coding->two_d_w && p->coding->pow2) check_level_adds(p);
     if (c->lossy)
         printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n",
                p->coding->name, layout_names[p->layout], (long long)p->n, (long long)p->k,
@@ -330,6 +369,7 @@ static void check_levels(const struct coding *c)
                     path.variant = v, p.args.d_dtype = half ? MT_BF16 : MT_F32;
                     run_and_verify(&checked, &p, &path);
                 }
+    if (native(&path, &p)) check_level_adds(&p);
     free(a), free(b), free(sum), free(size), free(scales[0]), free(scales[1]);
     free_product(&p), free_rows(&rows);
     printf("%s: columns with scales far from each other: right\n", c->name);
@@ -424,7 +464,7 @@ static void *plain_values(const mt_qtensor *q, double scale)
 }
 
 static void time_product(const struct timed_shape *s, const struct rows *rows,
-                         mt_gemm_layout layout, mt_dtype result, const struct coding *c,
+                         mt_gemm_layout layout, mt_dtype result, bool adds, const struct coding *c,
                          void *flush)
 {
     struct product p;
@@ -435,6 +475,8 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     mt_qtensor b = mt_qtensor_plain(p.b.group, MT_BF16, y);
     p.args.d_dtype = result;
     p.args.d = device_buffer((size_t)p.count * mt_dtype_size(result));
+    CUDA_OK(cudaMemset(p.args.d, 0, (size_t)p.count * mt_dtype_size(result)));
+    if (adds) p.args.c = p.args.d;
     struct mt_gemm_args plain = p.args;
     plain.a = &a, plain.b = &b;
     assert_ok(mt_cuda_gemm_choose(&stream, &plain, &best));
@@ -457,8 +499,9 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
         }
     for (int w = 0; w < WAYS; w++)
         if (has[w]) rates[w] = 2e-9 * (double)(s->rows * s->n * s->k) / median(times[w]);
-    printf("%-18s %-5s to %-4s %-18s bf16 %6.1f, exact %6.1f (%.2f)", s->name, layout_names[layout],
-           mt_dtype_name(result), c->name, rates[PLAIN], rates[EXACT], rates[EXACT] / rates[PLAIN]);
+    printf("%-18s %-5s to %-4s %s %-18s bf16 %6.1f, exact %6.1f (%.2f)", s->name,
+           layout_names[layout], mt_dtype_name(result), adds ? "+=" : "  ", c->name, rates[PLAIN],
+           rates[EXACT], rates[EXACT] / rates[PLAIN]);
     if (has[NATIVE])
         printf(", fp8 %6.1f (%.2f), width %d", rates[NATIVE], rates[NATIVE] / rates[PLAIN],
                path.width);
@@ -481,8 +524,10 @@ static void time_shape(const struct timed_shape *s, const char *format, const ch
         const struct coding *c = &codings[timed[i]];
         for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++) {
             if (!strstr(c->name, format) || !strstr(layout_names[l], pass)) continue;
-            time_product(s, &rows, (mt_gemm_layout)l, MT_BF16, c, flush);
-            if (l == MT_GEMM_NT) time_product(s, &rows, (mt_gemm_layout)l, MT_F32, c, flush);
+            for (int way = 0; way < (l == MT_GEMM_NT ? 4 : 1);
+                 way++) /* gradients, added to or not */
+                time_product(s, &rows, (mt_gemm_layout)l, way % 2 ? MT_F32 : MT_BF16, way > 1, c,
+                             flush);
         }
     }
     device_free(flush);
