@@ -67,7 +67,7 @@ bool mt_direction_pads(const mt_direction *d, mt_dir dir, const mt_group *group)
 size_t mt_direction_code_bytes(const mt_direction *d, mt_dir dir, const mt_group *group)
 {
     const mt_format *f = d->format;
-    if (d->layout == MT_LAYOUT_PADDED) return (size_t)(group->k * mt_padded_line(group));
+    if (d->layout == MT_LAYOUT_PADDED) return (size_t)(group->k * mt_padded_rows(group));
     if (d->layout == MT_LAYOUT_DECODED)
         return (size_t)mt_group_capacity(group) * mt_dtype_size(MT_BF16);
     bool transposed = dir == MT_COL && f->column_transposed;

@@ -17,8 +17,8 @@ typedef enum mt_dir { MT_ROW, MT_COL, MT_DIR_COUNT } mt_dir;
 /* How a direction's codes lie in memory. The codes are the same. */
 typedef enum mt_layout {
     MT_LAYOUT_COMPACT, /* NUMERICS section 3 */
-    MT_LAYOUT_PADDED,  /* of transposed bytes: the lines of all members are one, mt_padded_line
-                          bytes long, a member's part at a multiple of 128, zeros up to the next */
+    MT_LAYOUT_PADDED, /* of transposed bytes, as products read them: [mt_padded_rows / 128][k][128],
+                         each 128 rows of a member after the ones before; zeros past its last row */
     MT_LAYOUT_DECODED, /* in place of codes what they decode to, in bf16 that holds it exactly, as a
                           plain tensor lies; the scale that a whole member has is not in it */
     MT_LAYOUT_PACKED   /* the order a backend's GEMM reads a weight in; private to that backend */
@@ -99,8 +99,8 @@ MT_HOST_DEVICE int64_t mt_scale_place(const mt_direction *d, const mt_direction_
 size_t mt_direction_code_bytes(const mt_direction *d, mt_dir dir, const mt_group *group);
 size_t mt_direction_scale_bytes(const mt_direction *d, mt_dir dir, const mt_group *group);
 
-/* Bytes of a line of a padded group: at least the rows of all members, each rounded up to 128. */
-static inline int64_t mt_padded_line(const mt_group *g)
+/* Rows of a padded group: at least those of all members, each member's rounded up to 128. */
+static inline int64_t mt_padded_rows(const mt_group *g)
 {
     int64_t rows = g->first_dims ? g->m : g->members * g->m;
     return (rows + g->members * (MT_PADDED_PART - 1) + MT_PADDED_PART - 1) / MT_PADDED_PART *

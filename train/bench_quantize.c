@@ -95,7 +95,7 @@ static mt_status is_decoded(bool *decoded, const mt_bench *b, const mt_format_sp
     return MT_OK;
 }
 
-/* The rows of all members, each rounded up as padded lines have them. */
+/* The rows of all members, each rounded up as padded codes have them. */
 static mt_status count_padded(mt_bench *b, int64_t *rows, const mt_group *g)
 {
     int64_t count[MEMBERS];
@@ -110,9 +110,7 @@ static mt_status count_padded(mt_bench *b, int64_t *rows, const mt_group *g)
     return MT_OK;
 }
 
-/* Columns' codes in padded lines, where the format and the device have such; all else as in
- * `whole`.
- */
+/* Columns' codes padded, where the format and the device have such; all else as in `whole`. */
 static mt_status place_padded(mt_bench *b, struct job *j)
 {
     const mt_group *g = &j->whole.group;

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void set_frame(frame *f, const decode_job &j, 
     const uint8_t *codes = s.codes + t.m.at[AT_CODES + SOURCE];
     f->pitch = (uint32_t)p.pitch, f->y_pitch = t.m.cols;
     f->codes = codes + line0 * p.pitch + (along0 >> half);
-    f->end = s.line ? s.codes + s.line * t.m.cols : codes + p.code_bytes;
+    f->end = codes + p.code_bytes;
     f->y = (mt_bf16 *)j.p.sides[MT_ROW].codes + t.m.offset + t.r0 * t.m.cols + t.c0;
     f->down = columns ? 0 : (int)(t.r0 % TILE), f->right = columns ? (int)(t.c0 % TILE) : 0;
     const int64_t row0 = t.r0 - f->down, col0 = t.c0 - f->right;
@@ -439,8 +439,8 @@ bool mt_cuda_decode_is_short(const decode_job *j)
 {
     const mt_group *g = &j->p.group;
     return j->p.sides[MT_ROW].dtype == MT_BF16 && mt_is_short(j->p.sides[SOURCE]) &&
-           !g->last_dims && mt_cuda_plan_rows(g) <= MOST_FOUND && g->k <= INT32_MAX &&
-           mt_cuda_plan_units(g) <= INT32_MAX;
+           !j->p.sides[SOURCE].padded && !g->last_dims && mt_cuda_plan_rows(g) <= MOST_FOUND &&
+           g->k <= INT32_MAX && mt_cuda_plan_units(g) <= INT32_MAX;
 }
 
 template <int CODES, int COLUMN>

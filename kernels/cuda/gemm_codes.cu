@@ -58,7 +58,7 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     if (wgrad && !g->height) return false;
     g->cols = along ? weight->m : weight->k;
     g->depth = along ? weight->k : weight->m;
-    int64_t line = wgrad ? mt_padded_line(&g->rows) : g->depth;
+    int64_t line = wgrad ? mt_padded_rows(&g->rows) : g->depth;
     g->a = { is_placed(args->layout, rows) ? NULL : rows->codes, false, false, true, line };
     g->b = { is_placed(args->layout, w) ? NULL : w->codes, false, false, wgrad, line };
     g->c = args->c, g->d = args->d, g->bias = args->bias;
@@ -71,7 +71,7 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
 
 /* ---- where they lie ----------------------------------------------------------------------------
  * A member's compact column codes are lines of as many bytes as it has rows. Maps want lines at
- * multiples of 16 bytes: MT_LAYOUT_PADDED. */
+ * multiples of 16 bytes: MT_LAYOUT_PADDED, whose steps of 128 rows lie beside each other. */
 
 /* 16 bytes that begin at any address, of which `count` are there; reads the words that those touch.
  */
@@ -93,7 +93,7 @@ static __host__ __device__ __forceinline__ void read_codes(uint32_t (&to)[4], co
 /* A block takes lines in turn, a warp members. */
 static __global__ void __launch_bounds__(THREADS)
     place_kernel(uint8_t *to, const uint8_t *codes, const __grid_constant__ mt_group rows,
-                 int64_t lines, int64_t line)
+                 int64_t lines)
 {
     extern __shared__ int first[];
     const int members = (int)rows.members, lane = threadIdx.x % 32;
@@ -103,11 +103,12 @@ static __global__ void __launch_bounds__(THREADS)
         for (int e = threadIdx.x / 32; e < members; e += THREADS / 32) {
             int count = first[e + 1] - first[e], length = place[e + 1] - place[e];
             const uint8_t *from = codes + first[e] * lines + i * count;
-            uint8_t *at = to + i * line + place[e];
+            uint8_t *at = to + gemm_padded_place(place[e], i, lines);
             for (int j = lane * 16; j < length; j += 32 * 16) {
                 uint32_t w[4];
                 read_codes(w, from + j, count - j < 16 ? count - j : 16);
-                *(uint4 *)(at + j) = make_uint4(w[0], w[1], w[2], w[3]);
+                *(uint4 *)(at + gemm_padded_place(j, 0, lines)) =
+                    make_uint4(w[0], w[1], w[2], w[3]);
             }
         }
 }
@@ -118,7 +119,7 @@ static mt_status place(mt_stream *stream, const gemm_problem *g, gemm_operand *x
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
     place_kernel<<<(unsigned)(lines < most ? lines : most), THREADS,
                    gemm_places_bytes(g->rows.members), mt_cuda_stream(stream)>>>(
-        (uint8_t *)memory, (const uint8_t *)codes, g->rows, lines, x->width);
+        (uint8_t *)memory, (const uint8_t *)codes, g->rows, lines);
     MT_LAUNCHED(stream, "gemm (codes)");
     x->data = memory;
     return MT_OK;

@@ -62,26 +62,28 @@ static __device__ __forceinline__ __half2 power_of(int k)
     return __half2(both);
 }
 
-/* A member's part of a line: of `length` bytes, with a scale for each 128, `next` apart. */
+/* A member's part of a line: of `length` bytes, each 128 of them and their scale `lines` such
+ * after the ones before. */
 static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *codes,
-                                                 const float *scale, int64_t next, int length)
+                                                 const float *scale, int64_t lines, int length)
 {
     const int lane = threadIdx.x % 32;
     int most = 0;
     for (int b = lane; b < length / BLOCK; b += 32) {
-        const int own = max(exponent_of(__ldg(scale + b * next)), 1);
-        if (own != ONE || !is_zero(codes + b * BLOCK)) most = max(most, own);
+        const int own = max(exponent_of(__ldg(scale + b * lines)), 1);
+        if (own != ONE || !is_zero(codes + b * lines * BLOCK)) most = max(most, own);
     }
     const int level = (int)__reduce_max_sync(~0u, (unsigned)most);
     for (int j = lane * VECTOR; j < length; j += 32 * VECTOR) {
-        uint4 w = *(const uint4 *)(codes + j);
-        const int k = level - exponent_of(__ldg(scale + j / BLOCK * next));
+        const int64_t at = gemm_padded_place(j, 0, lines);
+        uint4 w = *(const uint4 *)(codes + at);
+        const int k = level - exponent_of(__ldg(scale + j / BLOCK * lines));
         if (k > 0) {
             const __half2 by = power_of(k);
             w.x = lowered(w.x, by), w.y = lowered(w.y, by);
             w.z = lowered(w.z, by), w.w = lowered(w.w, by);
         }
-        *(uint4 *)(to + j) = w;
+        *(uint4 *)(to + at) = w;
     }
     return level;
 }
@@ -89,7 +91,7 @@ static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *cod
 /* room: levels of a member, of more lines than there are. */
 static __global__ void __launch_bounds__(THREADS)
     level_kernel(uint8_t *to, uint8_t *levels, const uint8_t *codes, const float *scales,
-                 const __grid_constant__ mt_group rows, int64_t lines, int64_t line, int64_t room)
+                 const __grid_constant__ mt_group rows, int64_t lines, int64_t room)
 {
     extern __shared__ int first[];
     const int members = (int)rows.members, lane = threadIdx.x % 32;
@@ -102,7 +104,7 @@ static __global__ void __launch_bounds__(THREADS)
         const int length = place[e + 1] - place[e];
         const float *const scale = scales + place[e] / BLOCK * lines;
         for (int64_t n = n0; n < n0 + RUN; n++) {
-            const int64_t at = n * line + place[e];
+            const int64_t at = gemm_padded_place(place[e], n, lines);
             const int level =
                 n < lines ? level_line(to + at, codes + at, scale + n, lines, length) : 0;
             if (lane == 0) levels[e * room + n] = (uint8_t)level;
@@ -118,7 +120,7 @@ mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels, const
     const int64_t blocks = mt_ceil_div(warps, THREADS / 32);
     level_kernel<<<(unsigned)(blocks < most ? blocks : most), THREADS,
                    gemm_places_bytes(rows->members), mt_cuda_stream(stream)>>>(
-        (uint8_t *)to, levels, (const uint8_t *)x->data, scales, *rows, lines, x->width, room);
+        (uint8_t *)to, levels, (const uint8_t *)x->data, scales, *rows, lines, room);
     MT_LAUNCHED(stream, "gemm (levels)");
     return MT_OK;
 }

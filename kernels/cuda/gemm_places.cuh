@@ -1,4 +1,4 @@
-/* Where the members of padded codes begin in their lines (MT_LAYOUT_PADDED), found by a block. */
+/* Where the members of padded codes begin (MT_LAYOUT_PADDED), found by a block. */
 #pragma once
 
 #include "kernels/cuda/gemm.cuh"
@@ -10,7 +10,14 @@ static inline size_t gemm_places_bytes(int64_t members)
     return (size_t)(members + 1) * 2 * sizeof(int);
 }
 
-/* first: rows before a member; place: where it begins in a line; [members + 1] each. By every
+/* Where row `row` of line n lies, of padded codes of so many lines. */
+static __host__ __device__ __forceinline__ int64_t gemm_padded_place(int64_t row, int64_t n,
+                                                                     int64_t lines)
+{
+    return (row / MT_PADDED_PART * lines + n) * MT_PADDED_PART + row % MT_PADDED_PART;
+}
+
+/* first: rows before a member; place: those before it as padded; [members + 1] each. By every
  * thread of the block. */
 static __device__ __forceinline__ void gemm_find_places(int *first, int *place,
                                                         const mt_group *rows)

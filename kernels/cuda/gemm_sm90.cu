@@ -467,10 +467,11 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
     if (variant->by_rows) { /* P is X or dY */
         p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
         q = { "a", g->b.data, g->b.width, g->cols, members, variant->box_q, size };
-    } else if (wgrad && g->fp8) { /* all members in lines along the rows */
+    } else if (wgrad && g->fp8) { /* MT_LAYOUT_PADDED */
         int box_p = variant->tile / variant->cluster_n;
-        p = { "b", g->a.data, g->a.width, g->height, 1, box_p, size };
-        q = { "a", g->b.data, g->b.width, g->cols, 1, variant->box_q, size };
+        p = { "b", g->a.data, MT_PADDED_PART, g->height, g->a.width / MT_PADDED_PART, box_p, size };
+        q = { "a", g->b.data, MT_PADDED_PART, g->cols, g->b.width / MT_PADDED_PART, variant->box_q,
+              size };
     } else if (wgrad) { /* P is dY, Q is X */
         p = q, p.box_rows = 64;
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;

@@ -33,7 +33,7 @@ struct gemm_sm90_maps {
 
 struct gemm_sm90_args {
     mt_group rows;
-    int m, n, k; /* see the table; n: NT, and by rows; k, NT: the rows in a line, of fp8 */
+    int m, n, k; /* see the table; n: NT, and by rows; k, NT: padded rows, of fp8 */
     int width;   /* most columns of a tile */
     int super;   /* tiles along the fast direction that are taken together */
     bool add;    /* C */

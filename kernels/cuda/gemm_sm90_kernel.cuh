@@ -193,8 +193,8 @@ struct sm90_tile {
     int n0;     /* first column of D: NT */
     int whole;  /* steps of 128 bytes */
     int rest;   /* wgmmas of one more: NT */
-    int column; /* NT along the depth: the first row in the operands' lines; past their end for no
-                   rows */
+    int column; /* NT: the member's first row, of fp8 among the padded; past their end for no rows
+                 */
 };
 
 /* ---- the order of tiles ------------------------------------------------------------------------

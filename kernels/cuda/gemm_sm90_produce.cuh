@@ -25,6 +25,9 @@ static __device__ __forceinline__ void sm90_bring_p(uint32_t to, const gemm_sm90
     if constexpr (C::BY_ROWS) {
         copy_in_ragged<SHARED>(to + cn * PART * 128, &maps.p, bar, step * C::DEPTH, end,
                                end - t.row, t.m0 + cn * PART, blocks);
+    } else if constexpr (C::WGRAD && C::FP8) { /* MT_LAYOUT_PADDED */
+        copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar, 0, t.m0 + cn * PART,
+                        t.column / C::DEPTH + step, blocks);
     } else if constexpr (!C::ACROSS_P) {
         copy_in<SHARED>(to + cn * PART * 128, &maps.p, bar,
                         (C::WGRAD ? t.column : 0) + step * C::DEPTH, t.m0 + cn * PART,
@@ -55,6 +58,9 @@ static __device__ __forceinline__ void sm90_bring_q(uint32_t to, const gemm_sm90
         if constexpr (C::BY_ROWS) {
             copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, step * C::DEPTH,
                             t.n0 + b * C::BOX_Q, t.member, blocks);
+        } else if constexpr (C::WGRAD && C::FP8) {
+            copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, 0, t.n0 + b * C::BOX_Q,
+                            t.column / C::DEPTH + step, blocks);
         } else if constexpr (C::WGRAD && !C::ACROSS_Q) {
             copy_in<SHARED>(to + b * (C::BOX_Q * 128), &maps.q, bar, t.column + step * C::DEPTH,
                             t.n0 + b * C::BOX_Q, 0, blocks);

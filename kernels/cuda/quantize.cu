@@ -361,9 +361,11 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
     if (codes && mt_cuda_master_nibbles_suffice(&c->j, c->args))
         return mt_cuda_quantize_master_nibbles(stream, &c->j);
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
-    if (codes && col->line) /* tiles write no more than their codes */
-        MT_CUDA(cudaMemsetAsync(col->codes, 0, (size_t)(col->line * c->j.p.group.k),
+    if (codes && col->padded) { /* tiles write no more than their codes */
+        const mt_group *g = &c->j.p.group;
+        MT_CUDA(cudaMemsetAsync(col->codes, 0, (size_t)(mt_padded_rows(g) * g->k),
                                 mt_cuda_stream(stream)));
+    }
     bool draws = (row->present && row->options.sr) || (col->present && col->options.sr);
     draws = draws && (codes || (measure_col && c->j.dequantized));
     return draws     ? launch_tiles<true, true>(stream, &c->j, blocks)

@@ -39,7 +39,7 @@ struct side {
     bool transposed, swizzled, block_major;
     bool bare;    /* when reading: without the scale of the whole member */
     bool decoded; /* plain elements of dtype in place of codes, without the whole member's scale */
-    int64_t line; /* bytes of a line of all members where codes are padded, else 0 */
+    bool padded;  /* MT_LAYOUT_PADDED */
 };
 
 /* Running totals over members; what a member's parts begin at. */
@@ -77,7 +77,9 @@ struct tile {
 
 /* Where codes and scales lie in a member; as mt_direction_shape. */
 struct shape {
-    int64_t pitch, code_bytes, scale_lines, scale_blocks, line_stride, block_stride, scale_count;
+    int64_t pitch, code_bytes; /* of lines of codes; of the member */
+    int64_t tile;              /* bytes of codes from a tile of a line to the next */
+    int64_t scale_lines, scale_blocks, line_stride, block_stride, scale_count;
 };
 
 /* Scales that follow from a member's amax. */
@@ -145,7 +147,9 @@ static __device__ __forceinline__ shape shape_of(const side &s, int64_t m, int64
     int64_t code_lines = s.transposed ? k : m, length = s.transposed ? m : k;
     p.pitch = s.plain ? length * plain_size(s.dtype) : shift_up(length, s.codes_per_byte - 1);
     p.code_bytes = code_lines * p.pitch;
-    if (s.line) p.pitch = s.line, p.code_bytes = shift_up(length, 7) << 7; /* of its first line */
+    p.tile = TILE >> (s.codes_per_byte - 1);
+    if (s.padded)
+        p.pitch = TILE, p.tile = code_lines * TILE, p.code_bytes = shift_up(length, 7) * p.tile;
     if (s.scale == MT_SCALE_NONE) return p;
     if (s.whole) {
         p.scale_lines = p.scale_blocks = p.scale_count = 1;
@@ -518,7 +522,8 @@ static __device__ __forceinline__ void load_lines(float *x, const side &s, const
                                                   bool planar)
 {
     shape p = shape_of(s, t.m.rows, t.m.cols);
-    const uint8_t *codes = s.codes + t.m.at[AT_CODES + which];
+    const uint8_t *codes =
+        s.codes + t.m.at[AT_CODES + which] + (DIR == MT_ROW ? t.c0 : t.r0) / TILE * p.tile;
     const uint8_t *scales =
         s.scales + t.m.at[AT_SCALES + which] * (s.scale == MT_SCALE_F32 ? 4 : 1);
     int64_t line0 = DIR == MT_ROW ? t.r0 : t.c0, along0 = DIR == MT_ROW ? t.c0 : t.r0;
@@ -529,7 +534,7 @@ static __device__ __forceinline__ void load_lines(float *x, const side &s, const
         int64_t i = line0 + line, first = along0 + at * SEGMENT;
         float v[SEGMENT] = {}, dec = 0;
         if (line < lines && n > 0) {
-            packed q = get_packed(codes + i * p.pitch + (first >> (s.codes_per_byte - 1)),
+            packed q = get_packed(codes + i * p.pitch + (at * SEGMENT >> (s.codes_per_byte - 1)),
                                   (int)shift_up(n, s.codes_per_byte - 1));
             int64_t scale_line = s.shared ? i >> s.block_shift : i;
             int64_t place =

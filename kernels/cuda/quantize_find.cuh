@@ -29,7 +29,7 @@ static __device__ __forceinline__ int strips_of_rows(const mt_group &g, int rows
 /* What member `index`'s parts begin at, as the plan has it. */
 static __device__ __forceinline__ int64_t codes_before(const side &s, int64_t k, const counts &c)
 {
-    if (s.line) return (int64_t)c.tiles * TILE;
+    if (s.padded) return c.tiles * k * TILE;
     return c.rows * (s.transposed ? k : shift_up(k, s.codes_per_byte - 1));
 }
 static __device__ __forceinline__ int64_t scales_before(const side &s, int64_t k, int index,

@@ -1,5 +1,5 @@
 /* Quantize to bytes of bf16 rows that are gathered, with weights or not, or gradients of what
- * SwiGLU is of, in both directions or columns alone, whose codes go to padded lines; blocks of 128
+ * SwiGLU is of, in both directions or columns alone, whose codes are padded; blocks of 128
  * or one scale a member. A thread has four columns of 32 rows in registers, or, of a gradient, of
  * 16 rows of both halves, which share what they are made of; other blocks compute while rows come
  * to one. Codes pass by L2, in which the rows' source is to stay. The arithmetic is that of the
@@ -492,7 +492,7 @@ bool mt_cuda_gathered_suffice(const job *j)
     const mt_group *g = &j->p.group;
     const int kind = mt_cuda_short_kind(j);
     const bool both = row->present;
-    if (!col->present || !col->line || (uintptr_t)col->codes % 16) return false;
+    if (!col->present || !col->padded || (uintptr_t)col->codes % 16) return false;
     if (j->z && (!both || g->k % (2 * TILE) || (uintptr_t)j->z % 16)) return false;
     if ((!j->row_token && !j->z) || !j->codes || j->sums || g->last_dims || g->k % RUN)
         return false;

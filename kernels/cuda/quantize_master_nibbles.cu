@@ -393,7 +393,7 @@ static bool knows(const job *j, int dir)
     const bool e8m0 = s->scale == MT_SCALE_E8M0 && !s->square;
     const mt_format_options *o = &s->options;
     return !s->plain && o->element == MT_ELEMENT_E2M1 && (e4m3 || e8m0) && j->write[dir] &&
-           !o->sr && !o->rht && !o->four_over_six && !s->swizzled && !s->line &&
+           !o->sr && !o->rht && !o->four_over_six && !s->swizzled && !s->padded &&
            (((uintptr_t)s->codes | (uintptr_t)s->scales) & 15) == 0;
 }
 

@@ -323,7 +323,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
 static int kind_of(const side &s)
 {
     const mt_format_options &o = s.options;
-    if (!s.present || s.plain || o.element != MT_ELEMENT_E4M3 || o.sr || o.rht || s.line ||
+    if (!s.present || s.plain || o.element != MT_ELEMENT_E4M3 || o.sr || o.rht || s.padded ||
         s.swizzled)
         return MASTER_KINDS;
     if ((uintptr_t)s.codes % 16) return MASTER_KINDS;

@@ -32,7 +32,7 @@ side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool 
     s.square = d->options.two_d && (s.shared || !reading);
     s.transposed = dir == MT_COL && f->column_transposed;
     s.swizzled = d->swizzled;
-    if (d->layout == MT_LAYOUT_PADDED) s.line = mt_padded_line(g);
+    s.padded = d->layout == MT_LAYOUT_PADDED;
     s.decoded = d->layout == MT_LAYOUT_DECODED;
     if (s.decoded) s.dtype = MT_BF16;
     s.block_major = f->block_major[dir] && !s.shared;

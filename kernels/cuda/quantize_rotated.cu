@@ -251,7 +251,7 @@ static inline bool has_even_lines(const job *j)
     const side *col = &j->p.sides[MT_COL];
     const mt_group *g = &j->p.group;
     const bool whole = mt_group_mode_of(g) == MT_GROUP_UNIFORM && g->m % 32 == 0;
-    return (whole || col->line) && (uintptr_t)col->codes % 16 == 0;
+    return (whole || col->padded) && (uintptr_t)col->codes % 16 == 0;
 }
 
 bool mt_cuda_rotated_suffices(const job *j)

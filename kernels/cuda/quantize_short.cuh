@@ -117,7 +117,7 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
     uint8_t *scales = s.scales + t.m.at[AT_SCALES + dir] * (s.scale == MT_SCALE_F32 ? 4 : 1);
     const float *given = j.scale[dir];
     to->pitch = p.pitch;
-    to->codes = s.codes + t.m.at[AT_CODES + dir] + line0 * p.pitch + (along0 >> half);
+    to->codes = s.codes + t.m.at[AT_CODES + dir] + line0 * p.pitch + along0 / TILE * p.tile;
     to->scales = lattice_of(s, p, scales, columns ? t.c0 : t.r0, columns ? t.r0 : t.c0);
     to->l = known ? *known : member_level(s, j.amax[dir][t.index], given ? given + t.index : NULL);
     if (s.decoded) {
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void set_target(target *to, const job &j, cons
         to->codes = s.codes + (t.m.offset + t.r0 * t.m.cols + t.c0) * 2;
     }
     int bytes = across ? 16 : SEGMENT >> half, length = across ? t.rows : t.cols;
-    to->padded = s.line > 0;
+    to->padded = s.padded;
     to->even = (((uintptr_t)to->codes | (uintptr_t)p.pitch) & (bytes - 1)) == 0 &&
                (to->padded || (length & ((bytes << half) - 1)) == 0);
 }

@@ -48,8 +48,8 @@ static __device__ __forceinline__ void fill_part(part *to, const side &s, const 
                                                  int which)
 {
     const shape p = shape_of(s, m.rows, m.cols);
-    const int half = s.codes_per_byte - 1, wide = s.scale == MT_SCALE_F32 ? 4 : 1;
-    const int64_t along = TILE >> half, lines = TILE * p.pitch;
+    const int wide = s.scale == MT_SCALE_F32 ? 4 : 1;
+    const int64_t along = p.tile, lines = TILE * p.pitch;
     const lattice l = lattice_of(s, p, s.scales + m.at[AT_SCALES + which] * wide, 0, 0);
     int64_t line = (s.shared ? TILE >> s.block_shift : TILE) * p.line_stride * wide;
     int64_t block = (TILE >> s.block_shift) * p.block_stride * wide;
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void fill_part(part *to, const side &s, const 
     to->scales_down = s.dir == MT_ROW ? line : block;
     to->scales_across = s.dir == MT_ROW ? block : line;
     to->line = (uint32_t)l.line, to->block = (uint32_t)l.block, to->swizzled = l.swizzled;
-    to->padded = s.line > 0;
+    to->padded = s.padded;
     to->aligned = (((uintptr_t)to->codes | (uintptr_t)p.pitch) & 15) == 0;
 }
 

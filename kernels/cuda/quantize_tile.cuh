@@ -384,7 +384,8 @@ static __device__ __forceinline__ void put_codes(const side &s, const output &o,
                                                  int64_t line0, int64_t along0)
 {
     int half = s.codes_per_byte - 1;
-    uint8_t *p = o.codes + (line0 + line) * o.p.pitch + ((along0 + at * SEGMENT) >> half);
+    uint8_t *p =
+        o.codes + (line0 + line) * o.p.pitch + along0 / TILE * o.p.tile + (at * SEGMENT >> half);
     put_codes_at(p, q, line < lines, at, length, half);
 }
 

@@ -43,7 +43,7 @@ mt_status mt_cuda_quantize_kept(mt_stream *stream, const struct job *j);
 /* quantize_warps.cu: may be measured by it. */
 bool mt_cuda_warps_suffice(const struct job *j);
 mt_status mt_cuda_quantize_warps(mt_stream *stream, const struct job *j);
-/* quantize_gathered.cu: rows that are made on the way, where columns' codes go to padded lines. */
+/* quantize_gathered.cu: rows that are made on the way, where columns' codes are padded. */
 bool mt_cuda_gathered_suffice(const struct job *j);
 mt_status mt_cuda_quantize_gathered(mt_stream *stream, const struct job *j);
 /* quantize_tokens.cu: rows alone of gathered ones, whose places among a token's slots are known. */

@@ -38,15 +38,16 @@ static mt_status quantize(mt_group group, mt_dtype dtype, void *x, const mt_qten
 static void check_padding(const mt_qtensor *q)
 {
     const uint8_t *codes = q->dir[MT_COL].codes;
-    int64_t line = mt_padded_line(&q->group), at = 0;
+    int64_t all = mt_padded_rows(&q->group), at = 0;
     for (int64_t i = 0; i < N; i++) {
         int64_t end = at + (rows[i] + 127) / 128 * 128;
         for (int64_t c = 0; c < K; c++)
             for (int64_t p = at + rows[i]; p < end; p++)
-                if (codes[c * line + p]) fail_msg("member %d, column %d", (int)i, (int)c);
+                if (codes[(p / 128 * K + c) * 128 + p % 128])
+                    fail_msg("member %d, column %d", (int)i, (int)c);
         at = end;
     }
-    assert_true(at <= line);
+    assert_true(at <= all);
 }
 
 static void check_padded(const char *format, mt_dtype dtype)

@@ -122,11 +122,11 @@ struct beside {
     void *dweights;
 };
 
-/* The column direction's codes in lines of all members. */
+/* The column direction's codes as products read them. */
 static void pad_result(struct quantize_result *r, const struct quantize_case *c)
 {
     mt_direction *d = &r->q.dir[MT_COL];
-    int64_t bytes = c->group.k * mt_padded_line(&c->group);
+    int64_t bytes = c->group.k * mt_padded_rows(&c->group);
     test_free(d->codes);
     d->layout = MT_LAYOUT_PADDED, d->codes = test_alloc(bytes, MT_U8);
     memset(d->codes, 0xAA, (size_t)bytes);
