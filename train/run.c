@@ -276,7 +276,6 @@ static mt_status check_trainer(run *r)
 static mt_status create_trainer(run *r)
 {
     mt_status status = mt_trainer_create(&r->trainer, r->device, &r->trainer_config);
-    if (status == MT_OK) status = mt_statistics_check_layers(r->config, r->trainer);
     return status == MT_ECONFIG ? together(r, status, "configuration") : status;
 }
 
