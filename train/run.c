@@ -262,8 +262,8 @@ static void begin_progress(run *r)
     r->progress.silent = !r->lead;
 }
 
-/* What the configuration cannot be on so many ranks, or with this model, is said before anything of
- * the run is there. What else a plan may meet is the plan's own. */
+/* What the configuration cannot be on so many ranks, or with this model, is said before data is read
+ * and anything of the run is there. What else a plan may meet is the plan's own. */
 static mt_status check_trainer(run *r)
 {
     mt_status status = mt_plan_check(r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
@@ -285,10 +285,10 @@ static mt_status start(run *r)
     const struct mt_kernels *kernels = NULL;
     MT_TRY(mt_config_text(&r->config_text, c));
     MT_TRY(join_ranks(r));
-    MT_TRY(open_corpora(r));
     MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
     r->gemm_path = kernels->gemm_path;
     MT_TRY(check_trainer(r));
+    MT_TRY(open_corpora(r));
     MT_TRY(enter_directory(r));
     MT_TRY(create_trainer(r));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
