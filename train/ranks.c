@@ -73,6 +73,16 @@ mt_status mt_ranks_copy_words(char ***words, int argc, char **argv)
     return MT_OK;
 }
 
+const char *mt_ranks_launcher(void)
+{
+    mt_launch launch;
+    if (mt_launch_detect(&launch) != MT_OK) {
+        mt_error_clear();
+        return "";
+    }
+    return launch.world > 1 && strcmp(launch.launcher, "mixtape") != 0 ? launch.launcher : "";
+}
+
 /* The GPU of this rank, by its number on its host. */
 static mt_status choose_gpu(int *index, const mt_launch *launch, int count)
 {

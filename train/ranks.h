@@ -17,6 +17,10 @@ mt_status mt_ranks_start(int64_t count, char *const *argv);
  * Reading options moves words. */
 mt_status mt_ranks_copy_words(char ***words, int argc, char **argv);
 
+/* Who has started this process as one of several: "torchrun", "Open MPI", ...; "" for nobody, and
+ * where it was mt_ranks_start, whose word is in the command line. Static. */
+const char *mt_ranks_launcher(void);
+
 /* The device that a configuration names: among ranks, "cuda" and "auto" are the GPU of this rank's
  * number on its host, or the only one that it sees; "auto" is the CPU where there is none and the
  * ranks are not of mt_ranks_start. MT_ECONFIG: more ranks than GPUs. */

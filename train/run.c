@@ -262,8 +262,8 @@ static void begin_progress(run *r)
     r->progress.silent = !r->lead;
 }
 
-/* What the configuration cannot be on so many ranks, or with this model, is said before data is read
- * and anything of the run is there. What else a plan may meet is the plan's own. */
+/* What the configuration cannot be on so many ranks, or with this model, is said before data is
+ * read and anything of the run is there. What else a plan may meet is the plan's own. */
 static mt_status check_trainer(run *r)
 {
     mt_status status = mt_plan_check(r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
@@ -477,11 +477,13 @@ static mt_status one_step(run *r, int64_t step)
 static mt_status stop(run *r, int64_t step)
 {
     if (r->saved_step != step) MT_TRY(save(r, step));
-    char command[MT_RUNDIR_COMMAND];
+    char command[MT_RUNDIR_COMMAND], under[64] = "";
+    const char *launcher = mt_ranks_launcher(); /* whose own words are not known */
+    if (*launcher) snprintf(under, sizeof under, ", under the same launcher (%s)", launcher);
     mt_rundir_resume_command(command, &r->dir, r->options);
-    return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.300s; to go on: %s",
+    return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.250s; to go on%s: %s",
                    mt_signals_name((int)r->signal), (long long)step,
-                   (long long)r->config->trainer.steps, r->saved_path, command);
+                   (long long)r->config->trainer.steps, r->saved_path, under, command);
 }
 
 /* What any rank has met, all hear of: a signal, which ends the run with a checkpoint whatever else,
