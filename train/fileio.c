@@ -50,6 +50,17 @@ static mt_status open_regular(int *fd, size_t *bytes, const char *path)
                    mt_path_kind_of(path));
 }
 
+mt_status mt_file_check_readable(const char *path)
+{
+    char first;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    MT_REQUIRE(fd >= 0, MT_EIO, "cannot open '%s': %s", path, strerror(errno));
+    int error = read(fd, &first, 1) < 0 ? errno : 0;
+    close(fd);
+    MT_REQUIRE(!error, MT_EIO, "cannot read '%s': %s", path, strerror(error));
+    return MT_OK;
+}
+
 mt_status mt_file_map_open(mt_file_map *map, const char *path)
 {
     int fd;

@@ -95,9 +95,7 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
     return MT_OK;
 }
 
-/* " (the run is '/a/run')", of a directory in one, such as its checkpoints' or a checkpoint's; or
- * "".
- */
+/* " (the run is '/a/run')" where `path` is a directory in one, such as a checkpoint's; else "". */
 static void name_holder(char text[HOLDER], const char *path)
 {
     char *above = realpath(path, NULL);

@@ -14,6 +14,7 @@ static int kinds_setup(void **state)
     assert_ok(mt_h5_create(&file, "empty.h5"));
     assert_ok(mt_h5_commit(&file));
     assert_int_equal(mkdir("plain", 0700), 0);
+    assert_int_equal(symlink("around", "around"), 0);
     assert_program("export straight hf", 0, "hf: from");
     return 0;
 }
@@ -40,6 +41,8 @@ static void kinds_are_told_apart(void **state)
         mt_path_kind kind;
     } cases[] = {
         { "nothing", MT_KIND_NOTHING },
+        { "t.yaml/t.yaml", MT_KIND_NOTHING },
+        { "around", MT_KIND_UNREADABLE },
         { "/dev/null", MT_KIND_DEVICE },
         { "plain", MT_KIND_DIRECTORY },
         { "straight", MT_KIND_RUN },
@@ -112,9 +115,12 @@ static void other_kinds_are_named(void **state)
         { "sample plain", 5, "'plain' is a directory that holds no checkpoint" },
         { "export train.h5 out", 5, "'train.h5' is an HDF5 file: a checkpoint is a directory" },
         { "inspect t.yaml", 5, "'t.yaml' is a text: inspect reads" },
+        { "inspect around", 5, "cannot open 'around': Too many levels of symbolic links" },
+        { "inspect /proc/self/mem", 5, "cannot read '/proc/self/mem': Input/output error" },
         { "inspect nothing", 5, "there is no file or directory 'nothing'" },
         { "import train.h5 -o imported", 5, "'train.h5' is an HDF5 file, not a Hugging Face" },
         { "import plain -o imported", 5, "'plain' has no config.json" },
+        { "import around -o imported", 5, "cannot open 'around': Too many levels" },
         { "import nothing -o imported", 5, "there is no directory 'nothing'" },
         { "compare hf", 2, "'hf' is a Hugging Face directory, not the directory of a run" },
         { "quantize t.yaml -o q.h5 --format mxfp8", 5, "'t.yaml' is a text, not an HDF5 file" },
