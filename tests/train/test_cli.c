@@ -230,6 +230,8 @@ static void what_a_file_holds_is_not_guessed_against_its_vocabulary(void **state
     assert_int_equal(access("x.h5", F_OK), -1);
     assert_program("data pack x.tokens -o x.h5 --vocab-size 50257 --format u16", 0, "2 tokens");
     assert_program("data pack x.tokens -o x.h5 --vocab-size 257 --format bytes", 0, "4 tokens");
+    assert_program("data pack x.tokens -o no/such/x.h5 --format bytes", 5,
+                   "cannot create 'no/such/x.h5': there is no directory 'no/such'\n");
 }
 
 int main(void)
