@@ -182,6 +182,10 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("gradcheck --model bad.yaml --op rms*", 2,
                    "is checked as a whole, without --op");
     assert_program("gradcheck --op nosuch", 2, "'nosuch': gradcheck without --op lists them");
+    assert_null(strstr(program_text, "worst case")); /* no head of an empty table */
+    assert_program("gradcheck --model bad.yaml", 2, "did you mean model.hidden_size");
+    assert_null(strstr(program_text, "worst case"));
+    assert_program("gradcheck --op residual_add", 0, "worst case");
     assert_program("help train", 0, "usage: mixtape train CONFIG.yaml");
     assert_program("version", 0, "revision");
     assert_program("export nowhere there", 5, "nowhere");
