@@ -32,8 +32,9 @@ mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s);
  * process, OMP_NUM_THREADS, cores bound by the launcher). */
 int mt_ranks_threads(void);
 
-/* A rank's share of the batch: micro-batches of no more than it. */
-void mt_ranks_share(mt_trainer_config *config, mt_comm *comm);
+/* A rank's share of the batch: micro-batches of no more than it. MT_ECONFIG, which every rank
+ * finds, names numbers that would do where the ranks cannot share batch or experts alike. */
+mt_status mt_ranks_share(mt_trainer_config *config, mt_comm *comm);
 /* Fails on every rank unless all have the same configuration: MT_ECONFIG names a rank, the first
  * key in which it differs from rank 0, and both values. Collective. */
 mt_status mt_ranks_check_config(mt_comm *comm, const char *text);

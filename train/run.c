@@ -217,8 +217,7 @@ static mt_status join_ranks(run *r)
         r->comm,
         r->options->resume ? r->options->force ? "--resume --force" : "--resume" : "a new run",
         "command line"));
-    mt_ranks_share(t, r->comm);
-    return MT_OK;
+    return together(r, mt_ranks_share(t, r->comm), "configuration");
 }
 
 /* The directory is rank 0's; the others only learn where it is. */
