@@ -231,6 +231,8 @@ static void what_a_file_holds_is_not_guessed_against_its_vocabulary(void **state
     (void)state;
     assert_int_equal(system("printf text > x.tokens"), 0);
     assert_program("data pack x.tokens -o x.h5 --vocab-size 50257", 2, "vocab_size is 50257");
+    assert_non_null(strstr(program_text, "has to be said: --format NAME\n"));
+    assert_program("data pack x.tokens -o x.h5 --format u16", 2, "said: --vocab-size N\n");
     assert_int_equal(access("x.h5", F_OK), -1);
     assert_program("data pack x.tokens -o x.h5 --vocab-size 50257 --format u16", 0, "2 tokens");
     assert_program("data pack x.tokens -o x.h5 --vocab-size 257 --format bytes", 0, "4 tokens");

@@ -133,7 +133,7 @@ static void other_kinds_are_named(void **state)
           "not a run to resume (the run is '/" },
         { "train t.yaml --run straight/ckpt/step_00000024/ --resume", 2, "/straight')" },
         { "train t.yaml --run straight/ckpt/step_00000024", 2, "/straight')" },
-        { "data pack train.h5 -o again.h5", 2, "is an HDF5 file: its bytes are no text (--format" },
+        { "data pack train.h5 -o again.h5", 2, "is asked for: --format bytes\n" },
         { "data pack train.txt -o again.h5 --split tail:9", 2, "tokens: --valid FILE.h5" },
         { "data pack train.txt -o again.h5 --sha256 00", 2, "sha256 '00' is not 64 hexadecimal" },
         { "data pack nothing.txt -o again.h5 --sha256 00", 2, "'00' is not 64" }, /* at once */
