@@ -461,7 +461,7 @@ static mt_status check_options(const mt_bench_options *o, const mt_bench_family 
                "bench: flushes is %lld, must be in 1..%d", (long long)o->flushes,
                MT_BENCH_FLUSHES_MAX);
     MT_REQUIRE(!o->bf16_grads || o->dtype == MT_BF16, MT_ECONFIG,
-               "bench: --grad-dtype bf16 needs --dtype bf16, which is %s", mt_dtype_name(o->dtype));
+               "bench: gradients in bf16 need the dtype bf16, it is %s", mt_dtype_name(o->dtype));
     if (o->shape) MT_TRY(check_shape(o->shape, family));
     mt_recipe recipe;
     bool none;

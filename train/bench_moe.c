@@ -163,7 +163,7 @@ static mt_status measure(mt_bench *b, struct job *j, mt_bench_case *c)
     if (both > fwd)
         MT_TRY(report(b, c, "bwd", 2 * flop, f.bwd, both - fwd));
     else
-        MT_TRY(mt_bench_leave_out(b, c, "fwd+bwd took no longer than fwd: more --launches tell"));
+        MT_TRY(mt_bench_leave_out(b, c, "fwd+bwd took no longer than fwd: more launches tell"));
     MT_TRY(report(b, c, "fwd+bwd", 3 * flop, f.fwd + f.bwd, both));
     c->notes[0].name = NULL, c->what = "refresh";
     MT_TRY(mt_bench_measure(b, &refresh, launch_refresh, j));

@@ -244,7 +244,8 @@ static mt_status choose_baseline(mt_comparison *c, const char *path)
         c->baseline = c->runs[i].group;
         return MT_OK;
     }
-    return MT_FAIL(MT_ECONFIG, "--baseline '%.*s' is not one of the runs given", PATH_SHOWN, path);
+    return MT_FAIL(MT_ECONFIG, "the baseline '%.*s' is not one of the runs given", PATH_SHOWN,
+                   path);
 }
 
 /* ---- differences -------------------------------------------------------------------------------

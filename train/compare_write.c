@@ -202,11 +202,11 @@ static mt_status run_gnuplot(const char *script)
     pid_t child;
     int status, error = posix_spawnp(&child, "gnuplot", NULL, NULL, argv, environ);
     while (error == 0 && waitpid(child, &status, 0) < 0)
-        MT_REQUIRE(errno == EINTR, MT_EIO, "--plot: %s", strerror(errno));
+        MT_REQUIRE(errno == EINTR, MT_EIO, "plot: %s", strerror(errno));
     if (error == 0 && WIFEXITED(status) && WEXITSTATUS(status) == NOT_STARTED) error = ENOENT;
-    MT_REQUIRE(error == 0, MT_EUNSUPPORTED, "--plot: gnuplot does not start: %s", strerror(error));
+    MT_REQUIRE(error == 0, MT_EUNSUPPORTED, "plot: gnuplot does not start: %s", strerror(error));
     MT_REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 0, MT_EIO,
-               "--plot: gnuplot failed on %.*s", PATH_SHOWN, script);
+               "plot: gnuplot failed on %.*s", PATH_SHOWN, script);
     return MT_OK;
 }
 
@@ -235,7 +235,7 @@ mt_status mt_compare_write(const mt_comparison *c, const char *path)
     const char *ending = strrchr(path, '.');
     bool json = ending && strcmp(ending, ".json") == 0;
     MT_REQUIRE(json || (ending && strcmp(ending, ".csv") == 0), MT_ECONFIG,
-               "-o '%.*s' must end in .json or .csv", PATH_SHOWN, path);
+               "the table '%.*s' must end in .json or .csv", PATH_SHOWN, path);
     return write_file(c, path, path, json ? write_json : write_csv);
 }
 
@@ -243,8 +243,8 @@ mt_status mt_compare_plot(const mt_comparison *c, const char *path)
 {
     char script[MT_PATH_BYTES], image[MT_PATH_BYTES];
     const char *ending = strrchr(path, '.');
-    MT_REQUIRE(ending && strcmp(ending, ".png") == 0, MT_ECONFIG, "--plot '%.*s' must end in .png",
-               PATH_SHOWN, path);
+    MT_REQUIRE(ending && strcmp(ending, ".png") == 0, MT_ECONFIG,
+               "the plot '%.*s' must end in .png", PATH_SHOWN, path);
     MT_TRY(mt_file_check_name(path));
     MT_TRY(mt_path_format(script, "%s.gnuplot", path));
     MT_TRY(mt_path_format(image, "%s.tmp", path));
@@ -252,7 +252,7 @@ mt_status mt_compare_plot(const mt_comparison *c, const char *path)
     mt_status status = run_gnuplot(script);
     unlink(script);
     if (status == MT_OK && rename(image, path) != 0)
-        status = MT_FAIL(MT_EIO, "--plot '%.*s': %s", PATH_SHOWN, path, strerror(errno));
+        status = MT_FAIL(MT_EIO, "plot '%.*s': %s", PATH_SHOWN, path, strerror(errno));
     if (status != MT_OK) unlink(image);
     return status;
 }

@@ -106,7 +106,8 @@ static mt_status unknown_key(const mt_config_reader *r, int line, const char *pa
         near = meant;
     else
         near = nearest_key(meant);
-    return FAIL_AT(r, line, MT_ECONFIG, "unknown key %s%s%s (--help-config lists all)", path,
+    return FAIL_AT(r, line, MT_ECONFIG,
+                   "unknown key %s%s%s (`mixtape train --help-config` lists all)", path,
                    near ? ": did you mean " : "", near ? near : "");
 }
 

@@ -1,6 +1,7 @@
 /* What follows from other keys, and conflicts between keys: everything that can be known before a
  * corpus is opened or memory is allocated. */
 #include "train/config_priv.h"
+#include "train/nearest.h"
 #include "train/statistics.h"
 
 #include <ctype.h>
@@ -97,23 +98,22 @@ static mt_status check_model(const mt_config_reader *r)
     return MT_OK;
 }
 
-/* "2 or 4": the divisors of `of` next to `x`, below and above. */
-static void nearest_divisors(char text[64], int64_t of, int64_t x)
+static bool divides(void *of, int64_t n)
 {
-    int64_t below = x < of ? x : of, above = x;
-    while (below > 1 && of % below != 0) below--;
-    while (above < of && of % above != 0) above++;
-    if (below < 1 || above > of || above == below)
-        snprintf(text, 64, "%lld", (long long)(below < 1 ? above : below));
-    else
-        snprintf(text, 64, "%lld or %lld", (long long)below, (long long)above);
+    return *(const int64_t *)of % n == 0;
+}
+
+/* "2 or 4": the divisors of `of` next to `x`, below and above. */
+static void nearest_divisors(char text[MT_NEAREST_NUMBERS], int64_t of, int64_t x)
+{
+    mt_nearest_numbers(text, x, of, divides, &of);
 }
 
 static mt_status check_micro_batch(const mt_config_reader *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
     int64_t micro = t->micro_batch_size, batch = t->batch_size;
-    char sizes[64], below[32] = "";
+    char sizes[MT_NEAREST_NUMBERS], below[32] = "";
     if (batch % micro == 0) return MT_OK;
     nearest_divisors(sizes, batch, micro);
     if (batch > micro)
@@ -130,7 +130,7 @@ static mt_status check_micro_batch(const mt_config_reader *r)
 static mt_status check_parallel(const mt_config_reader *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
-    char degrees[64];
+    char degrees[MT_NEAREST_NUMBERS];
     nearest_divisors(degrees, t->model.num_experts, t->expert_parallel);
     RULE(t->model.num_experts % t->expert_parallel == 0, "parallel.expert",
          "is %lld, must divide model.num_experts %lld: take %s", (long long)t->expert_parallel,

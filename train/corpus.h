@@ -90,7 +90,19 @@ typedef struct mt_corpus_pack_args {
     const char *sha256; /* expected of the inputs together, in either case; NULL: not checked */
 } mt_corpus_pack_args;
 
+/* An argument that would mend what another has made an error. */
+typedef enum mt_corpus_argument {
+    MT_CORPUS_NO_ARGUMENT,
+    MT_CORPUS_INPUT,       /* what the inputs hold */
+    MT_CORPUS_INPUT_BYTES, /* that they hold bytes */
+    MT_CORPUS_VOCAB_SIZE,
+    MT_CORPUS_SPLIT,
+    MT_CORPUS_VALID_OUTPUT,
+    MT_CORPUS_ARGUMENT_COUNT
+} mt_corpus_argument;
+
 typedef struct mt_corpus_pack_result {
+    mt_corpus_argument missing; /* after MT_ECONFIG: for callers whose names for them are others */
     int64_t tokens, valid_tokens;
     char sha256[MT_CORPUS_TEXT];
 } mt_corpus_pack_result;

@@ -56,7 +56,8 @@ static mt_status packer_begin(packer *p, const char *path, bool held_out,
     for (int64_t i = 0; i < pieces->count; i++)
         if (pieces->items[i].held_out == held_out) documents++, p->total += pieces->items[i].count;
     MT_REQUIRE(p->total > 0, MT_ECONFIG,
-               "corpus '%s' would hold no tokens: the inputs, or --split, leave none to it", path);
+               "corpus '%s' would hold no tokens: the inputs, or the split rule, leave none to it",
+               path);
     int64_t bytes = p->total * (int64_t)mt_dtype_size(p->dtype);
     p->buffer = malloc(HASHED_BYTES);
     p->hashes = malloc((size_t)((bytes + HASHED_BYTES - 1) / HASHED_BYTES) * sizeof *p->hashes);
@@ -97,14 +98,25 @@ static void packer_end(packer *p)
     free(p->offsets);
 }
 
-static mt_status check_args(const mt_corpus_pack_args *args)
+/* A split rule and a file for what it holds out come together. */
+static mt_status check_split(mt_corpus_argument *missing, const mt_corpus_pack_args *args)
 {
-    MT_REQUIRE(args->input_count > 0, MT_ECONFIG, "no files to pack");
+    if (args->split && !args->valid_output) {
+        *missing = MT_CORPUS_VALID_OUTPUT;
+        return MT_FAIL(MT_ECONFIG, "split '%s' needs a file for the held-out tokens", args->split);
+    }
+    if (!args->split && args->valid_output) {
+        *missing = MT_CORPUS_SPLIT;
+        return MT_FAIL(MT_ECONFIG, "'%s' for held-out tokens needs a split rule",
+                       args->valid_output);
+    }
+    return MT_OK;
+}
+
+static mt_status check_args(mt_corpus_argument *missing, const mt_corpus_pack_args *args)
+{
     MT_REQUIRE(args->output, MT_ECONFIG, "no output file was given");
-    MT_REQUIRE(!args->split || args->valid_output, MT_ECONFIG,
-               "split '%s' needs a file for the held-out tokens: --valid FILE.h5", args->split);
-    MT_REQUIRE(args->split || !args->valid_output, MT_ECONFIG,
-               "'%s' for held-out tokens needs a split rule: --split RULE", args->valid_output);
+    MT_TRY(check_split(missing, args));
     MT_REQUIRE(!args->valid_output || strcmp(args->output, args->valid_output), MT_ECONFIG,
                "training and held-out tokens cannot both go to '%s'", args->output);
     MT_REQUIRE(args->vocab_size >= 0 && args->vocab_size <= INT32_MAX, MT_ECONFIG,
@@ -179,16 +191,19 @@ cleanup:
 
 mt_status mt_corpus_pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *args)
 {
-    MT_TRY(check_args(args));
+    const int64_t count = args->input_count;
+    *result = (mt_corpus_pack_result){ .missing = MT_CORPUS_NO_ARGUMENT };
+    MT_REQUIRE(count > 0, MT_ECONFIG, "no files to pack");
+    MT_TRY(check_args(&result->missing, args));
     mt_status status = MT_OK;
     mt_corpus_pieces pieces = { NULL, 0, 0 };
     int64_t opened = 0;
-    mt_corpus_source *sources = calloc((size_t)args->input_count, sizeof *sources);
-    MT_REQUIRE(sources, MT_ENOMEM, "no memory for %lld files", (long long)args->input_count);
-    for (; opened < args->input_count; opened++)
-        MT_TRY_CLEANUP(mt_corpus_source_open(&sources[opened], args->inputs[opened], args->input,
-                                             args->vocab_size));
-    MT_TRY_CLEANUP(mt_corpus_split(&pieces, args->split, sources, args->input_count));
+    mt_corpus_source *sources = calloc((size_t)count, sizeof *sources);
+    MT_REQUIRE(sources, MT_ENOMEM, "no memory for %lld files", (long long)count);
+    for (; opened < count; opened++)
+        MT_TRY_CLEANUP(mt_corpus_source_open(&sources[opened], &result->missing,
+                                             args->inputs[opened], args->input, args->vocab_size));
+    MT_TRY_CLEANUP(mt_corpus_split(&pieces, args->split, sources, count));
     MT_TRY_CLEANUP(pack(result, args, sources, &pieces));
 cleanup:
     while (opened) mt_corpus_source_close(&sources[--opened]);

@@ -15,9 +15,10 @@ typedef struct mt_corpus_source {
     bool is_text; /* whose bytes are the tokens */
 } mt_corpus_source;
 
-/* Maps a file and finds its elements. On failure nothing is held. */
-mt_status mt_corpus_source_open(mt_corpus_source *source, const char *path, mt_corpus_input input,
-                                int64_t vocab_size);
+/* Maps a file and finds its elements. On failure nothing is held; an argument that would have
+ * avoided it is *missing, which stays as it is otherwise. */
+mt_status mt_corpus_source_open(mt_corpus_source *source, mt_corpus_argument *missing,
+                                const char *path, mt_corpus_input input, int64_t vocab_size);
 void mt_corpus_source_close(mt_corpus_source *source);
 /* Elements [first, first + count) as little-endian tokens of dtype, each checked against the
  * vocabulary. */

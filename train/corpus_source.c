@@ -94,8 +94,37 @@ static mt_status open_raw(mt_corpus_source *s, int bytes)
     return MT_OK;
 }
 
-mt_status mt_corpus_source_open(mt_corpus_source *source, const char *path, mt_corpus_input input,
-                                int64_t vocab_size)
+/* Whether the input is what it is said to be, or what its name says. */
+static mt_status check_input(mt_corpus_argument *missing, const char *path, mt_corpus_input input,
+                             bool guessed, int64_t vocab_size)
+{
+    bool text = input == MT_INPUT_BYTES;
+    mt_path_kind kind = mt_path_kind_find(path);
+    bool binary = kind >= MT_KIND_HDF5 && kind != MT_KIND_OTHER;
+    if (guessed && text && vocab_size > 256) {
+        *missing = MT_CORPUS_INPUT;
+        return MT_FAIL(MT_ECONFIG,
+                       "'%s' would be read as bytes by its name, but vocab_size is %lld and bytes "
+                       "have 256: what it holds has to be said",
+                       path, (long long)vocab_size);
+    }
+    if (!text && vocab_size <= 0) {
+        *missing = MT_CORPUS_VOCAB_SIZE;
+        return MT_FAIL(MT_ECONFIG,
+                       "'%s' holds tokens: how many there are, vocab_size, has to be said", path);
+    }
+    if (guessed && text && binary) {
+        *missing = MT_CORPUS_INPUT_BYTES;
+        return MT_FAIL(MT_ECONFIG,
+                       "'%s' is %s: its bytes are no text, and are packed only where that is asked "
+                       "for",
+                       path, mt_path_kind_name(kind));
+    }
+    return MT_OK;
+}
+
+mt_status mt_corpus_source_open(mt_corpus_source *source, mt_corpus_argument *missing,
+                                const char *path, mt_corpus_input input, int64_t vocab_size)
 {
     static const int element_bytes[MT_INPUT_COUNT] = {
         [MT_INPUT_BYTES] = 1, [MT_INPUT_U16] = 2, [MT_INPUT_U32] = 4
@@ -104,18 +133,7 @@ mt_status mt_corpus_source_open(mt_corpus_source *source, const char *path, mt_c
     bool guessed = input == MT_INPUT_AUTO;
     if (guessed) input = guess_input(path, vocab_size);
     source->is_text = input == MT_INPUT_BYTES;
-    MT_REQUIRE(
-        !guessed || !source->is_text || vocab_size <= 256, MT_ECONFIG,
-        "'%s' would be read as bytes by its name, but vocab_size is %lld and bytes have 256: "
-        "--format says what it holds",
-        path, (long long)vocab_size);
-    MT_REQUIRE(input == MT_INPUT_BYTES || vocab_size > 0, MT_ECONFIG,
-               "'%s' holds tokens: --vocab-size N says how many there are", path);
-    mt_path_kind kind = mt_path_kind_find(path);
-    bool binary = kind >= MT_KIND_HDF5 && kind != MT_KIND_OTHER;
-    MT_REQUIRE(!guessed || !source->is_text || !binary, MT_ECONFIG,
-               "'%s' is %s: its bytes are no text (--format bytes packs them all the same)", path,
-               mt_path_kind_name(kind));
+    MT_TRY(check_input(missing, path, input, guessed, vocab_size));
     MT_TRY(mt_file_map_open(&source->map, path));
     mt_status status =
         input == MT_INPUT_NPY ? open_npy(source) : open_raw(source, element_bytes[input]);

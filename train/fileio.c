@@ -50,6 +50,17 @@ static mt_status open_regular(int *fd, size_t *bytes, const char *path)
                    mt_path_kind_of(path));
 }
 
+mt_status mt_file_check_readable(const char *path)
+{
+    char first;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    MT_REQUIRE(fd >= 0, MT_EIO, "cannot open '%s': %s", path, strerror(errno));
+    int error = read(fd, &first, 1) < 0 ? errno : 0;
+    close(fd);
+    MT_REQUIRE(!error, MT_EIO, "cannot read '%s': %s", path, strerror(error));
+    return MT_OK;
+}
+
 mt_status mt_file_map_open(mt_file_map *map, const char *path)
 {
     int fd;
@@ -179,13 +190,34 @@ mt_status mt_file_check_result(const char *path, const char *source)
     return mt_file_check_name(path);
 }
 
+/* The directory that holds `path`: "." where it names none. */
+static mt_status parent_of(char dir[MT_PATH_BYTES], const char *path)
+{
+    MT_TRY(mt_path_format(dir, "%s", path));
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') n--;
+    while (n && dir[n - 1] != '/') n--;
+    while (n > 1 && dir[n - 1] == '/') n--;
+    dir[n] = '\0';
+    return n ? MT_OK : mt_path_format(dir, ".");
+}
+
+static mt_status create_failed(const char *path, const char *temp, int error)
+{
+    char dir[MT_PATH_BYTES];
+    MT_TRY(parent_of(dir, path));
+    MT_REQUIRE(error != ENOENT || mt_path_exists(dir), MT_EIO,
+               "cannot create '%s': there is no directory '%s'", path, dir);
+    return MT_FAIL(MT_EIO, "cannot create '%s': %s", temp, strerror(error));
+}
+
 mt_status mt_file_begin(int *fd, char temp[MT_PATH_BYTES], const char *path)
 {
     *fd = -1;
     MT_TRY(mt_path_format(temp, "%s.tmp", path));
     MT_TRY(mt_file_check_name(path));
     *fd = open(temp, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    MT_REQUIRE(*fd >= 0, MT_EIO, "cannot create '%s': %s", temp, strerror(errno));
+    if (*fd < 0) return create_failed(path, temp, errno);
     mt_status status = MT_OK;
     if (!lock_open(*fd, temp))
         status = MT_FAIL(MT_ECONFIG, "cannot write '%s': another process is writing it", path);
@@ -270,13 +302,8 @@ mt_status mt_dir_sync(const char *dir)
 mt_status mt_parent_sync(const char *path)
 {
     char dir[MT_PATH_BYTES];
-    MT_TRY(mt_path_format(dir, "%s", path));
-    size_t n = strlen(dir);
-    while (n > 1 && dir[n - 1] == '/') n--;
-    while (n && dir[n - 1] != '/') n--;
-    while (n > 1 && dir[n - 1] == '/') n--;
-    dir[n] = '\0';
-    return mt_dir_sync(n ? dir : ".");
+    MT_TRY(parent_of(dir, path));
+    return mt_dir_sync(dir);
 }
 
 mt_status mt_dir_create(const char *dir)

@@ -29,6 +29,9 @@ mt_status mt_file_map_open(mt_file_map *map, const char *path);
 /* NULL-safe; leaves an empty map. */
 void mt_file_map_close(mt_file_map *map);
 
+/* Whether what is there can be opened and read: MT_EIO with the system's reason. */
+mt_status mt_file_check_readable(const char *path);
+
 /* Whether a new file may take the name `path`: it is free, or that of a regular file. A device, a
  * pipe, a directory or a link is not replaced: MT_EIO. */
 mt_status mt_file_check_name(const char *path);

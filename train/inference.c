@@ -31,14 +31,14 @@ static mt_status settle_recipe(mt_inference *n, const char *given)
     mt_trainer_config *t = &n->config.trainer;
     mt_recipe_rules *rules = NULL;
     MT_REQUIRE(!given || strlen(given) < sizeof t->recipe, MT_ECONFIG,
-               "--recipe is %zu bytes long, at most %zu", strlen(given), sizeof t->recipe - 1);
+               "a recipe of %zu bytes, at most %zu", strlen(given), sizeof t->recipe - 1);
     if (given) snprintf(t->recipe, sizeof t->recipe, "%s", given);
     mt_status status = mt_recipe_rules_create(&rules, t->recipe, t->dtype);
     mt_recipe_rules_destroy(&rules);
     if (status != MT_ECONFIG || given) return status;
     return MT_FAIL(status,
-                   "%.300s: the recipe of its run is refused: %s; --recipe none computes in %s, "
-                   "--recipe RECIPE in other formats",
+                   "%.300s: the recipe of its run is refused: %s; the recipe none computes in %s, "
+                   "another one in other formats",
                    n->path, mt_error_message(), mt_dtype_name(t->dtype));
 }
 

@@ -2,6 +2,7 @@
  * bytes. */
 #include "train/kind.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -107,7 +108,8 @@ static mt_path_kind kind_of_file(const char *path)
 mt_path_kind mt_path_kind_find(const char *path)
 {
     struct stat st;
-    if (stat(path, &st) != 0) return MT_KIND_NOTHING;
+    if (stat(path, &st) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? MT_KIND_NOTHING : MT_KIND_UNREADABLE;
     if (S_ISDIR(st.st_mode)) return kind_of_directory(path);
     return S_ISREG(st.st_mode) ? kind_of_file(path) : MT_KIND_DEVICE;
 }

@@ -7,9 +7,9 @@ extern "C" {
 
 /* In order: what tells nothing, directories, files. */
 typedef enum mt_path_kind {
-    MT_KIND_NOTHING, /* it is not there */
-    MT_KIND_UNREADABLE,
-    MT_KIND_DEVICE, /* or a pipe, or a socket */
+    MT_KIND_NOTHING,    /* it is not there */
+    MT_KIND_UNREADABLE, /* mt_file_check_readable says why */
+    MT_KIND_DEVICE,     /* or a pipe, or a socket */
     MT_KIND_DIRECTORY,
     MT_KIND_RUN,
     MT_KIND_CHECKPOINT,

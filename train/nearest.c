@@ -1,6 +1,7 @@
-/* Edit distance between names. */
+/* Edit distance between names; numbers that fit. */
 #include "train/nearest.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { NAME_MAX_LENGTH = 63 };
@@ -41,4 +42,17 @@ const char *mt_nearest(const char *text, const void *names, int count, size_t st
         if (distance < least) least = distance, best = name;
     }
     return best;
+}
+
+void mt_nearest_numbers(char text[MT_NEAREST_NUMBERS], int64_t x, int64_t most,
+                        bool (*fits)(void *context, int64_t n), void *context)
+{
+    int64_t below = x < most ? x : most, above = x > 1 ? x : 1;
+    while (below >= 1 && !fits(context, below)) below--;
+    while (above <= most && !fits(context, above)) above++;
+    *text = '\0';
+    if (below >= 1 && above <= most && above != below)
+        snprintf(text, MT_NEAREST_NUMBERS, "%lld or %lld", (long long)below, (long long)above);
+    else if (below >= 1 || above <= most)
+        snprintf(text, MT_NEAREST_NUMBERS, "%lld", (long long)(below >= 1 ? below : above));
 }

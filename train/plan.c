@@ -84,7 +84,7 @@ static mt_status open_counted(struct counted *t, const mt_config *config, int ra
     MT_TRY(mt_plan_device(&t->device, config));
     if (ranks > 1)
         MT_TRY(mt_comm_open_plan(&t->comm, t->device, rank, ranks, is_gpu(config->device)));
-    if (t->comm) mt_ranks_share(&c, t->comm);
+    if (t->comm) MT_TRY(mt_ranks_share(&c, t->comm));
     return mt_trainer_create(&t->trainer, t->device, &c);
 }
 

@@ -12,9 +12,10 @@
 #include "kernels/backends.h"
 #include "kernels/ops.h"
 #include "train/cli.h"
+#include "train/nearest.h"
 #include "train/supervise.h"
 
-enum { LINE = 160, DEPTH = 4, MOST_RANKS = 1024 };
+enum { LINE = 160, DEPTH = 4, MOST_RANKS = 1024, SUGGESTED = 256 };
 static const double grace_s = 10; /* for the others to hear of a failure, and end */
 static const double leave_s = 1;  /* for rank 0 to speak before a launcher ends it */
 
@@ -73,6 +74,16 @@ mt_status mt_ranks_copy_words(char ***words, int argc, char **argv)
     return MT_OK;
 }
 
+const char *mt_ranks_launcher(void)
+{
+    mt_launch launch;
+    if (mt_launch_detect(&launch) != MT_OK) {
+        mt_error_clear();
+        return "";
+    }
+    return launch.world > 1 && strcmp(launch.launcher, "mixtape") != 0 ? launch.launcher : "";
+}
+
 /* The GPU of this rank, by its number on its host. */
 static mt_status choose_gpu(int *index, const mt_launch *launch, int count)
 {
@@ -128,12 +139,88 @@ int mt_ranks_threads(void)
     return online > launch.local_world ? (int)(online / launch.local_world) : 1;
 }
 
-void mt_ranks_share(mt_trainer_config *c, mt_comm *comm)
+/* ---- shares -------------------------------------------------------------------------------------
+ */
+
+/* Ranks and what they share, with a number of it that may be changed. */
+typedef struct sharing {
+    int64_t ranks, batch, micro, degree, experts;
+    bool whole; /* micro-batches of all the batch, the default: they go with it */
+    int64_t *changed;
+} sharing;
+
+static bool shares(const sharing *s)
 {
-    int64_t share = c->batch_size / mt_comm_size(comm);
-    c->comm = comm;
-    if (share > 0 && c->micro_batch_size > share) c->micro_batch_size = share;
+    int64_t share = s->batch / s->ranks;
+    return s->batch % s->ranks == 0 && s->ranks % s->degree == 0 &&
+           (s->whole || s->micro >= share || share % s->micro == 0);
 }
+
+/* The rest is what a configuration has to keep on one rank too. */
+static bool shares_with(void *context, int64_t n)
+{
+    sharing *s = context;
+    *s->changed = n;
+    return shares(s) && (s->whole || s->batch % s->micro == 0) && s->experts % s->degree == 0;
+}
+
+/* Appends "2 or 4 as NAME": what would do in the place of a number, if any does. */
+static void suggest(char text[SUGGESTED], sharing *s, int64_t *number, int64_t most,
+                    const char *name)
+{
+    char numbers[MT_NEAREST_NUMBERS];
+    int64_t kept = *number;
+    size_t used = strlen(text);
+    s->changed = number;
+    mt_nearest_numbers(numbers, kept, most, shares_with, s);
+    *number = kept;
+    if (*numbers)
+        snprintf(text + used, SUGGESTED - used, "%s%s as %s", used ? ", or " : ": take ", numbers,
+                 name);
+}
+
+static mt_status refuse(sharing *s)
+{
+    enum { MOST_SEQUENCES = 1 << 24 };
+    char fits[SUGGESTED] = "";
+    long long ranks = s->ranks, batch = s->batch, degree = s->degree, micro = s->micro;
+    suggest(fits, s, &s->ranks, s->batch, "the number of ranks");
+    if (batch % ranks != 0) {
+        suggest(fits, s, &s->batch, MOST_SEQUENCES, "train.batch_size");
+        return MT_FAIL(MT_ECONFIG, "train.batch_size %lld does not divide among %lld ranks%s",
+                       batch, ranks, fits);
+    }
+    if (ranks % degree != 0) {
+        suggest(fits, s, &s->degree, ranks, "parallel.expert");
+        return MT_FAIL(MT_ECONFIG,
+                       "parallel.expert is %lld, must divide the number of ranks, %lld%s", degree,
+                       ranks, fits);
+    }
+    suggest(fits, s, &s->micro, batch / ranks, "train.micro_batch_size");
+    return MT_FAIL(MT_ECONFIG,
+                   "train.micro_batch_size %lld does not divide the %lld sequences that are the "
+                   "share of each of %lld ranks%s",
+                   micro, batch / ranks, ranks, fits);
+}
+
+/* Numbers that are not positive are the trainer's to refuse. */
+mt_status mt_ranks_share(mt_trainer_config *c, mt_comm *comm)
+{
+    sharing s = { .ranks = mt_comm_size(comm),
+                  .batch = c->batch_size,
+                  .micro = c->micro_batch_size,
+                  .whole = c->micro_batch_size == c->batch_size,
+                  .degree = c->expert_parallel > 1 ? c->expert_parallel : 1,
+                  .experts = c->model.num_experts };
+    int64_t share = s.batch / s.ranks;
+    c->comm = comm;
+    if (s.batch > 0 && s.micro > 0 && !shares(&s)) return refuse(&s);
+    if (share > 0 && c->micro_batch_size > share) c->micro_batch_size = share;
+    return MT_OK;
+}
+
+/* ---- what all must have -------------------------------------------------------------------------
+ */
 
 /* A line of a configuration: its key with the sections that it is in, and its value. */
 typedef struct line {

@@ -17,6 +17,10 @@ mt_status mt_ranks_start(int64_t count, char *const *argv);
  * Reading options moves words. */
 mt_status mt_ranks_copy_words(char ***words, int argc, char **argv);
 
+/* Who has started this process as one of several: "torchrun", "Open MPI", ...; "" for nobody, and
+ * where it was mt_ranks_start, whose word is in the command line. Static. */
+const char *mt_ranks_launcher(void);
+
 /* The device that a configuration names: among ranks, "cuda" and "auto" are the GPU of this rank's
  * number on its host, or the only one that it sees; "auto" is the CPU where there is none and the
  * ranks are not of mt_ranks_start. MT_ECONFIG: more ranks than GPUs. */
@@ -28,8 +32,9 @@ mt_status mt_ranks_open(mt_comm **comm, mt_device *device, double timeout_s);
  * process, OMP_NUM_THREADS, cores bound by the launcher). */
 int mt_ranks_threads(void);
 
-/* A rank's share of the batch: micro-batches of no more than it. */
-void mt_ranks_share(mt_trainer_config *config, mt_comm *comm);
+/* A rank's share of the batch: micro-batches of no more than it. MT_ECONFIG, which every rank
+ * finds, names numbers that would do where the ranks cannot share batch or experts alike. */
+mt_status mt_ranks_share(mt_trainer_config *config, mt_comm *comm);
 /* Fails on every rank unless all have the same configuration: MT_ECONFIG names a rank, the first
  * key in which it differs from rank 0, and both values. Collective. */
 mt_status mt_ranks_check_config(mt_comm *comm, const char *text);

@@ -13,6 +13,8 @@
 #include "train/build_info.h"
 #include "train/kind.h"
 
+enum { HOLDER = 340 };
+
 static mt_status look_for_entries(bool *any, const char *path)
 {
     DIR *dir = opendir(path);
@@ -93,21 +95,37 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
     return MT_OK;
 }
 
+/* " (the run is '/a/run')" where `path` is a directory in one, such as a checkpoint's; else "". */
+static void name_holder(char text[HOLDER], const char *path)
+{
+    char *above = realpath(path, NULL);
+    *text = '\0';
+    for (int levels = 2; above && levels; levels--) {
+        char *slash = strrchr(above, '/');
+        if (!slash || slash == above) break;
+        *slash = '\0';
+        if (mt_path_kind_find(above) != MT_KIND_RUN) continue;
+        snprintf(text, HOLDER, " (the run is '%.300s')", above);
+        break;
+    }
+    free(above);
+}
+
 /* A directory without a recorded configuration has nothing to compare with: the run begins in it.
  */
 static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
                                        const mt_config *config, bool force)
 {
-    char path[MT_PATH_BYTES], above[MT_PATH_BYTES];
+    char path[MT_PATH_BYTES], holder[HOLDER];
     bool any;
     mt_config old;
     MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
     if (!mt_path_exists(path)) {
         MT_TRY(look_for_entries(&any, dir->path));
-        MT_TRY(mt_path_format(above, "%s/../config.resolved.yaml", dir->path));
+        name_holder(holder, dir->path);
         MT_REQUIRE(!any, MT_ECONFIG,
                    "%.300s is not empty and has no config.resolved.yaml: not a run to resume%s",
-                   dir->path, mt_path_exists(above) ? " (the run is the directory above it)" : "");
+                   dir->path, holder);
         return MT_OK;
     }
     mt_status status = mt_config_load_recorded(&old, path);
@@ -124,6 +142,7 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
 static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
                        const mt_rundir_options *options)
 {
+    char holder[HOLDER];
     bool any = false;
     MT_TRY(choose_path(dir, config, options));
     MT_TRY(mt_path_format(dir->checkpoints, "%s/ckpt", dir->path));
@@ -133,9 +152,10 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
     else
         MT_TRY(look_for_entries(&any, dir->path));
     mt_path_kind kind = mt_path_kind_find(dir->path);
+    name_holder(holder, dir->path);
     MT_REQUIRE(!any || kind == MT_KIND_RUN, MT_ECONFIG,
-               "run %.300s: it is %s that is not empty, and no run: --run takes a new one",
-               dir->path, mt_path_kind_name(kind));
+               "run %.300s: it is %s that is not empty, and no run: --run takes a new one%s",
+               dir->path, mt_path_kind_name(kind), holder);
     MT_REQUIRE(!any, MT_ECONFIG, "run %.300s is not empty: --resume goes on with it", dir->path);
     MT_TRY(mt_dir_create(dir->path));
     return mt_dir_lock(&dir->lock, dir->path);

@@ -51,7 +51,7 @@ static mt_status shift_targets(mt_trace_input *in)
 static mt_status find_tokens(mt_h5_info *info, mt_h5 *file, const char *name, bool stepped,
                              const mt_h5_info *like)
 {
-    const char *must = stepped ? "i64 [N,B,S], for --steps N" : "i64 [B,S], without --steps";
+    const char *must = stepped ? "i64 [N,B,S], for N steps" : "i64 [B,S], without steps";
     char found[96], wanted[96];
     bool there;
     MT_TRY(mt_h5_exists(file, name, &there));
@@ -92,7 +92,7 @@ mt_status mt_trace_input_read(mt_trace_input *input, const char *path, bool step
 {
     *input = (mt_trace_input){ 0 };
     mt_h5 *file;
-    MT_TRY(mt_h5_open_given(&file, path, "HDF5: --tokens is a file with a dataset tokens"));
+    MT_TRY(mt_h5_open_given(&file, path, "an HDF5 file with a dataset tokens"));
     mt_status status = read_input(input, file, stepped, vocab);
     mt_h5_close(&file);
     if (status == MT_OK) return MT_OK;
@@ -180,8 +180,7 @@ static mt_status check_pattern(const struct tracer *t)
 {
     char names[LISTED * NAME_BYTES] = "";
     for (int64_t i = 0; i < t->seen_count; i++) strcat(strcat(names, i ? ", " : ""), t->seen[i]);
-    MT_REQUIRE(t->written > 0, MT_ECONFIG,
-               "--activations %s fits no activation; the first of them are: %s",
+    MT_REQUIRE(t->written > 0, MT_ECONFIG, "activations: %s fits none; the first of them are: %s",
                t->options->activations, names);
     return MT_OK;
 }
@@ -288,7 +287,7 @@ static mt_status run(struct tracer *t, mt_tape *tape, const struct feed *feed)
 mt_status mt_trace_batch(mt_h5 *out, mt_device *device, mt_model *model,
                          const mt_trace_input *input, const mt_trace_options *options)
 {
-    MT_REQUIRE(options->targets || !options->grads, MT_ECONFIG, "--grads needs --targets");
+    MT_REQUIRE(options->targets || !options->grads, MT_ECONFIG, "trace: gradients need targets");
     mt_stream stream = { .device = device };
     mt_tape *tape = NULL;
     struct feed feed = { 0 };

@@ -87,6 +87,8 @@ mt_status mt_verb_bench(int argc, char **argv)
     bench.bf16_grads = !strcmp(grads, "bf16");
     MT_REQUIRE(bench.bf16_grads || !strcmp(grads, "f32"), MT_ECONFIG,
                "--grad-dtype is %s, must be f32 or bf16", grads);
+    MT_REQUIRE(!bench.bf16_grads || bench.dtype == MT_BF16, MT_ECONFIG,
+               "--grad-dtype bf16 needs --dtype bf16, which is %s", dtype);
     MT_REQUIRE(threads == not_given || (threads >= 1 && threads <= MOST_THREADS), MT_ECONFIG,
                "--threads is %lld, must be from 1 to %d", (long long)threads, MOST_THREADS);
     MT_TRY(check_family(family, &list, &sets));

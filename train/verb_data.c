@@ -8,6 +8,19 @@
 
 enum { INPUTS_MAX = 65536 };
 
+/* What packing lacks, by its option. */
+static mt_status name_option(mt_status status, mt_corpus_argument missing)
+{
+    static const char *const options[] = {
+        [MT_CORPUS_INPUT] = "--format NAME",          [MT_CORPUS_INPUT_BYTES] = "--format bytes",
+        [MT_CORPUS_VOCAB_SIZE] = "--vocab-size N",    [MT_CORPUS_SPLIT] = "--split RULE",
+        [MT_CORPUS_VALID_OUTPUT] = "--valid FILE.h5",
+    };
+    _Static_assert(sizeof options / sizeof *options == MT_CORPUS_ARGUMENT_COUNT, "one for each");
+    if (status != MT_ECONFIG || missing == MT_CORPUS_NO_ARGUMENT) return status;
+    return MT_FAIL(status, "%.900s: %s", mt_error_message(), options[missing]);
+}
+
 static mt_status pack(int argc, char **argv)
 {
     mt_corpus_pack_args args = { .input = MT_INPUT_AUTO };
@@ -43,7 +56,8 @@ static mt_status pack(int argc, char **argv)
     MT_TRY(mt_corpus_input_parse(&args.input, format));
     args.inputs = (const char *const *)argv + 1;
     args.input_count = count;
-    MT_TRY(mt_corpus_pack(&result, &args));
+    mt_status status = mt_corpus_pack(&result, &args);
+    if (status != MT_OK) return name_option(status, result.missing);
     printf("%s: %lld tokens", args.output, (long long)result.tokens);
     if (args.valid_output)
         printf("; %s: %lld tokens", args.valid_output, (long long)result.valid_tokens);

@@ -10,13 +10,18 @@ enum { SAMPLES = 16 };
 
 /* The worst case of each op, and every case when asked or when it fails. */
 struct table {
-    bool every;
+    bool every, headed;
     int64_t cases, checked;
     mt_gradcheck_result worst; /* of the op being checked */
 };
 
-static void print_row(const mt_gradcheck_result *r)
+/* The first row brings the head of the table. */
+static void print_row(struct table *t, const mt_gradcheck_result *r)
 {
+    if (!t->headed)
+        printf("%-15s %-52s %8s  %9s  %-34s %-16s %s\n", "op", "worst case", "elements", "error",
+               "at", "analytic", "numeric");
+    t->headed = true;
     bool good = r->worst < MT_GRADCHECK_LIMIT;
     printf("%-15s %-52.52s %8lld  %9.2e  %-34s %+.9e %+.9e%s\n", r->op, r->name,
            (long long)r->checked, r->worst, r->where, r->analytic, r->numeric,
@@ -26,7 +31,7 @@ static void print_row(const mt_gradcheck_result *r)
 
 static void flush_worst(struct table *t)
 {
-    if (!t->every && t->worst.op && t->worst.worst < MT_GRADCHECK_LIMIT) print_row(&t->worst);
+    if (!t->every && t->worst.op && t->worst.worst < MT_GRADCHECK_LIMIT) print_row(t, &t->worst);
     t->worst = (mt_gradcheck_result){ 0 };
 }
 
@@ -39,7 +44,7 @@ static void take(void *context, const mt_gradcheck_result *r)
     if (next || r->worst > t->worst.worst) t->worst = *r;
     t->worst.checked = checked;
     t->cases++, t->checked += r->checked;
-    if (t->every || !(r->worst < MT_GRADCHECK_LIMIT)) print_row(r);
+    if (t->every || !(r->worst < MT_GRADCHECK_LIMIT)) print_row(t, r);
 }
 
 static mt_status check_config(mt_device *device, const char *path, const mt_option_list *sets,
@@ -92,8 +97,6 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
     int64_t failed = 0;
     mt_device *device;
     MT_TRY(mt_device_open(&device, "cpu", NULL, 1)); /* tiny shapes: a team only costs */
-    printf("%-15s %-52s %8s  %9s  %-34s %-16s %s\n", "op", "worst case", "elements", "error", "at",
-           "analytic", "numeric");
     mt_status status = MT_OK;
     if (model) {
         status = check_config(device, model, &sets, samples, &t, &failed);

@@ -12,6 +12,7 @@ static mt_status check_source(const char *path)
     char config[MT_PATH_BYTES];
     mt_path_kind kind = mt_path_kind_find(path);
     MT_REQUIRE(kind != MT_KIND_NOTHING, MT_EIO, "there is no directory '%s'", path);
+    if (kind == MT_KIND_UNREADABLE) MT_TRY(mt_file_check_readable(path));
     MT_TRY(mt_path_format(config, "%s/config.json", path));
     if (mt_path_exists(config)) return MT_OK;
     MT_REQUIRE(kind == MT_KIND_DIRECTORY, MT_EIO, "'%s' is %s, not a Hugging Face directory", path,

@@ -354,6 +354,7 @@ static mt_status inspect(const char *given, struct table *t, bool moments)
     const mt_path_kind kind = mt_path_kind_find(given);
     bool corpus = false;
     MT_REQUIRE(kind != MT_KIND_NOTHING, MT_EIO, "there is no file or directory '%s'", given);
+    if (kind == MT_KIND_UNREADABLE) MT_TRY(mt_file_check_readable(given));
     if (kind >= MT_KIND_EMPTY) {
         if (kind == MT_KIND_SAFETENSORS || is_safetensors(given))
             return inspect_safetensors(given, true, t);

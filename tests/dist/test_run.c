@@ -206,7 +206,10 @@ static void test_experts(void **state)
     assert_train(2, "--run no --set parallel.expert=3", 2, "must divide the number of ranks, 2");
     assert_train(2, "--run no --set parallel.expert=2", 2, "must divide model.num_experts 3");
     assert_train(2, "--run no --set train.batch_size=3", 2,
-                 "batch_size 3 must be a multiple of micro_batch_size 1 on each of 2 ranks");
+                 "train.batch_size 3 does not divide among 2 ranks: take 1 or 3 as the number of "
+                 "ranks, or 2 or 4 as train.batch_size");
+    assert_train(2, "--run no --set train.batch_size=12 --set train.micro_batch_size=4", 2,
+                 "take 1 or 3 as the number of ranks, or 3 or 6 as train.micro_batch_size");
     assert_int_equal(access("no", F_OK), -1);
 }
 
@@ -238,7 +241,8 @@ static void test_disagreement(void **state)
     else
         assert_true(run_ranks(2, command) == MT_EXIT_USAGE && strstr(ranks_output, words));
     assert_int_not_equal(access("no", F_OK), 0);
-    if (most_ranks() >= 3) assert_train(3, "--run no", 2, "batch_size 4 must be a multiple");
+    if (most_ranks() >= 3)
+        assert_train(3, "--run no", 2, "train.batch_size 4 does not divide among");
 }
 
 /* Ranks of other kernels, whose layouts are others, of another command line, and with other
@@ -271,7 +275,7 @@ static void test_one_word(void **state)
     } rows[] = {
         { "--set train.dtype=f32 --set optim.lr=1e30 --set optim.grad_clip=0", "the loss of step ",
           MT_EXIT_NUMERICS },
-        { "--set train.batch_size=3", "batch_size 3 must be a multiple", MT_EXIT_USAGE },
+        { "--set train.batch_size=3", "train.batch_size 3 does not divide among", MT_EXIT_USAGE },
         { "--set data.valid=none.h5", "cannot open 'none.h5'", MT_EXIT_FILES },
         { "--set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE }, /* before they meet */
         { "--device cuda:4096", "device cuda:4096", MT_EXIT_USAGE },

@@ -115,6 +115,9 @@ static void test_asked_to_stop(void **state)
     need_ranks(2);
     assert_int_equal(signal_one("asked", "", 1, SIGTERM), 4);
     assert_non_null(strstr(ranks_output, "SIGTERM after step"));
+    assert_non_null(strstr(ranks_output, on_gpus() ? "; to go on: "
+                                                   : "; to go on, under the same launcher (Open "
+                                                     "MPI): "));
     assert_goes_on("asked");
 }
 

@@ -182,6 +182,10 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("gradcheck --model bad.yaml --op rms*", 2,
                    "is checked as a whole, without --op");
     assert_program("gradcheck --op nosuch", 2, "'nosuch': gradcheck without --op lists them");
+    assert_null(strstr(program_text, "worst case")); /* no head of an empty table */
+    assert_program("gradcheck --model bad.yaml", 2, "did you mean model.hidden_size");
+    assert_null(strstr(program_text, "worst case"));
+    assert_program("gradcheck --op residual_add", 0, "worst case");
     assert_program("help train", 0, "usage: mixtape train CONFIG.yaml");
     assert_program("version", 0, "revision");
     assert_program("export nowhere there", 5, "nowhere");
@@ -227,9 +231,13 @@ static void what_a_file_holds_is_not_guessed_against_its_vocabulary(void **state
     (void)state;
     assert_int_equal(system("printf text > x.tokens"), 0);
     assert_program("data pack x.tokens -o x.h5 --vocab-size 50257", 2, "vocab_size is 50257");
+    assert_non_null(strstr(program_text, "has to be said: --format NAME\n"));
+    assert_program("data pack x.tokens -o x.h5 --format u16", 2, "said: --vocab-size N\n");
     assert_int_equal(access("x.h5", F_OK), -1);
     assert_program("data pack x.tokens -o x.h5 --vocab-size 50257 --format u16", 0, "2 tokens");
     assert_program("data pack x.tokens -o x.h5 --vocab-size 257 --format bytes", 0, "4 tokens");
+    assert_program("data pack x.tokens -o no/such/x.h5 --format bytes", 5,
+                   "cannot create 'no/such/x.h5': there is no directory 'no/such'\n");
 }
 
 int main(void)

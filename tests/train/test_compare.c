@@ -165,7 +165,7 @@ static void any_group_can_be_the_baseline(void **state)
     char options[256];
     snprintf(options, sizeof options, " --baseline %s/", in_dir("mxfp8-0"));
     assert_verb(compare("bf16-0 mxfp8-0 bf16-1 mxfp8-1 bf16-2 mxfp8-2", options), 0, "-0.2500");
-    assert_verb(compare("bf16-0 bf16-1", options), MT_EXIT_USAGE, "is not one of the runs given");
+    assert_verb(compare("bf16-0 bf16-1", options), MT_EXIT_USAGE, "the baseline '");
 }
 
 /* ---- what is printed and written ---------------------------------------------------------------
@@ -234,7 +234,7 @@ static void a_picture_is_drawn(void **state)
     char options[256];
     put_runs();
     snprintf(options, sizeof options, " --plot %s", in_dir("it's.png"));
-    assert_verb(compare(ALL, " --plot a.pdf"), MT_EXIT_USAGE, "must end in .png");
+    assert_verb(compare(ALL, " --plot a.pdf"), MT_EXIT_USAGE, "the plot 'a.pdf' must end in .png");
     const char *before = getenv("PATH");
     char *path = strdup(before ? before : "");
     setenv("PATH", "/nonexistent", 1);

@@ -205,7 +205,7 @@ static void test_bad_arguments(void **state)
     const char *out = in_dir("x.h5");
     mt_corpus_pack_result r;
     put_file(inputs[0], "\1\0\2\0\3", 5);
-    assert_fails(pack_one(inputs[0], 0, out), MT_ECONFIG, "holds tokens: --vocab-size N says");
+    assert_fails(pack_one(inputs[0], 0, out), MT_ECONFIG, "holds tokens: how many there are");
     assert_fails(pack_one(inputs[0], 9, out), MT_EDAMAGED, "5 bytes, not a multiple of the 2");
     put_file(inputs[0], "\1\0\2\0\3\1", 6);
     assert_fails(pack_one(inputs[0], 9, out), MT_EDAMAGED, "token 259 at position 2");

@@ -131,7 +131,7 @@ static void test_refused_recipe(void **state)
     assert_verb(on_checkpoint("eval", more), 2, "'mxfp4' is neither a preset");
     more[strlen(more) - strlen(" --recipe mxfp4")] = '\0';
     assert_verb(on_checkpoint("eval", more), 2, said);
-    assert_non_null(strstr(verb_output, "--recipe none computes in f32"));
+    assert_non_null(strstr(verb_output, "the recipe none computes in f32"));
     assert_verb(on_checkpoint("sample", "--tokens 3"), 2, said);
     assert_verb(on_checkpoint("sample", "--tokens 3 --recipe mxfp8"), 0, "");
     snprintf(more, sizeof more, "%s", in_dir("exported"));

@@ -14,6 +14,7 @@ static int kinds_setup(void **state)
     assert_ok(mt_h5_create(&file, "empty.h5"));
     assert_ok(mt_h5_commit(&file));
     assert_int_equal(mkdir("plain", 0700), 0);
+    assert_int_equal(symlink("around", "around"), 0);
     assert_program("export straight hf", 0, "hf: from");
     return 0;
 }
@@ -40,6 +41,8 @@ static void kinds_are_told_apart(void **state)
         mt_path_kind kind;
     } cases[] = {
         { "nothing", MT_KIND_NOTHING },
+        { "t.yaml/t.yaml", MT_KIND_NOTHING },
+        { "around", MT_KIND_UNREADABLE },
         { "/dev/null", MT_KIND_DEVICE },
         { "plain", MT_KIND_DIRECTORY },
         { "straight", MT_KIND_RUN },
@@ -112,18 +115,26 @@ static void other_kinds_are_named(void **state)
         { "sample plain", 5, "'plain' is a directory that holds no checkpoint" },
         { "export train.h5 out", 5, "'train.h5' is an HDF5 file: a checkpoint is a directory" },
         { "inspect t.yaml", 5, "'t.yaml' is a text: inspect reads" },
+        { "inspect around", 5, "cannot open 'around': Too many levels of symbolic links" },
+        { "inspect /proc/self/mem", 5, "cannot read '/proc/self/mem': Input/output error" },
         { "inspect nothing", 5, "there is no file or directory 'nothing'" },
         { "import train.h5 -o imported", 5, "'train.h5' is an HDF5 file, not a Hugging Face" },
         { "import plain -o imported", 5, "'plain' has no config.json" },
+        { "import around -o imported", 5, "cannot open 'around': Too many levels" },
         { "import nothing -o imported", 5, "there is no directory 'nothing'" },
         { "compare hf", 2, "'hf' is a Hugging Face directory, not the directory of a run" },
         { "quantize t.yaml -o q.h5 --format mxfp8", 5, "'t.yaml' is a text, not an HDF5 file" },
         { "quantize empty.h5 -o q.h5 --format mxfp8", 5, "'empty.h5' has no dataset x" },
-        { "trace straight --tokens t.yaml -o q.h5", 5, "'t.yaml' is a text, not HDF5" },
+        { "trace straight --tokens t.yaml -o q.h5", 5,
+          "'t.yaml' is a text, not an HDF5 file with a dataset tokens" },
         { "train t.yaml --run hf", 2,
           "run hf: it is a Hugging Face directory that is not empty, and no run" },
-        { "train t.yaml --run straight/ckpt --resume", 2, "the run is the directory above it" },
-        { "data pack train.h5 -o again.h5", 2, "is an HDF5 file: its bytes are no text (--format" },
+        { "train t.yaml --run straight/ckpt --resume", 2, "/straight')" },
+        { "train t.yaml --run straight/ckpt/step_00000024 --resume", 2,
+          "not a run to resume (the run is '/" },
+        { "train t.yaml --run straight/ckpt/step_00000024/ --resume", 2, "/straight')" },
+        { "train t.yaml --run straight/ckpt/step_00000024", 2, "/straight')" },
+        { "data pack train.h5 -o again.h5", 2, "is asked for: --format bytes\n" },
         { "data pack train.txt -o again.h5 --split tail:9", 2, "tokens: --valid FILE.h5" },
         { "data pack train.txt -o again.h5 --sha256 00", 2, "sha256 '00' is not 64 hexadecimal" },
         { "data pack nothing.txt -o again.h5 --sha256 00", 2, "'00' is not 64" }, /* at once */

@@ -317,6 +317,41 @@ static void the_verb_reports_it(void **state)
 
 /* What no count of bytes holds, or what would have millions of names, is refused and not planned
  * wrong or for minutes. */
+/* Where ranks cannot share what there is, the numbers next to those given are said that would do.
+ */
+static void ranks_that_share_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options, *words;
+    } cases[] = {
+        { "--ranks 3", "train.batch_size 8 does not divide among 3 ranks: take 2 or 4 as the "
+                       "number of ranks, or 6 or 9 as train.batch_size" },
+        { "--ranks 3 --set train.micro_batch_size=2",
+          "take 2 or 4 as the number of ranks, or 6 or 12 as train.batch_size" },
+        { "--ranks 12", "12 ranks: take 8 as the number of ranks, or " },
+        { "--ranks 3 --set parallel.expert=2", "3 ranks: take 2 or 4 as the number of ranks\n" },
+        { "--ranks 2 --set parallel.expert=4",
+          "parallel.expert is 4, must divide the number of ranks, 2: take 4 as the number of "
+          "ranks, or 2 as parallel.expert" },
+        { "--ranks 2 --set train.batch_size=12 --set train.micro_batch_size=4",
+          "train.micro_batch_size 4 does not divide the 6 sequences that are the share of each of "
+          "2 ranks: take 1 or 3 as the number of ranks, or 3 or 6 as train.micro_batch_size" },
+    };
+    put_text(in_dir("ranks.yaml"),
+             "model: {vocab_size: 256, hidden_size: 32, num_hidden_layers: 1,\n"
+             "  num_attention_heads: 2, moe_intermediate_size: 32, num_experts: 4,\n"
+             "  num_experts_per_tok: 2}\n"
+             "data: {train: none.h5, sequence_length: 16}\n"
+             "train: {batch_size: 8}\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[512];
+        snprintf(line, sizeof line, "plan %s --device cpu %s", in_dir("ranks.yaml"),
+                 cases[i].options);
+        assert_verb(line, 2, cases[i].words);
+    }
+}
+
 static void absurd_sizes_are_refused(void **state)
 {
     (void)state;
@@ -380,6 +415,7 @@ int main(void)
         cmocka_unit_test(parameters_and_work_are_counted),
         cmocka_unit_test(rules_under_later_ones_are_said_to_be_idle),
         cmocka_unit_test(the_verb_reports_it),
+        cmocka_unit_test(ranks_that_share_are_named),
         cmocka_unit_test(absurd_sizes_are_refused),
         cmocka_unit_test(many_tokens_are_planned_at_once),
     };

@@ -40,6 +40,8 @@ static void bad_input_has_the_code_of_its_class(void **state)
         { "--set parallel.expert=2", 2, "parallel.expert is 2, must" },
         { "--set statistics.every=1 --set statistics.layers=*up_proj", 2,
           "*up_proj fits no linear layer; the first of them: model.layers.0.self_attn" },
+        { "--set statistics.every=1 --set statistics.layers=*up_proj --set data.train=none.h5", 2,
+          "*up_proj fits no linear layer" }, /* before data is read */
     };
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* no GPU here, whatever the machine has */
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

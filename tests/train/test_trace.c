@@ -443,9 +443,9 @@ static void mistakes_are_refused(void **state)
         { "--grads", "--grads needs --targets", MT_EXIT_USAGE },
         { "--dtype f16", "dtype 'f16' is not one of f64, f32, bf16", MT_EXIT_USAGE },
         { "--dtype f23", "dtype 'f23' is not one of f64, f32, bf16", MT_EXIT_USAGE },
-        { "--activations nothing.*", "fits no activation; the first of them are: model.embed",
-          MT_EXIT_USAGE },
-        { "--steps 4", "must be i64 [N,B,S], for --steps N", MT_EXIT_FILES }, /* it has a batch */
+        { "--activations nothing.*",
+          "activations: nothing.* fits none; the first of them are: model.embed", MT_EXIT_USAGE },
+        { "--steps 4", "must be i64 [N,B,S], for N steps", MT_EXIT_FILES }, /* it has a batch */
         { "--steps -1", "--steps is -1", MT_EXIT_USAGE },
         { "--steps 0", "--steps is 0, must be positive", MT_EXIT_USAGE },
         { "--targets --set optim.lrr=1", "did you mean optim.lr", MT_EXIT_USAGE },
@@ -495,7 +495,7 @@ static void other_files_are_called_what_they_are(void **state)
     } cases[] = {
         { "x", MT_F32, 2, { 2, 3 }, "has no dataset tokens: it must be i64 [B,S]" },
         { "tokens", MT_I64, 2, { 0, 3 }, "tokens: it is i64[0,3], which is empty" },
-        { "tokens", MT_I64, 1, { 6 }, "tokens: it is i64[6], must be i64 [B,S], without --steps" },
+        { "tokens", MT_I64, 1, { 6 }, "tokens: it is i64[6], must be i64 [B,S], without steps" },
         { "tokens",
           MT_I64,
           3,
@@ -507,10 +507,9 @@ static void other_files_are_called_what_they_are(void **state)
     snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("ckpt"), in_dir("other"),
              in_dir("out.h5"));
     put_text(in_dir("other"), "");
-    assert_verb(line, MT_EXIT_FILES, "other' is an empty file, not HDF5: --tokens is a file");
+    assert_verb(line, MT_EXIT_FILES, "other' is an empty file, not an HDF5 file with a dataset");
     put_text(in_dir("other"), "In the beginning");
-    assert_verb(line, MT_EXIT_FILES,
-                "other' is a text, not HDF5: --tokens is a file with a dataset");
+    assert_verb(line, MT_EXIT_FILES, "other' is a text, not an HDF5 file with a dataset tokens");
     assert_null(strstr(verb_output, "damaged"));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mt_h5 *file;

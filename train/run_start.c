@@ -1,0 +1,252 @@
+/* The start of a run: what it is refused for is found before anything is written. */
+#include "train/run_priv.h"
+
+#include <stdlib.h>
+
+#include "train/paths.h"
+#include "train/ranks.h"
+
+/* ---- what the loop shares -----------------------------------------------------------------------
+ */
+
+mt_status mt_run_together(run *r, mt_status status, const char *what)
+{
+    return status == MT_OK ? MT_OK : mt_comm_agree(r->comm, status, what);
+}
+
+void mt_run_note(void *context, const char *text)
+{
+    mt_progress_note(context, "%s", text);
+}
+
+mt_status mt_run_plan(const run *r, mt_plan *plan)
+{
+    if (!r->comm) return mt_plan_make(plan, r->config);
+    return mt_plan_make_rank(plan, r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
+}
+
+/* ---- corpora ------------------------------------------------------------------------------------
+ */
+
+/* The same on every rank. */
+static mt_status open_corpora(run *r)
+{
+    const mt_config *c = r->config;
+    mt_status status = mt_corpora_open(&r->train, "data.train", c->train_corpus, c);
+    if (status == MT_OK && *c->valid_corpus)
+        status = mt_corpora_open(&r->valid, "data.valid", c->valid_corpus, c);
+    if (status == MT_OK && r->valid) status = mt_corpora_check_pair(r->train, r->valid);
+    MT_TRY(mt_comm_agree(r->comm, status, "corpora"));
+    mt_corpora_identify(r->corpus, r->train);
+    MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));
+    if (!r->valid) return MT_OK;
+    mt_corpora_identify(r->valid_corpus, r->valid);
+    return mt_ranks_check_same(r->comm, r->valid_corpus, "validation corpus");
+}
+
+/* ---- what is announced --------------------------------------------------------------------------
+ */
+
+/* Parameters, and those that one token passes through. */
+static void count_params(const mt_trainer *trainer, int64_t *all, int64_t *active)
+{
+    const mt_model_config *m = &mt_trainer_get_config(trainer)->model;
+    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
+    *all = *active = 0;
+    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
+        const mt_param *p = mt_param_store_get(store, i);
+        int64_t each = p->group.m * p->group.k;
+        *all += each * p->all_members;
+        *active += each * (p->all_members > 1 ? m->num_experts_per_tok : 1);
+    }
+}
+
+/* What the run will take in memory, where a plan can be made of it. */
+static void announce_plan(run *r)
+{
+    mt_plan plan;
+    if (mt_run_plan(r, &plan) != MT_OK) {
+        mt_error_clear();
+        return;
+    }
+    mt_progress_note(&r->progress, "memory planned: %.2f MiB%s%s, see `mixtape plan`",
+                     (double)mt_plan_device_bytes(&plan) / 0x1p20, plan.gpu ? " of the GPU's" : "",
+                     mt_plan_pinned_bytes(&plan) ? ", and pinned memory for what is offloaded"
+                                                 : "");
+}
+
+static mt_status announce(run *r)
+{
+    const mt_trainer_config *t = &r->config->trainer;
+    int64_t all, active;
+    count_params(r->trainer, &all, &active);
+    mt_progress_note(
+        &r->progress,
+        "%s: %s, %.2f M params (%.2f M active), %s on %s: kernels %s, GEMM %s, %d thread%s",
+        r->config->name, t->model.architecture->model_type, (double)all / 1e6, (double)active / 1e6,
+        mt_dtype_name(t->dtype), r->device->name, r->device->kernel_set, r->gemm_path,
+        r->device->threads, r->device->threads == 1 ? "" : "s");
+    mt_progress_note(&r->progress,
+                     "run %s: %lld step%s of %lld x %lld tokens, %lld tokens an epoch", r->dir.path,
+                     (long long)t->steps, t->steps == 1 ? "" : "s", (long long)t->batch_size,
+                     (long long)t->sequence_length,
+                     (long long)mt_corpus_windows_per_epoch(r->train, t->sequence_length) *
+                         (long long)t->sequence_length);
+    if (mt_comm_size(r->comm) > 1)
+        mt_progress_note(&r->progress, "%d ranks over %s, weights sharded, experts over %lld",
+                         mt_comm_size(r->comm), mt_comm_backend(r->comm),
+                         (long long)t->expert_parallel);
+    if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
+    if (r->lead) announce_plan(r);
+    if (r->config->statistics_every > t->steps)
+        mt_progress_note(&r->progress,
+                         "statistics.every is %lld, train.steps %lld: no statistics will be made",
+                         (long long)r->config->statistics_every, (long long)t->steps);
+    mt_corpora_doubts(r->train, r->valid, t->model.vocab_size, mt_run_note, &r->progress);
+    return mt_gemm_paths(t, r->device, mt_run_note, &r->progress);
+}
+
+/* ---- going on -----------------------------------------------------------------------------------
+ */
+
+/* Finds the newest complete checkpoint, as rank 0 sees it; *path is "" where there is none at all.
+ */
+static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
+{
+    char skipped[MT_RUN_REASONS] = "";
+    int64_t there = 0;
+    mt_status status = r->lead ? mt_checkpoint_count_dirs(&there, r->dir.checkpoints) : MT_OK;
+    *path = '\0';
+    MT_TRY(mt_comm_agree(r->comm, status, "a directory of checkpoints"));
+    MT_TRY(mt_ranks_largest(r->comm, &there, "a directory of checkpoints"));
+    if (!there) {
+        mt_progress_note(&r->progress, "nothing saved in %s yet: from the beginning", r->dir.path);
+        return MT_OK;
+    }
+    status = mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints, r->comm);
+    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
+    r->damaged = *skipped != '\0';
+    return status;
+}
+
+/* Goes on from the newest complete checkpoint. */
+static mt_status resume(run *r, bool force)
+{
+    char path[MT_CHECKPOINT_PATH] = "";
+    MT_TRY(find_checkpoint(r, path));
+    if (!*path) return MT_OK;
+    mt_status status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
+    MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
+    r->saved_step = mt_trainer_steps(r->trainer);
+    MT_TRY(mt_path_format(r->saved_path, "%s", path));
+    if (r->lead && r->damaged) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
+    mt_progress_note(&r->progress, "resumed from %s, after %lld sequences of %lld tokens", path,
+                     (long long)mt_run_sequences(r), (long long)r->config->trainer.sequence_length);
+    if (r->saved_step <= r->config->trainer.steps) return MT_OK;
+    status = MT_FAIL(MT_ECONFIG, "%.300s has made %lld steps, train.steps is %lld", path,
+                     (long long)r->saved_step, (long long)r->config->trainer.steps);
+    return mt_run_together(r, status, "steps to go");
+}
+
+/* ---- start --------------------------------------------------------------------------------------
+ */
+
+/* The device, the world, and what the configuration means in it: a rank's micro-batches are of its
+ * share. Kernel sets have layouts of their own, in which weights travel. */
+static mt_status join_ranks(run *r)
+{
+    mt_trainer_config *t = &r->trainer_config;
+    *t = r->config->trainer;
+    MT_TRY(mt_ranks_open_device(&r->device, r->config->device));
+    MT_TRY(mt_ranks_open(&r->comm, r->device, r->config->rank_timeout));
+    r->lead = mt_comm_rank(r->comm) == 0;
+    MT_TRY(mt_ranks_check_config(r->comm, r->config_text));
+    MT_TRY(mt_ranks_check_same(r->comm, r->device->kernel_set, "kernel set"));
+    MT_TRY(mt_ranks_check_same(
+        r->comm,
+        r->options->resume ? r->options->force ? "--resume --force" : "--resume" : "a new run",
+        "command line"));
+    return mt_run_together(r, mt_ranks_share(t, r->comm), "configuration");
+}
+
+/* The directory is rank 0's; the others only learn where it is. */
+static mt_status enter_directory(run *r)
+{
+    mt_status status =
+        r->lead ? mt_rundir_open(&r->dir, &r->changed, r->config, r->options) : MT_OK;
+    MT_TRY(mt_comm_agree(r->comm, status, "the run's directory"));
+    MT_TRY(mt_comm_broadcast(r->comm, NULL, r->dir.path, sizeof r->dir.path, 0, "its path"));
+    return mt_comm_broadcast(r->comm, NULL, r->dir.checkpoints, sizeof r->dir.checkpoints, 0,
+                             "its checkpoints");
+}
+
+/* Rank 0's files of the run, and what they say of its past. */
+static mt_status open_records(run *r)
+{
+    const mt_rundir_record record = { .config = r->config,
+                                      .device = r->device,
+                                      .gemm_path = r->gemm_path,
+                                      .train_corpus = r->corpus,
+                                      .valid_corpus = r->valid_corpus };
+    mt_status status = MT_OK;
+    char *changed = NULL;
+    if (r->lead) {
+        status = mt_rundir_write(&changed, &r->dir, &record);
+        if (changed) mt_progress_note(&r->progress, "changed since: %s", changed);
+        free(changed);
+        if (status == MT_OK)
+            status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
+                                     mt_trainer_steps(r->trainer));
+    }
+    MT_TRY(mt_comm_agree(r->comm, status, "the run's records"));
+    MT_TRY(mt_comm_broadcast(r->comm, NULL, &r->past, sizeof r->past, 0, "the run's past"));
+    MT_TRY(mt_statistics_create(&r->statistics, r->trainer, r->config, r->metrics, r->dir.path));
+    return mt_nan_watch_create(&r->nans, r->trainer);
+}
+
+static void begin_progress(run *r)
+{
+    mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), r->config->trainer.steps);
+    r->progress.silent = !r->lead;
+}
+
+/* What the configuration cannot be on so many ranks, or with this model, is said before data is
+ * read and anything of the run is there. What else a plan may meet is the plan's own. */
+static mt_status check_trainer(run *r)
+{
+    mt_status status = mt_plan_check(r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
+    if (status == MT_ECONFIG) return mt_run_together(r, status, "configuration");
+    if (status != MT_OK) mt_error_clear();
+    return MT_OK;
+}
+
+/* Where memory is short, for one, it may be short for this rank alone. */
+static mt_status create_trainer(run *r)
+{
+    mt_status status = mt_trainer_create(&r->trainer, r->device, &r->trainer_config);
+    return status == MT_ECONFIG ? mt_run_together(r, status, "configuration") : status;
+}
+
+mt_status mt_run_start(run *r)
+{
+    const mt_config *c = r->config;
+    const struct mt_kernels *kernels = NULL;
+    MT_TRY(mt_config_text(&r->config_text, c));
+    MT_TRY(join_ranks(r));
+    MT_TRY(mt_device_kernels(r->device, c->trainer.dtype, &kernels));
+    r->gemm_path = kernels->gemm_path;
+    MT_TRY(check_trainer(r));
+    MT_TRY(open_corpora(r));
+    MT_TRY(enter_directory(r));
+    MT_TRY(create_trainer(r));
+    size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
+    r->tokens = malloc(count * sizeof *r->tokens);
+    r->targets = malloc(count * sizeof *r->targets);
+    MT_REQUIRE(r->tokens && r->targets, MT_ENOMEM, "no memory for a batch of %zu tokens", count);
+    begin_progress(r);
+    MT_TRY(announce(r));
+    if (r->options->resume) MT_TRY(resume(r, r->options->force));
+    MT_TRY(open_records(r));
+    begin_progress(r);
+    return MT_OK;
+}
