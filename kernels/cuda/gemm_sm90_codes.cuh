@@ -119,22 +119,18 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
 }
 
 /* LEVELED: a tile's sums by what its columns' levels are of the largest of them, which the sums
- * were scaled by. A thread's columns have a byte each, f32's exponent, beside each other. */
+ * were scaled by. */
 template <class C>
 static __device__ __forceinline__ void sm90_apply_levels(uint32_t base, int tile,
                                                          float (&d)[C::WIDTH / 2])
 {
     const uint32_t at =
-        base + C::LEVELS + anew(tile) % C::RING * C::WIDTH + thread_now() % 4 * (C::WIDTH / 4);
+        base + C::LEVELS + (anew(tile) % C::RING * 4 + thread_now() % 4) * C::LEVEL_PITCH;
 #pragma unroll
-    for (int i = 0; i < C::WIDTH / 16; i++) { /* a word at a time: all registers hold sums */
-        const uint32_t word = (uint32_t)shared_now(at + i * 4);
-#pragma unroll
-        for (int j = 0; j < 4; j++) { /* of eight columns, two by two */
-            const uint32_t top = __byte_perm(word, 0, 0x0444 | (uint32_t)j << 12);
-            const float by = __uint_as_float(top >> 1);
-            float *const sum = &d[(i * 2 + j / 2) * 4 + j % 2];
-            sum[0] *= by, sum[2] *= by;
-        }
+    for (int i = 0; i < C::WIDTH / 16; i++) { /* two of eight columns and of the next eight */
+        const float4 by = shared_four(at + i * 16);
+        float *const sum = &d[i * 8];
+        sum[0] *= by.x, sum[2] *= by.x, sum[1] *= by.y, sum[3] *= by.y;
+        sum[4] *= by.z, sum[6] *= by.z, sum[5] *= by.w, sum[7] *= by.w;
     }
 }

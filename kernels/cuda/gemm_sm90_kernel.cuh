@@ -144,8 +144,10 @@ struct sm90_fp8 {
         /* in the line of a stage, after those of Q */
         SCALES_P = LEVELED ? 0 : WIDTH * (PACKED ? 2 : 4),
         SCALE_LINE = BY_ROWS ? WIDTH / 64 * TILE * 4 : SCALES_P + (WGRAD ? TILE * 4 : 0),
-        LEVELS = SCALES + (SCALED ? STAGES * SCALE_LINE : 0), /* of each tile, by columns */
-        FULL = LEVELS + (LEVELED ? RING * WIDTH : 0),
+        /* of each tile, f32; a thread's columns beside each other, in banks of their own */
+        LEVELS = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
+        LEVEL_PITCH = WIDTH + 16,
+        FULL = LEVELS + (LEVELED ? RING * 4 * LEVEL_PITCH : 0),
         EMPTY = FULL + STAGES * 8,
         ORDER = EMPTY + STAGES * 8,
         HAND = ORDER + 16,

@@ -208,13 +208,13 @@ static __device__ __forceinline__ void sm90_bring_leveled(uint32_t base, int sta
     most = __reduce_max_sync(~0u, most);
     barrier_wait(base + C::EMPTY + stage * 8, parity);
     if (first) {
-        const uint32_t to = base + C::LEVELS + tile % C::RING * C::WIDTH;
+        const uint32_t to = base + C::LEVELS + tile % C::RING * 4 * C::LEVEL_PITCH;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int own = (int)(four >> 8 * i & 255),
-                      part = own ? max(0, ONE + own - (int)most) : 0;
-            put_shared_byte(to + (lane % 2 * 2 + i / 2) * (C::WIDTH / 4) + lane / 2 * 2 + i % 2,
-                            part);
+            const int own = (int)(four >> 8 * i & 255);
+            const uint32_t part = own ? max(0, ONE + own - (int)most) : 0;
+            put_shared(to + (lane % 2 * 2 + i / 2) * C::LEVEL_PITCH + (lane / 2 * 2 + i % 2) * 4,
+                       __uint_as_float(part << 23));
         }
     }
 #pragma unroll

@@ -55,11 +55,6 @@ static __device__ __forceinline__ void put_shared(uint32_t address, float x)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
-static __device__ __forceinline__ void put_shared_byte(uint32_t address, int x)
-{
-    asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-
 static __device__ __forceinline__ float2 shared_pair(uint32_t address)
 {
     float2 v;
