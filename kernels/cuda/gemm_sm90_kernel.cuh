@@ -195,8 +195,7 @@ struct sm90_tile {
     int n0;     /* first column of D: NT */
     int whole;  /* steps of 128 bytes */
     int rest;   /* wgmmas of one more: NT */
-    int column; /* NT: the member's first row, of fp8 among the padded; past their end for no rows
-                 */
+    int column; /* NT: the member's first row, of fp8 among padded ones; no rows: past the last */
 };
 
 /* ---- the order of tiles ------------------------------------------------------------------------
