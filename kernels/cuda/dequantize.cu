@@ -51,9 +51,8 @@ extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantiz
     j.p.group = args->src->group;
     j.e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
     y.codes = args->y;
-    const mt_group *g = &j.p.group;
-    j.p.sides[MT_ROW] = mt_cuda_side_of(&y, MT_ROW, g, false);
-    j.p.sides[SOURCE] = mt_cuda_side_of(&args->src->dir[args->dir], args->dir, g, true);
+    j.p.sides[MT_ROW] = mt_cuda_side_of(&y, MT_ROW, false);
+    j.p.sides[SOURCE] = mt_cuda_side_of(&args->src->dir[args->dir], args->dir, true);
     j.p.sides[SOURCE].bare = codes;
     int64_t units = mt_cuda_plan_units(&j.p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
@@ -131,10 +130,10 @@ extern "C" mt_status mt_cuda_swizzle_scales(mt_stream *stream,
     mt_direction to = args->src->dir[args->dir];
     void *scratch;
     p.group = args->src->group;
-    p.sides[0] = mt_cuda_side_of(&to, args->dir, &p.group, true);
+    p.sides[0] = mt_cuda_side_of(&to, args->dir, true);
     to.swizzled = !to.swizzled;
     to.scales = args->out;
-    p.sides[1] = mt_cuda_side_of(&to, args->dir, &p.group, true);
+    p.sides[1] = mt_cuda_side_of(&to, args->dir, true);
     size_t bytes = mt_direction_scale_bytes(&to, args->dir, &p.group);
     if (p.group.members == 0 || bytes == 0) return MT_OK;
     MT_TRY(mt_cuda_scratch(stream, &scratch, mt_cuda_plan_bytes(&p.group)));

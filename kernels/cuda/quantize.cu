@@ -155,10 +155,9 @@ static void set_sides(call *c)
         row.format = col.format, row.options = col.options;
         row.options.rht = row.options.from_dequantized = false;
     }
-    const mt_group *g = &a->src->group;
-    sides[MT_ROW] = mt_cuda_side_of(&row, MT_ROW, g, false);
-    sides[MT_COL] = mt_cuda_side_of(&col, MT_COL, g, false);
-    sides[SOURCE] = mt_cuda_side_of(source, c->makes ? MT_ROW : a->src_dir, g, true);
+    sides[MT_ROW] = mt_cuda_side_of(&row, MT_ROW, false);
+    sides[MT_COL] = mt_cuda_side_of(&col, MT_COL, false);
+    sides[SOURCE] = mt_cuda_side_of(source, c->makes ? MT_ROW : a->src_dir, true);
     float overflow = largest_of(&sides[SOURCE]);
     sides[MT_ROW].overflow = overflow;
     sides[MT_COL].overflow = j->dequantized ? FLT_MAX : overflow;

@@ -125,7 +125,7 @@ int64_t mt_cuda_plan_units(const mt_group *group);
 int64_t mt_cuda_plan_blocks(const mt_group *group, int64_t a, int64_t b);
 /* A direction of a group as a side. When reading, square blocks of mx and nvfp4 are the lines they
  * are stored as. An absent direction gives an absent side. */
-struct side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool reading);
+struct side mt_cuda_side_of(const mt_direction *d, mt_dir dir, bool reading);
 }
 
 /* ---- where things lie -------------------------------------------------------------------------

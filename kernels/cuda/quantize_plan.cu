@@ -2,7 +2,7 @@
 #include "kernels/cuda/quantize_strips.cuh"
 #include "kernels/cuda/quantize_tile.cuh"
 
-side mt_cuda_side_of(const mt_direction *d, mt_dir dir, const mt_group *g, bool reading)
+side mt_cuda_side_of(const mt_direction *d, mt_dir dir, bool reading)
 {
     side s = {};
     const mt_format *f = d->format;
