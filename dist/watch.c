@@ -296,8 +296,14 @@ static void hear(mt_watch *w, int r)
     if (m.kind == FAULT) declare(w, r, m.text);
 }
 
-/* What rank 0 itself has met: the thread alone knows the others. Who is at the door hears it, too.
- */
+/* Those at rank 0's door: what is said to all, they hear, too. */
+static void let_in(mt_watch *w)
+{
+    struct pollfd door = { .fd = w->listener, .events = POLLIN }; /* < 0: nobody comes */
+    while (poll(&door, 1, 0) > 0 && accept_peer(w)) continue;
+}
+
+/* What rank 0 itself has met: the thread alone knows the others. */
 static bool say_own(mt_watch *w)
 {
     char text[MT_WATCH_TEXT];
@@ -305,8 +311,7 @@ static bool say_own(mt_watch *w)
     memcpy(text, w->said, sizeof text);
     pthread_mutex_unlock(&w->lock);
     if (!*text) return false;
-    struct pollfd door = { .fd = w->listener, .events = POLLIN };
-    while (poll(&door, 1, 0) > 0 && accept_peer(w)) continue;
+    let_in(w);
     declare(w, 0, text);
     return true;
 }
@@ -484,6 +489,7 @@ void mt_watch_stop(mt_watch **watch)
     pthread_mutex_unlock(&w->lock);
     eventfd_write(w->wake, 1);
     pthread_join(w->thread, NULL);
+    let_in(w);
     send_message(w->upward, &bye);
     for (int r = 1; w->peers && r < w->options.world; r++) send_message(w->peers[r].socket, &bye);
     release(watch);

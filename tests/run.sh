@@ -2,14 +2,14 @@
 # Runs test programs one after the other and adds up what they report. Usage: tests/run.sh [PREFIX...] -- PROGRAM...
 # The words before -- are put in front of every program (valgrind and its options). A program that dies, is missing
 # or reports nothing counts as one failure. A libFuzzer target (fuzz_*) runs for FUZZ_SECONDS and counts as one test.
-# The last line is "N passed, N failed".
+# What failed is said where it ran and once more at the end; the last line is "N passed, N failed".
 prefix=""
 while [ $# -gt 0 ] && [ "$1" != -- ]; do prefix="$prefix $1"; shift; done
 shift
 passed=0 failed=0
-log=$(mktemp)
 work=$(mktemp -d)
-trap 'rm -rf "$log" "$work"' EXIT
+log=$work/log failures=$work/failures
+trap 'rm -rf "$work"' EXIT
 export ASAN_OPTIONS="handle_segv=2:${ASAN_OPTIONS:-}"
 # Threads that spin for each other lose whole time slices where cores are few; the program sees to that by itself.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
@@ -41,8 +41,10 @@ for program in "$@"; do
     [ "$s" -ne 0 ] && skipped=" ($s skipped)"
     printf '%-44s %4d passed %3d failed %4ds%s\n' "${program#build/}" "$p" "$f" $(($(date +%s) - start)) "$skipped"
     if [ "$f" -ne 0 ]; then
-        grep -vE '^\[ (RUN|      OK)' "$log" | tail -n 40 | sed 's/^/    /'
+        echo "${program#build/}:" >>"$failures"
+        grep -vE '^\[ (RUN|      OK)' "$log" | tail -n 40 | sed 's/^/    /' | tee -a "$failures"
     fi
 done
+[ -s "$failures" ] && cat "$failures"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

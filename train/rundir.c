@@ -15,16 +15,22 @@
 
 enum { HOLDER = 340 };
 
+/* The first file of a run; what is there of it where a run was killed as it began is no entry. */
+#define RECORD "config.resolved.yaml"
+
 static mt_status look_for_entries(bool *any, const char *path)
 {
+    static const char *const none[] = { ".", "..", RECORD ".tmp" };
     DIR *dir = opendir(path);
     *any = false;
     if (!dir && errno == ENOENT) return MT_OK;
     MT_REQUIRE(dir, MT_EIO, "run %.300s: %s", path, strerror(errno));
-    int entries = 0;
-    while (entries < 3 && readdir(dir)) entries++;
+    for (struct dirent *d; !*any && (d = readdir(dir));) {
+        *any = true;
+        for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+            if (!strcmp(d->d_name, none[i])) *any = false;
+    }
     closedir(dir);
-    *any = entries > 2; /* . and .. */
     return MT_OK;
 }
 
@@ -119,13 +125,13 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
     char path[MT_PATH_BYTES], holder[HOLDER];
     bool any;
     mt_config old;
-    MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
+    MT_TRY(mt_path_format(path, "%s/" RECORD, dir->path));
     if (!mt_path_exists(path)) {
         MT_TRY(look_for_entries(&any, dir->path));
         name_holder(holder, dir->path);
         MT_REQUIRE(!any, MT_ECONFIG,
-                   "%.300s is not empty and has no config.resolved.yaml: not a run to resume%s",
-                   dir->path, holder);
+                   "%.300s is not empty and has no " RECORD ": not a run to resume%s", dir->path,
+                   holder);
         return MT_OK;
     }
     mt_status status = mt_config_load_recorded(&old, path);
@@ -306,7 +312,7 @@ static mt_status write_env(char **changed, const mt_rundir *dir, const mt_rundir
 mt_status mt_rundir_write(char **changed, const mt_rundir *dir, const mt_rundir_record *record)
 {
     char path[MT_PATH_BYTES], *text = NULL;
-    MT_TRY(mt_path_format(path, "%s/config.resolved.yaml", dir->path));
+    MT_TRY(mt_path_format(path, "%s/" RECORD, dir->path));
     MT_TRY(mt_config_text(&text, record->config));
     mt_status status = mt_file_write_all(path, text, strlen(text));
     free(text);

@@ -10,6 +10,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "core/clock.h"
 #include "kernels/cpu/backend.h"
 
 /* A GPU opens, where the build has the backend and the machine has it; else what is missing is
@@ -316,14 +317,16 @@ static void test_timer(void **state)
         nanosleep(&pause, NULL);
         assert_ok(mt_timer_stop(&timer, &stream));
         assert_ok(mt_timer_read(&timer, &first));
+        double began = mt_now();
         assert_ok(mt_timer_start(&timer, &stream));
         assert_ok(mt_timer_stop(&timer, &stream));
+        double passed = mt_now() - began;
         assert_ok(mt_timer_read(&timer, &second));
         mt_timer_destroy(&timer);
         assert_null(timer.impl);
         mt_timer_destroy(&timer);
-        assert_true(device->computes ? first >= 0.02 && second < first : first == 0);
-        assert_true(second >= 0);
+        assert_true(device->computes ? first >= 0.02 : first == 0);
+        assert_true(second >= 0 && second <= passed);
         mt_device_destroy(&device);
     }
 }

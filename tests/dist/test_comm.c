@@ -439,7 +439,7 @@ static void assert_fault(const char *name, const char *words)
     clock_gettime(CLOCK_MONOTONIC, &ended);
     if (code == 0 || !strstr(ranks_output, words))
         fail_msg("%s: exit code %d, want words '%s' in:\n%s", name, code, words, ranks_output);
-    assert_true(ended.tv_sec - began.tv_sec < (on_gpus() ? 55 : 20));
+    assert_true(ended.tv_sec - began.tv_sec < 60);
 }
 
 /* NCCL's connecting is a collective, too. */
@@ -451,8 +451,9 @@ static void test_faults(void **state)
                                           : "s for rank 1, which has left barrier #1 (the start)");
     assert_non_null(strstr(ranks_output, "(the step's end): rank"));
     assert_fault("is_killed", "rank 1 is gone: its process has ended without a word, ");
-    assert_fault("disagrees", on_gpus() ? "rank 1 in all_to_all #2 (b) of 8"
-                                        : "rank 1 in all_to_all #1 (b) of 8");
+    assert_fault("disagrees",
+                 on_gpus() ? "in all_to_all #2 (b) of 8" : "in all_to_all #1 (b) of 8");
+    assert_non_null(strstr(ranks_output, "rank 1 "));
     assert_fault("fails_alone", "hears of rank 1: no memory for 42 bytes");
 }
 
@@ -586,7 +587,7 @@ int main(int argc, char **argv)
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     if (argc > 1 && !strcmp(argv[1], "every"))
         return rank_main(all_cases, 1, argv[1], on_gpus() ? 60 : 20);
-    if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 20 : 1);
+    if (argc > 1) return rank_main(cases, CASES, argv[1], on_gpus() ? 20 : 4);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_launch), cmocka_unit_test(test_alone),   cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_faults), cmocka_unit_test(test_unheard),

@@ -284,8 +284,8 @@ static void test_file(void **state)
     const char *folder = getenv("TMPDIR");
     mt_meeting meeting = { .listener = -1 };
     pid_t children[MOST];
-    snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-test-%d", folder ? folder : "/tmp",
-             (int)getpid());
+    snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-meeting-%d",
+             folder ? folder : "/tmp", (int)getpid());
     for (int loopback = 0; loopback < 2; loopback++) {
         snprintf(meeting.host, sizeof meeting.host, "%s", loopback ? "127.0.0.1" : "");
         FILE *old = fopen(meeting.file, "w"); /* of a job that was killed */
@@ -301,10 +301,10 @@ static void test_file(void **state)
 static void test_missing(void **state)
 {
     (void)state;
-    static const char words[] = "ranks 2, 3 of 4 never arrived, after 1.0 s";
+    static const char words[] = "ranks 2, 3 of 4 never arrived, after 3.0 s";
     const guest two[] = { { 0, 4, 0, words }, { 1, 4, 0, words } };
     const guest one[] = { { 1, 2, 0, "rank 0 of 2 never arrived: after 1.0 s nobody answers at" } };
-    assert_meet(two, 2, 1);
+    assert_meet(two, 2, 3);
     mt_meeting meeting = { .host = "127.0.0.1" };
     pid_t children[MOST];
     assert_ok(mt_host_listen(&meeting.listener, &meeting.port, "127.0.0.1"));
@@ -328,14 +328,13 @@ static void test_disagreement(void **state)
 static void test_strangers(void **state)
 {
     (void)state;
-    const guest guests[] = { { 0, 2, 0, NULL }, { 1, 2, 0.5, NULL } };
+    const guest guests[] = { { 0, 2, 0, NULL }, { 1, 2, 0, NULL } };
     static const char request[] =
         "GET / HTTP/1.1\r\nHost: here\r\nAccept: everything there is\r\n\r\n";
     mt_meeting meeting = { .host = "127.0.0.1" };
     pid_t children[MOST];
     assert_ok(mt_host_listen(&meeting.listener, &meeting.port, "127.0.0.1"));
-    start_guests(children, guests, 2, &meeting, 20);
-    close(meeting.listener);
+    start_guests(children, guests, 1, &meeting, 20);
     for (int speaks = 0; speaks < 2; speaks++) {
         struct sockaddr_in at = { .sin_family = AF_INET,
                                   .sin_port = htons((uint16_t)meeting.port),
@@ -345,6 +344,8 @@ static void test_strangers(void **state)
         if (speaks) assert_true(send(s, request, sizeof request, MSG_NOSIGNAL) > 0);
         close(s);
     }
+    start_guests(children + 1, guests + 1, 1, &meeting, 20);
+    close(meeting.listener);
     assert_children(children, 2);
 }
 
@@ -386,7 +387,7 @@ static int child(const char *name)
     }
     if (!strcmp(name, "fail")) {
         if (launch.rank == 1) return 7;
-        mt_nap(launch.rank == 2 ? 0.5 : 60); /* the last fails, too, but later */
+        mt_nap(launch.rank == 2 ? 1.5 : 60); /* the last fails, too, but later */
         return 9;
     }
     if (!strcmp(name, "first")) return mt_nap(launch.rank > 0 ? 60 : 0), 7;
@@ -418,7 +419,7 @@ static void test_first_failure(void **state)
     (void)state;
     int rank;
     double began = mt_now();
-    assert_int_equal(supervise(&rank, "fail", 4, 1.5), 7);
+    assert_int_equal(supervise(&rank, "fail", 4, 3), 7);
     assert_int_equal(rank, 1);
     assert_int_equal(supervise(&rank, "killed", 3, 0.5), 128 + SIGKILL);
     assert_int_equal(rank, 2);

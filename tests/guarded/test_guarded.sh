@@ -6,9 +6,8 @@ set -e
 plain=$PWD/build/release/mixtape guarded=$PWD/build/release/tests/guarded/mixtape
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0
+. tests/support/runs.sh
 export OMP_NUM_THREADS=1 # opening and closing memory costs most where threads run
-ok() { passed=$((passed + 1)); }
 
 cat README.md Makefile >"$work/text"
 "$plain" data pack "$work/text" -o "$work/train.h5" >/dev/null
@@ -40,8 +39,9 @@ for recipe in none fp8_delayed "nvfp4; steps=3..5 mxfp8"; do
     done
     numbers "$work/plain" >"$work/a"
     numbers "$work/guarded" >"$work/b"
-    cmp "$work/a" "$work/b" && ok
-    cmp "$work/plain.sample" "$work/guarded.sample" && ok
-    cmp "$work/plain.hf/model.safetensors" "$work/guarded.hf/model.safetensors" && ok
+    is "$recipe: the same numbers" cmp "$work/a" "$work/b"
+    is "$recipe: the same samples" cmp "$work/plain.sample" "$work/guarded.sample"
+    is "$recipe: the same weights" cmp "$work/plain.hf/model.safetensors" "$work/guarded.hf/model.safetensors"
 done
+[ "$failed" = 0 ] || { echo "[  FAILED  ] $failed test(s)."; exit 1; }
 echo "[  PASSED  ] $passed test(s)."

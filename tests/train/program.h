@@ -34,9 +34,8 @@ static inline int program_setup(void **state)
     for (int i = 0; i < 3; i++) *strrchr(program_path, '/') = '\0';
     strcat(program_path, "/mixtape");
     if (access(program_path, X_OK) != 0) fail_msg("no program %s", program_path);
-    snprintf(program_dir, sizeof program_dir, "%s/mixtape-test-%d", tmp && *tmp ? tmp : "/tmp",
-             (int)getpid());
-    assert_int_equal(mkdir(program_dir, 0700), 0);
+    snprintf(program_dir, sizeof program_dir, "%s/mixtape-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(program_dir));
     assert_int_equal(chdir(program_dir), 0);
     return 0;
 }

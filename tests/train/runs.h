@@ -39,7 +39,7 @@ static inline int setup(void **state)
     write_words("train.txt", 6000, 1);
     write_words("valid.txt", 500, 2);
     write_words("other.txt", 6000, 3);
-    write_words("large.txt", 30000, 4);
+    write_words("large.txt", 90000, 4);
     write_words("short.txt", 4, 5);
     write_file("t.yaml", config);
     static const char *const names[] = { "train", "valid", "other", "large", "short" };

@@ -211,6 +211,24 @@ static void killed_runs_go_on_bit_for_bit(void **state)
     run_with_interruptions("killed", "straight", "t.yaml", SIGKILL, 1, 3);
 }
 
+/* Killed while its first file was written, which is begun anew. */
+static void a_run_that_had_hardly_begun_begins(void **state)
+{
+    (void)state;
+    static const char *const lines[] = { "train t.yaml --run hardly0 --resume",
+                                         "train t.yaml --run hardly1" };
+    for (int i = 0; i < 2; i++) {
+        char run[16], path[64];
+        snprintf(run, sizeof run, "hardly%d", i);
+        snprintf(path, sizeof path, "%s/config.resolved.yaml.tmp", run);
+        assert_int_equal(mkdir(run, 0700), 0);
+        write_file(path, "seed: 1, cut off");
+        assert_program(lines[i], 0, "done: 24 steps");
+        assert_same_run("straight", run);
+        assert_int_equal(access(path, F_OK), -1);
+    }
+}
+
 static void stopped_runs_go_on_bit_for_bit(void **state)
 {
     (void)state;
@@ -300,13 +318,14 @@ static void await_line(const char *run, const char *words)
 
 static const char slow_eval[] =
     "train t.yaml --run %s --resume --set data.valid=large.h5 --set data.sequence_length=8 "
-    "--set train.eval_batches=0 --set train.eval_every=1 --set train.steps=2";
+    "--set train.eval_batches=0 --set train.eval_every=1 --set train.steps=%d";
+enum { FEW = 2, ENDLESS = 1000000 };
 
 static void a_signal_in_an_evaluation_stops_the_run_there(void **state)
 {
     (void)state;
     char line[512];
-    snprintf(line, sizeof line, slow_eval, "inside");
+    snprintf(line, sizeof line, slow_eval, "inside", FEW);
     pid_t child = program_start(line, "1", 0);
     await_line("inside", "{\"step\":1,");
     kill(child, SIGUSR1); /* the evaluation of step 1 has begun */
@@ -314,7 +333,7 @@ static void a_signal_in_an_evaluation_stops_the_run_there(void **state)
     assert_non_null(strstr(program_text, "SIGUSR1 after step 1 of 2"));
     assert_false(has_line("inside", "valid_loss"));
     assert_int_equal(program(line), 0);
-    snprintf(line, sizeof line, slow_eval, "outside");
+    snprintf(line, sizeof line, slow_eval, "outside", FEW);
     assert_int_equal(program(line), 0);
     assert_same_metrics("inside", "outside");
     assert_same_weights("inside", "outside", 2);
@@ -324,7 +343,7 @@ static void a_second_signal_quits_at_once(void **state)
 {
     (void)state;
     char line[512];
-    snprintf(line, sizeof line, slow_eval, "twice");
+    snprintf(line, sizeof line, slow_eval, "twice", ENDLESS);
     pid_t child = program_start(line, "1", 0);
     await_line("twice", "{\"step\":1,");
     kill(child, SIGSTOP); /* so that both arrive before it can act on one */
@@ -343,14 +362,16 @@ static void a_stopped_run_says_how_to_go_on(void **state)
     (void)state;
     static const char begin[] = "; to go on: ";
     static const char *const lines[] = {
-        "train t.yaml --set train.steps=600 --set train.eval_every=0 --set statistics.layers=*",
-        "train --run it's --set train.steps=600 --set train.eval_every=0 -- t.yaml",
+        "train t.yaml --set train.steps=1500 --set checkpoint.every=1000 --set train.eval_every=0 "
+        "--set statistics.layers=*",
+        "train --run it's --set train.steps=1500 --set checkpoint.every=1000 --set "
+        "train.eval_every=0 -- t.yaml",
     };
     for (int i = 0; i < 2; i++) {
         char command[2048];
         unlink("out");
         pid_t child = program_start(lines[i], "1", 0);
-        for (const char *const step = "step 1/"; !file_has("out", step);) nap(0.002);
+        for (int k = 0; k < 30000 && !file_has("out", "step 1/"); k++) nap(0.002);
         kill(child, SIGINT);
         assert_int_equal(program_wait(child), MT_EXIT_PREEMPTED);
         const char *said = strstr(program_text, begin);
@@ -359,7 +380,7 @@ static void a_stopped_run_says_how_to_go_on(void **state)
         snprintf(command, sizeof command, "{ %.*s\n} > out 2>&1", (int)strcspn(said, "\n"), said);
         if (system(command) != 0) fail_msg("%s", command);
         assert_true(file_has("out", "resumed from"));
-        assert_true(file_has("out", "done: 600 steps"));
+        assert_true(file_has("out", "done: 1500 steps"));
     }
 }
 
@@ -367,7 +388,7 @@ static void a_run_has_one_process(void **state)
 {
     (void)state;
     char line[512];
-    snprintf(line, sizeof line, slow_eval, "busy");
+    snprintf(line, sizeof line, slow_eval, "busy", ENDLESS);
     pid_t child = program_start(line, "1", 0);
     await_line("busy", "{\"step\":1,");
     assert_program(line, 2, "in use by another process");
@@ -549,6 +570,7 @@ int main(void)
         cmocka_unit_test(eval_and_sample_compute_in_any_dtype),
         cmocka_unit_test(nothing_that_should_be_neutral_changes_a_bit),
         cmocka_unit_test(killed_runs_go_on_bit_for_bit),
+        cmocka_unit_test(a_run_that_had_hardly_begun_begins),
         cmocka_unit_test(stopped_runs_go_on_bit_for_bit),
         cmocka_unit_test(quantized_runs_go_on_bit_for_bit),
         cmocka_unit_test(nans_are_reported),
