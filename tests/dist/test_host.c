@@ -311,8 +311,8 @@ static void hosts_of_one_name(void **state)
     double began = mt_now();
     assert_fails(mt_host_connect(&connection, other, 60), MT_ECONFIG, words);
     assert_fails(start_watch(other, 60), MT_ECONFIG, words);
-    snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-meeting-%d", folder ? folder : "/tmp",
-             (int)getpid());
+    snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-meeting-%d",
+             folder ? folder : "/tmp", (int)getpid());
     FILE *file = fopen(meeting.file, "w");
     assert_non_null(file);
     fprintf(file, "%s\n", other);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -13,6 +12,7 @@
 
 #include "core/rng.h"
 #include "tests/support/test.h"
+#include "tests/train/folder.h"
 #include "train/fileio.h"
 
 /* libhdf5 itself leaks a little when it refuses damaged structure. */
@@ -22,15 +22,13 @@ const char *__lsan_default_suppressions(void)
     return "leak:libhdf5\n";
 }
 
-static char files_dir[64];
+static char files_dir[128];
 
 static inline int files_setup(void **state)
 {
     (void)state;
-    uint64_t number;
-    if (getrandom(&number, sizeof number, 0) != sizeof number) return -1;
-    snprintf(files_dir, sizeof files_dir, "/tmp/mixtape_test_%016llx", (unsigned long long)number);
-    return mkdir(files_dir, 0700);
+    folder_make(files_dir, sizeof files_dir);
+    return 0;
 }
 
 static inline int files_teardown(void **state)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "tests/support/test.h"
+#include "tests/train/folder.h"
 
 #include "train/cli.h"
 #include "train/fileio.h"
@@ -27,15 +28,13 @@ static char program_path[4096], program_dir[4096], program_text[PROGRAM_OUTPUT];
 static inline int program_setup(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
     ssize_t n = readlink("/proc/self/exe", program_path, sizeof program_path - 16);
     assert_true(n > 0);
     program_path[n] = '\0';
     for (int i = 0; i < 3; i++) *strrchr(program_path, '/') = '\0';
     strcat(program_path, "/mixtape");
     if (access(program_path, X_OK) != 0) fail_msg("no program %s", program_path);
-    snprintf(program_dir, sizeof program_dir, "%s/mixtape-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(program_dir));
+    folder_make(program_dir, sizeof program_dir);
     assert_int_equal(chdir(program_dir), 0);
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "tests/support/test.h"
+#include "tests/train/folder.h"
 
 #include "train/fileio.h"
 #include "train/h5.h"
@@ -116,7 +117,7 @@ static void rotations_keep_the_length(void **state)
 /* ---- in a run ----------------------------------------------------------------------------------
  */
 
-static char folder[64];
+static char folder[96];
 
 static void configure(mt_config *c, const char *recipe)
 {
@@ -252,8 +253,8 @@ static int setup(void **state)
 {
     (void)state;
     stream.device = test_device();
-    snprintf(folder, sizeof folder, "/tmp/mixtape-statistics-%d", (int)getpid());
-    return mt_dir_create(folder) == MT_OK ? 0 : -1;
+    folder_make(folder, sizeof folder);
+    return 0;
 }
 
 static int teardown(void **state)
