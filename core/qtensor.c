@@ -203,6 +203,10 @@ mt_status mt_qtensor_check(const mt_qtensor *q, const char *what)
         MT_REQUIRE(
             !d->swizzled || d->format->scale == MT_SCALE_E8M0 || d->format->scale == MT_SCALE_E4M3,
             MT_EINVAL, "%s: scales of format %s have no swizzled layout", what, d->format->name);
+        unsigned past = d->layout == MT_LAYOUT_PADDED ? (uintptr_t)d->codes % MT_PADDED_ALIGN : 0;
+        MT_REQUIRE(past == 0, MT_EINVAL,
+                   "%s: padded codes begin %u bytes past a multiple of %d, must begin at one", what,
+                   past, MT_PADDED_ALIGN);
     }
     return MT_OK;
 }

@@ -18,12 +18,13 @@ typedef enum mt_dir { MT_ROW, MT_COL, MT_DIR_COUNT } mt_dir;
 typedef enum mt_layout {
     MT_LAYOUT_COMPACT, /* NUMERICS section 3 */
     MT_LAYOUT_PADDED, /* of transposed bytes, as products read them: [mt_padded_rows / 128][k][128],
-                         each 128 rows of a member after the ones before; zeros past its last row */
+                         each 128 rows of a member after the ones before; zeros past its last row;
+                         at a multiple of MT_PADDED_ALIGN bytes */
     MT_LAYOUT_DECODED, /* in place of codes what they decode to, in bf16 that holds it exactly, as a
                           plain tensor lies; the scale that a whole member has is not in it */
     MT_LAYOUT_PACKED   /* the order a backend's GEMM reads a weight in; private to that backend */
 } mt_layout;
-enum { MT_PADDED_PART = 128 };
+enum { MT_PADDED_PART = 128, MT_PADDED_ALIGN = 16 };
 
 typedef struct mt_direction {
     const mt_format *format; /* NULL: this direction is absent */
@@ -126,7 +127,8 @@ mt_qtensor mt_qtensor_select(const mt_qtensor *q, mt_dir dir);
 mt_status mt_qtensor_member(mt_qtensor *view, const mt_qtensor *q, int64_t i);
 mt_status mt_qtensor_split(mt_qtensor *views, const mt_qtensor *q);
 
-/* Fails unless present directions have known formats with options that go with them. */
+/* Fails unless present directions have known formats with options that go with them, and lie as
+ * their layout asks. */
 mt_status mt_qtensor_check(const mt_qtensor *q, const char *what);
 
 /* NUMERICS section 2, nvfp4: S_enc = min(RN(6 bound / amax), FLT_MAX), 1 where amax or S_enc is 0;

@@ -19,7 +19,7 @@ struct gemm_operand {
     bool real;     /* mt_real<T>, else T */
     bool vectors;  /* runs of elements, as many as the path moves at once, are aligned */
     bool ragged;   /* its members are those of `rows`; else they have depth * cols elements */
-    int64_t width; /* elements of a line */
+    int64_t width; /* elements of a line; of padded codes the rows of all their steps */
 };
 
 struct gemm_problem {

@@ -110,9 +110,9 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
 extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g,
                                               const struct mt_gemm_args *args,
                                               const mt_cuda_gemm_path *path);
-/* Padded codes of one operand of NT, lines of as many bytes as x says, by their column's largest
- * scale in the member: to `to`, which may be where they are; levels [members, mt_cuda_gemm_levels]:
- * the scales' exponents, as f32 has them, 0 where all codes are 0 and all scales 1. */
+/* Padded codes of one operand of NT, `lines` columns, by their column's largest scale in the
+ * member: to `to`, which may be where they are; levels [members, mt_cuda_gemm_levels]: the scales'
+ * exponents, as f32 has them, 0 where all codes are 0 and all scales 1. */
 extern "C" mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels,
                                         const gemm_operand *x, const float *scales,
                                         const mt_group *rows, int64_t lines);

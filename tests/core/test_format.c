@@ -254,6 +254,20 @@ static void test_views(void **state)
     assert_fails(mt_qtensor_check(&plain, "thing"), MT_EINVAL, "fp8_block have no swizzled layout");
 }
 
+static void test_padded_codes_are_aligned(void **state)
+{
+    (void)state;
+    _Alignas(16) uint8_t codes[32];
+    mt_direction padded = mt_direction_of(mt_format_spec_default(MT_FORMAT_FP8_BLOCK));
+    padded.layout = MT_LAYOUT_PADDED;
+    mt_qtensor q = { .group = mt_group_uniform(2, 16, 16), .dir[MT_COL] = padded };
+    q.dir[MT_COL].codes = codes + 16;
+    assert_ok(mt_qtensor_check(&q, "thing"));
+    q.dir[MT_COL].codes = codes + 8;
+    assert_fails(mt_qtensor_check(&q, "thing"), MT_EINVAL,
+                 "thing: padded codes begin 8 bytes past a multiple of 16, must begin at one");
+}
+
 static void test_nvfp4_scales(void **state)
 {
     (void)state;
@@ -272,7 +286,7 @@ int main(void)
         cmocka_unit_test(test_table),        cmocka_unit_test(test_elements),
         cmocka_unit_test(test_text),         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_shapes),       cmocka_unit_test(test_views),
-        cmocka_unit_test(test_nvfp4_scales),
+        cmocka_unit_test(test_nvfp4_scales), cmocka_unit_test(test_padded_codes_are_aligned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,7 @@
 
 #include "tests/kernels/quantize_case.h"
 
-enum { N = 7, K = 80 };
+enum { N = 7 };
 static const int64_t rows[N] = { 33, 0, 128, 257, 1, 0, 16 };
 
 static bool has_kernels(void)
@@ -38,23 +38,23 @@ static mt_status quantize(mt_group group, mt_dtype dtype, void *x, const mt_qten
 static void check_padding(const mt_qtensor *q)
 {
     const uint8_t *codes = q->dir[MT_COL].codes;
-    int64_t all = mt_padded_rows(&q->group), at = 0;
+    int64_t all = mt_padded_rows(&q->group), k = q->group.k, at = 0;
     for (int64_t i = 0; i < N; i++) {
         int64_t end = at + (rows[i] + 127) / 128 * 128;
-        for (int64_t c = 0; c < K; c++)
+        for (int64_t c = 0; c < k; c++)
             for (int64_t p = at + rows[i]; p < end; p++)
-                if (codes[(p / 128 * K + c) * 128 + p % 128])
+                if (codes[(p / 128 * k + c) * 128 + p % 128])
                     fail_msg("member %d, column %d", (int)i, (int)c);
         at = end;
     }
     assert_true(at <= all);
 }
 
-static void check_padded(const char *format, mt_dtype dtype)
+static void check_padded(const char *format, mt_dtype dtype, int64_t k)
 {
     struct quantize_case c;
     struct quantize_result r;
-    case_make(&c, MT_GROUP_VARYING_FIRST, N, rows, &(int64_t){ K }, 3);
+    case_make(&c, MT_GROUP_VARYING_FIRST, N, rows, &k, 3);
     void *x = case_source(&c, dtype, 2, true);
     result_make(&r, &c, NULL, format, false);
     assert_ok(quantize(c.group, dtype, x, &r.q));
@@ -84,8 +84,11 @@ static void test_padded(void **state)
         "fp8_tensor:sr", "fp8_block:2d",     "fp8_block:pow2=off"
     };
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        check_padded(formats[i], MT_BF16);
-        check_padded(formats[i], MT_F32);
+        static const int64_t widths[] = { 80, 336 }; /* a tile's columns, more of them */
+        for (int w = 0; w < 2; w++) {
+            check_padded(formats[i], MT_BF16, widths[w]);
+            check_padded(formats[i], MT_F32, widths[w]);
+        }
     }
 }
 
