@@ -32,7 +32,7 @@ for recipe in none fp8_delayed "nvfp4; steps=3..5 mxfp8"; do
         rm -rf "$run"
         "$exe" train "$work/run.yaml" --run "$run" --set "recipe.use=$recipe" --set train.steps=4 >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
         "$exe" train "$work/run.yaml" --run "$run" --resume --set "recipe.use=$recipe" --set train.steps=8 --set memory.recompute=block --set memory.offload=saved >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-        "$exe" eval "$run" >"$work/$program.eval" 2>&1
+        "$exe" eval "$run" 2>&1 | sed "s|$run/||" >"$work/$program.eval"
         "$exe" sample "$run" --prompt "In the" --tokens 20 --seed 1 >"$work/$program.sample" 2>&1
         rm -rf "$work/$program.hf"
         "$exe" export "$run" "$work/$program.hf" >/dev/null 2>&1
@@ -40,6 +40,7 @@ for recipe in none fp8_delayed "nvfp4; steps=3..5 mxfp8"; do
     numbers "$work/plain" >"$work/a"
     numbers "$work/guarded" >"$work/b"
     is "$recipe: the same numbers" cmp "$work/a" "$work/b"
+    is "$recipe: the same evaluation" cmp "$work/plain.eval" "$work/guarded.eval"
     is "$recipe: the same samples" cmp "$work/plain.sample" "$work/guarded.sample"
     is "$recipe: the same weights" cmp "$work/plain.hf/model.safetensors" "$work/guarded.hf/model.safetensors"
 done
