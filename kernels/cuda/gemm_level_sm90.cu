@@ -12,12 +12,14 @@
 
 enum {
     THREADS = 256,
-    PER_MULTIPROCESSOR = 8,
-    RUN = 8,     /* lines of a member that a warp takes one after the other */
+    PER_MULTIPROCESSOR = 4,
     VECTOR = 16, /* bytes of a lane */
     BLOCK = MT_PADDED_PART,
-    ONE = 127, /* the exponent of 1, as f32 has it */
-    GONE = 19  /* 2^-19 of the largest code is under half of the smallest step */
+    OF_LINE = BLOCK / VECTOR, /* lanes, of a line's part in a step */
+    LINES = 32 / OF_LINE,     /* of a warp, beside each other in each step */
+    AT_ONCE = 4,              /* steps */
+    ONE = 127,                /* the exponent of 1, as f32 has it */
+    GONE = 19                 /* 2^-19 of the largest code is under half of the smallest step */
 };
 
 /* The exponent of a power of two, of f32's subnormal ones, too. */
@@ -62,34 +64,49 @@ static __device__ __forceinline__ __half2 power_of(int k)
     return __half2(both);
 }
 
-/* A member's part of a line: of `length` bytes, each 128 of them and their scale `lines` such
- * after the ones before. */
+/* A line of a member, by the lanes that have its part of each step; a step is `lines` blocks, and
+ * as many scales, after the one before. Returns its level. */
 static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *codes,
-                                                 const float *scale, int64_t lines, int length)
+                                                 const float *scale, int64_t lines, int steps)
 {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % OF_LINE;
+    const int64_t step = lines * BLOCK, part = lane * VECTOR;
+    uint4 w[AT_ONCE];
+    auto load = [&](int first) __attribute__((always_inline))
+    {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i < steps)
+                w[i] = __ldcs((const uint4 *)(codes + (first + i) * step + part));
+    };
+    load(0); /* while the level is found */
     int most = 0;
-    for (int b = lane; b < length / BLOCK; b += 32) {
-        const int own = max(exponent_of(__ldg(scale + b * lines)), 1);
-        if (own != ONE || !is_zero(codes + b * lines * BLOCK)) most = max(most, own);
+    for (int i = lane; i < steps; i += OF_LINE) {
+        const int own = max(exponent_of(__ldg(scale + i * lines)), 1);
+        if (own != ONE || !is_zero(codes + i * step)) most = max(most, own);
     }
-    const int level = (int)__reduce_max_sync(~0u, (unsigned)most);
-    for (int j = lane * VECTOR; j < length; j += 32 * VECTOR) {
-        const int64_t at = gemm_padded_place(j, 0, lines);
-        uint4 w = *(const uint4 *)(codes + at);
-        const int k = level - exponent_of(__ldg(scale + j / BLOCK * lines));
-        if (k > 0) {
-            const __half2 by = power_of(k);
-            w.x = lowered(w.x, by), w.y = lowered(w.y, by);
-            w.z = lowered(w.z, by), w.w = lowered(w.w, by);
+#pragma unroll
+    for (int other = OF_LINE / 2; other > 0; other /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, other));
+    for (int first = 0; first < steps; first += AT_ONCE) {
+        if (first > 0) load(first);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (first + i >= steps) continue;
+            const int k = most - exponent_of(__ldg(scale + (first + i) * lines));
+            if (k > 0) {
+                const __half2 by = power_of(k);
+                w[i].x = lowered(w[i].x, by), w[i].y = lowered(w[i].y, by);
+                w[i].z = lowered(w[i].z, by), w[i].w = lowered(w[i].w, by);
+            }
+            *(uint4 *)(to + (first + i) * step + part) = w[i];
         }
-        *(uint4 *)(to + at) = w;
     }
-    return level;
+    return most;
 }
 
 /* room: levels of a member, of more lines than there are. */
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
     level_kernel(uint8_t *to, uint8_t *levels, const uint8_t *codes, const float *scales,
                  const __grid_constant__ mt_group rows, int64_t lines, int64_t room)
 {
@@ -97,25 +114,26 @@ static __global__ void __launch_bounds__(THREADS)
     const int members = (int)rows.members, lane = threadIdx.x % 32;
     int *const place = first + members + 1;
     gemm_find_places(first, place, &rows);
-    const int64_t runs = room / RUN, step = (int64_t)gridDim.x * (THREADS / 32);
+    const int64_t runs = room / LINES, every = (int64_t)gridDim.x * (THREADS / 32);
     const int64_t warp = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    for (int64_t i = warp; i < members * runs; i += step) {
-        const int64_t e = i / runs, n0 = (i - e * runs) * RUN;
-        const int length = place[e + 1] - place[e];
-        const float *const scale = scales + place[e] / BLOCK * lines;
-        for (int64_t n = n0; n < n0 + RUN; n++) {
-            const int64_t at = gemm_padded_place(place[e], n, lines);
-            const int level =
-                n < lines ? level_line(to + at, codes + at, scale + n, lines, length) : 0;
-            if (lane == 0) levels[e * room + n] = (uint8_t)level;
-        }
+    const int64_t members_on = every / runs, runs_on = every % runs;
+    int64_t e = warp / runs, run = warp % runs;
+    while (e < members) {
+        const int64_t n = run * LINES + lane / OF_LINE;
+        const int steps = n < lines ? (place[e + 1] - place[e]) / BLOCK : 0;
+        const int64_t at = gemm_padded_place(place[e], n, lines);
+        const int level =
+            level_line(to + at, codes + at, scales + place[e] / BLOCK * lines + n, lines, steps);
+        if (lane % OF_LINE == 0) levels[e * room + n] = (uint8_t)level;
+        e += members_on, run += runs_on;
+        if (run >= runs) run -= runs, e++;
     }
 }
 
 mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels, const gemm_operand *x,
                              const float *scales, const mt_group *rows, int64_t lines)
 {
-    const int64_t room = mt_cuda_gemm_levels(lines), warps = rows->members * (room / RUN);
+    const int64_t room = mt_cuda_gemm_levels(lines), warps = rows->members * (room / LINES);
     const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
     const int64_t blocks = mt_ceil_div(warps, THREADS / 32);
     level_kernel<<<(unsigned)(blocks < most ? blocks : most), THREADS,

@@ -10,7 +10,9 @@ template <class C, int N> struct sm90_scales {
     enum {
         GROUPS = C::PACKED ? 4 : 2, /* of eight columns, in 16 bytes */
         COUNT = (N / 8 + GROUPS - 1) / GROUPS,
-        MOST = C::WGRAD ? 3 : 6,
+        MOST = C::WGRAD    ? 3
+               : C::PACKED ? 6
+                           : 5,
         FIRST = COUNT < (int)MOST ? (int)COUNT : (int)MOST
     };
     uint32_t line_at, rows_at, line; /* in the scales of a step */

@@ -300,9 +300,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         const uint32_t at_p = (C::SKEWED ? base : anew(base)) +
                               (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
         p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
-        /* the same for all of the warpgroup, shown to the compiler: descriptors in uniform
-         * registers take a step's wgmmas half of the instructions */
-        if (C::FP8) p0 = __shfl_sync(~0u, p0, 0);
+        /* the same for all of the warpgroup, shown to the compiler */
+        if (!C::PINGPONG && !C::SKEWED) p0 = __shfl_sync(~0u, p0, 0);
         constexpr int BEFORE = C::PANEL ? (int)C::PANEL : C::SPLIT ? (int)C::SPLIT : 1;
         const uint32_t at_q = (C::SKEWED ? base : anew(base)) + BEFORE * C::P_BYTES;
         q0 = ((at_q & 0x3ffff) >> 4) | APART_Q;
@@ -393,7 +392,11 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
         for (int i = 0; i < C::WIDTH / 2; i++) asm volatile("" : "+f"(d[mi][i])::"memory");
     };
-    int tile = C::PINGPONG ? result.group() : 0;
+    /* All that wgmma's descriptors are made of is to be in uniform registers, or each of them takes
+     * four instructions more. The compiler sees that a reduction's result is the same for a warp,
+     * and, at a fence, that the warp is together after what some of its threads did. */
+    const int mine = C::PINGPONG ? (int)__reduce_max_sync(~0u, (uint32_t)result.group()) : 0;
+    int tile = mine;
     /* What the tile's result needs, as soon as there is room for it. */
     auto begin_result = [&]() __attribute__((always_inline))
     {
@@ -521,10 +524,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         if (!C::AHEAD) result.tile = tile;
         if (C::FRESH) zeros();
         if (C::PINGPONG) {
-            const int mine = result.group();
-            if (tile > 0) barrier_wait(base + C::ORDER + mine * 8, (tile / 2 - (mine == 0)) & 1);
-            stage = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8), 0);
-            parity = __shfl_sync(~0u, shared_now(base + C::HAND + mine * 8 + 4), 0);
+            const int own = anew(mine);
+            if (tile > 0) barrier_wait(base + C::ORDER + own * 8, (tile / 2 - (own == 0)) & 1);
+            stage = shared_now(base + C::HAND + own * 8);
+            parity = shared_now(base + C::HAND + own * 8 + 4);
         }
         if (!C::SKEWED || n == 0) {
             if (C::SKEWED)
@@ -536,6 +539,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             if (!C::AHEAD && n == 0)
                 for (int step = 0; step < whole + (rest > 0); step++) {
                     wait_step();
+                    __syncwarp();
                     release(stage);
                     advance();
                 }
@@ -570,6 +574,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
             for (int mi = 0; mi < C::BLOCKS_M; mi++) settle(mi);
             sm90_store_tile(result, d);
+            wgmma_fence();
         }
     }
     if (C::AHEAD && tile > 0) {

@@ -156,10 +156,8 @@ struct sm90_fp8 {
         TAKEN = WRITTEN + WARPGROUPS * 8,
         TABLE = TAKEN + WARPGROUPS * 8,
         PIECE = WGRAD || BY_ROWS ? 32 : 64,
-        PRODUCER_REGISTERS = WGRAD || BY_ROWS ? 56 : 40,
-        CONSUMER_REGISTERS = WARPGROUPS == 3    ? 152
-                             : WGRAD || BY_ROWS ? 224
-                                                : 232
+        PRODUCER_REGISTERS = 56,
+        CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152 : 224
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
@@ -401,8 +399,9 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
 template <class C> static gemm_sm90_variant sm90_variant_of()
 {
     static_assert(C::STAGE % 1024 == 0 && C::WIDTH % C::BOX_Q == 0, "stages and boxes are whole");
-    static_assert((C::WARPGROUPS * C::CONSUMER_REGISTERS + C::PRODUCER_REGISTERS) * 128 <= 65536,
-                  "the block has all registers of a multiprocessor");
+    static_assert(C::WARPGROUPS * C::CONSUMER_REGISTERS + C::PRODUCER_REGISTERS <=
+                      65536 / C::THREADS / 8 * 8 * (C::WARPGROUPS + 1),
+                  "what is asked for is given back: the block has no more than it began with");
     static_assert((int)C::STAGES + 3 <= (int)C::RING,
                   "tiles of a step each: two stored, one ahead");
     return { (const void *)gemm_sm90_kernel<C>,

@@ -249,6 +249,47 @@ static void check_level_adds(struct product *p)
     free(plain), free(values), free(got), free(want);
 }
 
+/* Compact codes of columns, by steps of 128 rows. */
+static uint8_t *padded_codes(mt_direction *d, const mt_qtensor *q, const struct rows *rows)
+{
+    const int64_t lines = q->group.k;
+    const size_t compact = mt_direction_code_bytes(d, MT_COL, &q->group);
+    d->layout = MT_LAYOUT_PADDED;
+    const size_t bytes = mt_direction_code_bytes(d, MT_COL, &q->group);
+    uint8_t *from = malloc(compact + 1), *to = calloc(bytes + 1, 1);
+    assert_true(from && to);
+    if (compact > 0) CUDA_OK(cudaMemcpy(from, d->codes, compact, cudaMemcpyDefault));
+    int64_t steps = 0; /* before the member */
+    for (int64_t e = 0; e < rows->members; steps += (rows->counts[e++] + 127) / 128)
+        for (int64_t n = 0; n < lines; n++)
+            for (int64_t r = 0; r < rows->counts[e]; r++)
+                to[((steps + r / 128) * lines + n) * 128 + r % 128] =
+                    from[rows->start[e] * lines + n * rows->counts[e] + r];
+    d->codes = upload(to, bytes);
+    free(from), free(to);
+    return d->codes;
+}
+
+/* NT of padded codes has the bits of that of compact ones. */
+static void check_padded(const struct product *compact, const struct rows *rows, int variant)
+{
+    struct product p = *compact;
+    mt_cuda_gemm_path path = { .variant = variant, .width = TALL_WIDTH, .super = 2 };
+    const size_t bytes = (size_t)p.count * mt_dtype_size(p.args.d_dtype);
+    char *host = malloc(2 * bytes + 1);
+    assert_non_null(host);
+    run_path(&p, &path, host);
+    p.args.a = &p.a, p.args.b = &p.b;
+    uint8_t *const codes[] = { padded_codes(&p.a.dir[MT_COL], &p.a, rows),
+                               padded_codes(&p.b.dir[MT_COL], &p.b, rows) };
+    run_path(&p, &path, host + bytes);
+    if (memcmp(host, host + bytes, bytes) != 0)
+        fail_msg("%s, n %lld, k %lld, %s: padded codes have other bits than compact ones",
+                 p.coding->name, (long long)p.n, (long long)p.k, mt_cuda_gemm_path_name(&path));
+    device_free(codes[0]), device_free(codes[1]);
+    free(host);
+}
+
 /* By exact decoding and, where there is one, by the path of codes. */
 static void check_paths(struct checked *c, struct product *p, enum values values)
 {
@@ -269,6 +310,7 @@ static void check_paths(struct checked *c, struct product *p, enum values values
             if (v == MT_CUDA_GEMM_FP8_PAIRS && !blocks) continue;
             path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
+            if (p->layout == MT_GEMM_NT && widths[i] == TALL_WIDTH) check_padded(p, c->rows, v);
         }
     if (p->layout == MT_GEMM_NT && goes_tall(p)) check_tall(p);
     if (p->layout == MT_GEMM_NT && p->coding->two_d_w && p->coding->pow2) check_level_adds(p);
