@@ -190,7 +190,8 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
 {
     int64_t members = g->rows.members, rows = mean_rows(g);
     int64_t pieces = mt_ceil_div(rows, SM90_WIDTH), tiles_m = mt_ceil_div(g->cols, 256);
-    bool tn = g->layout == MT_GEMM_TN, alone = pieces <= FEW_PIECES && (tn || pieces % 2);
+    bool tn = g->layout == MT_GEMM_TN;
+    bool alone = pieces <= FEW_PIECES && (pieces % 2 || (tn && g->depth <= FAIR_DEPTH));
     if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128);
     bool few = members * pieces * tiles_m < FEW_WAVES * processors;
     bool hides = g->depth > FAIR_DEPTH || (g->depth > SHORT_DEPTH && pieces <= SMALL_PIECES);
