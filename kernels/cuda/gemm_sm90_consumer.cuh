@@ -539,7 +539,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             if (!C::AHEAD && n == 0)
                 for (int step = 0; step < whole + (rest > 0); step++) {
                     wait_step();
-                    __syncwarp();
+                    if (!C::SKEWED) __syncwarp(); /* there it serialises the wgmmas */
                     release(stage);
                     advance();
                 }
