@@ -10,7 +10,7 @@
  */
 
 /* Codes in rows: elements times enc of their row, of planar columns times that of their column. */
-template <typename AT, int KIND, int DIRS, int CODES>
+template <typename AT, int KIND, int DIRS, int CODES, bool POW2>
 static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
                                                 const uint32_t x[ROWS][4], const float row[ROWS],
                                                 const float column[RUN], bool nans)
@@ -25,16 +25,41 @@ static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
         float same[RUN];
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
-        if (DIRS & ROW_CODES) encode_run<CODES>(q, j.p.sides[MT_ROW], x[i], same, nans);
-        if (DIRS & COLUMN_CODES) encode_run<CODES>(c, j.p.sides[MT_COL], x[i], column, nans);
+        if (DIRS & ROW_CODES) encode_run<CODES, POW2>(q, j.p.sides[MT_ROW], x[i], same, nans);
+        if (DIRS & COLUMN_CODES) encode_run<CODES, POW2>(c, j.p.sides[MT_COL], x[i], column, nans);
         if (i >= rows) continue;
         if (DIRS & ROW_CODES) store_run<KIND>(by_row, q);
         if (DIRS & COLUMN_CODES) store_run<KIND>(by_column, c);
     }
 }
 
+/* Of one of two columns. Words of one column first, or the compiler keeps the reals that codes of
+ * rows were made of. */
+template <int CODES>
+static __device__ __forceinline__ void encode_column(uint32_t q[2], const side &s,
+                                                     const uint32_t x[ROWS], bool second, float enc)
+{
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        w[i] = __byte_perm(x[i * 2], x[i * 2 + 1], second ? 0x7632 : 0x5410);
+    encode_row<CODES>(q, s, w, enc);
+}
+/* Of products. */
+template <int CODES>
+static __device__ __forceinline__ void encode_column(uint32_t q[2], const side &s,
+                                                     const uint32_t y[ROWS], bool second)
+{
+    float v[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) v[i] = second ? high_bf16(y[i]) : low_bf16(y[i]);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        q[h] = encode_products<CODES>(s, v[h * 4], v[h * 4 + 1], v[h * 4 + 2], v[h * 4 + 3]);
+}
+
 /* Leaves codes of a patch's columns, each with its own scale. */
-template <typename AT, int CODES>
+template <typename AT, int CODES, bool POW2>
 static __device__ __forceinline__ void leave_columns(uint8_t *codes, int half, const side &s,
                                                      const uint32_t x[ROWS][4],
                                                      const float enc[RUN])
@@ -42,13 +67,20 @@ static __device__ __forceinline__ void leave_columns(uint8_t *codes, int half, c
     const bool above = is_left_above(half, AT::row());
     uint8_t *to = tile_lines(codes, half) + line_place(AT::column()) + AT::row();
 #pragma unroll
-    for (int c = 0; c < RUN; c++) {
-        uint32_t w[4], q[2];
+    for (int c = 0; c < RUN; c += 2) {
+        uint32_t y[ROWS];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            w[i] = __byte_perm(x[i * 2][c / 2], x[i * 2 + 1][c / 2], c % 2 ? 0x7632 : 0x5410);
-        encode_row<CODES>(q, s, w, enc[c]);
-        leave_column(to, c, above, q[0], q[1]);
+        for (int i = 0; i < ROWS; i++)
+            y[i] = POW2 ? times_powers(x[i][c / 2], power_words(enc[c], enc[c + 1])) : x[i][c / 2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            uint32_t q[2];
+            if (POW2)
+                encode_column<CODES>(q, s, y, e);
+            else
+                encode_column<CODES>(q, s, y, e, enc[c + e]);
+            leave_column(to, c + e, above, q[0], q[1]);
+        }
     }
 }
 
@@ -157,7 +189,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         if (at::IS_PLANAR) {
             if (at::IN_ROWS) planar_rows<at>(row, j, sp->scales[n & 1], e);
             if (at::IN_COLUMNS) planar_columns<at>(column, j, p, e);
-            put_rows<at, KIND, DIRS, CODES>(j, p, x, row, column, e.nans > 0);
+            put_rows<at, KIND, DIRS, CODES, true>(j, p, x, row, column, e.nans > 0);
             if (at::IN_ROWS) {
                 __syncthreads(); /* the scales are there */
                 put_row_scales(sp->scales[n & 1], p);
@@ -171,7 +203,10 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
             }
             if (at::IN_ROWS) {
                 line_rows<at>(row, j, p, e);
-                put_rows<at, KIND, ROW_CODES, CODES>(j, p, x, row, column, false);
+                if (at::BY_POWERS && j.p.sides[MT_ROW].options.pow2)
+                    put_rows<at, KIND, ROW_CODES, CODES, true>(j, p, x, row, column, false);
+                else
+                    put_rows<at, KIND, ROW_CODES, CODES, false>(j, p, x, row, column, false);
             }
             if (at::IN_COLUMNS) {
                 __syncthreads(); /* what columns are multiplied by is there */
@@ -180,7 +215,11 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
                     const float4 q = *(const float4 *)(sp->enc + at::column() + i);
                     column[i] = q.x, column[i + 1] = q.y, column[i + 2] = q.z, column[i + 3] = q.w;
                 }
-                leave_columns<at, CODES>(sp->codes, n & 1, j.p.sides[MT_COL], x, column);
+                const side &to = j.p.sides[MT_COL];
+                if (at::BY_POWERS && to.options.pow2)
+                    leave_columns<at, CODES, true>(sp->codes, n & 1, to, x, column);
+                else
+                    leave_columns<at, CODES, false>(sp->codes, n & 1, to, x, column);
             }
         }
         if (at::TURNED) {

@@ -22,7 +22,8 @@ template <int KIND, int DIRS, int FROM> struct layout {
                 : FROM == GRADIENT ? 1
                                    : ROWS,
         RESIDENT = FROM == SWIGLU || FROM == GRADIENT ? 2 : 3,
-        BY_TOKEN = FROM == GATHERED || FROM == WEIGHTED
+        BY_TOKEN = FROM == GATHERED || FROM == WEIGHTED,
+        BY_POWERS = FROM != WEIGHTED /* whose registers would not do */
     };
     static __device__ __forceinline__ int row(void)
     {

@@ -235,19 +235,6 @@ static __device__ __forceinline__ void scale_columns(float enc[WIDE], const job 
  */
 
 template <int CODES>
-static __device__ __forceinline__ uint32_t encode_products(const side &s, float a, float b, float c,
-                                                           float d)
-{
-#if MT_CONVERTS_FP8
-    const mt_element element = CODES == CODES_E4M3 ? MT_ELEMENT_E4M3 : MT_ELEMENT_E5M2;
-    return native_pair(element, a, b) | native_pair(element, c, d) << 16;
-#else
-    return mt_encode(s.codec, a) | mt_encode(s.codec, b) << 8 | mt_encode(s.codec, c) << 16 |
-           (uint32_t)mt_encode(s.codec, d) << 24;
-#endif
-}
-
-template <int CODES>
 static __device__ __forceinline__ uint32_t encode_across(const side &s, const uint2 &x, float enc)
 {
     return encode_products<CODES>(s, low_bf16(x.x) * enc, high_bf16(x.x) * enc, low_bf16(x.y) * enc,

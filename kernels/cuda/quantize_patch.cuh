@@ -38,29 +38,55 @@ template <typename T> static __device__ __forceinline__ T one_of(const T x[4], i
 
 /* fp8 codes of four products. */
 template <int CODES>
-static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint32_t w[2],
-                                                       const float enc[4])
+static __device__ __forceinline__ uint32_t encode_products(const side &s, float a, float b, float c,
+                                                           float d)
 {
 #if MT_CONVERTS_FP8
     const mt_element element = CODES == CODES_E4M3 ? MT_ELEMENT_E4M3 : MT_ELEMENT_E5M2;
-    return native_pair(element, element_of(w, 0) * enc[0], element_of(w, 1) * enc[1]) |
-           native_pair(element, element_of(w, 2) * enc[2], element_of(w, 3) * enc[3]) << 16;
+    return native_pair(element, a, b) | native_pair(element, c, d) << 16;
 #else
-    uint32_t q = 0;
-    for (int e = 0; e < 4; e++)
-        q |= (uint32_t)mt_encode(s.codec, element_of(w, e) * enc[e]) << 8 * e;
-    return q;
+    return mt_encode(s.codec, a) | mt_encode(s.codec, b) << 8 | mt_encode(s.codec, c) << 16 |
+           (uint32_t)mt_encode(s.codec, d) << 24;
 #endif
 }
 
+/* Two elements times powers of two, a pair of bf16: in bf16 what the products are in f32, but for
+ * some below 2^-126, whose codes are 0 with their signs either way. */
+static __device__ __forceinline__ uint32_t times_powers(uint32_t x, uint32_t powers)
+{
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(powers), "r"(0x80008000u));
+    return y;
+}
+static __device__ __forceinline__ uint32_t power_words(float low, float high)
+{
+    return __byte_perm(mt_f32_bits(low), mt_f32_bits(high), 0x7632);
+}
+
+/* Of four elements. POW2: they are multiplied by powers of two. */
+template <int CODES, bool POW2>
+static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint32_t w[2],
+                                                       const float enc[4])
+{
+    float v[4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t y =
+            POW2 ? times_powers(w[h], power_words(enc[h * 2], enc[h * 2 + 1])) : w[h];
+        v[h * 2] = low_bf16(y) * (POW2 ? 1 : enc[h * 2]);
+        v[h * 2 + 1] = high_bf16(y) * (POW2 ? 1 : enc[h * 2 + 1]);
+    }
+    return encode_products<CODES>(s, v[0], v[1], v[2], v[3]);
+}
+
 /* Of eight with one scale. */
-template <int CODES>
+template <int CODES, bool POW2 = false>
 static __device__ __forceinline__ void encode_row(uint32_t q[2], const side &s, const uint32_t w[4],
                                                   float enc)
 {
     const float same[4] = { enc, enc, enc, enc };
 #pragma unroll
-    for (int h = 0; h < 2; h++) q[h] = encode_four<CODES>(s, w + h * 2, same);
+    for (int h = 0; h < 2; h++) q[h] = encode_four<CODES, POW2>(s, w + h * 2, same);
 }
 
 /* What the draws of a patch's rows share: of Philox's first three rounds what the row has no part
@@ -133,7 +159,7 @@ static __device__ __forceinline__ void draw_row(uint32_t bits[4], const JOB &j, 
 }
 
 /* Of eight products; of E2M1 with powers of two. */
-template <int CODES>
+template <int CODES, bool POW2>
 static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, const uint32_t w[4],
                                                   const float enc[RUN], bool nans)
 {
@@ -141,7 +167,7 @@ static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, 
         q[0] = shifted_nibbles(w, enc) | nibble_signs(w, nans);
     } else {
 #pragma unroll
-        for (int i = 0; i < 2; i++) q[i] = encode_four<CODES>(s, w + i * 2, enc + i * 4);
+        for (int i = 0; i < 2; i++) q[i] = encode_four<CODES, POW2>(s, w + i * 2, enc + i * 4);
     }
 }
 

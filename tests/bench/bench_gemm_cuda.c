@@ -6,7 +6,7 @@
  *                                         with SHAPE in their names, by the path that the GEMM
  *                                         chooses
  *        bench_gemm_cuda sweep [SHAPE]    by every variant, two widths and orders of tiles; prints
- * the best beside the chosen one
+ *                                         the fastest of them and the chosen one, in turns
  *
  * MIXTAPE_KERNELS chooses the kernel set, one of cuBLASLt too.
  *
@@ -333,7 +333,7 @@ static void check(const char *alone)
 /* ---- time -------------------------------------------------------------------------------------
  */
 
-enum { ROTATED = 2 };
+enum { ROTATED = 2, FINALISTS = 5, TURNS = 5 };
 /* Random values everywhere: a block of them, again and again. */
 static void *random_buffer(int64_t count, double scale, uint64_t seed)
 {
@@ -405,6 +405,55 @@ static bool is_swept(const mt_cuda_gemm_path *path)
     return (path->width == 192 || path->width == 128) && path->super <= 8;
 }
 
+struct contestant {
+    mt_cuda_gemm_path path;
+    double rates[TURNS];
+};
+
+static int faster(const void *a, const void *b)
+{
+    const struct contestant *x = a, *y = b;
+    return (x->rates[TURNS / 2] < y->rates[TURNS / 2]) -
+           (x->rates[TURNS / 2] > y->rates[TURNS / 2]);
+}
+
+static bool same_path(const mt_cuda_gemm_path *a, const mt_cuda_gemm_path *b)
+{
+    return a->variant == b->variant && a->width == b->width && a->super == b->super;
+}
+
+/* The fastest of one launch each, then beside the chosen one in turns: medians. A card's clock
+ * falls as it warms, so that rates of one turn compare only what follows each other. */
+static void sweep_layout(struct timed *t, mt_gemm_layout layout, bool add, bool half,
+                         const char *what, const mt_cuda_gemm_path *chosen)
+{
+    struct contestant all[MT_CUDA_GEMM_BF16 * WIDTHS * TOGETHER + 1], *ours = all;
+    mt_cuda_gemm_path path;
+    int count = 1;
+    ours->path = *chosen, ours->rates[TURNS / 2] = HUGE_VAL; /* always among them */
+    for (int i = 1; path_at(&path, i); i++) {
+        if (!is_swept(&path) || same_path(&path, chosen)) continue;
+        if (!runs(&path, layout, t->shape->n, t->shape->k, add, false)) continue;
+        all[count].path = path;
+        all[count++].rates[TURNS / 2] = rate(t, layout, add, half, &path);
+    }
+    qsort(all, (size_t)count, sizeof *all, faster);
+    if (count > FINALISTS) count = FINALISTS;
+    for (int turn = 0; turn < TURNS; turn++)
+        for (int i = 0; i < count; i++)
+            all[i].rates[turn] = rate(t, layout, add, half, &all[i].path);
+    for (int i = 0; i < count; i++) qsort(all[i].rates, TURNS, sizeof(double), by_value);
+    const double us = ours->rates[TURNS / 2];
+    print_rate(t, what, us, chosen, ", chosen");
+    qsort(all + 1, (size_t)count - 1, sizeof *all, faster);
+    for (int i = 1; i < count; i++) {
+        char note[32];
+        const double x = all[i].rates[TURNS / 2];
+        snprintf(note, sizeof note, " (%.3f)", x / us);
+        print_rate(t, what, x, &all[i].path, note);
+    }
+}
+
 static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool half, bool sweep)
 {
     static const char *const halves[] = { "wgrad bf16", "wgrad bf16 +=" };
@@ -413,7 +462,7 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
     size_t bytes =
         (size_t)(result_rows(&t->rows, layout, s->n) * result_columns(layout, s->n, s->k)) *
         (layout == MT_GEMM_NT && !half ? sizeof(float) : sizeof(uint16_t));
-    mt_cuda_gemm_path chosen, path, best;
+    mt_cuda_gemm_path chosen;
     struct call call;
     struct mt_gemm_args *args =
         arguments(&call, &t->rows, layout, MT_BF16, s->n, s->k, t->x[0], t->dy[0], t->w);
@@ -423,15 +472,10 @@ static void time_layout(struct timed *t, mt_gemm_layout layout, bool add, bool h
     if (add) CUDA_OK(cudaMemset(t->out, 0, bytes));
     assert_ok(mt_cuda_gemm_choose(&stream, args, &chosen));
     (void)rate(t, layout, add, half, &chosen);
-    double ours = rate(t, layout, add, half, &chosen), most = ours;
-    print_rate(t, what, ours, &chosen, "");
-    best = chosen;
-    for (int i = 1; sweep && path_at(&path, i); i++) {
-        if (!is_swept(&path) || !runs(&path, layout, s->n, s->k, add, false)) continue;
-        double x = rate(t, layout, add, half, &path);
-        if (x > most) most = x, best = path;
-    }
-    if (most > ours) print_rate(t, what, most, &best, " (best)");
+    if (sweep)
+        sweep_layout(t, layout, add, half, what, &chosen);
+    else
+        print_rate(t, what, rate(t, layout, add, half, &chosen), &chosen, "");
     device_free(t->out);
 }
 
