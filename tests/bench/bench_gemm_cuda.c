@@ -4,7 +4,7 @@
  *                                         on) against an f64 product
  *        bench_gemm_cuda [time] [SHAPE]   fprop, dgrad and wgrad (of f32 and of bf16) of the shapes
  *                                         with SHAPE in their names, by the path that the GEMM
- *                                         chooses
+ *                                         chooses; or of MEMBERSxKxNxROWS
  *        bench_gemm_cuda sweep [SHAPE]    by every variant, two widths and orders of tiles; prints
  *                                         the fastest of them and the chosen one, in turns
  *
@@ -13,6 +13,8 @@
  * Times are medians of single launches between events, L2 flushed before each, inputs rotated,
  * random data, rows of the members drawn evenly. Needs a build with CUDA=1. */
 #include "tests/bench/gemm_cuda.h"
+
+#include <inttypes.h>
 
 /* The operands of a call; mt_gemm_args points into it. */
 struct call {
@@ -501,9 +503,13 @@ static void time_shape(const struct timed_shape *s, bool sweep)
 int main(int argc, char **argv)
 {
     const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
+    struct timed_shape own = { .name = word };
     open_gpu();
     if (!strcmp(verb, "check"))
         check(word);
+    else if (sscanf(word, "%" SCNd64 "x%" SCNd64 "x%" SCNd64 "x%" SCNd64, &own.members, &own.k,
+                    &own.n, &own.rows) == 4)
+        time_shape(&own, !strcmp(verb, "sweep"));
     else
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             if (strstr(shapes[i].name, word)) time_shape(&shapes[i], !strcmp(verb, "sweep"));
