@@ -201,8 +201,6 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma 128x192, ping-pong by five stages",
         "wgmma 128x192 turned, ping-pong",
         "wgmma 128x192 turned, ping-pong by five stages",
-        "wgmma 256x192 turned, pairs",
-        "wgmma 128x192, ping-pong, dY stays",
         "wgmma 128x192, ping-pong, more of C ahead",
         "wgmma fp8 128x192, f32 sums of 128",
         "wgmma fp8 128x192, weights shared, f32 sums of 128",

@@ -10,19 +10,16 @@ extern "C" {
 
 enum {
     MT_CUDA_GEMM_TILED = -1, /* mma.sync: any size and alignment */
-    MT_CUDA_GEMM_WIDE,       /* wgmma: 256 x 192, pairs of blocks share the weights (NT: dY) */
-    MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192 */
+    MT_CUDA_GEMM_WIDE,       /* wgmma, not NT: 256 x 192, pairs of blocks share the weights */
+    MT_CUDA_GEMM_ALONE,      /* wgmma, NT of moe_gemm alone: 256 x 192 */
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows (NT: X), one warpgroup stores
                                 while the other multiplies */
     MT_CUDA_GEMM_VARIANTS,   /* that moe_gemm has as well */
-    /* With C or a bias: ALONE or, for NT, PINGPONG, TURNED and ADDING. With a factor: all but, for
-     * NT, WIDE, ALONE, TURNED_WIDE and ADDING. */
+    /* With C or a bias: ALONE or, for NT, PINGPONG, TURNED and ADDING. With a factor: all but
+     * ADDING. */
     MT_CUDA_GEMM_DEEP = MT_CUDA_GEMM_VARIANTS, /* wgmma: ping-pong by five stages */
     MT_CUDA_GEMM_TURNED,      /* wgmma, NT: ping-pong, the result turned, pairs share dY */
     MT_CUDA_GEMM_TURNED_DEEP, /* the same by five stages */
-    MT_CUDA_GEMM_TURNED_WIDE, /* 256 x 192 of it, pairs share X */
-    MT_CUDA_GEMM_PANEL,       /* wgmma, NT: ping-pong whose rows of dY stay for a row of tiles; the
-                                 result's rows are a multiple of 256 */
     MT_CUDA_GEMM_ADDING,      /* wgmma, NT with C: ping-pong, more of C ahead */
     MT_CUDA_GEMM_BF16,        /* the variants of bf16 */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */

@@ -13,11 +13,10 @@ enum {
     FEW_ROWS = 256, /* of a member; see goes_by_rows */
     SOME_ROWS = 512,
     MANY_ROWS = 2048,
-    SHORT_CODES = 512,    /* depth */
-    DEEP_ROWS = 1280,     /* of a member, on average: see deep_suits, shares_weights */
-    PANEL_ROWS = 288,     /* of a member, on average, and ... */
-    PANEL_COLUMNS = 1024, /* fewest: see panel_suits */
-    TILE = 256,           /* rows of P, but where tiles are of half as many */
+    SHORT_CODES = 512, /* depth */
+    DEEP_ROWS = 1280,  /* of a member, on average: see deep_suits, shares_weights */
+    SCANT_ROWS = 288,  /* of a member, on average: see turned_suits, adding_suits */
+    TILE = 256,        /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
     CODES_TOGETHER = 32, /* NT of fp8 */
     TALL_ROWS = 192,
@@ -218,42 +217,32 @@ static int64_t excess(int64_t extent)
     return 100 * mt_ceil_div(extent, SM90_WIDTH) * SM90_WIDTH / extent - 100;
 }
 
-/* Whether the result turned is cut better. Measured on an H200: from 2 % on, but, where C is read
- * as well, of members of many rows or a result as narrow as tiles are high. */
+/* Whether the result turned is cut better. Measured on an H200: from 2 % on, but not of members of
+ * scant rows; where C is read as well, of members of many or a result as narrow as tiles are high.
+ */
 static bool turned_suits(const gemm_problem *g)
 {
     return g->cols % TILE == 0 && excess(g->cols) >= excess(g->height) + 2 &&
+           mean_rows(g) > SCANT_ROWS &&
            (!is_added_to(g) || g->cols == TILE || mean_rows(g) >= MANY_ROWS);
 }
 
 static int turned_variant(const gemm_problem *g)
 {
-    return deep_suits(g) ? MT_CUDA_GEMM_TURNED_DEEP
-           : g->cols == TILE && !g->d_real && has_room(g, MT_CUDA_GEMM_TURNED_WIDE)
-               ? MT_CUDA_GEMM_TURNED_WIDE
-               : MT_CUDA_GEMM_TURNED;
+    return deep_suits(g) ? MT_CUDA_GEMM_TURNED_DEEP : MT_CUDA_GEMM_TURNED;
 }
 
 /* Of members of few rows C of f32 is most of what there is to bring. */
 static bool adding_suits(const gemm_problem *g)
 {
-    return g->c && g->d_real && mean_rows(g) <= PANEL_ROWS && has_room(g, MT_CUDA_GEMM_ADDING);
+    return g->c && g->d_real && mean_rows(g) <= SCANT_ROWS && has_room(g, MT_CUDA_GEMM_ADDING);
 }
 
 static bool is_turned(const mt_cuda_gemm_path *path)
 {
-    return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_WIDE ||
-           path->variant == MT_CUDA_GEMM_TURNED_DEEP ||
+    return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_DEEP ||
            path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED ||
            path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
-}
-
-/* Whether most members have all of their rows, up to 320, in a block's shared memory. Measured on
- * an H200: of the result's two sides, the shorter one is to be the row that a block goes along. */
-static bool panel_suits(const gemm_problem *g)
-{
-    return g->height % TILE == 0 && g->cols < g->height && g->cols >= PANEL_COLUMNS &&
-           mean_rows(g) <= PANEL_ROWS && has_room(g, MT_CUDA_GEMM_PANEL);
 }
 
 static bool is_tall(int variant)
@@ -321,8 +310,7 @@ static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
 }
 
 /* NT: the depth is short, a tile's result large: ping-pong, of the result turned where that is cut
- * better (a narrow one of bf16 by wide tiles), but where its tiles would be narrow; then pairs of
- * them share what is wider, if there are enough. */
+ * better. Of few tiles five stages were faster whatever the depth. */
 static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
     int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
@@ -332,14 +320,12 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
     path->super = g->fp8 ? CODES_TOGETHER : TOGETHER;
     if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
     path->variant = g->fp8                    ? MT_CUDA_GEMM_FP8
-                    : panel_suits(g) && !few  ? MT_CUDA_GEMM_PANEL
                     : turned_suits(g) && !few ? turned_variant(g)
                     : adding_suits(g)         ? MT_CUDA_GEMM_ADDING
-                    : path->width == SM90_WIDTH
-                        ? deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG
-                    : few || tiles % 2 ? MT_CUDA_GEMM_ALONE
-                                       : MT_CUDA_GEMM_WIDE;
-    if (is_turned(path) || path->variant == MT_CUDA_GEMM_PANEL) path->width = SM90_WIDTH;
+                    : (few && has_room(g, MT_CUDA_GEMM_DEEP)) || deep_suits(g)
+                        ? MT_CUDA_GEMM_DEEP
+                        : MT_CUDA_GEMM_PINGPONG;
+    if (is_turned(path)) path->width = SM90_WIDTH;
     if (g->fp8 && !plan_level(path, g) && !few) plan_tall(path, g);
 }
 
@@ -398,7 +384,6 @@ bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *pat
 {
     bool bf16 = path->variant >= 0 && path->variant < MT_CUDA_GEMM_BF16;
     if (g->fp8 ? !suits_codes(g, path->variant) : !bf16) return false;
-    if (path->variant == MT_CUDA_GEMM_PANEL && g->height % TILE) return false;
     return mt_cuda_gemm_sm90_fits(g, path, variant_of(g, path->variant));
 }
 

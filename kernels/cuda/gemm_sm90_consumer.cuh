@@ -82,7 +82,6 @@ static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_s
                                                      int tile)
 {
     const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
-    if (C::PANEL) tile /= (a.n + a.width - 1) / a.width; /* a unit is a row of tiles */
     const uint32_t last = base + C::TABLE + ((uint32_t)a.rows.members * 2 + 1) * sizeof(int);
     return first + tile * step < shared_now(last);
 }
@@ -224,8 +223,6 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     uint32_t parity = 0, p0 = 0, q0 = 0;
     int n = 0, whole = 0, rest = 0; /* of the tile */
     uint32_t told = 0;              /* fp8: whom this lane tells, found once */
-    int slot = 0, times = 0;        /* of P that stays, see sm90_produce_panel */
-    uint32_t slot_parity = 0;
 
     /* Tells who brings into this stage that this warp has read it: the blocks of the own row of the
      * cluster, then the rest of the column. */
@@ -255,15 +252,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     auto release_last = [&]() __attribute__((always_inline))
     {
         release(stage == 0 ? C::STAGES - 1 : stage - 1);
-        if constexpr (C::PANEL > 0)
-            if (times && lane == 0)
-                barrier_arrive_times(
-                    base + C::PANEL_EMPTY + (slot == 0 ? C::PANEL - 1 : slot - 1) * 8, times);
     };
     auto advance = [&]() __attribute__((always_inline))
     {
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
-        if (C::PANEL && ++slot == C::PANEL) slot = 0, slot_parity ^= 1;
     };
     /* The other warpgroup goes on at this stage. It has a word of its own to read it from: of the
      * four warps here, some may not have read theirs. */
@@ -284,8 +276,6 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         n = __shfl_sync(~0u, result.word(0, after), 0);
         whole = __shfl_sync(~0u, result.word(6, after), 0);
         rest = __shfl_sync(~0u, result.word(7, after), 0);
-        if (C::PANEL)
-            slot = rest >> 8 & 15, slot_parity = rest >> 12 & 1, times = rest >> 16, rest &= 255;
     };
     auto wait_step = [&]() __attribute__((always_inline))
     {
@@ -293,26 +283,21 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             barrier_wait(base + C::SPLIT_FULL + p_slot(stage) * 8, stage >= C::SPLIT);
         barrier_wait(base + C::FULL + stage * 8, parity);
     };
-    /* Skewed, once; else anew for each tile, so that no register holds it while sums are stored. */
+    /* Anew for each tile, so that no register holds it while sums are stored. */
     auto place = [&]() __attribute__((always_inline))
     {
-        if (C::SKEWED) lane = (int)(thread_now() % 32);
-        const uint32_t at_p = (C::SKEWED ? base : anew(base)) +
-                              (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
+        const uint32_t at_p = anew(base) + (C::PINGPONG ? 0 : result.group() * C::BLOCKS_M * 8192);
         p0 = ((at_p & 0x3ffff) >> 4) | APART_P;
         /* the same for all of the warpgroup, shown to the compiler */
-        if (!C::PINGPONG && !C::SKEWED) p0 = __shfl_sync(~0u, p0, 0);
-        constexpr int BEFORE = C::PANEL ? (int)C::PANEL : C::SPLIT ? (int)C::SPLIT : 1;
-        const uint32_t at_q = (C::SKEWED ? base : anew(base)) + BEFORE * C::P_BYTES;
+        if (!C::PINGPONG) p0 = __shfl_sync(~0u, p0, 0);
+        const uint32_t at_q = anew(base) + (C::SPLIT ? (int)C::SPLIT : 1) * C::P_BYTES;
         q0 = ((at_q & 0x3ffff) >> 4) | APART_Q;
-        if (!C::SKEWED) lane = (int)(thread_now() % 32);
+        lane = (int)(thread_now() % 32);
         if (C::FP8) told = anew(block_told());
     };
     auto deep16 = [&](auto width, int mi, int k, bool first) __attribute__((always_inline))
     {
-        const int at = C::PANEL   ? slot * (C::P_BYTES >> 4)
-                       : C::SPLIT ? p_slot(stage) * (C::P_BYTES >> 4)
-                                  : stage * (C::STAGE >> 4);
+        const int at = C::SPLIT ? p_slot(stage) * (C::P_BYTES >> 4) : stage * (C::STAGE >> 4);
         const uint32_t p = p0 + at + k * STEP_P + mi * 512;
         const uint32_t q = q0 + stage * (C::STAGE >> 4) + k * STEP_Q;
         wgmma<decltype(width)::value, C::ACROSS_P, C::ACROSS_Q>(d[mi], (uint64_t)HIGH << 32 | p,
@@ -340,51 +325,24 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         else
             multiply_some(width, std::integral_constant<int, 1>(), mi, step == 0);
     };
-    /* The first step, by the first 64 rows. */
-    auto begin = [&](auto width) __attribute__((always_inline))
-    {
-        sm90_begin_wgmma<C>();
-        multiply_rows(width, 0, 0);
-    };
-    auto begin_next = [&](auto width) __attribute__((always_inline))
-    {
-        begin(width);
-        wgmma_wait<1>();
-    };
     auto multiply = [&](auto width) __attribute__((always_inline))
     {
-        if (C::SKEWED) {
-            multiply_rows(width, 1, 0);
-            advance();
-        }
         const int steps = whole + (C::WGRAD && rest > 0);
-        for (int step = C::SKEWED; step < steps - C::SKEWED; step++) {
+        for (int step = 0; step < steps; step++) {
             wait_step();
-            if constexpr (C::PANEL > 0) barrier_wait(base + C::PANEL_FULL + slot * 8, slot_parity);
             sm90_begin_wgmma<C>();
             multiply_rows(width, 0, step); /* in a loop, NT's wgmmas are serialised */
             if constexpr (C::BLOCKS_M > 1) multiply_rows(width, 1, step);
 #pragma unroll
             for (int mi = 2; mi < C::BLOCKS_M; mi++) multiply_rows(width, mi, step);
             wgmma_wait<C::BLOCKS_M>();
-            if (C::SKEWED || step > 0) release_last();
+            if (step > 0) release_last();
             advance();
         }
-        if (C::SKEWED) { /* there are two steps at least */
-            wgmma_wait<0>();
-            release_last();
-            wait_step();
-            sm90_begin_wgmma<C>();
-            multiply_rows(width, 0, steps - 1);
-            multiply_rows(width, 1, steps - 1);
-            advance();
-            wgmma_wait<1>();
-        } else {
-            hand_over();
-            if constexpr (C::TIMES) result.factor = sm90_ask_factor(a.alpha + result.member());
-            wgmma_wait<0>();
-            release_last();
-        }
+        hand_over();
+        if constexpr (C::TIMES) result.factor = sm90_ask_factor(a.alpha + result.member());
+        wgmma_wait<0>();
+        release_last();
     };
     /* What is read of the sums is read after this. */
     auto settle = [&](int mi) __attribute__((always_inline))
@@ -515,10 +473,6 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             self(self, std::integral_constant<int, N - C::GRAIN>(), work);
     };
     constexpr std::integral_constant<int, C::WIDTH> widest;
-    if constexpr (C::SKEWED) { /* of no tile: the compiler wants the same wgmmas under way always */
-        place();
-        begin(std::integral_constant<int, C::GRAIN>());
-    }
 #pragma unroll 1
     for (; sm90_has_tile<C>(base, a, tile); tile += C::PINGPONG ? 2 : 1) {
         if (!C::AHEAD) result.tile = tile;
@@ -529,25 +483,18 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             stage = shared_now(base + C::HAND + own * 8);
             parity = shared_now(base + C::HAND + own * 8 + 4);
         }
-        if (!C::SKEWED || n == 0) {
-            if (C::SKEWED)
-                wgmma_wait<0>();
-            else
-                place();
-            wait_step();
-            describe(C::AHEAD && tile > 0);
-            if (!C::AHEAD && n == 0)
-                for (int step = 0; step < whole + (rest > 0); step++) {
-                    wait_step();
-                    if (!C::SKEWED) __syncwarp(); /* there it serialises the wgmmas */
-                    release(stage);
-                    advance();
-                }
-            if constexpr (C::SKEWED) pick(pick, widest, begin);
-            if (!C::AHEAD && n == 0) {
-                hand_over();
-                continue;
+        place();
+        wait_step();
+        describe(C::AHEAD && tile > 0);
+        if (!C::AHEAD && n == 0) {
+            for (int step = 0; step < whole + (rest > 0); step++) {
+                wait_step();
+                __syncwarp();
+                release(stage);
+                advance();
             }
+            hand_over();
+            continue;
         }
         if (!C::AHEAD) {
             begin_result();
@@ -557,20 +504,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             pick(pick, widest, multiply_fp8);
         else
             pick(pick, widest, multiply);
-        if constexpr (C::SKEWED) {
-            settle(0);
-            sm90_store(result, d[0], 0);
-            const bool more = sm90_has_tile<C>(base, a, tile + 1);
-            n = 0;
-            if (__shfl_sync(~0u, more, 0)) {
-                wait_step();
-                describe(1);
-            }
-            pick(pick, widest, begin_next);
-            release_last();
-            settle(1);
-            sm90_store(result, d[1], 1);
-        } else if (!C::AHEAD) {
+        if (!C::AHEAD) {
 #pragma unroll
             for (int mi = 0; mi < C::BLOCKS_M; mi++) settle(mi);
             sm90_store_tile(result, d);
@@ -581,6 +515,5 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         settle(0);
         sm90_store(result, d[0], 0);
     }
-    if (C::SKEWED) wgmma_wait<0>();
     if (threadIdx.x % C::STORES == 0) copies_done<0>();
 }

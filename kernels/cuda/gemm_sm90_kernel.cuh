@@ -25,16 +25,12 @@ struct sm90 {
         WGRAD = LAYOUT == MT_GEMM_NT,
         PLAIN = SUMS != SM90_ANY,   /* nothing is added */
         TIMES = SUMS == SM90_TIMES, /* the factor is there */
-        /* 64 of a warpgroup's rows are stored while the others multiply, and the other 64 while
-         * the first begin the next tile; NT has few steps in a tile */
-        SKEWED = PLAIN && WGRAD && !PINGPONG,
-        FRESH = false,  /* see sm90_consume, */
-        HELPED = false, /* and moe_help; */
-        AFTER = false,  /* see moe_gemm_after_sm90.cuh */
-        SPLIT = 0,      /* stages of P, where its ring is its own: half as many as of Q */
-        STORES = 128,   /* of so many threads, one stores */
-        PANEL = 0,      /* see gemm_sm90_panel.cuh */
-        AHEAD = false,  /* see sm90_fp8 */
+        FRESH = false,              /* see sm90_consume, */
+        HELPED = false,             /* and moe_help; */
+        AFTER = false,              /* see moe_gemm_after_sm90.cuh */
+        SPLIT = 0,     /* stages of P, where its ring is its own: half as many as of Q */
+        STORES = 128,  /* of so many threads, one stores */
+        AHEAD = false, /* see sm90_fp8 */
         CARRIED = false,
         BY_ROWS = false,
         ACROSS_P = LAYOUT != MT_GEMM_TN,
@@ -106,7 +102,6 @@ struct sm90_fp8 {
         AFTER = false,
         SPLIT = 0,
         STORES = 128,
-        PANEL = 0,
         WGRAD = LAYOUT == MT_GEMM_NT,
         ACROSS_P = false,
         ACROSS_Q = false,
@@ -114,7 +109,6 @@ struct sm90_fp8 {
         FP8 = true,
         PARTS = PARTS_, /* of the columns, that are multiplied one after the other */
         PLAIN = false,
-        SKEWED = false,
         /* a tile is stored while the first products of the next are under way; one without columns
          * multiplies what lies there, and nothing of it is stored */
         AHEAD = WGRAD || BY_ROWS,
@@ -204,7 +198,6 @@ struct sm90_tile {
 template <class C> struct sm90_order {
     const int *start; /* rows before a member; after these, units (tiles of a cluster) before it */
     int tiles_m, tiles_n, unit, member, column;
-    int next_slow; /* PANEL: a unit is a row of tiles; the next of them */
 
     __device__ __forceinline__ bool next(sm90_tile *t, const gemm_sm90_args &a, int cm, int cn)
     {
@@ -215,17 +208,13 @@ template <class C> struct sm90_order {
         if (member >= members) return false;
         int local = unit - before[member], units = before[member + 1] - before[member];
         int first = start[member], rows = start[member + 1] - first;
-        if (!C::PANEL) unit += gridDim.x / C::CLUSTER;
+        unit += gridDim.x / C::CLUSTER;
         int fast_tiles = C::WGRAD ? tiles_m : units / (C::BY_ROWS ? tiles_n : tiles_m);
         int slow_tiles = C::WGRAD || C::BY_ROWS ? tiles_n : tiles_m;
         int together = a.super * slow_tiles, block = local / together;
         int in_block = local - block * together, fast0 = block * a.super;
         int height = min(a.super, fast_tiles - fast0), slow = in_block / height;
         int fast = fast0 + in_block - slow * height, depth;
-        if (C::PANEL) {
-            fast = local, slow = next_slow;
-            if (++next_slow == tiles_n) next_slow = 0, unit += gridDim.x / C::CLUSTER;
-        }
         t->member = member;
         if (C::WGRAD) {
             t->m0 = (fast * C::CLUSTER_M + cm) * C::TILE;
@@ -267,10 +256,6 @@ template <class C> struct sm90_order {
             t->whole = (depth + C::DEPTH - 1) / C::DEPTH;
             t->rest = 0;
         }
-        if (C::SKEWED && t->whole + (t->rest > 0) < 2) { /* the first step is not the last */
-            t->whole = C::WGRAD ? 1 : 2;
-            t->rest = C::WGRAD ? 1 : 0;
-        }
         return true;
     }
 };
@@ -291,8 +276,7 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
     for (int base = 0; base < members; base += 32) {
         int e = base + lane, units = 0;
         if (e < members)
-            units = C::PANEL     ? tiles_m
-                    : C::WGRAD   ? tiles_m * tiles_n
+            units = C::WGRAD     ? tiles_m * tiles_n
                     : C::BY_ROWS ? (start[e + 1] - start[e] + high - 1) / high * tiles_n
                                  : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
 #pragma unroll
@@ -307,8 +291,6 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
 }
 
 #include "kernels/cuda/gemm_sm90_produce.cuh"
-
-#include "kernels/cuda/gemm_sm90_panel.cuh"
 
 #include "kernels/cuda/gemm_sm90_result.cuh"
 
@@ -345,11 +327,6 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
                 barrier_init(base + C::SPLIT_EMPTY + i * 8, C::CLUSTER_N * 4);
             }
         for (int i = 0; i < 2; i++) barrier_init(base + C::ORDER + i * 8, 4);
-        if constexpr (C::PANEL > 0)
-            for (int i = 0; i < C::PANEL; i++) {
-                barrier_init(base + C::PANEL_FULL + i * 8, 1);
-                barrier_init(base + C::PANEL_EMPTY + i * 8, 8);
-            }
         for (int i = 0; i < C::WARPGROUPS * C::BUFFERS; i++) barrier_init(base + C::OLD + i * 8, 1);
         if constexpr (C::CARRIED)
             for (int i = 0; i < C::WARPGROUPS; i++) {
@@ -370,12 +347,10 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
     if (threadIdx.x < 128) {
         registers_down<C::PRODUCER_REGISTERS>();
         const uint32_t at = shared_anew(shared);
-        sm90_order<C> order = { start, tiles_m, tiles_n, (int)blockIdx.x / C::CLUSTER, 0, 0, 0 };
+        sm90_order<C> order = { start, tiles_m, tiles_n, (int)blockIdx.x / C::CLUSTER, 0, 0 };
         if constexpr (sm90_beside<C>::PRODUCES)
             moe_produce<C>(shared, at, maps, a, order, cn);
-        else if constexpr (C::PANEL > 0) {
-            if (threadIdx.x < 32) sm90_produce_panel<C>(shared, at, maps, a, order, cm);
-        } else if (threadIdx.x < (C::FP8 ? 1 : 32))
+        else if (threadIdx.x < (C::FP8 ? 1 : 32))
             sm90_produce<C>(shared, at, maps, a, order, cm, cn);
         if constexpr (C::AFTER) {
             if (threadIdx.x == 96) moe_help_both<C>(shared, at, maps, a, order, cn);

@@ -86,10 +86,6 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-static __device__ __forceinline__ void barrier_arrive_times(uint32_t bar, uint32_t times)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times) : "memory");
-}
 /* Not .release.cluster, which waits for all of the memory: who arrives here has only read shared
  * memory through wgmma and has nothing to release. */
 static __device__ __forceinline__ void barrier_arrive_at(uint32_t bar, uint32_t block)

@@ -1,5 +1,4 @@
-/* The Hopper GEMM: NT, times a factor of each member, by ping-pong: where warpgroups share a tile,
- * registers hold sums alone. */
+/* The Hopper GEMM: NT, times a factor of each member. */
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 
 const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad_times[MT_CUDA_GEMM_BF16] = {
@@ -9,6 +8,4 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_wgrad_times[MT_CUDA_GEMM_BF16] = {
     sm90_deep<MT_GEMM_NT, SM90_TIMES>(),
     sm90_variant<MT_GEMM_NT, 2, 1, true, SM90_TIMES, true>(),
     sm90_deep<MT_GEMM_NT, SM90_TIMES, true>(),
-    {},
-    sm90_variant_of<sm90_panel<SM90_TIMES>>(),
 };

@@ -3,6 +3,6 @@
 #include "kernels/cuda/moe_gemm_sm90_variants.cuh"
 
 const gemm_sm90_variant mt_cuda_moe_gemm_wgrad[MT_CUDA_GEMM_PINGPONG] = {
-    moe_variant<MT_GEMM_NT, 2, false, true, MOE_NOTHING>(),
+    {},
     moe_variant<MT_GEMM_NT, 1, false, true, MOE_NOTHING>(),
 };

@@ -259,22 +259,18 @@ static bool path_at(mt_cuda_gemm_path *path, int i)
 
 /* The kernels that there are (gemm_path.h); add: to C or a bias. */
 static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n, int64_t k,
-                 bool add, bool factor)
+                 bool add)
 {
     static const bool adding[2][MT_CUDA_GEMM_BF16] = { { [MT_CUDA_GEMM_ALONE] = true },
                                                        { [MT_CUDA_GEMM_PINGPONG] = true,
                                                          [MT_CUDA_GEMM_TURNED] = true,
                                                          [MT_CUDA_GEMM_ADDING] = true } };
-    static const bool shared[MT_CUDA_GEMM_BF16] = {
-        [MT_CUDA_GEMM_WIDE] = true, [MT_CUDA_GEMM_ALONE] = true, [MT_CUDA_GEMM_TURNED_WIDE] = true
-    };
     const int variant = path->variant;
     const bool nt = layout == MT_GEMM_NT;
     if (variant == MT_CUDA_GEMM_TILED) return true;
     if (add && !adding[nt][variant]) return false;
-    if (!add && (variant == MT_CUDA_GEMM_ADDING || (factor && nt && shared[variant]))) return false;
-    if (variant >= MT_CUDA_GEMM_TURNED && !nt) return false;
-    if (variant == MT_CUDA_GEMM_PANEL && n % 256) return false;
+    if (!add && variant == MT_CUDA_GEMM_ADDING) return false;
+    if (nt ? variant < MT_CUDA_GEMM_PINGPONG : variant >= MT_CUDA_GEMM_TURNED) return false;
     return !strcmp(device->kernel_set, "sm_90a") && n % 8 == 0 && k % 8 == 0 &&
            (!nt || path->width % 64 == 0);
 }
@@ -320,7 +316,7 @@ static void check(const char *alone)
                     const bool bias = other && layout == MT_GEMM_TN;
                     const bool half = other && layout == MT_GEMM_NT;
                     if (other && !bias && !half) continue;
-                    if (!runs(&path, layout, n, k, c || bias, factor)) continue;
+                    if (!runs(&path, layout, n, k, c || bias)) continue;
                     check_path(&p, layout, &path, c, bias, half, factor), done++;
                 }
             done += check_cublaslt(&p, layout);
@@ -435,7 +431,7 @@ static void sweep_layout(struct timed *t, mt_gemm_layout layout, bool add, bool 
     ours->path = *chosen, ours->rates[TURNS / 2] = HUGE_VAL; /* always among them */
     for (int i = 1; path_at(&path, i); i++) {
         if (!is_swept(&path) || same_path(&path, chosen)) continue;
-        if (!runs(&path, layout, t->shape->n, t->shape->k, add, false)) continue;
+        if (!runs(&path, layout, t->shape->n, t->shape->k, add)) continue;
         all[count].path = path;
         all[count++].rates[TURNS / 2] = rate(t, layout, add, half, &path);
     }
