@@ -18,7 +18,8 @@ enum {
     SCANT_ROWS = 288,  /* of a member, on average: see turned_suits, adding_suits */
     TILE = 256,        /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
-    CODES_TOGETHER = 32, /* NT of fp8 */
+    CODES_TOGETHER = 32,      /* NT of fp8 */
+    STAYING_BYTES = 24 << 20, /* about half of an L2, whose halves keep copies of what both read */
     TALL_ROWS = 192,
     TALL_PAIR = 256,          /* columns of two tiles */
     LEVEL_WIDE = 7168,        /* of the wider operand: see plan_level; */
@@ -181,6 +182,12 @@ static bool deep_suits(const gemm_problem *g)
            has_room(g, MT_CUDA_GEMM_DEEP);
 }
 
+int mt_cuda_gemm_sm90_together(const gemm_problem *g)
+{
+    const int64_t weights = g->cols * g->depth * (int64_t)sizeof(mt_bf16);
+    return weights <= STAYING_BYTES ? 1 : TOGETHER;
+}
+
 /* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once, but
  * an odd number of pieces loses by being made even; a depth that is not long hides a tile's end but
  * beside another tile, unless members are so small that ping-pong moves too much; products of few
@@ -198,7 +205,7 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     path->width = SM90_WIDTH, path->super = TOGETHER;
     if (!g->fp8 && !hides && !(few && (tn || g->depth > SHORT_DEPTH))) {
         path->variant = deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG;
-        path->super = tn ? 1 : TOGETHER;
+        path->super = tn ? mt_cuda_gemm_sm90_together(g) : TOGETHER;
     } else if (few) {
         path->variant = MT_CUDA_GEMM_ALONE;
         path->width = filling_width(members, rows, tiles_m, 8, processors);

@@ -129,6 +129,9 @@ extern "C" bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm
                                        const gemm_sm90_variant *variant);
 /* Whether there is a kernel for the path, and it can. */
 extern "C" bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path);
+/* Pieces of rows that ping-pong takes together for each tile of TN's or NN's weights: one, where a
+ * member's weights stay in the L2 while it goes on to the next piece. */
+extern "C" int mt_cuda_gemm_sm90_together(const gemm_problem *g);
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */
 extern "C" void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g,
                                        int multiprocessors);

@@ -163,7 +163,7 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (args->act && g->alpha && path->variant == MT_CUDA_GEMM_PINGPONG) /* gated, has no factor */
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
-        path->variant = MT_CUDA_GEMM_PINGPONG, path->super = 1;
+        path->variant = MT_CUDA_GEMM_PINGPONG, path->super = mt_cuda_gemm_sm90_together(g);
     if (mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g)) return true;
     *path = parts;
     return false;
