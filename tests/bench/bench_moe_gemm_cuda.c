@@ -103,8 +103,9 @@ static void free_op(struct op *o)
     device_free(o->scratch);
 }
 
-/* What is timed: the op by the variants from 0 on, and these. */
-enum { CHOSEN = MT_CUDA_GEMM_VARIANTS, PARTS, PRODUCT, WAYS };
+/* What is timed: the op by the variants from 0 on, eight pieces of rows together, ping-pong with a
+ * piece at a time, and these. */
+enum { PIECE_BY_PIECE = MT_CUDA_GEMM_VARIANTS, CHOSEN, PARTS, PRODUCT, WAYS };
 
 /* The product that the parts have, of the rows that they gathered. */
 static mt_status run_product(const struct op *o, struct mt_moe_gemm_args args)
@@ -120,7 +121,7 @@ static mt_status run_way(struct op *o, int way)
 {
     struct mt_moe_gemm_args args = o->args;
     mt_cuda_gemm_path path = { .variant = way, .width = 192, .super = 8 };
-    if (way == MT_CUDA_GEMM_PINGPONG) path.super = 1;
+    if (way == PIECE_BY_PIECE) path.variant = MT_CUDA_GEMM_PINGPONG, path.super = 1;
     args.gemm.d = o->d[way == PARTS], args.act = o->act[way == PARTS], args.scratch = o->scratch;
     if (way == PARTS) return mt_moe_gemm_parts(&stream, &args);
     if (way == PRODUCT) return run_product(o, args);
@@ -185,7 +186,7 @@ static void time_op(const struct layer *l, mt_gemm_layout layout, const struct r
     double products = (double)r->total * (double)l->d * (double)l->f;
     double gflop = (layout == MT_GEMM_NN ? 2 : 4) * products / 1e9;
     printf("%-10s %-10s one %7.3f ms %4.0f TFLOP/s  parts %7.3f ms %4.0f  ratio %.3f  %s;"
-           " product alone %.3f ms; pairs, alone, ping-pong:",
+           " product alone %.3f ms; pairs, alone, ping-pong, piece by piece:",
            l->name, op_names[layout], median[CHOSEN], gflop / median[CHOSEN], median[PARTS],
            gflop / median[PARTS], median[PARTS] / median[CHOSEN], text, median[PRODUCT]);
     for (int way = 0; way < CHOSEN; way++) printf(" %.3f", median[way]);
