@@ -113,6 +113,11 @@ typedef mt_status (*mt_bench_launch)(mt_bench *b, void *context, int64_t turn);
 /* Whether a shape with these default devices is asked for. */
 bool mt_bench_selected(const mt_bench *b, const char *shape, unsigned devices);
 
+/* b->bandwidth of a copy of so many bytes: the faster of the device's own and of a kernel that only
+ * moves elements, since the CPU's runs on one thread. b->peak of an n x n x n product, its weight
+ * packed as a layer's is. */
+mt_status mt_bench_measure_copy(mt_bench *b, size_t bytes);
+mt_status mt_bench_measure_dense(mt_bench *b, int64_t n);
 /* Seconds that so many FLOP, and so many bytes, take at least. */
 double mt_bench_floor(const mt_bench *b, double flop, double bytes);
 

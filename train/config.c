@@ -6,127 +6,8 @@
 #include <yaml.h>
 
 #include "train/kind.h"
-#include "train/nearest.h"
 
-enum { FILE_MAX = 1 << 20, PATH_TEXT = 128, LIST_MAX = 256, DEPTH_MAX = 16, ANCHORS_MAX = 256 };
-
-/* ---- places
- * --------------------------------------------------------------------------------------
- */
-
-static void place_now(char text[MT_CONFIG_PLACE], const mt_config_reader *r, int line)
-{
-    if (r->set)
-        snprintf(text, MT_CONFIG_PLACE, "--set %.*s: ", PATH_TEXT, r->set);
-    else
-        snprintf(text, MT_CONFIG_PLACE, "%.*s:%d: ", PATH_TEXT, r->file, line);
-}
-
-#define FAIL_AT(r, line, code, ...) fail_at((r), (line), MT_FAIL((code), __VA_ARGS__))
-
-/* The current error again, with the place of what is being read before it. */
-static mt_status fail_at(const mt_config_reader *r, int line, mt_status status)
-{
-    char place[MT_CONFIG_PLACE];
-    place_now(place, r, line);
-    return MT_FAIL(status, "%s%s", place, mt_error_message());
-}
-
-/* ---- keys
- * ----------------------------------------------------------------------------------------
- */
-
-int mt_config_find(const char *path)
-{
-    for (int i = 0; i < mt_config_key_count; i++)
-        if (strcmp(mt_config_keys[i].path, path) == 0) return i;
-    return -1;
-}
-
-static bool is_section(const char *path)
-{
-    size_t length = strlen(path);
-    for (int i = 0; i < mt_config_key_count; i++)
-        if (strncmp(mt_config_keys[i].path, path, length) == 0 &&
-            mt_config_keys[i].path[length] == '.')
-            return true;
-    return false;
-}
-
-static const char *leaf_of(const char *path)
-{
-    const char *dot = strrchr(path, '.');
-    return dot ? dot + 1 : path;
-}
-
-/* The path a mistaken one was meant to be: the same name in another section, else the most like it
- * in its own, else the most like it anywhere. NULL when none is near. */
-static const char *nearest_key(const char *path)
-{
-    const char *leaf = leaf_of(path), *names[MT_CONFIG_KEYS_MAX], *near = NULL;
-    size_t section = (size_t)(leaf - path);
-    for (int own = 1; own >= 0 && !near; own--) {
-        int count = 0;
-        for (int i = 0; i < mt_config_key_count; i++) {
-            const char *key = mt_config_keys[i].path;
-            if (strcmp(leaf_of(key), leaf) == 0) return key;
-            bool inside = (size_t)(leaf_of(key) - key) == section && !strncmp(key, path, section);
-            if (inside == (own == 1)) names[count++] = leaf_of(key);
-        }
-        near = count ? mt_nearest(leaf, names, count, sizeof names[0]) : NULL;
-    }
-    for (int i = 0; near && i < mt_config_key_count; i++) /* leaves point into their paths */
-        if (leaf_of(mt_config_keys[i].path) == near) return mt_config_keys[i].path;
-    return NULL;
-}
-
-static const char *nearest_section(const char *name)
-{
-    static const char *const sections[] = { "model",  "data",       "train",
-                                            "optim",  "recipe",     "statistics",
-                                            "memory", "checkpoint", "parallel" };
-    return mt_nearest(name, sections, sizeof sections / sizeof *sections, sizeof *sections);
-}
-
-static mt_status unknown_key(const mt_config_reader *r, int line, const char *path)
-{
-    static const char hugging_face[] = "config.json";
-    const char *dot = strchr(path, '.'), *section_meant = NULL, *near = NULL;
-    size_t length = strlen(r->file), end = sizeof hugging_face - 1;
-    if (!r->set && !dot && length >= end && !strcmp(r->file + length - end, hugging_face))
-        return FAIL_AT(r, line, MT_ECONFIG,
-                       "unknown key %s: a configuration holds a Hugging Face config.json's keys "
-                       "under model:, beside data: and train:",
-                       path);
-    char section[PATH_TEXT], meant[PATH_TEXT * 2];
-    snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : (int)strlen(path), path);
-    if (!is_section(section)) section_meant = nearest_section(section);
-    snprintf(meant, sizeof meant, "%s%s", section_meant ? section_meant : section, dot ? dot : "");
-    if (mt_config_find(meant) >= 0 || is_section(meant))
-        near = meant;
-    else
-        near = nearest_key(meant);
-    return FAIL_AT(r, line, MT_ECONFIG,
-                   "unknown key %s%s%s (`mixtape train --help-config` lists all)", path,
-                   near ? ": did you mean " : "", near ? near : "");
-}
-
-static mt_status set_key(mt_config_reader *r, int line, int index, const mt_config_value *v)
-{
-    const mt_config_key *key = &mt_config_keys[index];
-    int to = key->alias_of ? mt_config_find(key->alias_of) : index;
-    if (!r->set && r->line[to])
-        return FAIL_AT(r, line, MT_ECONFIG, "%s is given twice, first in line %d", key->path,
-                       r->line[to]);
-    if (r->type_only && key->kind != MT_KEY_ARCHITECTURE) return MT_OK;
-    mt_status status = mt_config_store(r->config, key, v);
-    if (status != MT_OK) return FAIL_AT(r, line, status, "%s: %s", key->path, mt_error_message());
-    if (r->set)
-        r->sets[to] = r->set;
-    else
-        r->line[to] = line;
-    return MT_OK;
-}
+enum { FILE_MAX = 1 << 20, LIST_MAX = 256, DEPTH_MAX = 16, ANCHORS_MAX = 256 };
 
 /* ---- YAML
  * ----------------------------------------------------------------------------------------
@@ -179,16 +60,18 @@ static mt_status read_rule(mt_config_reader *r, yaml_document_t *document, yaml_
         const char *value = node->type == YAML_SCALAR_NODE ? scalar_of(node) : NULL;
         int line = line_of(key), i = 0;
         if (!name || !value)
-            return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule's values are texts");
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "recipe: a rule's values are texts");
         while (i < RULE_KEYS && strcmp(name, names[i]) != 0) i++;
         if (i == RULE_KEYS)
-            return FAIL_AT(r, line, MT_ECONFIG,
-                           "recipe: a rule has layers, steps and use, not '%.40s'", name);
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG,
+                                  "recipe: a rule has layers, steps and use, not '%.40s'", name);
         if (values[i])
-            return FAIL_AT(r, line, MT_ECONFIG, "recipe: '%s' of a rule is given twice", name);
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "recipe: '%s' of a rule is given twice",
+                                  name);
         if (strpbrk(value, ends[i]))
-            return FAIL_AT(r, line, MT_ECONFIG, "recipe: '%s' of a rule is '%.60s': it holds no %s",
-                           name, value, i == RULE_USE ? "';'" : "blank and no ';'");
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG,
+                                  "recipe: '%s' of a rule is '%.60s': it holds no %s", name, value,
+                                  i == RULE_USE ? "';'" : "blank and no ';'");
         values[i] = value;
     }
     return MT_OK;
@@ -202,16 +85,19 @@ static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_n
     const char *values[RULE_KEYS] = { NULL };
     int line = line_of(rule);
     if (rule->type != YAML_MAPPING_NODE)
-        return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule is a mapping of layers, steps and use");
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG,
+                              "recipe: a rule is a mapping of layers, steps and use");
     MT_TRY(read_rule(r, document, rule, values));
-    if (!values[RULE_USE]) return FAIL_AT(r, line, MT_ECONFIG, "recipe: a rule without 'use'");
+    if (!values[RULE_USE])
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "recipe: a rule without 'use'");
     if (values[RULE_LAYERS]) snprintf(layers, sizeof layers, "layers=%s ", values[RULE_LAYERS]);
     if (values[RULE_STEPS]) put_steps(steps, sizeof steps, values[RULE_STEPS]);
     size_t used = strlen(text), room = MT_CONFIG_TEXT - used;
     int n =
         snprintf(text + used, room, "%s%s%s%s", used ? "; " : "", layers, steps, values[RULE_USE]);
     if (n < 0 || (size_t)n >= room)
-        return FAIL_AT(r, line, MT_ECONFIG, "recipe: rules of more than %d bytes", MT_CONFIG_TEXT);
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "recipe: rules of more than %d bytes",
+                              MT_CONFIG_TEXT);
     return MT_OK;
 }
 
@@ -223,7 +109,8 @@ static mt_status read_rules(mt_config_reader *r, yaml_document_t *document, yaml
     for (; item < node->data.sequence.items.top; item++)
         MT_TRY(add_rule(r, document, yaml_document_get_node(document, *item), text));
     const char *items[] = { text };
-    return set_key(r, line_of(node), index, &(mt_config_value){ .items = items, .count = 1 });
+    return mt_config_set_key(r, line_of(node), index,
+                             &(mt_config_value){ .items = items, .count = 1 });
 }
 
 static mt_status read_leaf(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
@@ -234,7 +121,7 @@ static mt_status read_leaf(mt_config_reader *r, yaml_document_t *document, yaml_
     int line = line_of(node);
     if (is_null(node)) return MT_OK;
     if (node->type == YAML_MAPPING_NODE)
-        return FAIL_AT(r, line, MT_ECONFIG, "%s: a value is expected, not a mapping", path);
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "%s: a value is expected, not a mapping", path);
     if (v.is_list && strcmp(path, "recipe.use") == 0) return read_rules(r, document, node, index);
     if (!v.is_list) {
         items[v.count++] = scalar_of(node);
@@ -242,17 +129,18 @@ static mt_status read_leaf(mt_config_reader *r, yaml_document_t *document, yaml_
         yaml_node_item_t *first = node->data.sequence.items.start,
                          *end = node->data.sequence.items.top;
         if (end - first > LIST_MAX)
-            return FAIL_AT(r, line, MT_ECONFIG, "%s: more than %d items", path, LIST_MAX);
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "%s: more than %d items", path, LIST_MAX);
         for (; first < end; first++) {
             yaml_node_t *item = yaml_document_get_node(document, *first);
             if (item->type != YAML_SCALAR_NODE)
-                return FAIL_AT(r, line_of(item), MT_ECONFIG, "%s: items are single values", path);
+                return MT_CONFIG_FAIL(r, line_of(item), MT_ECONFIG, "%s: items are single values",
+                                      path);
             items[v.count++] = scalar_of(item);
         }
     }
     for (int i = 0; i < v.count; i++)
-        if (!items[i]) return FAIL_AT(r, line, MT_ECONFIG, "%s: the text holds a NUL", path);
-    return set_key(r, line, index, &v);
+        if (!items[i]) return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "%s: the text holds a NUL", path);
+    return mt_config_set_key(r, line, index, &v);
 }
 
 /* `prefix` is "" or "section."; as deep as the table's paths and no deeper. */
@@ -264,22 +152,22 @@ static mt_status read_mapping(mt_config_reader *r, yaml_document_t *document, ya
         yaml_node_t *name = yaml_document_get_node(document, pair->key);
         yaml_node_t *child = yaml_document_get_node(document, pair->value);
         int line = line_of(name);
-        char path[PATH_TEXT];
+        char path[MT_CONFIG_PATH];
         const char *text = name->type == YAML_SCALAR_NODE ? scalar_of(name) : NULL;
-        if (!text || snprintf(path, sizeof path - 1, "%s%s", prefix, text) >= PATH_TEXT - 1)
-            return FAIL_AT(r, line, MT_ECONFIG, "%sthis is no name of a key", prefix);
+        if (!text || snprintf(path, sizeof path - 1, "%s%s", prefix, text) >= MT_CONFIG_PATH - 1)
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "%sthis is no name of a key", prefix);
         int index = mt_config_find(path);
         if (index < 0 && strcmp(path, "recipe") == 0 && child->type != YAML_MAPPING_NODE)
             index = mt_config_find("recipe.use");
         if (index >= 0) {
             MT_TRY(read_leaf(r, document, child, index));
-        } else if (!is_section(path)) {
-            return unknown_key(r, line, path);
+        } else if (!mt_config_is_section(path)) {
+            return mt_config_unknown_key(r, line, path);
         } else if (child->type == YAML_MAPPING_NODE) {
             strcat(path, ".");
             MT_TRY(read_mapping(r, document, child, path));
         } else if (!is_null(child)) {
-            return FAIL_AT(r, line, MT_ECONFIG, "%s: a mapping of keys is expected", path);
+            return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "%s: a mapping of keys is expected", path);
         }
     }
     return MT_OK;
@@ -288,9 +176,9 @@ static mt_status read_mapping(mt_config_reader *r, yaml_document_t *document, ya
 static mt_status yaml_failure(const mt_config_reader *r, const yaml_parser_t *parser)
 {
     MT_REQUIRE(parser->error != YAML_MEMORY_ERROR, MT_ENOMEM, "%s: no memory to read it", r->file);
-    return FAIL_AT(r, (int)parser->problem_mark.line + 1, MT_ECONFIG, "not YAML: %s%s%s",
-                   parser->problem ? parser->problem : "unreadable", parser->context ? ", " : "",
-                   parser->context ? parser->context : "");
+    return MT_CONFIG_FAIL(r, (int)parser->problem_mark.line + 1, MT_ECONFIG, "not YAML: %s%s%s",
+                          parser->problem ? parser->problem : "unreadable",
+                          parser->context ? ", " : "", parser->context ? parser->context : "");
 }
 
 /* The whole file (index < 0), or the value of one key. */
@@ -300,9 +188,9 @@ static mt_status read_document(mt_config_reader *r, yaml_document_t *document, i
     if (!root) return MT_OK;
     if (index >= 0) return read_leaf(r, document, root, index);
     if (root->type != YAML_MAPPING_NODE)
-        return FAIL_AT(r, line_of(root), MT_ECONFIG,
-                       "sections with keys are expected, such as model: and "
-                       "data: (those in train/configs are examples)");
+        return MT_CONFIG_FAIL(r, line_of(root), MT_ECONFIG,
+                              "sections with keys are expected, such as model: and "
+                              "data: (those in train/configs are examples)");
     return read_mapping(r, document, root, "");
 }
 
@@ -337,10 +225,10 @@ static mt_status check_structure(const mt_config_reader *r, const char *text, si
     }
     yaml_parser_delete(&parser);
     if (depth > DEPTH_MAX)
-        return FAIL_AT(r, line, MT_ECONFIG, "lists and mappings nested more than %d deep",
-                       DEPTH_MAX);
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "lists and mappings nested more than %d deep",
+                              DEPTH_MAX);
     if (anchors > ANCHORS_MAX)
-        return FAIL_AT(r, line, MT_ECONFIG, "more than %d anchors", ANCHORS_MAX);
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "more than %d anchors", ANCHORS_MAX);
     return MT_OK;
 }
 
@@ -364,7 +252,7 @@ static mt_status read_yaml(mt_config_reader *r, const char *text, size_t length,
         goto cleanup;
     }
     yaml_node_t *second = yaml_document_get_root_node(&document);
-    if (second) status = FAIL_AT(r, line_of(second), MT_ECONFIG, "a second document");
+    if (second) status = MT_CONFIG_FAIL(r, line_of(second), MT_ECONFIG, "a second document");
     yaml_document_delete(&document);
 cleanup:
     yaml_parser_delete(&parser);
@@ -375,8 +263,8 @@ cleanup:
 static mt_status read_set(mt_config_reader *r, const char *set)
 {
     const char *equals = strchr(set, '=');
-    char path[PATH_TEXT];
-    MT_REQUIRE(equals && equals > set && equals - set < PATH_TEXT, MT_ECONFIG,
+    char path[MT_CONFIG_PATH];
+    MT_REQUIRE(equals && equals > set && equals - set < MT_CONFIG_PATH, MT_ECONFIG,
                "--set %.100s: section.key=value is expected", set);
     snprintf(path, sizeof path, "%.*s", (int)(equals - set), set);
     r->set = set;
@@ -384,12 +272,13 @@ static mt_status read_set(mt_config_reader *r, const char *set)
     int index = mt_config_find(strcmp(path, "recipe") == 0 ? "recipe.use" : path);
     const char *text = equals + 1;
     if (index < 0)
-        status = is_section(path) ? FAIL_AT(r, 0, MT_ECONFIG, "%s is a section of keys", path)
-                                  : unknown_key(r, 0, path);
+        status = mt_config_is_section(path)
+                     ? MT_CONFIG_FAIL(r, 0, MT_ECONFIG, "%s is a section of keys", path)
+                     : mt_config_unknown_key(r, 0, path);
     else if (*text == '[')
         status = read_yaml(r, text, strlen(text), index);
     else
-        status = set_key(r, 0, index, &(mt_config_value){ .items = &text, .count = 1 });
+        status = mt_config_set_key(r, 0, index, &(mt_config_value){ .items = &text, .count = 1 });
     r->set = NULL;
     return status;
 }

@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-enum { MT_CONFIG_KEYS_MAX = 128, MT_CONFIG_PLACE = 256 };
+enum { MT_CONFIG_KEYS_MAX = 128, MT_CONFIG_PLACE = 256, MT_CONFIG_PATH = 128 };
 
 /* A scalar, or a list of scalars. */
 typedef struct mt_config_value {
@@ -32,6 +32,20 @@ typedef struct mt_config_reader {
     int line[MT_CONFIG_KEYS_MAX]; /* of each key in the file; 0: not there */
     const char *sets[MT_CONFIG_KEYS_MAX]; /* the --set that gave it, or NULL */
 } mt_config_reader;
+
+/* Fails with the place of what is being read, a line of the file or a --set, before the message. */
+#define MT_CONFIG_FAIL(r, line, code, ...)                                                         \
+    mt_config_fail_at((r), (line), MT_FAIL((code), __VA_ARGS__))
+/* The current error again, so. */
+mt_status mt_config_fail_at(const mt_config_reader *r, int line, mt_status status);
+
+/* Whether keys begin with "path.". */
+bool mt_config_is_section(const char *path);
+/* Sets the index-th key, unless only types are read and it is none. Errors: MT_ECONFIG for one that
+ * is given twice, or what mt_config_store says. */
+mt_status mt_config_set_key(mt_config_reader *r, int line, int index, const mt_config_value *v);
+/* Fails, naming the key that `path` may have meant. */
+mt_status mt_config_unknown_key(const mt_config_reader *r, int line, const char *path);
 
 /* Fills what follows from other keys. */
 void mt_config_settle(mt_config *config);
