@@ -11,7 +11,7 @@ extern "C" {
 enum {
     MT_CUDA_GEMM_TILED = -1, /* mma.sync: any size and alignment */
     MT_CUDA_GEMM_WIDE,       /* wgmma, not NT: 256 x 192, pairs of blocks share the weights */
-    MT_CUDA_GEMM_ALONE,      /* wgmma, NT of moe_gemm alone: 256 x 192 */
+    MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192; NT: moe_gemm has it, of gathered rows */
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows (NT: X), one warpgroup stores
                                 while the other multiplies */
     MT_CUDA_GEMM_VARIANTS,   /* that moe_gemm has as well */

@@ -23,7 +23,7 @@ template <int KIND, int DIRS, int FROM> struct layout {
                                    : ROWS,
         RESIDENT = FROM == SWIGLU || FROM == GRADIENT ? 2 : 3,
         BY_TOKEN = FROM == GATHERED || FROM == WEIGHTED,
-        BY_POWERS = FROM != WEIGHTED /* whose registers would not do */
+        BY_POWERS = FROM != WEIGHTED /* lines by pairs; registers do not hold weights as well */
     };
     static __device__ __forceinline__ int row(void)
     {

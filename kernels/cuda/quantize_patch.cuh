@@ -80,13 +80,13 @@ static __device__ __forceinline__ uint32_t encode_four(const side &s, const uint
 }
 
 /* Of eight with one scale. */
-template <int CODES, bool POW2 = false>
+template <int CODES>
 static __device__ __forceinline__ void encode_row(uint32_t q[2], const side &s, const uint32_t w[4],
                                                   float enc)
 {
     const float same[4] = { enc, enc, enc, enc };
 #pragma unroll
-    for (int h = 0; h < 2; h++) q[h] = encode_four<CODES, POW2>(s, w + h * 2, same);
+    for (int h = 0; h < 2; h++) q[h] = encode_four<CODES, false>(s, w + h * 2, same);
 }
 
 /* What the draws of a patch's rows share: of Philox's first three rounds what the row has no part
