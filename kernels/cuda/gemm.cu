@@ -203,7 +203,7 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma 128x192 turned, ping-pong by five stages",
         "wgmma 128x192, ping-pong, more of C ahead",
         "wgmma fp8 128x192, f32 sums of 128",
-        "wgmma fp8 128x192, weights shared, f32 sums of 128",
+        "wgmma fp8 256x144, f32 sums of 128",
         "wgmma fp8 128x192 by rows, f32 sums of 128",
         "wgmma fp8 192x128 by rows, f32 sums of 128",
         "wgmma fp8 192x128, f32 sums of 128",

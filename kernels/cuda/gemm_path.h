@@ -24,7 +24,7 @@ enum {
     MT_CUDA_GEMM_BF16,        /* the variants of bf16 */
     /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_BF16,
-    MT_CUDA_GEMM_FP8_PAIRS, /* TN: they share the weights */
+    MT_CUDA_GEMM_FP8_HIGH, /* TN: 256 x 144, pairs share the weights: no C, no bias */
     /* TN of fp8 with rows on the side of 128, pairs share them or the weights: no C, no bias;
      * members of many rows */
     MT_CUDA_GEMM_FP8_ROWS,
@@ -47,7 +47,8 @@ enum {
 
 typedef struct mt_cuda_gemm_path {
     int variant;
-    int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (tall: 128) */
+    int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (high: 144,
+                  tall: 128) */
     int super; /* wgmma: tiles of one direction that are taken together */
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;

@@ -20,6 +20,7 @@ enum {
     TOGETHER = 8,
     CODES_TOGETHER = 32,      /* NT of fp8 */
     STAYING_BYTES = 14 << 20, /* see mt_cuda_gemm_sm90_together */
+    HIGH_WIDTH = 144,
     TALL_ROWS = 192,
     TALL_PAIR = 256,          /* columns of two tiles */
     LEVEL_WIDE = 7168,        /* of the wider operand: see plan_level; */
@@ -85,7 +86,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
         return &mt_cuda_gemm_sm90_fp8_tall[variant != MT_CUDA_GEMM_FP8_TALL][kind_of_wgrad(g)];
     if (variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED)
         return &mt_cuda_gemm_sm90_fp8_level[variant != MT_CUDA_GEMM_FP8_LEVEL];
-    if (variant == MT_CUDA_GEMM_FP8_PAIRS) return &mt_cuda_gemm_sm90_fp8_pairs;
+    if (variant == MT_CUDA_GEMM_FP8_HIGH) return &mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1];
     if (variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
         return &mt_cuda_gemm_sm90_fp8_rows_tall[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                     ? g->fp8 - 1
@@ -129,10 +130,10 @@ static bool suits_by_rows(const gemm_problem *g)
     return g->layout == MT_GEMM_TN && !is_added_to(g);
 }
 
-/* Two pieces of a member that share the weights read them from HBM once. */
-static bool pairs_suit(const gemm_problem *g)
+/* Whether kernels of 256 x 144 can run it. */
+static bool high_suits(const gemm_problem *g)
 {
-    return g->fp8 == MT_CUDA_FP8_BLOCKS + 1;
+    return g->layout == MT_GEMM_TN && g->fp8 && g->fp8 <= MT_CUDA_FP8_BLOCKS + 1 && !is_added_to(g);
 }
 
 /* fp8, of members of so many rows. Measured on an H200: scales of blocks are cheaper by rows, which
@@ -154,6 +155,14 @@ static int variant_by_rows(const gemm_problem *g, int64_t rows)
     return g->depth > SHORT_CODES && rows >= (scaled ? SOME_ROWS : MANY_ROWS)
                ? MT_CUDA_GEMM_FP8_ROWS_TALL
                : MT_CUDA_GEMM_FP8_ROWS;
+}
+
+/* Members of so many rows that the two pieces of a pair are one's. Measured on an H200: shared
+ * memory is what holds products of codes whose tiles are narrow, and 256 x 136 moves a fifth less
+ * through it than 128 x 136 does. */
+static bool goes_high(const gemm_problem *g, int64_t rows)
+{
+    return high_suits(g) && mt_ceil_div(rows, HIGH_WIDTH) == 2;
 }
 
 static bool is_by_rows(int variant)
@@ -214,11 +223,13 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
         path->width = filling_width(members, rows, tiles_m, 8, processors);
     }
     if (!g->fp8) return;
-    path->variant = !few && goes_by_rows(g, rows)          ? variant_by_rows(g, rows)
-                    : !few && pairs_suit(g) && pieces == 2 ? MT_CUDA_GEMM_FP8_PAIRS
-                                                           : MT_CUDA_GEMM_FP8;
-    if (path->variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
-        path->width = variant_of(g, path->variant)->width;
+    if (few)
+        path->variant = MT_CUDA_GEMM_FP8;
+    else if (goes_high(g, rows))
+        path->variant = MT_CUDA_GEMM_FP8_HIGH;
+    else
+        path->variant = goes_by_rows(g, rows) ? variant_by_rows(g, rows) : MT_CUDA_GEMM_FP8;
+    if (!few) path->width = variant_of(g, path->variant)->width;
 }
 
 /* Percent that pieces of SM90_WIDTH are more than what they cover. */
@@ -386,7 +397,7 @@ bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path
 static bool suits_codes(const gemm_problem *g, int variant)
 {
     return variant == MT_CUDA_GEMM_FP8 || (is_by_rows(variant) && suits_by_rows(g)) ||
-           (variant == MT_CUDA_GEMM_FP8_PAIRS && pairs_suit(g)) ||
+           (variant == MT_CUDA_GEMM_FP8_HIGH && high_suits(g)) ||
            (is_tall(variant) && tall_suits(g)) || (is_leveled(variant) && level_suits(g));
 }
 

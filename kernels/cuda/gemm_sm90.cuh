@@ -93,8 +93,8 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_B
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1];
 /* Of BLOCKS whose Q is leveled. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2];
-/* TN of scales of blocks that are powers of two: MT_CUDA_GEMM_FP8_PAIRS. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_pairs;
+/* TN by tiles of 256 weights, of E4M3, E5M2, BLOCKS: MT_CUDA_GEMM_FP8_HIGH. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high[MT_CUDA_FP8_BLOCKS + 1];
 
 enum {
     SM90_WIDTH = 192,                    /* most columns of a tile */

@@ -10,9 +10,10 @@ template <class C, int N> struct sm90_scales {
     enum {
         GROUPS = C::PACKED ? 4 : 2, /* of eight columns, in 16 bytes */
         COUNT = (N / 8 + GROUPS - 1) / GROUPS,
-        MOST = C::WGRAD    ? 3
-               : C::PACKED ? 6
-                           : 5,
+        MOST = C::WGRAD          ? 3
+               : C::BLOCKS_M > 1 ? (N > 136 ? 1 : 2)
+               : C::PACKED       ? 6
+                                 : 5,
         FIRST = COUNT < (int)MOST ? (int)COUNT : (int)MOST
     };
     uint32_t line_at, rows_at, line; /* in the scales of a step */
@@ -22,7 +23,7 @@ template <class C, int N> struct sm90_scales {
     __device__ __forceinline__ sm90_scales()
     {
         const uint32_t thread = thread_now(); /* warps have 16 rows of P each, from the fourth on */
-        line_at = thread % 4 * 16;
+        line_at = thread % 4 * 16 + (C::BLOCKS_M > 1 ? (thread / 128 - 1) * C::SCALES_P : 0);
         rows_at = C::SCALES_P + ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
     }
     __device__ __forceinline__ void bring(int i) { next[i % FIRST] = shared_four(line + i * 64); }
@@ -77,8 +78,9 @@ template <class C> struct sm90_row_scales {
 };
 
 /* What the tensor cores summed over 128 of the depth for columns FROM to TO, to the sums, or,
- * FIRST, in their place: as it is, or by the scales of the columns and of the rows. */
-template <class C, int FROM, int TO, bool FIRST, class S>
+ * FIRST, in their place: as it is, or by the scales of the columns and of the rows. BACK: from the
+ * last columns to the first, by the scales that those of 64 rows before have left. */
+template <class C, int FROM, int TO, bool FIRST, bool BACK, class S>
 static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], const float *part,
                                                     S &scales)
 {
@@ -95,13 +97,15 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
                         FIRST ? 0 : d[at]);
         }
     } else {
-        constexpr int GROUPS = S::GROUPS;
+        constexpr int GROUPS = S::GROUPS, LEAST = FROM / 8 / GROUPS;
+        constexpr int PAST = (TO / 8 + GROUPS - 1) / GROUPS;
 #pragma unroll
-        for (int i = FROM / 8; i < TO / 8; i += GROUPS) {
-            const int at = i / GROUPS;
+        for (int to = LEAST; to < PAST; to++) {
+            const int at = BACK ? LEAST + PAST - 1 - to : to, i = at * GROUPS;
+            const int after = BACK ? at - S::FIRST : at + S::FIRST;
             const float4 four = scales.next[at % S::FIRST];
             const float word[4] = { four.x, four.y, four.z, four.w };
-            if (at + S::FIRST < S::COUNT) scales.bring(at + S::FIRST);
+            if (after >= 0 && after < S::COUNT) scales.bring(after);
 #pragma unroll
             for (int j = i; j < i + GROUPS && j < TO / 8; j++) {
                 const uint32_t pair = __float_as_uint(word[j - i]);

@@ -37,7 +37,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     }
     int x = add ? mi * r.across() : 0;
 #pragma unroll
-    for (int j = 0; j < C::WIDTH / C::PIECE; j++) {
+    for (int j = 0; j < (C::WIDTH + C::PIECE - 1) / C::PIECE; j++) {
         if (j * C::PIECE >= len) continue;
         const bool begins = !pairs || j % 2 == 0,
                    ends = !pairs || j % 2 || (j + 1) * C::PIECE >= len;
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
             sm90_put_wgrad(to, &d[j * 16], ANY ? pairs : STORED == SM90_HALF, j % 2 * 4, add, by);
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < 4 && j * 64 + i * 16 < C::WIDTH; i++) {
                 uint32_t line = i * 16 + lane / 16 * 8 + lane % 8;
                 uint32_t part = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
                 sm90_put_bf16<true>(to + line * 128 + part * 16, &d[j * 32 + i * 8], add, by, bias0,
@@ -245,6 +245,11 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                 barrier_arrive_at(base + C::SPLIT_EMPTY + p_slot(s) * 8, (uint32_t)lane);
         } else if (C::CLUSTER == 1) {
             if (lane == 0) barrier_arrive(base + C::EMPTY + s * 8);
+        } else if (C::FP8 && C::BLOCKS_M > 1) { /* no register is left for whom a lane tells */
+            if (elected()) {
+                barrier_arrive_at(base + C::EMPTY + s * 8, 0);
+                barrier_arrive_at(base + C::EMPTY + s * 8, 1);
+            }
         } else if (lane < C::CLUSTER_M + C::CLUSTER_N - 1) {
             barrier_arrive_at(base + C::EMPTY + s * 8, C::FP8 ? told : block_told());
         }
@@ -386,10 +391,12 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     /* A step of codes: the tensor cores' sums of 128 of the depth, or of as many 32s of it as there
      * are (NT), are added to the sums. Each warpgroup goes at its own pace: taking turns, one
      * adding while the other multiplies, was slower. */
-    auto multiply_codes = [&](auto width, auto deep, auto &part) __attribute__((always_inline))
+    auto multiply_codes = [&](auto width, auto deep, auto &part, int mi)
+        __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value / C::PARTS;
-        const uint32_t p = p0 + stage * (C::STAGE >> 4), q = q0 + stage * (C::STAGE >> 4);
+        const uint32_t p = p0 + stage * (C::STAGE >> 4) + mi * 512,
+                       q = q0 + stage * (C::STAGE >> 4);
 #pragma unroll
         for (int i = 0; i < C::PARTS; i++) {
             wgmma_fence();
@@ -400,9 +407,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             wgmma_commit();
         }
     };
-    auto add_codes = [&](auto width, auto first, auto &part, auto &scales)
+    auto add_codes = [&](auto width, auto first, auto &part, auto &scales, auto block)
         __attribute__((always_inline))
     {
+        constexpr int MI = decltype(block)::value;
         constexpr int N = decltype(width)::value, HALF = C::GRAIN % 64 == 0 ? N / 2 : 0;
         constexpr bool FIRST = decltype(first)::value;
         typedef typename std::remove_reference<decltype(scales)>::type scales_of_step;
@@ -412,22 +420,25 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         {
             if (!now) return;
             if (C::SCALED) scales.settle();
+            if (MI + 1 < C::BLOCKS_M) return;
             __syncwarp();
             release(stage);
         };
         wgmma_finish<N / C::PARTS, C::PARTS - 1>(part[0]);
         release_step(AT_ONCE);
-        if (HALF) sm90_promote<C, 0, HALF, FIRST>(d[0], part[0], scales);
+        if (HALF) sm90_promote<C, 0, HALF, FIRST, MI == 1>(d[MI], part[0], scales);
         if constexpr (C::PARTS == 2) wgmma_finish<N / C::PARTS, 0>(part[C::PARTS - 1]);
         release_step(BETWEEN);
-        sm90_promote<C, HALF, N, FIRST>(
-            d[0], C::PARTS == 2 ? part[C::PARTS - 1] : &part[0][HALF / 2], scales);
+        sm90_promote<C, HALF, N, FIRST, MI == 1>(
+            d[MI], C::PARTS == 2 ? part[C::PARTS - 1] : &part[0][HALF / 2], scales);
         release_step(!AT_ONCE && !BETWEEN);
-        advance();
+        if (MI + 1 == C::BLOCKS_M) advance();
     };
     auto multiply_fp8 = [&](auto width) __attribute__((always_inline))
     {
         constexpr int N = decltype(width)::value;
+        constexpr std::integral_constant<int, 4> four;
+        constexpr std::integral_constant<int, 0> first_block;
         float part[C::PARTS][C::WIDTH / 2 / C::PARTS];
 #pragma unroll
         for (int i = 0; i < N / 2; i++) /* or the compiler serialises the wgmmas */
@@ -439,27 +450,33 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             if (C::SCALED) scales.begin(base + C::SCALES + stage * C::SCALE_LINE);
         };
         if (C::AHEAD) { /* past the depth there are zeros */
-            multiply_codes(width, std::integral_constant<int, 4>(), part);
+            multiply_codes(width, four, part, 0);
             store_last();
             begin_scales();
-            add_codes(width, std::true_type(), part, scales);
+            add_codes(width, std::true_type(), part, scales, first_block);
             begin_factor();
         } else {
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) d[0][i] = 0;
+            for (int mi = 0; mi < C::BLOCKS_M; mi++)
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) d[mi][i] = 0;
         }
         for (int left = whole * 4 + rest - C::AHEAD * 4; left > 0; left -= 4) {
             wait_step();
             begin_scales();
             if (!C::WGRAD || left >= 4)
-                multiply_codes(width, std::integral_constant<int, 4>(), part);
+                multiply_codes(width, four, part, 0);
             else if (left == 3)
-                multiply_codes(width, std::integral_constant<int, 3>(), part);
+                multiply_codes(width, std::integral_constant<int, 3>(), part, 0);
             else if (left == 2)
-                multiply_codes(width, std::integral_constant<int, 2>(), part);
+                multiply_codes(width, std::integral_constant<int, 2>(), part, 0);
             else
-                multiply_codes(width, std::integral_constant<int, 1>(), part);
-            add_codes(width, std::false_type(), part, scales);
+                multiply_codes(width, std::integral_constant<int, 1>(), part, 0);
+            add_codes(width, std::false_type(), part, scales, first_block);
+            if constexpr (C::BLOCKS_M == 2) {
+                multiply_codes(width, four, part, 1);
+                add_codes(width, std::false_type(), part, scales, std::integral_constant<int, 1>());
+            }
         }
     };
     auto pick = [&](auto self, auto width, auto work) __attribute__((always_inline))->void

@@ -83,10 +83,13 @@ struct sm90 {
  * columns. WARPGROUPS 3: tiles half as high again of two thirds of the columns, by three chains of
  * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
  * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
- * tile's, its sums by what each column's is of that as they are stored. CARRIED: see sm90_carry. */
+ * tile's, its sums by what each column's is of that as they are stored. CARRIED: see sm90_carry.
+ * BLOCKS_M 2, TN: a warpgroup has 128 rows of P, which have one scale, and multiplies and adds 64
+ * after the other 64: tokens pass through shared memory half as often for a product. Registers are
+ * left for 144 of them. */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
-          bool LEVELED_ = false>
+          bool LEVELED_ = false, int BLOCKS_M_ = 1>
 struct sm90_fp8 {
     enum {
         LAYOUT = LAYOUT_,
@@ -108,7 +111,7 @@ struct sm90_fp8 {
         CLUSTER = CLUSTER_M * CLUSTER_N,
         FP8 = true,
         PARTS = PARTS_, /* of the columns, that are multiplied one after the other */
-        PLAIN = false,
+        PLAIN = BLOCKS_M_ > 1,
         /* a tile is stored while the first products of the next are under way; one without columns
          * multiplies what lies there, and nothing of it is stored */
         AHEAD = WGRAD || BY_ROWS,
@@ -119,13 +122,17 @@ struct sm90_fp8 {
         LEVELED = LEVELED_,
         TIMES = false,
         FACTOR = !SCALED, /* of a member's sums */
-        BLOCKS_M = 1,
-        TILE = 64 * WARPGROUPS,
+        BLOCKS_M = BLOCKS_M_,
+        TILE = 64 * WARPGROUPS * BLOCKS_M,
         DEPTH = 128,
-        WIDTH = WARPGROUPS == 3 ? 128 : SM90_WIDTH,
+        WIDTH = WARPGROUPS == 3 ? 128
+                : BLOCKS_M == 2 ? 144
+                                : SM90_WIDTH,
         GRAIN = WGRAD || BY_ROWS ? 64 : 8,
-        STAGES = 4,
-        BOX_Q = CLUSTER_M == 1 || BY_ROWS ? 64 : WIDTH / 2,
+        STAGES = BLOCKS_M == 2 ? 3 : 4,
+        BOX_Q = BLOCKS_M == 2               ? 48
+                : CLUSTER_M == 1 || BY_ROWS ? 64
+                                            : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
         BUFFERS = WARPGROUPS == 3 ? 2 : 3,
@@ -136,8 +143,8 @@ struct sm90_fp8 {
         RING = 8,
         SCALES = TILES + RING * TILE_BYTES,
         /* in the line of a stage, after those of Q */
-        SCALES_P = LEVELED ? 0 : WIDTH * (PACKED ? 2 : 4),
-        SCALE_LINE = BY_ROWS ? WIDTH / 64 * TILE * 4 : SCALES_P + (WGRAD ? TILE * 4 : 0),
+        SCALES_P = LEVELED ? 0 : (WIDTH + 63) / 64 * 64 * (PACKED ? 2 : 4),
+        SCALE_LINE = BY_ROWS ? WIDTH / 64 * TILE * 4 : SCALES_P * BLOCKS_M + (WGRAD ? TILE * 4 : 0),
         /* of each tile, f32; a thread's columns beside each other, in banks of their own */
         LEVELS = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
         LEVEL_PITCH = WIDTH + 16,
@@ -150,8 +157,10 @@ struct sm90_fp8 {
         TAKEN = WRITTEN + WARPGROUPS * 8,
         TABLE = TAKEN + WARPGROUPS * 8,
         PIECE = WGRAD || BY_ROWS ? 32 : 64,
-        PRODUCER_REGISTERS = 56,
-        CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152 : 224
+        PRODUCER_REGISTERS = BLOCKS_M == 2 ? 40 : 56,
+        CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152
+                             : BLOCKS_M == 2 ? 232
+                                             : 224
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;
@@ -208,7 +217,7 @@ template <class C> struct sm90_order {
         if (member >= members) return false;
         int local = unit - before[member], units = before[member + 1] - before[member];
         int first = start[member], rows = start[member + 1] - first;
-        unit += gridDim.x / C::CLUSTER;
+        unit += grid_now() / C::CLUSTER;
         int fast_tiles = C::WGRAD ? tiles_m : units / (C::BY_ROWS ? tiles_n : tiles_m);
         int slow_tiles = C::WGRAD || C::BY_ROWS ? tiles_n : tiles_m;
         int together = a.super * slow_tiles, block = local / together;

@@ -118,9 +118,9 @@ sm90_produce(uint8_t *shared, uint32_t base, const gemm_sm90_maps &maps, const g
 template <class C>
 static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage, uint32_t parity,
                                                        const float *q, int len, const float *p,
-                                                       int height)
+                                                       int height, int blocks)
 {
-    enum { PAIRS = C::WIDTH / 64, ROWS = C::WGRAD ? C::TILE / 32 : 1 };
+    enum { PAIRS = (C::WIDTH + 63) / 64, ROWS = C::WGRAD ? C::TILE / 32 : (int)C::BLOCKS_M };
     const uint32_t lane = threadIdx.x % 32, line = base + C::SCALES + stage * C::SCALE_LINE;
     float pair[PAIRS][2], row[ROWS];
 #pragma unroll
@@ -132,20 +132,25 @@ static __device__ __forceinline__ void sm90_bring_step(uint32_t base, int stage,
         }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        int at = C::WGRAD ? i * 32 + (int)lane : 0;
-        row[i] = at < height ? __ldg(p + at) : 0;
+        int at = C::WGRAD ? i * 32 + (int)lane : i * 128;
+        row[i] = at < height ? __ldg(p + (C::WGRAD ? at : i * blocks)) : 0;
     }
     barrier_wait(base + C::EMPTY + stage * 8, parity);
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint32_t group = i * 8 + lane / 4; /* of eight columns */
-        if (!C::WGRAD) pair[i][0] *= row[0], pair[i][1] *= row[0];
         if constexpr (C::PACKED) {
-            uint32_t both = __byte_perm(__float_as_uint(pair[i][0]), __float_as_uint(pair[i][1]),
-                                        0x7632); /* their upper halves */
-            put_shared(line + group / 4 * 64 + lane % 4 * 16 + group % 4 * 4,
-                       __uint_as_float(both));
+#pragma unroll
+            for (int m = 0; m < (C::WGRAD ? 1 : (int)C::BLOCKS_M); m++) {
+                const float by = C::WGRAD ? 1 : row[m];
+                uint32_t both =
+                    __byte_perm(__float_as_uint(pair[i][0] * by), __float_as_uint(pair[i][1] * by),
+                                0x7632); /* their upper halves */
+                put_shared(line + m * C::SCALES_P + group / 4 * 64 + lane % 4 * 16 + group % 4 * 4,
+                           __uint_as_float(both));
+            }
         } else {
+            if (!C::WGRAD) pair[i][0] *= row[0], pair[i][1] *= row[0];
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 put_shared(line + group / 2 * 64 + lane % 4 * 16 + group % 2 * 8 + e * 4,
@@ -236,11 +241,11 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
                                                          sm90_order<C> order, int cm, int cn)
 {
     enum { FIRST = sm90_first_of_scales<C>(), WARPS = 4 - FIRST };
-    const int blocks = (a.k + C::DEPTH - 1) / C::DEPTH;
     int stage = 0, turn = (int)threadIdx.x / 32 + 1 - FIRST;
     uint32_t parity = 1;
     sm90_tile t;
     for (int tile = 0; order.next(&t, a, cm, cn); tile++) {
+        const int blocks = (anew(a.k) + C::DEPTH - 1) / C::DEPTH;
         const int first = order.start[t.member], rows = order.start[t.member + 1] - first;
         const float *q = a.scales_q, *p = a.scales_p;
         const int next_q = C::WGRAD ? a.n : C::BY_ROWS ? 1 : rows;
@@ -255,7 +260,7 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
             p += (int64_t)(t.column / 128) * a.m + t.m0;
         } else {
             q += (int64_t)first * blocks + (t.row - first);
-            if (height) p += ((int64_t)t.member * ((a.m + 127) / 128) + t.m0 / 128) * blocks;
+            if (height) p += ((int64_t)t.member * ((anew(a.m) + 127) / 128) + t.m0 / 128) * blocks;
         }
         uint32_t levels = 0;
         if constexpr (C::LEVELED) {
@@ -271,7 +276,7 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
                 else if constexpr (C::BY_ROWS)
                     sm90_bring_rows<C>(base, stage, parity, p, height, q, t.n0, a.n, blocks);
                 else
-                    sm90_bring_step<C>(base, stage, parity, q, len, p, height);
+                    sm90_bring_step<C>(base, stage, parity, q, len, p, height, blocks);
                 turn = WARPS;
             }
             if (++stage == C::STAGES) stage = 0, parity ^= 1;

@@ -23,6 +23,12 @@ static __device__ __forceinline__ uint32_t anew(uint32_t x)
     asm volatile("" : "+r"(x));
     return x;
 }
+static __device__ __forceinline__ uint32_t grid_now()
+{
+    uint32_t n;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(n));
+    return n;
+}
 static __device__ __forceinline__ uint32_t shared_anew(const void *p)
 {
     asm volatile("" : "+l"(p));

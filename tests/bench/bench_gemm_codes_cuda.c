@@ -179,16 +179,16 @@ static bool native(mt_cuda_gemm_path *path, const struct product *p)
            mt_cuda_gemm_of_codes(path->variant);
 }
 
-enum { TALL_WIDTH = 128 };
+enum { TALL_WIDTH = 128, HIGH_WIDTH = 144 };
 
-/* Scales of blocks only where they are powers of two. */
+/* Tall tiles, and high ones, have scales of blocks only where they are powers of two. */
 static bool goes_tall(const struct product *p)
 {
     return !p->coding->two_d_w || p->coding->pow2;
 }
 
-/* Tall tiles give the same bits as others, with and without C. */
-static void check_tall(struct product *p)
+/* All kernels give the same bits, NT's with and without C; but for leveled ones. */
+static void check_same(struct product *p)
 {
     enum { BLOCK = 99991 };
     size_t bytes = (size_t)p->count * mt_dtype_size(p->args.d_dtype);
@@ -198,15 +198,18 @@ static void check_tall(struct product *p)
     for (int i = 0; i < BLOCK; i++)
         mt_store_f64(values, p->args.d_dtype, i, mt_rng_normal(60, 0, (uint64_t)i));
     void *c = repeated(values, BLOCK * mt_dtype_size(p->args.d_dtype), bytes);
-    const int variants[] = { MT_CUDA_GEMM_FP8, MT_CUDA_GEMM_FP8_TALL,
-                             MT_CUDA_GEMM_FP8_TALL_TURNED };
-    for (int adds = 0; adds < 2; adds++)
-        for (int v = 0; v < 3; v++) {
-            mt_cuda_gemm_path path = { .variant = variants[v], .width = TALL_WIDTH, .super = 2 };
+    const bool nt = p->layout == MT_GEMM_NT;
+    const int first = nt ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_HIGH;
+    const int last = nt ? MT_CUDA_GEMM_FP8_TALL_TURNED : MT_CUDA_GEMM_FP8_ROWS_TALL;
+    for (int adds = 0; adds <= (int)nt; adds++)
+        for (int v = 0; v <= last - first + 1; v++) {
+            mt_cuda_gemm_path path = { .variant = v ? first + v - 1 : MT_CUDA_GEMM_FP8,
+                                       .width = TALL_WIDTH,
+                                       .super = 2 };
             p->args.c = adds ? c : NULL;
             run_path(p, &path, host + (v > 0 ? bytes : 0));
             if (memcmp(host, host + (v > 0 ? bytes : 0), bytes) != 0)
-                fail_msg("%s, n %lld, k %lld, %s: not the bits of narrower tiles", p->coding->name,
+                fail_msg("%s, n %lld, k %lld, %s: not the bits of others", p->coding->name,
                          (long long)p->n, (long long)p->k, mt_cuda_gemm_path_name(&path));
         }
     p->args.c = NULL;
@@ -307,12 +310,14 @@ static void check_paths(struct checked *c, struct product *p, enum values values
             if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
             if (nt && !goes_tall(p)) continue;
             if (v >= MT_CUDA_GEMM_FP8_LEVEL && !blocks) continue;
-            if (v == MT_CUDA_GEMM_FP8_PAIRS && !blocks) continue;
-            path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
+            const bool high = v == MT_CUDA_GEMM_FP8_HIGH;
+            if (high && !goes_tall(p)) continue;
+            path.width = high && widths[i] > HIGH_WIDTH ? (int)HIGH_WIDTH : widths[i];
+            path.variant = v, path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
             if (p->layout == MT_GEMM_NT && widths[i] == TALL_WIDTH) check_padded(p, c->rows, v);
         }
-    if (p->layout == MT_GEMM_NT && goes_tall(p)) check_tall(p);
+    if (goes_tall(p)) check_same(p);
     if (p->layout == MT_GEMM_NT && p->coding->two_d_w && p->coding->pow2) check_level_adds(p);
     if (c->lossy)
         printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n",
@@ -441,10 +446,11 @@ static void check(const char *alone)
     const size_t sizes_before = sizeof sizes / sizeof *sizes;
     if (*alone && strtoul(alone, NULL, 10) < sizes_before) return;
     check_levels(&codings[2]);
-    /* members of so many rows that pairs share the weights; all rows one member's; one row */
+    /* members of so many rows that pairs share the weights, in pieces of 144 and 136; all rows one
+     * member's; one row */
     static const struct {
         int64_t members, counts[4], n, k;
-    } others[] = { { 2, { 1301, 1283 }, 448, 1040 },
+    } others[] = { { 2, { 1433, 1283 }, 448, 1040 },
                    { 4, { 0, 0, 641, 0 }, 400, 272 },
                    { 1, { 1 }, 208, 144 } };
     for (size_t s = 0; s < sizeof others / sizeof *others; s++) {
