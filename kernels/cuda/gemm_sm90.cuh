@@ -14,7 +14,8 @@
  * Codes with scales of blocks are faster the other way round (MT_CUDA_GEMM_FP8_ROWS): with rows of
  * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded. Both
  * are faster by three multiplying warpgroups (MT_CUDA_GEMM_FP8_TALL, _ROWS_TALL) where that is cut
- * as well.
+ * as well. Members of few rows, whose pieces are narrow, are faster by 256 weights at a time
+ * (MT_CUDA_GEMM_FP8_HIGH).
  *
  * A cluster of two blocks shares a tile of P (CLUSTER_N 2: two pieces of Q beside each other) or of
  * Q. The number of pieces is rounded up to an even one (they get smaller), so that no cluster has

@@ -5,7 +5,8 @@
 /* The scales of a step, as a thread multiplies its sums by them: NT, of its two rows of P, and of
  * its columns. They come before the tensor cores are done: shared memory is busy with what these
  * read, and answers late. Where registers do not hold all, those of some columns give way to those
- * of the ones that come MOST later. */
+ * of the ones that come MOST later. With BLOCKS_M 2, whose sums are
+ * twice as many, one or two of them fit. */
 template <class C, int N> struct sm90_scales {
     enum {
         GROUPS = C::PACKED ? 4 : 2, /* of eight columns, in 16 bytes */

@@ -245,7 +245,7 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
                 barrier_arrive_at(base + C::SPLIT_EMPTY + p_slot(s) * 8, (uint32_t)lane);
         } else if (C::CLUSTER == 1) {
             if (lane == 0) barrier_arrive(base + C::EMPTY + s * 8);
-        } else if (C::FP8 && C::BLOCKS_M > 1) { /* no register is left for whom a lane tells */
+        } else if (C::FP8 && C::BLOCKS_M > 1) { /* both; whom a lane tells has no register */
             if (elected()) {
                 barrier_arrive_at(base + C::EMPTY + s * 8, 0);
                 barrier_arrive_at(base + C::EMPTY + s * 8, 1);

@@ -84,9 +84,9 @@ struct sm90 {
  * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
  * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
  * tile's, its sums by what each column's is of that as they are stored. CARRIED: see sm90_carry.
- * BLOCKS_M 2, TN: a warpgroup has 128 rows of P, which have one scale, and multiplies and adds 64
- * after the other 64: tokens pass through shared memory half as often for a product. Registers are
- * left for 144 of them. */
+ * BLOCKS_M 2, TN without C or bias: a warpgroup has 128 rows of P, which have one scale, and
+ * multiplies and adds 64 after the other 64: tokens pass through shared memory half as often for a
+ * product. Registers are left for 144 of them. */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
           bool LEVELED_ = false, int BLOCKS_M_ = 1>

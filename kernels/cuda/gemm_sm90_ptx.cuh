@@ -17,17 +17,18 @@ static __device__ __forceinline__ uint32_t thread_now()
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
     return t;
 }
-/* x, of which nothing is made before it is asked for here. */
-static __device__ __forceinline__ uint32_t anew(uint32_t x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
+/* Blocks; likewise. */
 static __device__ __forceinline__ uint32_t grid_now()
 {
     uint32_t n;
     asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(n));
     return n;
+}
+/* x, of which nothing is made before it is asked for here. */
+static __device__ __forceinline__ uint32_t anew(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
 }
 static __device__ __forceinline__ uint32_t shared_anew(const void *p)
 {

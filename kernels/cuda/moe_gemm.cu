@@ -11,7 +11,7 @@ enum {
     THREADS = 256,
     LONG_DEPTH = 4096,  /* ping-pong moves too much past it, */
     SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated, */
-    FAIR_DEPTH = 1536,  /* or this, if they are gathered: by whole layers, not by launches alone */
+    FAIR_DEPTH = 1536,  /* or this, if they are gathered (timed in layers: TRIED.md) */
     TOGETHER = 8,
     RATE = 155, /* FLOP in the time of a byte, on an H200 */
     /* Where a tile has room for all of F, dY is gathered rather than spread; measured with D 1536,
