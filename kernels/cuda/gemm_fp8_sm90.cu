@@ -26,6 +26,17 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1] = 
       tall<WGMMA_E4M3_E4M3, true, true>() },
 };
 
+template <int ELEMENTS, bool TURNED> static gemm_sm90_variant broad()
+{
+    return sm90_variant_of<
+        sm90_fp8<MT_GEMM_NT, ELEMENTS, false, false, false, 1, true, 2, TURNED, false, 2>>();
+}
+
+const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_broad[2][MT_CUDA_FP8_BLOCKS] = {
+    { broad<WGMMA_E4M3_E4M3, false>(), broad<WGMMA_E5M2_E4M3, false>() },
+    { broad<WGMMA_E4M3_E4M3, true>(), broad<WGMMA_E4M3_E5M2, true>() },
+};
+
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2] = {
     tall<WGMMA_E4M3_E4M3, true, false, true>(),
     tall<WGMMA_E4M3_E4M3, true, true, true>(),

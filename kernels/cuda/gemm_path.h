@@ -33,6 +33,10 @@ enum {
     MT_CUDA_GEMM_FP8_TALL, /* NT of fp8, no scales or powers of two: 192 x 128 by three multiplying
                               warpgroups, pairs share dY */
     MT_CUDA_GEMM_FP8_TALL_TURNED, /* the result turned, pairs share X */
+    /* NT of fp8 without scales of blocks, to bf16 without C: 256 x 128, pairs as of the two before;
+     * members of few rows */
+    MT_CUDA_GEMM_FP8_BROAD,
+    MT_CUDA_GEMM_FP8_BROAD_TURNED,
     /* NT of scales of blocks that are powers of two, the same two by codes of X (turned: of dY)
      * that are brought to one scale for a column of a member first (gemm_level_sm90.cu) */
     MT_CUDA_GEMM_FP8_LEVEL,

@@ -89,25 +89,27 @@ static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_s
 /* CARRIED: whether tiles are, for all of a launch: bf16 to which nothing is added. */
 template <class C> static __device__ __forceinline__ bool sm90_carries(const gemm_sm90_args &a)
 {
-    return C::BY_ROWS || (a.half && !a.add && !a.bias && C::FACTOR == !!a.alpha);
+    return C::BY_ROWS || C::PLAIN || (a.half && !a.add && !a.bias && C::FACTOR == !!a.alpha);
 }
 
 /* A tile's 64 rows, which the buffers hold, written for sm90_carry. */
 template <class C>
-static __device__ __forceinline__ void sm90_write(sm90_result<C> &r, float (&d)[C::WIDTH / 2])
+static __device__ __forceinline__ void sm90_write(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
+                                                  int mi)
 {
-    static_assert(C::WIDTH / 64 <= (int)C::BUFFERS, "64 rows of a tile have room");
+    static_assert(C::WIDTH / 64 * C::BLOCKS_M <= (int)C::BUFFERS, "64 rows of a tile have room");
     const sm90_factor by = { (bool)C::FACTOR, C::FACTOR ? sm90_whole(r.factor) : 1, 0, true, true };
-    const int len = r.m(0) < r.rows() ? r.len() : 0;
-    if (r.tile > 0) barrier_wait(r.base + C::TAKEN + r.group() * 8, (r.tile - 1) & 1);
+    const int len = r.m(mi) < r.rows() ? r.len() : 0, first = mi * (C::WIDTH / 64);
+    if (mi == 0 && r.tile > 0) barrier_wait(r.base + C::TAKEN + r.group() * 8, (r.tile - 1) & 1);
 #pragma unroll
     for (int j = 0; j < C::WIDTH / C::PIECE; j++)
         if (j * C::PIECE >= len)
             continue;
         else if (C::TURNED)
-            sm90_put_turned(r.address(j / 2), &d[j * 16], true, j % 2, false, by);
+            sm90_put_turned(r.address(first + j / 2), &d[j * 16], true, j % 2, false, by);
         else
-            sm90_put_wgrad(r.address(j / 2), &d[j * 16], true, j % 2 * 4, false, by);
+            sm90_put_wgrad(r.address(first + j / 2), &d[j * 16], true, j % 2 * 4, false, by);
+    if (mi + 1 < C::BLOCKS_M) return;
     shared_to_copies();
     __syncwarp();
     if (thread_now() % 32 == 0) barrier_arrive(r.base + C::WRITTEN + r.group() * 8);
@@ -126,18 +128,20 @@ static __device__ __forceinline__ void sm90_carry(uint32_t base, const gemm_sm90
         for (int g = 0; g < C::WARPGROUPS; g++) {
             barrier_wait(base + C::WRITTEN + g * 8, tile & 1);
             const int len = shared_now(told + 4), row = shared_now(told + 8),
-                      m = shared_now(told + 12) + g * 64, member = shared_now(told + 16),
-                      n0 = shared_now(told + 20);
+                      m0 = shared_now(told + 12) + g * C::BLOCKS_M * 64,
+                      member = shared_now(told + 16), n0 = shared_now(told + 20);
             const int end = C::BY_ROWS ? shared_now(base + C::TABLE + (member + 1) * 4) : 0;
             const int rows = C::BY_ROWS ? end - row : a.m;
             const uint32_t from = base + C::PIECES + g * C::BUFFERS * C::BUFFER;
-            for (int j = 0; m < rows && j * 64 < len; j++) {
+            for (int x = 0; x < C::BLOCKS_M * (C::WIDTH / 64); x++) {
+                const int j = x % (C::WIDTH / 64), m = m0 + x / (C::WIDTH / 64) * 64;
+                if (m >= rows || j * 64 >= len) continue;
                 if (C::BY_ROWS)
-                    copy_out_ragged(&maps.d, from + j * C::BUFFER, n0 + j * 64, end, rows, m);
+                    copy_out_ragged(&maps.d, from + x * C::BUFFER, n0 + j * 64, end, rows, m);
                 else if (C::TURNED)
-                    copy_out(&maps.d, from + j * C::BUFFER, m, n0 + j * 64, member);
+                    copy_out(&maps.d, from + x * C::BUFFER, m, n0 + j * 64, member);
                 else
-                    copy_out(&maps.d, from + j * C::BUFFER, n0 + j * 64, m, member);
+                    copy_out(&maps.d, from + x * C::BUFFER, n0 + j * 64, m, member);
             }
             copies_commit();
             copies_read<0>();
@@ -154,7 +158,7 @@ static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[
     if constexpr (C::LEVELED) sm90_apply_levels<C>(r.base, r.tile, d);
     if constexpr (C::CARRIED)
         if (sm90_carries<C>(*r.args)) {
-            sm90_write(r, d);
+            sm90_write(r, d, mi);
             return;
         }
     if constexpr (!C::BY_ROWS) {
@@ -382,10 +386,12 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
     /* The tile before this one, whose first products are under way. */
     auto store_last = [&]() __attribute__((always_inline))
     {
-        if (tile > 0) {
-            settle(0);
-            sm90_store(result, d[0], 0);
-        }
+        if (tile > 0)
+#pragma unroll
+            for (int mi = 0; mi < C::BLOCKS_M; mi++) {
+                settle(mi);
+                sm90_store(result, d[mi], mi);
+            }
         begin_result();
     };
     /* A step of codes: the tensor cores' sums of 128 of the depth, or of as many 32s of it as there
@@ -454,6 +460,10 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             store_last();
             begin_scales();
             add_codes(width, std::true_type(), part, scales, first_block);
+            if constexpr (C::BLOCKS_M == 2) {
+                multiply_codes(width, four, part, 1);
+                add_codes(width, std::true_type(), part, scales, std::integral_constant<int, 1>());
+            }
             begin_factor();
         } else {
 #pragma unroll
@@ -461,20 +471,25 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) d[mi][i] = 0;
         }
-        for (int left = whole * 4 + rest - C::AHEAD * 4; left > 0; left -= 4) {
+        int left = whole * 4 + rest - C::AHEAD * 4;
+        auto multiply_left = [&](int mi) __attribute__((always_inline))
+        {
+            if (!C::WGRAD || left >= 4)
+                multiply_codes(width, four, part, mi);
+            else if (left == 3)
+                multiply_codes(width, std::integral_constant<int, 3>(), part, mi);
+            else if (left == 2)
+                multiply_codes(width, std::integral_constant<int, 2>(), part, mi);
+            else
+                multiply_codes(width, std::integral_constant<int, 1>(), part, mi);
+        };
+        for (; left > 0; left -= 4) {
             wait_step();
             begin_scales();
-            if (!C::WGRAD || left >= 4)
-                multiply_codes(width, four, part, 0);
-            else if (left == 3)
-                multiply_codes(width, std::integral_constant<int, 3>(), part, 0);
-            else if (left == 2)
-                multiply_codes(width, std::integral_constant<int, 2>(), part, 0);
-            else
-                multiply_codes(width, std::integral_constant<int, 1>(), part, 0);
+            multiply_left(0);
             add_codes(width, std::false_type(), part, scales, first_block);
             if constexpr (C::BLOCKS_M == 2) {
-                multiply_codes(width, four, part, 1);
+                multiply_left(1);
                 add_codes(width, std::false_type(), part, scales, std::integral_constant<int, 1>());
             }
         }
@@ -528,9 +543,11 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
             wgmma_fence();
         }
     }
-    if (C::AHEAD && tile > 0) {
-        settle(0);
-        sm90_store(result, d[0], 0);
-    }
+    if (C::AHEAD && tile > 0)
+#pragma unroll
+        for (int mi = 0; mi < C::BLOCKS_M; mi++) {
+            settle(mi);
+            sm90_store(result, d[mi], mi);
+        }
     if (threadIdx.x % C::STORES == 0) copies_done<0>();
 }

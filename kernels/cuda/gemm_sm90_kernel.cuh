@@ -84,9 +84,9 @@ struct sm90 {
  * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
  * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
  * tile's, its sums by what each column's is of that as they are stored. CARRIED: see sm90_carry.
- * BLOCKS_M 2, TN without C or bias: a warpgroup has 128 rows of P, which have one scale, and
- * multiplies and adds 64 after the other 64: tokens pass through shared memory half as often for a
- * product. Registers are left for 144 of them. */
+ * BLOCKS_M 2, without C or bias: a warpgroup has 128 rows of P, in TN of one scale, and multiplies
+ * and adds 64 after the other 64: Q passes through shared memory half as often for a product, and a
+ * tile's ends are of more products. Registers are left for 144 of Q's columns. */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
           bool LEVELED_ = false, int BLOCKS_M_ = 1>
@@ -125,17 +125,19 @@ struct sm90_fp8 {
         BLOCKS_M = BLOCKS_M_,
         TILE = 64 * WARPGROUPS * BLOCKS_M,
         DEPTH = 128,
-        WIDTH = WARPGROUPS == 3 ? 128
-                : BLOCKS_M == 2 ? 144
-                                : SM90_WIDTH,
+        WIDTH = WARPGROUPS == 3 || (WGRAD && BLOCKS_M == 2) ? 128
+                : BLOCKS_M == 2                             ? 144
+                                                            : SM90_WIDTH,
         GRAIN = WGRAD || BY_ROWS ? 64 : 8,
         STAGES = BLOCKS_M == 2 ? 3 : 4,
-        BOX_Q = BLOCKS_M == 2               ? 48
+        BOX_Q = BLOCKS_M == 2 && !WGRAD     ? 48
                 : CLUSTER_M == 1 || BY_ROWS ? 64
                                             : WIDTH / 2,
         P_BYTES = TILE * 128,
         STAGE = P_BYTES + WIDTH * 128,
-        BUFFERS = WARPGROUPS == 3 ? 2 : 3,
+        BUFFERS = WARPGROUPS == 3          ? 2
+                  : WGRAD && BLOCKS_M == 2 ? 4
+                                           : 3,
         BUFFER = 8192,
         PIECES = STAGES * STAGE,
         TILES = PIECES + WARPGROUPS * BUFFERS * BUFFER,

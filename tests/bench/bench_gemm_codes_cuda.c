@@ -187,6 +187,17 @@ static bool goes_tall(const struct product *p)
     return !p->coding->two_d_w || p->coding->pow2;
 }
 
+/* Broad tiles are of results of bf16, without C. */
+static bool is_broad(int variant)
+{
+    return variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED;
+}
+
+static bool goes_broad(const struct product *p)
+{
+    return !p->coding->two_d_w && p->args.d_dtype == MT_BF16;
+}
+
 /* All kernels give the same bits, NT's with and without C; but for leveled ones. */
 static void check_same(struct product *p)
 {
@@ -200,12 +211,13 @@ static void check_same(struct product *p)
     void *c = repeated(values, BLOCK * mt_dtype_size(p->args.d_dtype), bytes);
     const bool nt = p->layout == MT_GEMM_NT;
     const int first = nt ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_HIGH;
-    const int last = nt ? MT_CUDA_GEMM_FP8_TALL_TURNED : MT_CUDA_GEMM_FP8_ROWS_TALL;
+    const int last = nt ? MT_CUDA_GEMM_FP8_BROAD_TURNED : MT_CUDA_GEMM_FP8_ROWS_TALL;
     for (int adds = 0; adds <= (int)nt; adds++)
         for (int v = 0; v <= last - first + 1; v++) {
             mt_cuda_gemm_path path = { .variant = v ? first + v - 1 : MT_CUDA_GEMM_FP8,
                                        .width = TALL_WIDTH,
                                        .super = 2 };
+            if (is_broad(path.variant) && (adds || !goes_broad(p))) continue;
             p->args.c = adds ? c : NULL;
             run_path(p, &path, host + (v > 0 ? bytes : 0));
             if (memcmp(host, host + (v > 0 ? bytes : 0), bytes) != 0)
@@ -309,6 +321,7 @@ static void check_paths(struct checked *c, struct product *p, enum values values
             if (v != MT_CUDA_GEMM_FP8 && nt != (p->layout == MT_GEMM_NT)) continue;
             if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
             if (nt && !goes_tall(p)) continue;
+            if (is_broad(v) && !goes_broad(p)) continue;
             if (v >= MT_CUDA_GEMM_FP8_LEVEL && !blocks) continue;
             const bool high = v == MT_CUDA_GEMM_FP8_HIGH;
             if (high && !goes_tall(p)) continue;
