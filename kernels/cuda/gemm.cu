@@ -206,6 +206,7 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma fp8 256x144, f32 sums of 128",
         "wgmma fp8 128x192 by rows, f32 sums of 128",
         "wgmma fp8 192x128 by rows, f32 sums of 128",
+        "wgmma fp8 256x144, rows leveled, f32 sums of 128",
         "wgmma fp8 192x128, f32 sums of 128",
         "wgmma fp8 192x128 turned, f32 sums of 128",
         "wgmma fp8 256x128, f32 sums of 128",
@@ -279,12 +280,19 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
     gemm_plain plain;
     gemm_problem g = {};
     MT_TRY(foresee_native(&g, args));
-    if (!g.fp8) {
+    const bool lt = path->variant >= MT_CUDA_GEMM_CUBLASLT;
+    const bool any = lt || path->variant == MT_CUDA_GEMM_TILED; /* size, but no codes */
+    MT_REQUIRE(any ? !g.fp8 : mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path),
+               MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
+               path->variant, path->width, path->super);
+    if (g.fp8) {
+        MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args, path));
+    } else {
         MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
         g.alpha = plain.alpha;
     }
-    if (path->variant >= MT_CUDA_GEMM_CUBLASLT) {
+    if (lt) {
         int variant;
         const char *why = NULL;
         MT_TRY(try_cublaslt(stream, &g, true, &variant, &why));
@@ -292,10 +300,5 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                    mt_cuda_gemm_path_name(path), why ? why : "another way of the kernel set's");
         return MT_OK;
     }
-    MT_REQUIRE((path->variant == MT_CUDA_GEMM_TILED && !g.fp8) ||
-                   (mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path)),
-               MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
-               path->variant, path->width, path->super);
-    if (g.fp8) MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args, path));
     return multiply_by(stream, &g, path);
 }

@@ -34,6 +34,7 @@ struct gemm_problem {
     int fp8; /* operands are codes, 1 + their row of mt_cuda_gemm_sm90_fp8; 0: plain elements */
     const float *scales_a, *scales_b; /* of blocks of codes */
     const uint8_t *levels;            /* of one operand, see mt_cuda_gemm_level */
+    const void *leveled;              /* TN: A's leveled codes */
     bool d_real;
     bool d_vectors;               /* four columns from a multiple of four on are aligned */
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */

@@ -130,12 +130,17 @@ static size_t padded(int64_t bytes)
     return (size_t)(mt_ceil_div(bytes, ALIGN) * ALIGN);
 }
 
-/* Where NT's operands go that are not read where they lie, then the factors and levels. */
+/* Where operands go that are not read where they lie, then the factors and levels. */
 struct codes_plan {
     bool places_dy, places_x; /* compact codes */
-    bool levels_dy, levels_x;
+    bool levels_dy, levels_x, levels_rows;
     size_t dy, x, factors, levels;
 };
+
+static int64_t row_room(const gemm_problem *g)
+{
+    return mt_group_capacity(&g->rows) / g->rows.k;
+}
 
 static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
@@ -144,11 +149,13 @@ static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *pat
     p.places_dy = wgrad && !g->a.data, p.places_x = wgrad && !g->b.data;
     p.levels_dy = path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
     p.levels_x = path->variant == MT_CUDA_GEMM_FP8_LEVEL;
-    p.dy = p.places_dy || p.levels_dy ? padded(g->height * g->a.width) : 0;
-    p.x = p.places_x || p.levels_x ? padded(g->cols * g->b.width) : 0;
+    p.levels_rows = path->variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+    if (p.places_dy || p.levels_dy) p.dy = padded(g->height * g->a.width);
+    if (p.places_x || p.levels_x) p.x = padded(g->cols * g->b.width);
     p.factors = padded(g->rows.members * (int64_t)sizeof(float2));
     const int64_t lines = p.levels_dy ? g->height : p.levels_x ? g->cols : 0;
     p.levels = padded(g->rows.members * mt_cuda_gemm_levels(lines));
+    if (p.levels_rows) p.dy = padded(mt_group_capacity(&g->rows)), p.levels = padded(row_room(g));
     return p;
 }
 
@@ -158,11 +165,10 @@ extern "C" size_t mt_cuda_gemm_codes_bytes(const gemm_problem *g, const mt_cuda_
     return p.dy + p.x + p.factors + p.levels;
 }
 
-static mt_status level(mt_stream *stream, gemm_problem *g, gemm_operand *x, const float *scales,
-                       int64_t lines, void *to, void *levels)
+static mt_status level(mt_stream *stream, const gemm_problem *g, gemm_operand *x,
+                       const float *scales, int64_t lines, void *to, uint8_t *levels)
 {
-    g->levels = (const uint8_t *)levels;
-    MT_TRY(mt_cuda_gemm_level(stream, to, (uint8_t *)levels, x, scales, &g->rows, lines));
+    MT_TRY(mt_cuda_gemm_level(stream, to, levels, x, scales, &g->rows, lines));
     x->data = to;
     return MT_OK;
 }
@@ -174,11 +180,15 @@ extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g
     const codes_plan p = plan_codes(g, path);
     char *dy;
     MT_TRY(mt_cuda_operands(stream, (void **)&dy, mt_cuda_gemm_codes_bytes(g, path)));
-    char *x = dy + p.dy, *factors = x + p.x, *levels = factors + p.factors;
+    char *x = dy + p.dy, *factors = x + p.x;
+    uint8_t *levels = (uint8_t *)factors + p.factors;
+    g->levels = levels;
     MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, factors));
     if (p.places_dy) MT_TRY(place(stream, g, &g->a, mt_gemm_b(args)->codes, g->height, dy));
     if (p.places_x) MT_TRY(place(stream, g, &g->b, mt_gemm_a(args)->codes, g->cols, x));
     if (p.levels_dy) MT_TRY(level(stream, g, &g->a, g->scales_a, g->height, dy, levels));
     if (p.levels_x) MT_TRY(level(stream, g, &g->b, g->scales_b, g->cols, x, levels));
-    return MT_OK;
+    if (!p.levels_rows) return MT_OK;
+    g->leveled = dy;
+    return mt_cuda_gemm_level_rows(stream, dy, levels, &g->a, g->scales_a, &g->rows, row_room(g));
 }

@@ -42,10 +42,10 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2] = {
     tall<WGMMA_E4M3_E4M3, true, true, true>(),
 };
 
-template <int ELEMENTS, bool SCALED> static gemm_sm90_variant high()
+template <int ELEMENTS, bool SCALED, bool LEVELED = false> static gemm_sm90_variant high()
 {
-    return sm90_variant_of<
-        sm90_fp8<MT_GEMM_TN, ELEMENTS, SCALED, SCALED, false, 1, true, 2, false, false, 2>>();
+    return sm90_variant_of<sm90_fp8<MT_GEMM_TN, ELEMENTS, SCALED, SCALED && !LEVELED, false, 1,
+                                    true, 2, false, LEVELED, 2>>();
 }
 
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high[MT_CUDA_FP8_BLOCKS + 1] = {
@@ -53,6 +53,8 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high[MT_CUDA_FP8_BLOCKS + 1] = {
     high<WGMMA_E4M3_E5M2, false>(),
     high<WGMMA_E4M3_E4M3, true>(),
 };
+
+const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high_level = high<WGMMA_E4M3_E4M3, true, true>();
 
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2] = {
     sm90_variant_of<sm90_fp8<MT_GEMM_TN, WGMMA_E4M3_E4M3, false, false, true>>(),

@@ -1,5 +1,6 @@
-/* Codes of NT's blocks, brought to one scale for each column of a member, so that a product of
- * theirs is scaled by the other operand's blocks alone, and by a column's level as it is stored.
+/* Codes of blocks, brought to one scale for each column of a member (NT) or for each row (TN), so
+ * that a product of theirs is scaled by the other operand's blocks alone, and by levels as it is
+ * stored.
  *
  * A scale that is 2^-k of its column's largest makes codes of 2^-k of what they were: what lies
  * below E4M3's smallest step, 2^-9, is rounded, so that an element moves by 2^-10 of the largest
@@ -29,12 +30,13 @@ static __device__ __forceinline__ int exponent_of(float scale)
     return bits >> 23 ? (int)(bits >> 23 & 255) : 9 - __clz(bits);
 }
 
-static __device__ __forceinline__ bool is_zero(const uint8_t *block)
+static __device__ __forceinline__ bool is_zero(const uint8_t *block, int bytes)
 {
     uint32_t any = 0;
 #pragma unroll
-    for (int i = 0; i < BLOCK / VECTOR; i++) {
-        const uint4 w = *(const uint4 *)(block + i * VECTOR);
+    for (int i = 0; i < BLOCK; i += VECTOR) {
+        if (i >= bytes) continue;
+        const uint4 w = *(const uint4 *)(block + i);
         any |= w.x | w.y | w.z | w.w;
     }
     return (any & 0x7f7f7f7fu) == 0;
@@ -64,6 +66,14 @@ static __device__ __forceinline__ __half2 power_of(int k)
     return __half2(both);
 }
 
+static __device__ __forceinline__ void lower(uint4 *w, int k)
+{
+    if (k <= 0) return;
+    const __half2 by = power_of(k);
+    w->x = lowered(w->x, by), w->y = lowered(w->y, by);
+    w->z = lowered(w->z, by), w->w = lowered(w->w, by);
+}
+
 /* A line of a member, by the lanes that have its part of each step; a step is `lines` blocks, and
  * as many scales, after the one before. Returns its level. */
 static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *codes,
@@ -83,7 +93,7 @@ static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *cod
     int most = 0;
     for (int i = lane; i < steps; i += OF_LINE) {
         const int own = max(exponent_of(__ldg(scale + i * lines)), 1);
-        if (own != ONE || !is_zero(codes + i * step)) most = max(most, own);
+        if (own != ONE || !is_zero(codes + i * step, BLOCK)) most = max(most, own);
     }
 #pragma unroll
     for (int other = OF_LINE / 2; other > 0; other /= 2)
@@ -93,12 +103,7 @@ static __device__ __forceinline__ int level_line(uint8_t *to, const uint8_t *cod
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             if (first + i >= steps) continue;
-            const int k = most - exponent_of(__ldg(scale + (first + i) * lines));
-            if (k > 0) {
-                const __half2 by = power_of(k);
-                w[i].x = lowered(w[i].x, by), w[i].y = lowered(w[i].y, by);
-                w[i].z = lowered(w[i].z, by), w[i].w = lowered(w[i].w, by);
-            }
+            lower(&w[i], most - exponent_of(__ldg(scale + (first + i) * lines)));
             *(uint4 *)(to + (first + i) * step + part) = w[i];
         }
     }
@@ -130,15 +135,100 @@ static __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
     }
 }
 
+static unsigned blocks_of(mt_stream *stream, int64_t warps)
+{
+    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
+    const int64_t blocks = mt_ceil_div(warps, THREADS / 32);
+    return (unsigned)(blocks < most ? blocks : most);
+}
+
 mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels, const gemm_operand *x,
                              const float *scales, const mt_group *rows, int64_t lines)
 {
-    const int64_t room = mt_cuda_gemm_levels(lines), warps = rows->members * (room / LINES);
-    const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * PER_MULTIPROCESSOR;
-    const int64_t blocks = mt_ceil_div(warps, THREADS / 32);
-    level_kernel<<<(unsigned)(blocks < most ? blocks : most), THREADS,
+    const int64_t room = mt_cuda_gemm_levels(lines);
+    level_kernel<<<blocks_of(stream, rows->members * (room / LINES)), THREADS,
                    gemm_places_bytes(rows->members), mt_cuda_stream(stream)>>>(
         (uint8_t *)to, levels, (const uint8_t *)x->data, scales, *rows, lines, room);
+    MT_LAUNCHED(stream, "gemm (levels)");
+    return MT_OK;
+}
+
+/* A row, by a warp: `scale` are its own, `rows` apart. Returns its level. */
+static __device__ __forceinline__ int level_row(uint8_t *to, const uint8_t *codes,
+                                                const float *scale, int64_t rows, int depth)
+{
+    const int lane = threadIdx.x % 32, part = lane * VECTOR;
+    uint4 w[AT_ONCE];
+    auto load = [&](int from) __attribute__((always_inline))
+    {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (from + i * 32 * VECTOR + part < depth)
+                w[i] = __ldcs((const uint4 *)(codes + from + i * 32 * VECTOR + part));
+    };
+    load(0); /* while the level is found */
+    int most = 0;
+    for (int b = lane; b * BLOCK < depth; b += 32) {
+        const int own = max(exponent_of(__ldg(scale + b * rows)), 1);
+        if (own != ONE || !is_zero(codes + b * BLOCK, depth - b * BLOCK)) most = max(most, own);
+    }
+    most = __reduce_max_sync(~0u, most);
+    for (int from = 0; from < depth; from += AT_ONCE * 32 * VECTOR) {
+        if (from > 0) load(from);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = from + i * 32 * VECTOR + part;
+            if (at >= depth) continue;
+            lower(&w[i], most - exponent_of(__ldg(scale + at / BLOCK * rows)));
+            *(uint4 *)(to + at) = w[i];
+        }
+    }
+    return most;
+}
+
+/* The member that a row is of, found by a warp: its first row and how many there are; no rows, past
+ * the last. */
+static __device__ __forceinline__ int2 member_of(const mt_group &rows, int row)
+{
+    const int lane = threadIdx.x % 32, members = (int)rows.members;
+    if (!rows.offsets) {
+        const int e = row / (int)rows.m;
+        return make_int2(e * (int)rows.m, e < members ? (int)rows.m : 0);
+    }
+    const int64_t at = row * rows.k;
+    int before = 0; /* members that begin at the row or before */
+    for (int base = 0; base < members; base += 32) {
+        const bool begun = base + lane < members && __ldg(rows.offsets + base + lane) <= at;
+        const int count = __popc(__ballot_sync(~0u, begun));
+        before += count;
+        if (count < 32) break;
+    }
+    const int64_t from = __ldg(rows.offsets + before - 1), to = __ldg(rows.offsets + before);
+    return to <= at ? make_int2(0, 0)
+                    : make_int2((int)(from / rows.k), (int)((to - from) / rows.k));
+}
+
+/* A block has few rows and ends: blocks that go on from row to row were slower. */
+static __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
+    level_rows_kernel(uint8_t *to, uint8_t *levels, const uint8_t *codes, const float *scales,
+                      const __grid_constant__ mt_group rows, int depth)
+{
+    const int row = (int)blockIdx.x * (THREADS / 32) + (int)threadIdx.x / 32;
+    const int2 member = member_of(rows, row);
+    if (member.y == 0 || member.y > MT_GEMM_FP8_LEVELED) return;
+    const int64_t at = (int64_t)row * depth, blocks = (depth + BLOCK - 1) / BLOCK;
+    const float *scale = scales + member.x * blocks + (row - member.x);
+    const int level = level_row(to + at, codes + at, scale, member.y, depth);
+    if (threadIdx.x % 32 == 0) levels[row] = (uint8_t)level;
+}
+
+mt_status mt_cuda_gemm_level_rows(mt_stream *stream, void *to, uint8_t *levels,
+                                  const gemm_operand *x, const float *scales, const mt_group *rows,
+                                  int64_t room)
+{
+    level_rows_kernel<<<(unsigned)mt_ceil_div(room, THREADS / 32), THREADS, 0,
+                        mt_cuda_stream(stream)>>>((uint8_t *)to, levels, (const uint8_t *)x->data,
+                                                  scales, *rows, (int)x->width);
     MT_LAUNCHED(stream, "gemm (levels)");
     return MT_OK;
 }

@@ -30,6 +30,9 @@ enum {
     MT_CUDA_GEMM_FP8_ROWS,
     MT_CUDA_GEMM_FP8_ROWS_TALL, /* the same by 192 x 128 and three multiplying warpgroups, pairs
                                    share the rows */
+    /* HIGH of scales of blocks that are powers of two, by codes of rows that are brought to one
+     * scale each first (gemm_level_sm90.cu); members of many rows by one of the two before */
+    MT_CUDA_GEMM_FP8_HIGH_LEVEL,
     MT_CUDA_GEMM_FP8_TALL, /* NT of fp8, no scales or powers of two: 192 x 128 by three multiplying
                               warpgroups, pairs share dY */
     MT_CUDA_GEMM_FP8_TALL_TURNED, /* the result turned, pairs share X */

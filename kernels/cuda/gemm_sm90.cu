@@ -20,11 +20,13 @@ enum {
     TOGETHER = 8,
     CODES_TOGETHER = 32,      /* NT of fp8 */
     STAYING_BYTES = 14 << 20, /* see mt_cuda_gemm_sm90_together */
-    HIGH_WIDTH = 144,         /* of the kernels of 256 weights */
     TALL_ROWS = 192,
     TALL_PAIR = 256,          /* columns of two tiles */
     LEVEL_WIDE = 7168,        /* of the wider operand: see plan_level; */
     LEVEL_WIDE_ADDED = 14336, /* with C or a result of f32 */
+    LEVEL_COLUMNS = 2048,     /* see levels_rows */
+    LEVEL_WEIGHTS = 12 << 20,
+    LEVEL_WEIGHTS_MOST = 32 << 20,
     MOST = 1 << 30 /* extents: rows of ragged maps, and numbers that are int in the kernel */
 };
 
@@ -89,6 +91,7 @@ static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
     if (variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED)
         return &mt_cuda_gemm_sm90_fp8_level[variant != MT_CUDA_GEMM_FP8_LEVEL];
     if (variant == MT_CUDA_GEMM_FP8_HIGH) return &mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1];
+    if (variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL) return &mt_cuda_gemm_sm90_fp8_high_level;
     if (variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
         return &mt_cuda_gemm_sm90_fp8_rows_tall[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
                                                     ? g->fp8 - 1
@@ -159,13 +162,32 @@ static int variant_by_rows(const gemm_problem *g, int64_t rows)
                : MT_CUDA_GEMM_FP8_ROWS;
 }
 
-/* Members of 145 to 288 rows: two pieces of at most HIGH_WIDTH, which are a pair's. Measured on an
- * H200 with 263 rows on average: shared memory holds products of codes whose tiles are narrow, and
- * 256 x 136 moves a fifth less through it than 128 x 136 does; 14 to 16 % faster, with scales of
- * blocks mostly 3 to 5. */
+/* Members of 145 to 288 rows: two pieces, which are a pair's. Measured on an H200 with 263 rows on
+ * average: shared memory holds products of codes whose tiles are narrow, and 256 x 136 moves a
+ * fifth less through it than 128 x 136 does; 14 to 16 % faster, with scales of blocks mostly 3 to
+ * 5. */
 static bool goes_high(const gemm_problem *g, int64_t rows)
 {
-    return high_suits(g) && mt_ceil_div(rows, HIGH_WIDTH) == 2;
+    return high_suits(g) && mt_ceil_div(rows, mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1].width) == 2;
+}
+
+static bool levels_rows_suits(const gemm_problem *g)
+{
+    return high_suits(g) && g->fp8 == MT_CUDA_FP8_BLOCKS + 1;
+}
+
+/* TN of codes with scales of blocks on both sides: rows of members that have few of them are
+ * brought to one scale each, so that a step has none of a column; other members go by rows in a
+ * launch of their own. That is a pass over the codes, some 200 / `cols` of the product's time.
+ * Measured on an H200 with members of 263 rows: 9 to 13 % faster with 4096 and 7168 columns, 1 to 2
+ * with 2048; of 1,024 rows and more 14 to 28 % slower than by rows. As plan_level's it has bits of
+ * its own, so that extents and a member's own rows decide, not the room: where a member has so many
+ * weights, two launches more do not count. */
+static bool levels_rows(const gemm_problem *g)
+{
+    const int64_t weights = g->cols * g->depth;
+    return levels_rows_suits(g) && g->cols >= LEVEL_COLUMNS && weights >= LEVEL_WEIGHTS &&
+           weights <= LEVEL_WEIGHTS_MOST;
 }
 
 static bool is_by_rows(int variant)
@@ -226,7 +248,9 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
         path->width = filling_width(members, rows, tiles_m, 8, processors);
     }
     if (!g->fp8) return;
-    if (few)
+    if (levels_rows(g))
+        path->variant = MT_CUDA_GEMM_FP8_HIGH_LEVEL, few = false;
+    else if (few)
         path->variant = MT_CUDA_GEMM_FP8;
     else if (goes_high(g, rows))
         path->variant = MT_CUDA_GEMM_FP8_HIGH;
@@ -333,7 +357,7 @@ static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
  * pays where the other operand is wide and the result is not most of what there is to move.
  * Measured on an H200: 29 to 37 % faster with an operand of 14336 or more, 6 to 25 % with C; of
  * 7168 5 and 6 % to bf16, but to f32 or with C from as fast to 16 % slower; of 2048 4 to 17 %
- * slower. Alone of all ways it has bits of its own, so that extents decide, not rows, for which
+ * slower. Unlike most ways it has bits of its own, so that extents decide, not rows, for which
  * ranks that share experts have other room. */
 static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
 {
@@ -416,6 +440,7 @@ static bool suits_codes(const gemm_problem *g, int variant)
 {
     return variant == MT_CUDA_GEMM_FP8 || (is_by_rows(variant) && suits_by_rows(g)) ||
            (variant == MT_CUDA_GEMM_FP8_HIGH && high_suits(g)) ||
+           (variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL && levels_rows_suits(g)) ||
            (is_tall(variant) && tall_suits(g)) || (is_broad(variant) && broad_suits(g)) ||
            (is_leveled(variant) && level_suits(g));
 }
@@ -546,7 +571,7 @@ gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_
     args.m = (int)(wgrad ? g->height : g->cols);
     args.n = wgrad || by_rows ? (int)g->cols : 0;
     args.k = (int)(wgrad ? g->a.width : g->depth);
-    args.width = path->width, args.super = path->super;
+    args.width = path->width, args.super = path->super, args.most = MOST;
     args.add = g->c != NULL, args.half = !g->d_real;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
     args.scales_p = wgrad || by_rows ? g->scales_a : g->scales_b;
@@ -562,7 +587,9 @@ void mt_cuda_gemm_sm90_turn(gemm_problem *g)
     g->scales_a = was.scales_b, g->scales_b = was.scales_a;
 }
 
-mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
+/* Members of so many rows. */
+static mt_status multiply_members(mt_stream *stream, const gemm_problem *g,
+                                  const mt_cuda_gemm_path *path, int least, int most)
 {
     const gemm_sm90_variant *variant = variant_of(g, path->variant);
     gemm_problem of = *g;
@@ -571,5 +598,19 @@ mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_c
     if (turned) mt_cuda_gemm_sm90_turn(&of);
     MT_TRY(make_maps(&maps, &of, variant, turned));
     gemm_sm90_args args = mt_cuda_gemm_sm90_args(&of, path);
+    args.least = least, args.most = most;
     return mt_cuda_gemm_sm90_launch(stream, variant, &maps, &args);
+}
+
+mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    if (path->variant != MT_CUDA_GEMM_FP8_HIGH_LEVEL)
+        return multiply_members(stream, g, path, 0, MOST);
+    gemm_problem leveled = *g;
+    leveled.a.data = g->leveled;
+    MT_TRY(multiply_members(stream, &leveled, path, 0, MT_GEMM_FP8_LEVELED));
+    mt_cuda_gemm_path rest = *path;
+    rest.variant = variant_by_rows(g, MT_GEMM_FP8_LEVELED + 1);
+    rest.width = variant_of(g, rest.variant)->width, rest.super = TOGETHER;
+    return multiply_members(stream, g, &rest, MT_GEMM_FP8_LEVELED + 1, MOST);
 }

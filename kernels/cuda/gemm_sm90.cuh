@@ -15,7 +15,7 @@
  * X or dY as P, a thread has two scales for 64 columns, while tiles of 128 rows are padded. Both
  * are faster by three multiplying warpgroups (MT_CUDA_GEMM_FP8_TALL, _ROWS_TALL) where that is cut
  * as well. Members of few rows, whose pieces are narrow, are faster by 256 weights at a time
- * (MT_CUDA_GEMM_FP8_HIGH).
+ * (MT_CUDA_GEMM_FP8_HIGH, _HIGH_LEVEL).
  *
  * A cluster of two blocks shares a tile of P (CLUSTER_N 2: two pieces of Q beside each other) or of
  * Q. The number of pieces is rounded up to an even one (they get smaller), so that no cluster has
@@ -34,11 +34,12 @@ struct gemm_sm90_maps {
 
 struct gemm_sm90_args {
     mt_group rows;
-    int m, n, k; /* see the table; n: NT, and by rows; k, NT: padded rows, of fp8 */
-    int width;   /* most columns of a tile */
-    int super;   /* tiles along the fast direction that are taken together */
-    bool add;    /* C */
-    bool half;   /* D and C are bf16; f32 only with NT */
+    int m, n, k;     /* see the table; n: NT, and by rows; k, NT: padded rows, of fp8 */
+    int width;       /* most columns of a tile */
+    int super;       /* tiles along the fast direction that are taken together */
+    int least, most; /* TN of codes: rows of the members that are multiplied */
+    bool add;        /* C */
+    bool half;       /* D and C are bf16; f32 only with NT */
     const float *bias;
     const float2 *alpha;              /* of gemm_problem */
     const float *scales_p, *scales_q; /* fp8 with scales of blocks */
@@ -98,6 +99,8 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_broad[2][MT_CUDA_FP8_BL
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2];
 /* TN by tiles of 256 weights, of E4M3, E5M2, BLOCKS: MT_CUDA_GEMM_FP8_HIGH. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high[MT_CUDA_FP8_BLOCKS + 1];
+/* The same of BLOCKS whose rows are leveled. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high_level;
 
 enum {
     SM90_WIDTH = 192,                    /* most columns of a tile */
@@ -119,6 +122,11 @@ extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g
 extern "C" mt_status mt_cuda_gemm_level(mt_stream *stream, void *to, uint8_t *levels,
                                         const gemm_operand *x, const float *scales,
                                         const mt_group *rows, int64_t lines);
+/* The same of TN's rows, of which there are at most `room`, each by its own largest scale, but for
+ * members of more than MT_GEMM_FP8_LEVELED; levels [room]. */
+extern "C" mt_status mt_cuda_gemm_level_rows(mt_stream *stream, void *to, uint8_t *levels,
+                                             const gemm_operand *x, const float *scales,
+                                             const mt_group *rows, int64_t room);
 /* Of so many lines. */
 static inline int64_t mt_cuda_gemm_levels(int64_t lines)
 {

@@ -50,16 +50,21 @@ template <class C, int N> struct sm90_scales {
     }
 };
 
-/* BY_ROWS: of two rows of P, by those of each 64 columns; LEVELED: of all. */
+/* BY_ROWS: of two rows of P, by those of each 64 columns; LEVELED: of all columns, in TN (ONE) of
+ * all rows of a warpgroup, too. */
 template <class C> struct sm90_row_scales {
-    enum { COLUMNS = C::LEVELED ? (int)C::WIDTH : 64, BLOCKS = C::WIDTH / COLUMNS };
+    enum {
+        COLUMNS = C::LEVELED ? (int)C::WIDTH : 64,
+        BLOCKS = C::WIDTH / COLUMNS,
+        ONE = C::LEVELED && !C::WGRAD
+    };
     uint32_t rows_at;
     float above[BLOCKS], below[BLOCKS];
 
     __device__ __forceinline__ sm90_row_scales()
     {
         const uint32_t thread = thread_now();
-        rows_at = ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
+        rows_at = ONE ? (thread / 128 - 1) * 4 : ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
     }
     static constexpr bool all_before(int) { return true; }
     __device__ __forceinline__ void begin(uint32_t scales)
@@ -68,7 +73,7 @@ template <class C> struct sm90_row_scales {
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             above[b] = __int_as_float(shared_now(rows + b * C::TILE * 4));
-            below[b] = __int_as_float(shared_now(rows + b * C::TILE * 4 + 32));
+            below[b] = ONE ? above[b] : __int_as_float(shared_now(rows + b * C::TILE * 4 + 32));
         }
     }
     __device__ __forceinline__ void settle()

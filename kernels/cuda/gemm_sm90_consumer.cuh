@@ -7,7 +7,7 @@
 
 /* What is made of the sums on their way: whatever the arguments say, or nothing but bf16 or f32 of
  * them (C::FACTOR: of their product with the factor), known beforehand. */
-enum sm90_stored { SM90_WHATEVER, SM90_HALF, SM90_REAL };
+enum sm90_stored { SM90_AS_ASKED, SM90_HALF, SM90_REAL };
 
 /* 64 rows of the tile's result: each piece is written to a buffer in the copies' order (128-byte
  * lines, their 16-byte parts exchanged), and stored while the next is written; the next buffer is
@@ -17,7 +17,7 @@ template <class C, int STORED>
 static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
                                                      int mi)
 {
-    constexpr bool ANY = STORED == SM90_WHATEVER;
+    constexpr bool ANY = STORED == SM90_AS_ASKED;
     const bool add = ANY && r.args->add;
     const bool pairs = ANY ? r.pairs() : C::WGRAD && STORED == SM90_HALF;
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[
                            ((C::FP8 || C::FACTOR) && !r.args->add && !r.args->bias &&
                             C::FACTOR == !!r.args->alpha);
         if (!plain)
-            sm90_store_as<C, SM90_WHATEVER>(r, d, mi);
+            sm90_store_as<C, SM90_AS_ASKED>(r, d, mi);
         else if (C::WGRAD && !r.args->half)
             sm90_store_as<C, C::WGRAD ? SM90_REAL : SM90_HALF>(r, d, mi);
         else if constexpr (!C::CARRIED)
@@ -447,8 +447,8 @@ static __device__ __forceinline__ void sm90_consume(uint32_t base, const gemm_sm
         constexpr std::integral_constant<int, 0> first_block;
         float part[C::PARTS][C::WIDTH / 2 / C::PARTS];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) /* or the compiler serialises the wgmmas */
-            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(part[i % C::PARTS][i / C::PARTS]));
+        for (int i = 0; i < N / 2; i++) /* they were anything: or wgmmas are serialised */
+            asm volatile("" : "=f"(part[i % C::PARTS][i / C::PARTS]));
         typename std::conditional<C::BY_ROWS || C::LEVELED, sm90_row_scales<C>,
                                   sm90_scales<C, N>>::type scales;
         auto begin_scales = [&]() __attribute__((always_inline))

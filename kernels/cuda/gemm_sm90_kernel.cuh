@@ -81,12 +81,13 @@ struct sm90 {
  * memory. NT: both operands lie along the rows, members at multiples of 128 with zeros between
  * them. BY_ROWS, TN: P are rows and Q weights; scales of both are then two for a thread's 64
  * columns. WARPGROUPS 3: tiles half as high again of two thirds of the columns, by three chains of
- * multiplying and adding, which hide one another better than two. LEVELED, NT: Q's columns have a
- * scale for the member, not for each 128 (gemm_level_sm90.cu): steps are scaled by the largest of a
- * tile's, its sums by what each column's is of that as they are stored. CARRIED: see sm90_carry.
- * BLOCKS_M 2, without C or bias: a warpgroup has 128 rows of P, in TN of one scale, and multiplies
- * and adds 64 after the other 64: Q passes through shared memory half as often for a product, and a
- * tile's ends are of more products. Registers are left for 144 of Q's columns. */
+ * multiplying and adding, which hide one another better than two. LEVELED: each of Q's columns has
+ * one scale (NT: for the member), not one for each 128 of the depth (gemm_level_sm90.cu): steps are
+ * scaled by P's and the largest of a tile's, its sums by what each column's is of that as they are
+ * stored. CARRIED: see sm90_carry. BLOCKS_M 2, without C or bias: a warpgroup has 128 rows of P, in
+ * TN of one scale, and multiplies and adds 64 after the other 64: Q passes through shared memory
+ * half as often for a product, and a tile's ends are of more products. Registers are left for 144
+ * of Q's columns. */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
           bool LEVELED_ = false, int BLOCKS_M_ = 1>
@@ -146,7 +147,9 @@ struct sm90_fp8 {
         SCALES = TILES + RING * TILE_BYTES,
         /* in the line of a stage, after those of Q */
         SCALES_P = LEVELED ? 0 : (WIDTH + 63) / 64 * 64 * (PACKED ? 2 : 4),
-        SCALE_LINE = BY_ROWS ? WIDTH / 64 * TILE * 4 : SCALES_P * BLOCKS_M + (WGRAD ? TILE * 4 : 0),
+        SCALE_LINE = BY_ROWS             ? WIDTH / 64 * TILE * 4
+                     : LEVELED && !WGRAD ? 16
+                                         : SCALES_P * BLOCKS_M + (WGRAD ? TILE * 4 : 0),
         /* of each tile, f32; a thread's columns beside each other, in banks of their own */
         LEVELS = SCALES + (SCALED ? STAGES * SCALE_LINE : 0),
         LEVEL_PITCH = WIDTH + 16,
@@ -286,10 +289,13 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
 #pragma unroll 1
     for (int base = 0; base < members; base += 32) {
         int e = base + lane, units = 0;
-        if (e < members)
+        if (e < members) {
+            const int rows = start[e + 1] - start[e];
             units = C::WGRAD     ? tiles_m * tiles_n
-                    : C::BY_ROWS ? (start[e + 1] - start[e] + high - 1) / high * tiles_n
-                                 : (start[e + 1] - start[e] + wide - 1) / wide * tiles_m;
+                    : C::BY_ROWS ? (rows + high - 1) / high * tiles_n
+                                 : (rows + wide - 1) / wide * tiles_m;
+            if (C::FP8 && !C::WGRAD && (rows < a.least || rows > a.most)) units = 0;
+        }
 #pragma unroll
         for (int step = 1; step < 32; step <<= 1) {
             int other = __shfl_up_sync(~0u, units, step);

@@ -191,41 +191,88 @@ sm90_bring_rows(uint32_t base, int stage, uint32_t parity, const float *rows, in
     barrier_arrive(base + C::FULL + stage * 8);
 }
 
-/* LEVELED: those of P's rows by the largest level of the tile's columns. first: the tile's first
- * step, with which each column's level over that largest comes as well, in the order in which
- * threads read them (sm90_apply_levels). four: the levels of the lane's four columns. */
+/* Of the levels of a tile's columns, of which a lane has four of each 128, the largest. */
 template <class C>
-static __device__ __forceinline__ void sm90_bring_leveled(uint32_t base, int stage, uint32_t parity,
-                                                          const float *rows, int height,
-                                                          uint32_t four, bool first, int tile)
+static __device__ __forceinline__ uint32_t
+sm90_most_level(const uint32_t (&four)[(C::WIDTH + 127) / 128])
 {
-    enum { ROWS = C::TILE / 32, ONE = 127 };
-    static_assert(C::WIDTH == 4 * 32, "a lane has four columns");
+    uint32_t most = 0;
+#pragma unroll
+    for (int s = 0; s < (C::WIDTH + 127) / 128; s++) most = __vmaxu4(most, four[s]);
+    most = __vmaxu4(most, most >> 16);
+    most = __vmaxu4(most, most >> 8) & 255;
+    return __reduce_max_sync(~0u, most);
+}
+
+/* Each column's level over that largest, in the order in which threads read them
+ * (sm90_apply_levels). */
+template <class C>
+static __device__ __forceinline__ void
+sm90_put_levels(uint32_t base, int tile, const uint32_t (&four)[(C::WIDTH + 127) / 128],
+                uint32_t most)
+{
+    enum { ONE = 127 };
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t to = base + C::LEVELS + tile % C::RING * 4 * C::LEVEL_PITCH +
+                        lane % 2 * 2 * C::LEVEL_PITCH + lane / 2 * 8;
+#pragma unroll
+    for (int i = 0; i < (C::WIDTH + 127) / 128 * 2; i++) { /* two columns, a thread's */
+        uint32_t part[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int own = (int)(four[i / 2] >> 8 * (i % 2 * 2 + e) & 255);
+            part[e] = (own ? max(0, ONE + own - (int)most) : 0) << 23;
+        }
+        if (i / 2 * 128 + lane * 4 >= C::WIDTH) continue;
+        const uint32_t at = to + i / 2 * 128 + i % 2 * C::LEVEL_PITCH;
+        put_shared_pair(at, __uint_as_float(part[0]), __uint_as_float(part[1]));
+    }
+}
+
+/* LEVELED: the scales of P's rows (TN: of its 128 x 128, `blocks` apart) by the largest level of
+ * the tile's columns; with the tile's first step their own. */
+template <class C>
+static __device__ __forceinline__ void
+sm90_bring_leveled(uint32_t base, int stage, uint32_t parity, const float *rows, int height,
+                   int blocks, const uint32_t (&four)[(C::WIDTH + 127) / 128], bool first, int tile)
+{
+    enum { ROWS = C::WGRAD ? C::TILE / 32 : 1 };
     const uint32_t lane = threadIdx.x % 32, line = base + C::SCALES + stage * C::SCALE_LINE;
+    const bool bring = C::WGRAD || lane < C::BLOCKS_M;
     float row[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        int at = i * 32 + (int)lane;
-        row[i] = at < height ? __ldg(rows + at) : 0;
+        const int at = C::WGRAD ? i * 32 + (int)lane : (int)lane * 128;
+        row[i] = bring && at < height ? __ldg(rows + (C::WGRAD ? at : (int)lane * blocks)) : 0;
     }
-    uint32_t most = __vmaxu4(four, four >> 16);
-    most = __vmaxu4(most, most >> 8) & 255;
-    most = __reduce_max_sync(~0u, most);
+    const uint32_t most = sm90_most_level<C>(four);
     barrier_wait(base + C::EMPTY + stage * 8, parity);
-    if (first) {
-        const uint32_t to = base + C::LEVELS + tile % C::RING * 4 * C::LEVEL_PITCH;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int own = (int)(four >> 8 * i & 255);
-            const uint32_t part = own ? max(0, ONE + own - (int)most) : 0;
-            put_shared(to + (lane % 2 * 2 + i / 2) * C::LEVEL_PITCH + (lane / 2 * 2 + i % 2) * 4,
-                       __uint_as_float(part << 23));
-        }
-    }
+    if (first) sm90_put_levels<C>(base, tile, four, most);
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
-        put_shared(line + (i * 32 + lane) * 4, row[i] * __uint_as_float(most << 23));
+        if (bring) put_shared(line + (i * 32 + lane) * 4, row[i] * __uint_as_float(most << 23));
     barrier_arrive(base + C::FULL + stage * 8);
+}
+
+/* The levels of the lane's columns; of a tile of TN, of its rows. */
+template <class C>
+static __device__ __forceinline__ void sm90_find_levels(uint32_t (&four)[(C::WIDTH + 127) / 128],
+                                                        const gemm_sm90_args &a, const sm90_tile &t)
+{
+#pragma unroll
+    for (int s = 0; s < (C::WIDTH + 127) / 128; s++) {
+        const int at = s * 128 + (int)threadIdx.x % 32 * 4, room = (a.n + 127) / 128 * 128;
+        four[s] = 0;
+        if (C::WGRAD) {
+            if (t.n0 + at < room)
+                four[s] =
+                    __ldg((const uint32_t *)(a.levels + (int64_t)t.member * room + t.n0 + at));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (at + i < t.len) four[s] |= (uint32_t)__ldg(a.levels + t.row + at + i) << 8 * i;
+        }
+    }
 }
 
 /* The first warp that brings scales, after that which brings tiles and that which stores them. */
@@ -262,17 +309,14 @@ static __device__ __forceinline__ void sm90_bring_scales(uint32_t base, const ge
             q += (int64_t)first * blocks + (t.row - first);
             if (height) p += ((int64_t)t.member * ((anew(a.m) + 127) / 128) + t.m0 / 128) * blocks;
         }
-        uint32_t levels = 0;
-        if constexpr (C::LEVELED) {
-            const int room = (a.n + 127) / 128 * 128, at = t.n0 + (int)threadIdx.x % 32 * 4;
-            if (at < room)
-                levels = __ldg((const uint32_t *)(a.levels + (int64_t)t.member * room + at));
-        }
+        uint32_t levels[(C::WIDTH + 127) / 128];
+        if constexpr (C::LEVELED) sm90_find_levels<C>(levels, a, t);
         const int steps = t.whole + (t.rest > 0);
         for (int step = 0; step < steps; step++, q += next_q, p += next_p) {
             if (--turn == 0) {
                 if constexpr (C::LEVELED)
-                    sm90_bring_leveled<C>(base, stage, parity, p, height, levels, step == 0, tile);
+                    sm90_bring_leveled<C>(base, stage, parity, p, height, blocks, levels, step == 0,
+                                          tile);
                 else if constexpr (C::BY_ROWS)
                     sm90_bring_rows<C>(base, stage, parity, p, height, q, t.n0, a.n, blocks);
                 else

@@ -62,32 +62,53 @@ static double *reference(const struct product *p, const double *a, const double 
     return d;
 }
 
-/* Whose codes a path levels: 1 X's, 2 dY's, 0 nobody's. */
+/* Which of a product's operands a path levels: 1 the first (X of NT), 2 the second, 0 neither. */
 static int leveled(const mt_cuda_gemm_path *path)
 {
     return !path                                            ? 0
            : path->variant == MT_CUDA_GEMM_FP8_LEVEL        ? 1
            : path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED ? 2
+           : path->variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL   ? 2
                                                             : 0;
 }
 
-/* The largest scale of column n of an operand of NT in member e, of blocks that are not all 0. */
-static double level_of(const mt_qtensor *q, const struct rows *rows, const float *scales,
-                       const double *values, int64_t e, int64_t n)
+/* Lines of codes in member e of ragged rows: its columns, or its rows, and how long they are. */
+static int64_t lines_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
 {
-    int64_t first = 0, lines = q->group.k;
+    return dir == MT_COL ? q->group.k : rows->counts[e];
+}
+
+static int64_t length_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
+{
+    return dir == MT_COL ? rows->counts[e] : q->group.k;
+}
+
+/* Where its scales begin: of blocks of each line beside each other. */
+static int64_t first_scale(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
+{
+    int64_t first = 0;
+    for (int64_t m = 0; m < e; m++)
+        first += (length_of(q, dir, rows, m) + 127) / 128 * lines_of(q, dir, rows, m);
+    return first;
+}
+
+/* The largest scale of line n of an operand in member e, of blocks that are not all 0. */
+static double level_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows,
+                       const float *scales, const double *values, int64_t e, int64_t n)
+{
+    const int64_t lines = lines_of(q, dir, rows, e), first = first_scale(q, dir, rows, e);
+    const int64_t start = rows->start[e], columns = q->group.k;
     double level = 0;
-    for (int64_t m = 0; m < e; m++) first += (rows->counts[m] + 127) / 128;
-    for (int64_t r = 0; r < rows->counts[e]; r++)
-        if (values[(rows->start[e] + r) * lines + n] != 0)
-            level = fmax(level, (double)scales[(first + r / 128) * lines + n]);
+    for (int64_t r = 0; r < length_of(q, dir, rows, e); r++)
+        if (values[dir == MT_COL ? (start + r) * columns + n : (start + n) * columns + r] != 0)
+            level = fmax(level, (double)scales[first + r / 128 * lines + n]);
     return level;
 }
 
 /* What fp8 tensor cores may lose in element (i, j) of member e: mt_gemm_fp8_loss of each 128; and
- * what levels do: x, y are the operands of each product, of which one has the level. */
+ * what levels do of the operands that have one (not 0). */
 static double loss_of(const struct product *p, const struct rows *rows, const double *a,
-                      const double *b, int64_t e, int64_t i, int64_t j, int levels, double level)
+                      const double *b, int64_t e, int64_t i, int64_t j, const double level[2])
 {
     double loss = 0, largest = 0, sum = 0;
     bool wgrad = p->layout == MT_GEMM_NT, along = p->layout == MT_GEMM_TN;
@@ -99,7 +120,8 @@ static double loss_of(const struct product *p, const struct rows *rows, const do
                              : (e * p->n + q) * p->k + j;
         double y = b[wgrad ? (start + q) * p->n + i : (start + i) * p->depth + q], x = a[at] * y;
         sum += x, largest = fmax(largest, fmax(fabs(x), fabs(sum)));
-        if (levels) loss += mt_gemm_fp8_level_loss(level, fabs(levels == 1 ? y : a[at]));
+        loss += mt_gemm_fp8_level_loss(level[0], fabs(y)) +
+                mt_gemm_fp8_level_loss(level[1], fabs(a[at]));
     }
     return loss + mt_gemm_fp8_loss(largest);
 }
@@ -108,7 +130,7 @@ struct checked {
     const struct product *p;
     const struct rows *rows;
     const double *a, *b, *sum, *size;
-    const float *scales[2]; /* of blocks, NT: X's and dY's */
+    const float *scales[2]; /* of blocks, of each operand */
     int levels;             /* leveled(path) */
     bool codes;             /* multiplied by fp8 tensor cores: mt_gemm_fp8_loss */
     bool lossy;             /* and values that they round */
@@ -130,10 +152,13 @@ static void verify(struct checked *c, const char *path, const void *got)
             double limit = (double)(depth + 1 + scales) * test_epsilon(MT_F32) * c->size[at];
             int64_t i = (at - first) / p->columns, j = (at - first) % p->columns;
             if (c->lossy) {
-                double level = c->levels == 1   ? level_of(&p->a, c->rows, c->scales[0], c->a, e, j)
-                               : c->levels == 2 ? level_of(&p->b, c->rows, c->scales[1], c->b, e, i)
-                                                : 0;
-                limit += loss_of(p, c->rows, c->a, c->b, e, i, j, c->levels, level);
+                const mt_dir dir = wgrad ? MT_COL : MT_ROW;
+                const int levels = wgrad || rows <= MT_GEMM_FP8_LEVELED ? c->levels : 0;
+                const double level[2] = {
+                    levels & 1 ? level_of(&p->a, dir, c->rows, c->scales[0], c->a, e, j) : 0,
+                    levels & 2 ? level_of(&p->b, dir, c->rows, c->scales[1], c->b, e, i) : 0
+                };
+                limit += loss_of(p, c->rows, c->a, c->b, e, i, j, level);
             }
             if (p->args.d_dtype == MT_BF16) limit += test_epsilon(MT_BF16) * (fabs(want) + limit);
             if (!(fabs(value - want) <= limit))
@@ -322,9 +347,9 @@ static void check_paths(struct checked *c, struct product *p, enum values values
             if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
             if (nt && !goes_tall(p)) continue;
             if (is_broad(v) && !goes_broad(p)) continue;
-            if (v >= MT_CUDA_GEMM_FP8_LEVEL && !blocks) continue;
-            const bool high = v == MT_CUDA_GEMM_FP8_HIGH;
-            if (high && !goes_tall(p)) continue;
+            const bool levels = v >= MT_CUDA_GEMM_FP8_LEVEL || v == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+            const bool high = v == MT_CUDA_GEMM_FP8_HIGH || v == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+            if ((levels && !blocks) || (high && !goes_tall(p))) continue;
             path.width = high && widths[i] > HIGH_WIDTH ? (int)HIGH_WIDTH : widths[i];
             path.variant = v, path.super = i ? 1 : 8;
             run_and_verify(c, p, &path);
@@ -338,13 +363,13 @@ static void check_paths(struct checked *c, struct product *p, enum values values
                mt_cuda_gemm_path_name(&path), c->worst * 0x1p13);
 }
 
-/* A column direction's on the host. */
-static float *block_scales(const mt_qtensor *q)
+/* A direction's on the host. */
+static float *block_scales(const mt_qtensor *q, const mt_direction *d)
 {
-    size_t bytes = mt_direction_scale_bytes(&q->dir[MT_COL], MT_COL, &q->group);
+    size_t bytes = mt_direction_scale_bytes(d, (mt_dir)(d - q->dir), &q->group);
     float *scales = malloc(bytes + 1);
     assert_non_null(scales);
-    if (bytes > 0) CUDA_OK(cudaMemcpy(scales, q->dir[MT_COL].scales, bytes, cudaMemcpyDefault));
+    if (bytes > 0) CUDA_OK(cudaMemcpy(scales, d->scales, bytes, cudaMemcpyDefault));
     return scales;
 }
 
@@ -355,8 +380,9 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
     make_product(&p, rows, layout, c, n, k, values, false);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
     double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
-    float *scales[2] = { layout == MT_GEMM_NT && c->two_d_w ? block_scales(&p.a) : NULL,
-                         layout == MT_GEMM_NT && c->two_d_w ? block_scales(&p.b) : NULL };
+    const bool blocks = c->id == MT_FORMAT_FP8_BLOCK;
+    float *scales[2] = { blocks ? block_scales(&p.a, mt_gemm_a(&p.args)) : NULL,
+                         blocks ? block_scales(&p.b, mt_gemm_b(&p.args)) : NULL };
     struct checked checked = { .p = &p,
                                .rows = rows,
                                .a = a,
@@ -371,46 +397,51 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
     free_product(&p);
 }
 
-/* An operand of NT whose columns have scales far from each other, as from their own, and blocks of
- * zeros, whose scale is 1. */
-static void spread(mt_qtensor *q, const struct rows *rows, uint64_t seed)
+/* An operand whose lines have scales far from each other, as from their own, and blocks of zeros,
+ * whose scale is 1. */
+static void spread(mt_qtensor *q, mt_dir dir, const struct rows *rows, uint64_t seed)
 {
-    const mt_direction *d = &q->dir[MT_COL];
-    int64_t lines = q->group.k, block = 0;
-    size_t bytes = mt_direction_code_bytes(d, MT_COL, &q->group);
-    size_t scale_bytes = mt_direction_scale_bytes(d, MT_COL, &q->group);
+    const mt_direction *d = &q->dir[dir];
+    size_t bytes = mt_direction_code_bytes(d, dir, &q->group);
+    size_t scale_bytes = mt_direction_scale_bytes(d, dir, &q->group);
     uint8_t *codes = calloc(bytes, 1);
     float *scales = calloc(scale_bytes, 1);
     mt_codec codec = mt_codec_of(d->options.element);
     assert_true(codes && scales);
-    for (int64_t e = 0; e < rows->members; e++)
-        for (int64_t r = 0; r < rows->counts[e]; block += ++r % 128 == 0 || r == rows->counts[e])
-            for (int64_t n = 0; n < lines; n++) {
+    for (int64_t e = 0; e < rows->members; e++) {
+        const int64_t lines = lines_of(q, dir, rows, e), length = length_of(q, dir, rows, e);
+        const int64_t first = first_scale(q, dir, rows, e);
+        for (int64_t n = 0; n < lines; n++)
+            for (int64_t r = 0; r < length; r++) {
+                const int64_t block = e * 3 + r / 128;
                 bool zero = (block * 5 + n) % 7 == 0 || n == 3;
-                uint64_t at = (uint64_t)((rows->start[e] + r) * lines + n);
+                uint64_t at = (uint64_t)(rows->start[e] * q->group.k + n * length + r);
                 int code = 1 + (int)(4 * mt_rng_uniform(seed, 0, at));
-                scales[block * lines + n] =
+                scales[first + r / 128 * lines + n] =
                     zero ? 1 : ldexpf(1, -40 + (int)(n % 23) + (int)((block * 3 + n) % 9));
-                codes[rows->start[e] * lines + n * rows->counts[e] + r] =
-                    zero ? 0 : (uint8_t)mt_encode(codec, (float)(at % 3 ? code : -code));
+                codes[at] = zero ? 0 : (uint8_t)mt_encode(codec, (float)(at % 3 ? code : -code));
             }
+    }
     CUDA_OK(cudaMemcpy(d->codes, codes, bytes, cudaMemcpyDefault));
     CUDA_OK(cudaMemcpy(d->scales, scales, scale_bytes, cudaMemcpyDefault));
     free(codes), free(scales);
 }
 
-static void check_levels(const struct coding *c)
+static void check_levels_of(const struct coding *c, mt_gemm_layout layout)
 {
     static const int64_t counts[] = { 300, 0, 1, 129, 520, 0 };
-    enum { N = 208, K = 280 };
+    enum { N = 208, K = 288 };
+    const bool nt = layout == MT_GEMM_NT;
     struct rows rows;
     struct product p;
     make_rows(&rows, sizeof counts / sizeof *counts, counts, 5, N, K);
-    make_product(&p, &rows, MT_GEMM_NT, c, N, K, INTEGERS, false);
-    spread(&p.a, &rows, 1), spread(&p.b, &rows, 2);
+    make_product(&p, &rows, layout, c, N, K, INTEGERS, false);
+    if (nt) spread(&p.a, MT_COL, &rows, 1);
+    spread(&p.b, nt ? MT_COL : MT_ROW, &rows, 2);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
     double *sum = reference(&p, a, b, false), *size = reference(&p, a, b, true);
-    float *scales[2] = { block_scales(&p.a), block_scales(&p.b) };
+    float *scales[2] = { block_scales(&p.a, mt_gemm_a(&p.args)),
+                         block_scales(&p.b, mt_gemm_b(&p.args)) };
     struct checked checked = { .p = &p,
                                .rows = &rows,
                                .a = a,
@@ -422,17 +453,24 @@ static void check_levels(const struct coding *c)
                                .lossy = true };
     mt_cuda_gemm_path path = { .super = 2 };
     p.args.d = (void *)(uintptr_t)checked.sum;
-    if (native(&path, &p))
-        for (int half = 0; half < 2; half++)
-            for (int v = MT_CUDA_GEMM_FP8_LEVEL; v <= MT_CUDA_GEMM_FP8_LEVEL_TURNED; v++)
-                for (path.width = 64; path.width <= TALL_WIDTH; path.width *= 2) {
-                    path.variant = v, p.args.d_dtype = half ? MT_BF16 : MT_F32;
-                    run_and_verify(&checked, &p, &path);
-                }
-    if (native(&path, &p)) check_level_adds(&p);
+    const bool runs = native(&path, &p);
+    const int first = nt ? MT_CUDA_GEMM_FP8_LEVEL : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+    const int last = nt ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+    for (int half = !nt; runs && half < 2; half++)
+        for (int v = first; v <= last; v++)
+            for (path.width = 64; path.width <= TALL_WIDTH; path.width *= 2) {
+                path.variant = v, p.args.d_dtype = half ? MT_BF16 : MT_F32;
+                run_and_verify(&checked, &p, &path);
+            }
+    if (runs && nt) check_level_adds(&p);
     free(a), free(b), free(sum), free(size), free(scales[0]), free(scales[1]);
     free_product(&p), free_rows(&rows);
-    printf("%s: columns with scales far from each other: right\n", c->name);
+    printf("%s %s: lines with scales far from each other: right\n", c->name, layout_names[layout]);
+}
+
+static void check_levels(const struct coding *c)
+{
+    for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++) check_levels_of(c, (mt_gemm_layout)l);
 }
 
 /* alone: the number of the only size, or nothing. */
@@ -544,8 +582,12 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     bool has[WAYS] = { true, true, native(&path, &p) };
     mt_cuda_gemm_path other = { .width = TALL_WIDTH, .super = 8 }; /* with levels, or without */
     const int turned = s->n < s->k;
-    has[OTHER] = has[NATIVE] && layout == MT_GEMM_NT && c->two_d_w && c->pow2;
-    other.variant = (leveled(&path) ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_LEVEL) + turned;
+    has[OTHER] = has[NATIVE] && c->two_d_w && c->pow2;
+    if (layout == MT_GEMM_NT)
+        other.variant = (leveled(&path) ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_LEVEL) + turned;
+    else
+        other.variant = leveled(&path) ? MT_CUDA_GEMM_FP8_HIGH : MT_CUDA_GEMM_FP8_HIGH_LEVEL,
+        other.width = HIGH_WIDTH;
     double times[WAYS][LAUNCHES], rates[WAYS] = { 0 };
     for (int i = -1; i < LAUNCHES; i++) /* the first only warms up */
         for (int w = 0; w < WAYS; w++) {
