@@ -83,6 +83,8 @@ mt_status mt_checkpoint_show_shards(const mt_checkpoint_shard *shard,
 /* Frees it, and drops a file that is not ended. */
 void mt_checkpoint_shard_close(mt_checkpoint_shard *shard);
 
+/* Writes the DONE of a directory's files, whose first is model.h5. */
+mt_status mt_checkpoint_write_done(const char *dir, const mt_checkpoint_seal *seals, int count);
 /* Verifies every file that DONE lists, and counts them. Over the ranks of `comm`, each verifies a
  * share, and all fail if one does; NULL: alone. */
 mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files);

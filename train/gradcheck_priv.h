@@ -99,3 +99,8 @@ mt_status mt_check_variants(const mt_check_session *s, const char *op, mt_check_
                             int variants, double shift);
 mt_status mt_check_rope_cases(const mt_check_session *s);
 mt_status mt_check_attention_cases(const mt_check_session *s);
+mt_status mt_check_router_cases(const mt_check_session *s);
+mt_status mt_check_gather_cases(const mt_check_session *s);
+mt_status mt_check_combine_cases(const mt_check_session *s);
+mt_status mt_check_dispatch_cases(const mt_check_session *s);
+mt_status mt_check_collect_cases(const mt_check_session *s);
