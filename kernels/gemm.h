@@ -76,13 +76,13 @@ static inline double mt_gemm_fp8_loss(double largest)
 
 /* What that kernel set adds besides, for each product of fp8_block with scales that are powers of
  * two: it may bring one operand's codes to the largest scale that their column has in the member
- * (wgrad), or b's to that of their row (in members of at most MT_GEMM_FP8_LEVELED rows), 2^-126 at
- * least, so that the product is not scaled by both operands' blocks. They are then multiples of
- * 2^-9 of that scale: an element moves by 2^-10 of it, under 2^-17 of its row's or column's
- * largest. other: the element of the other operand; `largest` above is of the elements so moved. A
- * row or column whose scale is under 2^-126 of the largest of 144 of them counts as 0; where the
- * other operand's scale times that largest, or a sum by it, is past f32's largest, results are
- * infinite or NaN. */
+ * (wgrad), or b's to that of their row (in members of at most MT_GEMM_FP8_LEVELED rows: there a
+ * row's result depends on how many are beside it), 2^-126 at least, so that the product is not
+ * scaled by both operands' blocks. They are then multiples of 2^-9 of that scale: an element moves
+ * by 2^-10 of it, under 2^-17 of its row's or column's largest. other: the element of the other
+ * operand; `largest` above is of the elements so moved. A row or column whose scale is under 2^-126
+ * of the largest of 144 of them counts as 0; where the other operand's scale times that largest, or
+ * a sum by it, is past f32's largest, results are infinite or NaN. */
 enum { MT_GEMM_FP8_LEVELED = 512 };
 static inline double mt_gemm_fp8_level_loss(double scale, double other)
 {

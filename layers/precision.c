@@ -220,12 +220,24 @@ mt_status mt_precision_set_first_pass(mt_precision *p, uint32_t first)
     return mt_device_copy(mt_precision_device(p), p->first_pass, &first, sizeof first);
 }
 
+/* Whether fprop may level rows of some members. */
+static bool may_level(mt_device *device, const mt_precision_layer *l, const mt_format_spec *x)
+{
+    const struct mt_kernels *kernels = device->kernels[l->weight->compute];
+    return x->format->scale == MT_SCALE_F32 && x->format->block && x->options.pow2 &&
+           kernels->gemm_codes &&
+           kernels->gemm_codes(MT_GEMM_TN,
+                               mt_recipe_direction(&l->state.recipe, MT_OPERAND_W, MT_ROW), x);
+}
+
 bool mt_precision_rows_share(const mt_precision *p)
 {
     for (int64_t i = 0; i < p->count; i++) {
         const mt_format_spec *x =
             mt_recipe_direction(&p->layers[i].state.recipe, MT_OPERAND_X, MT_ROW);
-        if (mt_format_needs_amax(x->format) || x->options.two_d) return true;
+        if (mt_format_needs_amax(x->format) || x->options.two_d ||
+            may_level(mt_precision_device(p), &p->layers[i], x))
+            return true;
     }
     return false;
 }

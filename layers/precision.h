@@ -59,7 +59,8 @@ void mt_precision_set_pass(mt_precision *precision, uint32_t pass);
  * recorded step draws anew each time. */
 mt_status mt_precision_set_first_pass(mt_precision *precision, uint32_t first);
 /* Whether what a row of a layer's input comes to depends on the rows beside it: they share scales
- * that are found in them. */
+ * that are found in them, or their number decides how codes are multiplied
+ * (mt_gemm_fp8_level_loss). */
 bool mt_precision_rows_share(const mt_precision *precision);
 /* Whether the step after `step` has other recipes. */
 bool mt_precision_changes_after(const mt_precision *precision, int64_t step);

@@ -213,6 +213,8 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma fp8 256x128 turned, f32 sums of 128",
         "wgmma fp8 192x128, X leveled, f32 sums of 128",
         "wgmma fp8 192x128 turned, dY leveled, f32 sums of 128",
+        "wgmma fp8 256x128, X leveled, f32 sums of 128",
+        "wgmma fp8 256x128 turned, dY leveled, f32 sums of 128",
         "cuBLASLt",
         "cuBLASLt, grouped",
         "cuBLASLt, a call per member",

@@ -147,8 +147,10 @@ static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *pat
     const bool wgrad = g->layout == MT_GEMM_NT;
     codes_plan p = {};
     p.places_dy = wgrad && !g->a.data, p.places_x = wgrad && !g->b.data;
-    p.levels_dy = path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
-    p.levels_x = path->variant == MT_CUDA_GEMM_FP8_LEVEL;
+    p.levels_dy = path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED ||
+                  path->variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
+    p.levels_x =
+        path->variant == MT_CUDA_GEMM_FP8_LEVEL || path->variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD;
     p.levels_rows = path->variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
     if (p.places_dy || p.levels_dy) p.dy = padded(g->height * g->a.width);
     if (p.places_x || p.levels_x) p.x = padded(g->cols * g->b.width);

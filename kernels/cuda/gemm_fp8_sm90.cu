@@ -26,10 +26,10 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1] = 
       tall<WGMMA_E4M3_E4M3, true, true>() },
 };
 
-template <int ELEMENTS, bool TURNED> static gemm_sm90_variant broad()
+template <int ELEMENTS, bool TURNED, bool LEVELED = false> static gemm_sm90_variant broad()
 {
     return sm90_variant_of<
-        sm90_fp8<MT_GEMM_NT, ELEMENTS, false, false, false, 1, true, 2, TURNED, false, 2>>();
+        sm90_fp8<MT_GEMM_NT, ELEMENTS, LEVELED, false, false, 1, true, 2, TURNED, LEVELED, 2>>();
 }
 
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_broad[2][MT_CUDA_FP8_BLOCKS] = {
@@ -40,6 +40,11 @@ const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_broad[2][MT_CUDA_FP8_BLOCKS] = {
 const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2] = {
     tall<WGMMA_E4M3_E4M3, true, false, true>(),
     tall<WGMMA_E4M3_E4M3, true, true, true>(),
+};
+
+const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level_broad[2] = {
+    broad<WGMMA_E4M3_E4M3, false, true>(),
+    broad<WGMMA_E4M3_E4M3, true, true>(),
 };
 
 template <int ELEMENTS, bool SCALED, bool LEVELED = false> static gemm_sm90_variant high()

@@ -40,10 +40,13 @@ enum {
      * members of few rows */
     MT_CUDA_GEMM_FP8_BROAD,
     MT_CUDA_GEMM_FP8_BROAD_TURNED,
-    /* NT of scales of blocks that are powers of two, the same two by codes of X (turned: of dY)
-     * that are brought to one scale for a column of a member first (gemm_level_sm90.cu) */
+    /* NT of scales of blocks that are powers of two, TALL and TALL_TURNED by codes of X (turned: of
+     * dY) that are brought to one scale for a column of a member first (gemm_level_sm90.cu) */
     MT_CUDA_GEMM_FP8_LEVEL,
     MT_CUDA_GEMM_FP8_LEVEL_TURNED,
+    /* the same two by 256 x 128, to bf16 without C; members of few rows */
+    MT_CUDA_GEMM_FP8_LEVEL_BROAD,
+    MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED,
     /* cuBLASLt, in the kernel sets that have it (cublaslt.h): one call of a uniform group, one for
      * all members, one a member */
     MT_CUDA_GEMM_CUBLASLT,
@@ -55,14 +58,14 @@ enum {
 typedef struct mt_cuda_gemm_path {
     int variant;
     int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (high: 144,
-                  tall: 128) */
+                  tall, broad: 128) */
     int super; /* wgmma: tiles of one direction that are taken together */
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;
 
 static inline bool mt_cuda_gemm_of_codes(int variant)
 {
-    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_LEVEL_TURNED;
+    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
 }
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */

@@ -1,456 +1,5 @@
-/* The Hopper GEMM on the host: which variant a product takes, its tensor maps, its launch. */
-#include "kernels/cuda/gemm_sm90.cuh"
-
-enum {
-    FEW_WAVES = 4,      /* fewer tiles per processor: widths that fill the last round */
-    SHORT_DEPTH = 1024, /* sums over this much end before a result is stored: ping-pong, */
-    FAIR_DEPTH = 2048,  /* over this much too, but where members have */
-    SMALL_PIECES = 2,   /* no more pieces than this */
-    FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
-    ODD_PIECES = 11,    /* most: see shares_weights */
-    TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
-    NARROWEST = 64,
-    FEW_ROWS = 256, /* of a member; see goes_by_rows */
-    SOME_ROWS = 512,
-    MANY_ROWS = 2048,
-    SHORT_CODES = 512, /* depth */
-    DEEP_ROWS = 1280,  /* of a member, on average: see deep_suits, shares_weights */
-    SCANT_ROWS = 288,  /* of a member, on average: see turned_suits, adding_suits */
-    TILE = 256,        /* rows of P, but where tiles are of half as many */
-    TOGETHER = 8,
-    CODES_TOGETHER = 32,      /* NT of fp8 */
-    STAYING_BYTES = 14 << 20, /* see mt_cuda_gemm_sm90_together */
-    TALL_ROWS = 192,
-    TALL_PAIR = 256,          /* columns of two tiles */
-    LEVEL_WIDE = 7168,        /* of the wider operand: see plan_level; */
-    LEVEL_WIDE_ADDED = 14336, /* with C or a result of f32 */
-    LEVEL_COLUMNS = 2048,     /* see levels_rows */
-    LEVEL_WEIGHTS = 12 << 20,
-    LEVEL_WEIGHTS_MOST = 32 << 20,
-    MOST = 1 << 30 /* extents: rows of ragged maps, and numbers that are int in the kernel */
-};
-
-/* ---- the choice --------------------------------------------------------------------------------
- */
-
-/* 16-byte bases and pitches: what tensor maps ask for. */
-static bool fits_map(const void *p, int64_t width, size_t size)
-{
-    return (uintptr_t)p % 16 == 0 && width > 0 && width < MOST && width * size % 16 == 0;
-}
-
-static int64_t most_rows(const mt_group *rows)
-{
-    return rows->first_dims ? rows->m : rows->members * rows->m;
-}
-
-static int64_t mean_rows(const gemm_problem *g)
-{
-    return mt_ceil_div(most_rows(&g->rows), g->rows.members);
-}
-
-static bool is_added_to(const gemm_problem *g)
-{
-    return g->c || g->bias;
-}
-
-static enum sm90_sums sums_of(const gemm_problem *g)
-{
-    return is_added_to(g) ? SM90_ANY : g->alpha ? SM90_TIMES : SM90_PLAIN;
-}
-
-/* Of codes by rows with scales of blocks: pairs that share the weights, not the rows. Measured on
- * an H200: a small odd number of pieces of columns need not be made even then, which pays for a
- * member's rows, made even instead, if they are many. */
-static bool shares_weights(const gemm_problem *g)
-{
-    int64_t pieces = mt_ceil_div(g->cols, SM90_WIDTH);
-    return g->fp8 > MT_CUDA_FP8_BLOCKS && pieces % 2 && pieces <= ODD_PIECES &&
-           g->depth > SHORT_DEPTH && mean_rows(g) >= DEEP_ROWS;
-}
-
-/* Of NT of codes: MT_CUDA_FP8_E4M3 or another of those. */
-static int kind_of_wgrad(const gemm_problem *g)
-{
-    return g->fp8 - 1 - MT_CUDA_FP8_WGRAD;
-}
-
-static const gemm_sm90_variant *variant_of(const gemm_problem *g, int variant)
-{
-    static const gemm_sm90_variant *const tables[MT_GEMM_LAYOUT_COUNT][SM90_SUMS] = {
-        { mt_cuda_gemm_sm90_fwd, mt_cuda_gemm_sm90_fwd_times, mt_cuda_gemm_sm90_fwd_any },
-        { mt_cuda_gemm_sm90_dgrad, mt_cuda_gemm_sm90_dgrad_times, mt_cuda_gemm_sm90_dgrad_any },
-        { mt_cuda_gemm_sm90_wgrad, mt_cuda_gemm_sm90_wgrad_times, mt_cuda_gemm_sm90_wgrad_any }
-    };
-    static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
-    if (variant < MT_CUDA_GEMM_BF16) return &tables[g->layout][sums_of(g)][variant];
-    if (variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED)
-        return &mt_cuda_gemm_sm90_fp8_tall[variant != MT_CUDA_GEMM_FP8_TALL][kind_of_wgrad(g)];
-    if (variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED)
-        return &mt_cuda_gemm_sm90_fp8_broad[variant != MT_CUDA_GEMM_FP8_BROAD][kind_of_wgrad(g)];
-    if (variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED)
-        return &mt_cuda_gemm_sm90_fp8_level[variant != MT_CUDA_GEMM_FP8_LEVEL];
-    if (variant == MT_CUDA_GEMM_FP8_HIGH) return &mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1];
-    if (variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL) return &mt_cuda_gemm_sm90_fp8_high_level;
-    if (variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
-        return &mt_cuda_gemm_sm90_fp8_rows_tall[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
-                                                    ? g->fp8 - 1
-                                                    : (int)MT_CUDA_FP8_BLOCKS];
-    if (variant == MT_CUDA_GEMM_FP8_ROWS)
-        return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
-                                               ? g->fp8 - 1
-                                               : MT_CUDA_FP8_BLOCKS + (int)shares_weights(g)];
-    return &mt_cuda_gemm_sm90_fp8[g->fp8 - 1];
-}
-
-static int64_t rounded_up(int64_t x, int64_t unit)
-{
-    return mt_ceil_div(x, unit) * unit;
-}
-
-/* Time of a product in columns of a tile: rounds of all processors, each as long as a tile. Each
- * member has `columns` of them in even pieces. */
-static int64_t cost(int64_t members, int64_t columns, int64_t tiles_m, int64_t width,
-                    int64_t processors)
-{
-    int64_t pieces = mt_ceil_div(columns, width);
-    int64_t each = rounded_up(mt_ceil_div(columns, pieces), 8);
-    return mt_ceil_div(members * pieces * tiles_m, processors) * (each + TILE_OVERHEAD);
-}
-
-/* The width of the fewest columns of work in the last round, for products of few tiles. */
-static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int grain,
-                         int processors)
-{
-    int best = SM90_WIDTH;
-    for (int width = SM90_WIDTH - grain; width >= NARROWEST; width -= grain)
-        if (cost(members, columns, tiles_m, width, processors) <
-            cost(members, columns, tiles_m, best, processors))
-            best = width;
-    return best;
-}
-
-static bool suits_by_rows(const gemm_problem *g)
-{
-    return g->layout == MT_GEMM_TN && !is_added_to(g);
-}
-
-/* Whether the kernels of 256 weights can run it. */
-static bool high_suits(const gemm_problem *g)
-{
-    return g->layout == MT_GEMM_TN && g->fp8 && g->fp8 <= MT_CUDA_FP8_BLOCKS + 1 && !is_added_to(g);
-}
-
-/* fp8, of members of so many rows. Measured on an H200: scales of blocks are cheaper by rows, which
- * pays for the padding of members that are not small; without scales it pays where there is next to
- * none, or where the depth is so short that the ends of tiles, hidden there, are what counts. */
-static bool goes_by_rows(const gemm_problem *g, int64_t rows)
-{
-    if (!suits_by_rows(g)) return false;
-    if (g->fp8 > MT_CUDA_FP8_BLOCKS)
-        return rows >= SOME_ROWS || (rows >= FEW_ROWS && g->cols > g->depth);
-    return rows >= MANY_ROWS || (rows >= SOME_ROWS && g->depth <= SHORT_CODES);
-}
-
-/* Measured on an H200: three chains of multiplying and adding are 1 to 16 % faster, but for a depth
- * in whose few steps a tile's end weighs more, and members of few tiles, which are padded more. */
-static int variant_by_rows(const gemm_problem *g, int64_t rows)
-{
-    bool scaled = g->fp8 > MT_CUDA_FP8_BLOCKS;
-    return g->depth > SHORT_CODES && rows >= (scaled ? SOME_ROWS : MANY_ROWS)
-               ? MT_CUDA_GEMM_FP8_ROWS_TALL
-               : MT_CUDA_GEMM_FP8_ROWS;
-}
-
-/* Members of 145 to 288 rows: two pieces, which are a pair's. Measured on an H200 with 263 rows on
- * average: shared memory holds products of codes whose tiles are narrow, and 256 x 136 moves a
- * fifth less through it than 128 x 136 does; 14 to 16 % faster, with scales of blocks mostly 3 to
- * 5. */
-static bool goes_high(const gemm_problem *g, int64_t rows)
-{
-    return high_suits(g) && mt_ceil_div(rows, mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1].width) == 2;
-}
-
-static bool levels_rows_suits(const gemm_problem *g)
-{
-    return high_suits(g) && g->fp8 == MT_CUDA_FP8_BLOCKS + 1;
-}
-
-/* TN of codes with scales of blocks on both sides: rows of members that have few of them are
- * brought to one scale each, so that a step has none of a column; other members go by rows in a
- * launch of their own. That is a pass over the codes, some 200 / `cols` of the product's time.
- * Measured on an H200 with members of 263 rows: 9 to 13 % faster with 4096 and 7168 columns, 1 to 2
- * with 2048; of 1,024 rows and more 14 to 28 % slower than by rows. As plan_level's it has bits of
- * its own, so that extents and a member's own rows decide, not the room: where a member has so many
- * weights, two launches more do not count. */
-static bool levels_rows(const gemm_problem *g)
-{
-    const int64_t weights = g->cols * g->depth;
-    return levels_rows_suits(g) && g->cols >= LEVEL_COLUMNS && weights >= LEVEL_WEIGHTS &&
-           weights <= LEVEL_WEIGHTS_MOST;
-}
-
-static bool is_by_rows(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_ROWS || variant == MT_CUDA_GEMM_FP8_ROWS_TALL;
-}
-
-static size_t shared_bytes(const gemm_sm90_variant *variant, int64_t members)
-{
-    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
-}
-
-/* Whether there is a kernel, and its table of members has room. */
-static bool has_room(const gemm_problem *g, int variant)
-{
-    const gemm_sm90_variant *v = variant_of(g, variant);
-    return v->kernel && shared_bytes(v, g->rows.members) <= SM90_SHARED;
-}
-
-/* Whether sums are so long that a store by one buffer ends meanwhile. Measured on an H200: with
- * shorter ones the buffers are worth more than a fifth stage. */
-static bool deep_suits(const gemm_problem *g)
-{
-    bool wgrad = g->layout == MT_GEMM_NT;
-    return (wgrad ? mean_rows(g) >= DEEP_ROWS : g->depth >= SHORT_DEPTH) &&
-           has_room(g, MT_CUDA_GEMM_DEEP);
-}
-
-/* Measured on H200s and an H100: one piece is faster in TN of 8.4 MB of weights a member, of one
- * member 12.6; eight are in NN of 16.8 and TN of 206, what lies between was not. An L2 of 50 MB has
- * two halves, which both keep what both read, and results pass through. */
-int mt_cuda_gemm_sm90_together(const gemm_problem *g)
-{
-    const int64_t weights = g->cols * g->depth * (int64_t)sizeof(mt_bf16);
-    return weights <= STAYING_BYTES ? 1 : TOGETHER;
-}
-
-/* TN, NN. Measured on an H200: pairs that share weights keep in step, so that HBM is read once, but
- * an odd number of pieces loses by being made even; a depth that is not long hides a tile's end but
- * beside another tile, unless members are so small that ping-pong moves too much; products of few
- * tiles live by their last round. */
-static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
-{
-    int64_t members = g->rows.members, rows = mean_rows(g);
-    int64_t pieces = mt_ceil_div(rows, SM90_WIDTH), tiles_m = mt_ceil_div(g->cols, 256);
-    bool tn = g->layout == MT_GEMM_TN;
-    bool alone = pieces <= FEW_PIECES && (pieces % 2 || (tn && g->depth <= FAIR_DEPTH));
-    if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128);
-    bool few = members * pieces * tiles_m < FEW_WAVES * processors;
-    bool hides = g->depth > FAIR_DEPTH || (g->depth > SHORT_DEPTH && pieces <= SMALL_PIECES);
-    path->variant = alone ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
-    path->width = SM90_WIDTH, path->super = TOGETHER;
-    if (!g->fp8 && !hides && !(few && (tn || g->depth > SHORT_DEPTH))) {
-        path->variant = deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG;
-        path->super = tn ? mt_cuda_gemm_sm90_together(g) : TOGETHER;
-    } else if (few) {
-        path->variant = MT_CUDA_GEMM_ALONE;
-        path->width = filling_width(members, rows, tiles_m, 8, processors);
-    }
-    if (!g->fp8) return;
-    if (levels_rows(g))
-        path->variant = MT_CUDA_GEMM_FP8_HIGH_LEVEL, few = false;
-    else if (few)
-        path->variant = MT_CUDA_GEMM_FP8;
-    else if (goes_high(g, rows))
-        path->variant = MT_CUDA_GEMM_FP8_HIGH;
-    else
-        path->variant = goes_by_rows(g, rows) ? variant_by_rows(g, rows) : MT_CUDA_GEMM_FP8;
-    if (!few) path->width = variant_of(g, path->variant)->width;
-}
-
-/* Percent that pieces of SM90_WIDTH are more than what they cover. */
-static int64_t excess(int64_t extent)
-{
-    return 100 * mt_ceil_div(extent, SM90_WIDTH) * SM90_WIDTH / extent - 100;
-}
-
-/* Whether the result turned is cut better. Measured on an H200: from 2 % on, but not of members of
- * scant rows; where C is read as well, of members of many or a result as narrow as tiles are high.
- */
-static bool turned_suits(const gemm_problem *g)
-{
-    return g->cols % TILE == 0 && excess(g->cols) >= excess(g->height) + 2 &&
-           mean_rows(g) > SCANT_ROWS &&
-           (!is_added_to(g) || g->cols == TILE || mean_rows(g) >= MANY_ROWS);
-}
-
-static int turned_variant(const gemm_problem *g)
-{
-    return deep_suits(g) ? MT_CUDA_GEMM_TURNED_DEEP : MT_CUDA_GEMM_TURNED;
-}
-
-/* Of members of few rows C of f32 is most of what there is to bring. */
-static bool adding_suits(const gemm_problem *g)
-{
-    return g->c && g->d_real && mean_rows(g) <= SCANT_ROWS && has_room(g, MT_CUDA_GEMM_ADDING);
-}
-
-static bool is_turned(const mt_cuda_gemm_path *path)
-{
-    return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_DEEP ||
-           path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED ||
-           path->variant == MT_CUDA_GEMM_FP8_BROAD_TURNED ||
-           path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
-}
-
-static bool is_tall(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
-}
-
-static bool is_broad(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED;
-}
-
-static bool is_leveled(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
-}
-
-static bool tall_suits(const gemm_problem *g)
-{
-    return g->fp8 && g->layout == MT_GEMM_NT && kind_of_wgrad(g) <= MT_CUDA_FP8_BLOCKS;
-}
-
-static bool broad_suits(const gemm_problem *g)
-{
-    return g->layout == MT_GEMM_NT && g->fp8 && kind_of_wgrad(g) < MT_CUDA_FP8_BLOCKS &&
-           !g->d_real && !is_added_to(g);
-}
-
-static bool level_suits(const gemm_problem *g)
-{
-    return g->layout == MT_GEMM_NT && g->fp8 && kind_of_wgrad(g) == MT_CUDA_FP8_BLOCKS;
-}
-
-/* Elements that pairs of tall tiles cover. */
-static int64_t tall_area(int64_t height, int64_t columns)
-{
-    return rounded_up(height, TALL_ROWS) * rounded_up(columns, TALL_PAIR);
-}
-
-/* NT of codes. Measured on an H200: three chains of multiplying and adding are a little faster
- * where nothing is scaled, and 6 % with scales of blocks, for which tall tiles may cover more than
- * pairs of 128 x `width` do, unless C of f32 is most of what there is to move. Turned, C and f32
- * come and go slowly; adding by scales hides the latter. Of members of scant rows a tile's end is
- * most of it, and broad tiles, which have fewer, are 6 to 8 % faster; of many, 4 to 8 % slower. */
-static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
-{
-    bool scaled = kind_of_wgrad(g) == MT_CUDA_FP8_BLOCKS;
-    int64_t pieces = mt_ceil_div(g->cols, path->width);
-    int64_t now = rounded_up(g->height, 2 * 128) * pieces * path->width;
-    int64_t tall = tall_area(g->height, g->cols), turned = tall_area(g->cols, g->height);
-    bool turns = turned < tall && !g->c && (scaled || !g->d_real);
-    double more = g->c && g->d_real ? 1 : scaled ? 1.06 : g->c ? 1.02 : 1;
-    if (!tall_suits(g) || (double)(turns ? turned : tall) > more * (double)now) return;
-    path->variant = turns ? MT_CUDA_GEMM_FP8_TALL_TURNED : MT_CUDA_GEMM_FP8_TALL;
-    if (broad_suits(g) && mean_rows(g) <= SCANT_ROWS)
-        path->variant = turns ? MT_CUDA_GEMM_FP8_BROAD_TURNED : MT_CUDA_GEMM_FP8_BROAD;
-    path->width = variant_of(g, path->variant)->width;
-    path->super = TOGETHER;
-}
-
-/* NT of codes with scales of blocks on both sides, of which the narrower operand's are brought to
- * one for a column of a member. That is a pass over it, and what it saves is of each product: it
- * pays where the other operand is wide and the result is not most of what there is to move.
- * Measured on an H200: 29 to 37 % faster with an operand of 14336 or more, 6 to 25 % with C; of
- * 7168 5 and 6 % to bf16, but to f32 or with C from as fast to 16 % slower; of 2048 4 to 17 %
- * slower. Unlike most ways it has bits of its own, so that extents decide, not rows, for which
- * ranks that share experts have other room. */
-static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
-{
-    const bool turns = g->height < g->cols;
-    const int64_t wide = turns ? g->cols : g->height, narrow = turns ? g->height : g->cols;
-    const int64_t least = g->d_real || g->c ? LEVEL_WIDE_ADDED : LEVEL_WIDE;
-    if (!level_suits(g) || wide < least || 12 * tall_area(wide, narrow) > 13 * wide * narrow)
-        return false;
-    path->variant = turns ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_LEVEL;
-    path->width = variant_of(g, path->variant)->width;
-    path->super = TOGETHER;
-    return true;
-}
-
-/* NT: the depth is short, a tile's result large: ping-pong, of the result turned where that is cut
- * better. Of few tiles five stages were faster whatever the depth. */
-static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
-{
-    int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
-    int64_t tiles_m = mt_ceil_div(g->height, 128);
-    bool few = members * tiles * tiles_m < FEW_WAVES * processors;
-    path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64);
-    path->super = g->fp8 ? CODES_TOGETHER : TOGETHER;
-    if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
-    path->variant = g->fp8                    ? MT_CUDA_GEMM_FP8
-                    : turned_suits(g) && !few ? turned_variant(g)
-                    : adding_suits(g)         ? MT_CUDA_GEMM_ADDING
-                    : (few && has_room(g, MT_CUDA_GEMM_DEEP)) || deep_suits(g)
-                        ? MT_CUDA_GEMM_DEEP
-                        : MT_CUDA_GEMM_PINGPONG;
-    if (is_turned(path)) path->width = SM90_WIDTH;
-    if (g->fp8 && !plan_level(path, g) && !few) plan_tall(path, g);
-}
-
-void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g, int multiprocessors)
-{
-    if (g->layout == MT_GEMM_NT)
-        plan_wgrad(path, g, multiprocessors);
-    else
-        plan_rows(path, g, multiprocessors);
-    if (!g->fp8 && !variant_of(g, path->variant)->kernel) {
-        path->variant = g->layout == MT_GEMM_NT ? MT_CUDA_GEMM_PINGPONG : MT_CUDA_GEMM_ALONE;
-        path->super = TOGETHER;
-    }
-}
-
-static size_t result_size(const gemm_problem *g)
-{
-    return g->d_real ? sizeof(float) : sizeof(mt_bf16);
-}
-
-static bool suits_operands(const gemm_problem *g)
-{
-    bool wgrad = g->layout == MT_GEMM_NT;
-    size_t result = result_size(g), size = g->fp8 ? 1 : sizeof(mt_bf16);
-    int64_t rows = most_rows(&g->rows);
-    return !g->a.real && !g->b.real && (wgrad || !g->d_real) && rows > 0 && rows < MOST &&
-           fits_map(g->a.data, g->a.width, size) && fits_map(g->b.data, g->b.width, size) &&
-           fits_map(g->d, g->cols, result) && fits_map(g->c, g->cols, result) &&
-           (wgrad ? g->height : g->depth) < MOST;
-}
-
-bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path,
-                            const gemm_sm90_variant *variant)
-{
-    bool wgrad = g->layout == MT_GEMM_NT;
-    int grain = wgrad || variant->by_rows ? 64 : 8;
-    if (!variant->kernel || path->width < grain || path->width > variant->width ||
-        path->width % grain || path->super < 1 || !suits_operands(g))
-        return false;
-    int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
-    int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
-                           : most_rows(&g->rows) / path->width + 2 * g->rows.members;
-    return shared_bytes(variant, g->rows.members) <= SM90_SHARED &&
-           tiles * pieces < MOST / path->super;
-}
-
-/* Whether the variant is one of codes that reads these. */
-static bool suits_codes(const gemm_problem *g, int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8 || (is_by_rows(variant) && suits_by_rows(g)) ||
-           (variant == MT_CUDA_GEMM_FP8_HIGH && high_suits(g)) ||
-           (variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL && levels_rows_suits(g)) ||
-           (is_tall(variant) && tall_suits(g)) || (is_broad(variant) && broad_suits(g)) ||
-           (is_leveled(variant) && level_suits(g));
-}
-
-bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)
-{
-    bool bf16 = path->variant >= 0 && path->variant < MT_CUDA_GEMM_BF16;
-    if (g->fp8 ? !suits_codes(g, path->variant) : !bf16) return false;
-    return mt_cuda_gemm_sm90_fits(g, path, variant_of(g, path->variant));
-}
+/* The Hopper GEMM on the host: tensor maps and the launch. */
+#include "kernels/cuda/gemm_sm90_plan.cuh"
 
 /* ---- tensor maps -------------------------------------------------------------------------------
  */
@@ -488,7 +37,7 @@ mt_status mt_cuda_gemm_sm90_map(CUtensorMap *map, const gemm_sm90_matrix *x)
     cuuint64_t columns = (cuuint64_t)x->columns, rows = (cuuint64_t)x->rows;
     cuuint64_t plain[3] = { columns, rows, (cuuint64_t)x->members };
     cuuint64_t plain_strides[2] = { w, w * rows };
-    cuuint64_t ragged[4] = { columns, MOST, HUGE_EXTENT, HUGE_EXTENT };
+    cuuint64_t ragged[4] = { columns, SM90_MOST, HUGE_EXTENT, HUGE_EXTENT };
     cuuint64_t ragged_strides[3] = { w, (1ull << 34) - w, w };
     cuuint32_t box[4] = { (cuuint32_t)(128 / size), (cuuint32_t)x->box_rows, 1, 1 };
     cuuint32_t ones[4] = { 1, 1, 1, 1 };
@@ -514,7 +63,9 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
                            members,    along ? variant->tile / variant->cluster_n : 64,
                            size };
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
-    gemm_sm90_matrix d = { "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, result_size(g) };
+    gemm_sm90_matrix d = {
+        "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, gemm_sm90_result_size(g)
+    };
     if (variant->by_rows) { /* P is X or dY */
         p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
         q = { "a", g->b.data, g->b.width, g->cols, members, variant->box_q, size };
@@ -551,7 +102,7 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(mt_cuda_multiprocessors(stream) / cluster * cluster));
     config.blockDim = dim3((unsigned)variant->threads);
-    config.dynamicSmemBytes = shared_bytes(variant, args->rows.members);
+    config.dynamicSmemBytes = gemm_sm90_shared_bytes(variant, args->rows.members);
     config.stream = mt_cuda_stream(stream);
     config.attrs = &attribute;
     config.numAttrs = cluster > 1;
@@ -565,13 +116,13 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
 
 gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    bool wgrad = g->layout == MT_GEMM_NT, by_rows = is_by_rows(path->variant);
+    bool wgrad = g->layout == MT_GEMM_NT, by_rows = mt_cuda_gemm_sm90_is_by_rows(path->variant);
     gemm_sm90_args args = {};
     args.rows = g->rows;
     args.m = (int)(wgrad ? g->height : g->cols);
     args.n = wgrad || by_rows ? (int)g->cols : 0;
     args.k = (int)(wgrad ? g->a.width : g->depth);
-    args.width = path->width, args.super = path->super, args.most = MOST;
+    args.width = path->width, args.super = path->super, args.most = SM90_MOST;
     args.add = g->c != NULL, args.half = !g->d_real;
     args.bias = (const float *)g->bias, args.alpha = g->alpha;
     args.scales_p = wgrad || by_rows ? g->scales_a : g->scales_b;
@@ -591,10 +142,10 @@ void mt_cuda_gemm_sm90_turn(gemm_problem *g)
 static mt_status multiply_members(mt_stream *stream, const gemm_problem *g,
                                   const mt_cuda_gemm_path *path, int least, int most)
 {
-    const gemm_sm90_variant *variant = variant_of(g, path->variant);
+    const gemm_sm90_variant *variant = mt_cuda_gemm_sm90_variant(g, path->variant);
     gemm_problem of = *g;
     gemm_sm90_maps maps;
-    const bool turned = is_turned(path);
+    const bool turned = mt_cuda_gemm_sm90_is_turned(path);
     if (turned) mt_cuda_gemm_sm90_turn(&of);
     MT_TRY(make_maps(&maps, &of, variant, turned));
     gemm_sm90_args args = mt_cuda_gemm_sm90_args(&of, path);
@@ -605,12 +156,10 @@ static mt_status multiply_members(mt_stream *stream, const gemm_problem *g,
 mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     if (path->variant != MT_CUDA_GEMM_FP8_HIGH_LEVEL)
-        return multiply_members(stream, g, path, 0, MOST);
+        return multiply_members(stream, g, path, 0, SM90_MOST);
     gemm_problem leveled = *g;
     leveled.a.data = g->leveled;
     MT_TRY(multiply_members(stream, &leveled, path, 0, MT_GEMM_FP8_LEVELED));
-    mt_cuda_gemm_path rest = *path;
-    rest.variant = variant_by_rows(g, MT_GEMM_FP8_LEVELED + 1);
-    rest.width = variant_of(g, rest.variant)->width, rest.super = TOGETHER;
-    return multiply_members(stream, g, &rest, MT_GEMM_FP8_LEVELED + 1, MOST);
+    const mt_cuda_gemm_path rest = mt_cuda_gemm_sm90_plan_rest(g);
+    return multiply_members(stream, g, &rest, MT_GEMM_FP8_LEVELED + 1, SM90_MOST);
 }

@@ -95,8 +95,10 @@ extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_B
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1];
 /* The same of E4M3 and E5M2 by tiles of 256 rows, to bf16, without C. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_broad[2][MT_CUDA_FP8_BLOCKS];
-/* Of BLOCKS whose Q is leveled. */
+/* By those of 192 rows, of BLOCKS whose Q is leveled. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2];
+/* The same by tiles of 256 rows, to bf16, without C. */
+extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level_broad[2];
 /* TN by tiles of 256 weights, of E4M3, E5M2, BLOCKS: MT_CUDA_GEMM_FP8_HIGH. */
 extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high[MT_CUDA_FP8_BLOCKS + 1];
 /* The same of BLOCKS whose rows are leveled. */

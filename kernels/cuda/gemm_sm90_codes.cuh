@@ -51,12 +51,13 @@ template <class C, int N> struct sm90_scales {
 };
 
 /* BY_ROWS: of two rows of P, by those of each 64 columns; LEVELED: of all columns, in TN (ONE) of
- * all rows of a warpgroup, too. */
+ * all rows of a warpgroup, too, in NT of two rows of each 64. */
 template <class C> struct sm90_row_scales {
     enum {
         COLUMNS = C::LEVELED ? (int)C::WIDTH : 64,
-        BLOCKS = C::WIDTH / COLUMNS,
-        ONE = C::LEVELED && !C::WGRAD
+        ONE = C::LEVELED && !C::WGRAD,
+        BLOCKS = ONE || !C::LEVELED ? C::WIDTH / COLUMNS : (int)C::BLOCKS_M,
+        APART = (C::LEVELED ? 64 : (int)C::TILE) * 4
     };
     uint32_t rows_at;
     float above[BLOCKS], below[BLOCKS];
@@ -65,6 +66,7 @@ template <class C> struct sm90_row_scales {
     {
         const uint32_t thread = thread_now();
         rows_at = ONE ? (thread / 128 - 1) * 4 : ((thread / 32 - 4) * 16 + thread % 32 / 4) * 4;
+        if (!ONE && C::BLOCKS_M > 1) rows_at += (thread / 128 - 1) * (C::BLOCKS_M - 1) * 256;
     }
     static constexpr bool all_before(int) { return true; }
     __device__ __forceinline__ void begin(uint32_t scales)
@@ -72,8 +74,8 @@ template <class C> struct sm90_row_scales {
         const uint32_t rows = scales + rows_at;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-            above[b] = __int_as_float(shared_now(rows + b * C::TILE * 4));
-            below[b] = ONE ? above[b] : __int_as_float(shared_now(rows + b * C::TILE * 4 + 32));
+            above[b] = __int_as_float(shared_now(rows + b * APART));
+            below[b] = ONE ? above[b] : __int_as_float(shared_now(rows + b * APART + 32));
         }
     }
     __device__ __forceinline__ void settle()
@@ -98,7 +100,7 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
 #pragma unroll
         for (int i = 0; i < (TO - FROM) / 2; i++) {
             const int at = FROM / 2 + i;
-            const int block = at * 2 / S::COLUMNS;
+            const int block = at * 2 / S::COLUMNS + (C::WGRAD && BACK);
             d[at] = fma(part[i], i % 4 < 2 ? scales.above[block] : scales.below[block],
                         FIRST ? 0 : d[at]);
         }

@@ -92,12 +92,13 @@ template <class C> static __device__ __forceinline__ bool sm90_carries(const gem
     return C::BY_ROWS || C::PLAIN || (a.half && !a.add && !a.bias && C::FACTOR == !!a.alpha);
 }
 
-/* A tile's 64 rows, which the buffers hold, written for sm90_carry. */
+/* 64 rows of a tile, all of whose rows the buffers hold, written for sm90_carry. */
 template <class C>
 static __device__ __forceinline__ void sm90_write(sm90_result<C> &r, float (&d)[C::WIDTH / 2],
                                                   int mi)
 {
-    static_assert(C::WIDTH / 64 * C::BLOCKS_M <= (int)C::BUFFERS, "64 rows of a tile have room");
+    static_assert(C::WIDTH / 64 * C::BLOCKS_M <= (int)C::BUFFERS,
+                  "a warpgroup's rows of a tile have room");
     const sm90_factor by = { (bool)C::FACTOR, C::FACTOR ? sm90_whole(r.factor) : 1, 0, true, true };
     const int len = r.m(mi) < r.rows() ? r.len() : 0, first = mi * (C::WIDTH / 64);
     if (mi == 0 && r.tile > 0) barrier_wait(r.base + C::TAKEN + r.group() * 8, (r.tile - 1) & 1);

@@ -84,10 +84,10 @@ struct sm90 {
  * multiplying and adding, which hide one another better than two. LEVELED: each of Q's columns has
  * one scale (NT: for the member), not one for each 128 of the depth (gemm_level_sm90.cu): steps are
  * scaled by P's and the largest of a tile's, its sums by what each column's is of that as they are
- * stored. CARRIED: see sm90_carry. BLOCKS_M 2, without C or bias: a warpgroup has 128 rows of P, in
- * TN of one scale, and multiplies and adds 64 after the other 64: Q passes through shared memory
- * half as often for a product, and a tile's ends are of more products. Registers are left for 144
- * of Q's columns. */
+ * stored. CARRIED: see sm90_carry. BLOCKS_M 2, to bf16, without C or bias: a warpgroup has 128 rows
+ * of P, in TN of one scale, and multiplies and adds 64 after the other 64: Q passes through shared
+ * memory half as often for a product, and a tile's ends are of more products. Registers are left
+ * for 144 of Q's columns. */
 template <int LAYOUT_, int ELEMENTS_, bool SCALED_, bool PACKED_ = false, bool BY_ROWS_ = false,
           int PARTS_ = 1, bool PAIRS_ = false, int WARPGROUPS_ = 2, bool TURNED_ = false,
           bool LEVELED_ = false, int BLOCKS_M_ = 1>
@@ -129,7 +129,11 @@ struct sm90_fp8 {
         WIDTH = WARPGROUPS == 3 || (WGRAD && BLOCKS_M == 2) ? 128
                 : BLOCKS_M == 2                             ? 144
                                                             : SM90_WIDTH,
-        GRAIN = WGRAD || BY_ROWS ? 64 : 8,
+        /* of one width, where no register is left for more */
+        LEVELED_BROAD = LEVELED_ && WGRAD && BLOCKS_M_ > 1,
+        GRAIN = LEVELED_BROAD      ? 128
+                : WGRAD || BY_ROWS ? 64
+                                   : 8,
         STAGES = BLOCKS_M == 2 ? 3 : 4,
         BOX_Q = BLOCKS_M == 2 && !WGRAD     ? 48
                 : CLUSTER_M == 1 || BY_ROWS ? 64
@@ -162,10 +166,10 @@ struct sm90_fp8 {
         TAKEN = WRITTEN + WARPGROUPS * 8,
         TABLE = TAKEN + WARPGROUPS * 8,
         PIECE = WGRAD || BY_ROWS ? 32 : 64,
-        PRODUCER_REGISTERS = BLOCKS_M == 2 ? 40 : 56,
-        CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152
-                             : BLOCKS_M == 2 ? 232
-                                             : 224
+        PRODUCER_REGISTERS = BLOCKS_M == 2 && !LEVELED_BROAD ? 40 : 56,
+        CONSUMER_REGISTERS = WARPGROUPS == 3                   ? 152
+                             : BLOCKS_M == 2 && !LEVELED_BROAD ? 232
+                                                               : 224
     };
 };
 /* What a kernel does beside multiplying (moe_gemm_sm90.cuh). PRODUCES: by a producer of its own;

@@ -9,122 +9,10 @@
  *
  * Times are medians of single launches between events, L2 flushed before each, the ways to multiply
  * taking turns. Needs a build with CUDA=1. */
-#include "tests/bench/gemm_codes_cuda.h"
+#include "tests/bench/gemm_codes_check_cuda.h"
 
 /* ---- check -------------------------------------------------------------------------------------
  */
-
-/* The values of an operand; those past the last member's are 0. */
-static double *decoded(const mt_qtensor *q, const mt_direction *d)
-{
-    size_t bytes = (size_t)mt_group_capacity(&q->group) * sizeof(double);
-    double *host = malloc(bytes + 1);
-    assert_non_null(host);
-    void *y = device_buffer(bytes);
-    CUDA_OK(cudaMemset(y, 0, bytes));
-    assert_ok(mt_dequantize(
-        &stream,
-        &(struct mt_dequantize_args){
-            .dtype = MT_BF16, .src = q, .dir = (mt_dir)(d - q->dir), .y = y, .y_dtype = MT_F64 }));
-    CUDA_OK(cudaStreamSynchronize(queue));
-    CUDA_OK(cudaMemcpy(host, y, bytes, cudaMemcpyDefault));
-    device_free(y);
-    return host;
-}
-
-/* The f64 product of these operands. */
-static double *reference(const struct product *p, const double *a, const double *b, bool sizes)
-{
-    int64_t counts[] = { mt_group_capacity(&p->a.group), mt_group_capacity(&p->b.group) };
-    const double *from[] = { a, b };
-    void *there[2];
-    double *d = malloc((size_t)p->count * sizeof *d + 1);
-    assert_non_null(d);
-    for (int o = 0; o < 2; o++) {
-        double *values = malloc((size_t)counts[o] * sizeof *values + 1);
-        assert_non_null(values);
-        for (int64_t i = 0; i < counts[o]; i++) values[i] = sizes ? fabs(from[o][i]) : from[o][i];
-        there[o] = upload(values, (size_t)counts[o] * sizeof *values);
-        free(values);
-    }
-    mt_qtensor x = mt_qtensor_plain(p->a.group, MT_F64, there[0]);
-    mt_qtensor y = mt_qtensor_plain(p->b.group, MT_F64, there[1]);
-    struct mt_gemm_args args = { .dtype = MT_F64,
-                                 .layout = p->layout,
-                                 .a = &x,
-                                 .b = &y,
-                                 .d = device_buffer((size_t)p->count * sizeof *d),
-                                 .d_dtype = MT_F64 };
-    assert_ok(mt_gemm(&stream, &args));
-    CUDA_OK(cudaStreamSynchronize(queue));
-    CUDA_OK(cudaMemcpy(d, args.d, (size_t)p->count * sizeof *d, cudaMemcpyDefault));
-    device_free(args.d), device_free(there[0]), device_free(there[1]);
-    return d;
-}
-
-/* Which of a product's operands a path levels: 1 the first (X of NT), 2 the second, 0 neither. */
-static int leveled(const mt_cuda_gemm_path *path)
-{
-    return !path                                            ? 0
-           : path->variant == MT_CUDA_GEMM_FP8_LEVEL        ? 1
-           : path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED ? 2
-           : path->variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL   ? 2
-                                                            : 0;
-}
-
-/* Lines of codes in member e of ragged rows: its columns, or its rows, and how long they are. */
-static int64_t lines_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
-{
-    return dir == MT_COL ? q->group.k : rows->counts[e];
-}
-
-static int64_t length_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
-{
-    return dir == MT_COL ? rows->counts[e] : q->group.k;
-}
-
-/* Where its scales begin: of blocks of each line beside each other. */
-static int64_t first_scale(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
-{
-    int64_t first = 0;
-    for (int64_t m = 0; m < e; m++)
-        first += (length_of(q, dir, rows, m) + 127) / 128 * lines_of(q, dir, rows, m);
-    return first;
-}
-
-/* The largest scale of line n of an operand in member e, of blocks that are not all 0. */
-static double level_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows,
-                       const float *scales, const double *values, int64_t e, int64_t n)
-{
-    const int64_t lines = lines_of(q, dir, rows, e), first = first_scale(q, dir, rows, e);
-    const int64_t start = rows->start[e], columns = q->group.k;
-    double level = 0;
-    for (int64_t r = 0; r < length_of(q, dir, rows, e); r++)
-        if (values[dir == MT_COL ? (start + r) * columns + n : (start + n) * columns + r] != 0)
-            level = fmax(level, (double)scales[first + r / 128 * lines + n]);
-    return level;
-}
-
-/* What fp8 tensor cores may lose in element (i, j) of member e: mt_gemm_fp8_loss of each 128; and
- * what levels do of the operands that have one (not 0). */
-static double loss_of(const struct product *p, const struct rows *rows, const double *a,
-                      const double *b, int64_t e, int64_t i, int64_t j, const double level[2])
-{
-    double loss = 0, largest = 0, sum = 0;
-    bool wgrad = p->layout == MT_GEMM_NT, along = p->layout == MT_GEMM_TN;
-    int64_t start = rows->start[e], depth = wgrad ? rows->counts[e] : p->depth;
-    for (int64_t q = 0; q < depth; q++) {
-        if (q % 128 == 0) loss += mt_gemm_fp8_loss(largest), largest = sum = 0;
-        int64_t at = wgrad   ? (start + q) * p->k + j
-                     : along ? (e * p->n + j) * p->k + q
-                             : (e * p->n + q) * p->k + j;
-        double y = b[wgrad ? (start + q) * p->n + i : (start + i) * p->depth + q], x = a[at] * y;
-        sum += x, largest = fmax(largest, fmax(fabs(x), fabs(sum)));
-        loss += mt_gemm_fp8_level_loss(level[0], fabs(y)) +
-                mt_gemm_fp8_level_loss(level[1], fabs(a[at]));
-    }
-    return loss + mt_gemm_fp8_loss(largest);
-}
 
 struct checked {
     const struct product *p;
@@ -212,12 +100,18 @@ static bool goes_tall(const struct product *p)
     return !p->coding->two_d_w || p->coding->pow2;
 }
 
-/* Broad tiles are of results of bf16, without C. */
 static bool is_broad(int variant)
 {
     return variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED;
 }
 
+static bool is_leveled_broad(int variant)
+{
+    return variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD ||
+           variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
+}
+
+/* Broad tiles are of results of bf16, without C. */
 static bool goes_broad(const struct product *p)
 {
     return !p->coding->two_d_w && p->args.d_dtype == MT_BF16;
@@ -252,6 +146,62 @@ static void check_same(struct product *p)
     p->args.c = NULL;
     device_free(c);
     free(values), free(host);
+}
+
+/* Leveled, to bf16, by tall tiles and by broad ones: the same bits. */
+static void check_same_levels(struct product *p)
+{
+    const mt_dtype before = p->args.d_dtype;
+    const size_t bytes = (size_t)p->count * mt_dtype_size(MT_BF16);
+    char *host = malloc(2 * bytes + 1);
+    assert_non_null(host);
+    p->args.d_dtype = MT_BF16;
+    for (int turned = 0; turned < 2; turned++) {
+        mt_cuda_gemm_path tall = { .variant = MT_CUDA_GEMM_FP8_LEVEL + turned,
+                                   .width = TALL_WIDTH,
+                                   .super = 2 };
+        mt_cuda_gemm_path broad = tall;
+        broad.variant = MT_CUDA_GEMM_FP8_LEVEL_BROAD + turned;
+        run_path(p, &tall, host);
+        run_path(p, &broad, host + bytes);
+        if (memcmp(host, host + bytes, bytes) != 0)
+            fail_msg("n %lld, k %lld, %s: not the bits of tall tiles", (long long)p->n,
+                     (long long)p->k, mt_cuda_gemm_path_name(&broad));
+    }
+    p->args.d_dtype = before;
+    free(host);
+}
+
+/* Leveled by rows: members that have more rows than are leveled have the bits of other kernels; of
+ * members of as many rows each, a uniform group those of a ragged one. */
+static void check_rest(struct product *p, const struct rows *rows)
+{
+    const size_t bytes = (size_t)p->count * mt_dtype_size(MT_BF16);
+    const mt_cuda_gemm_path leveled_path = { .variant = MT_CUDA_GEMM_FP8_HIGH_LEVEL,
+                                             .width = HIGH_WIDTH,
+                                             .super = 2 };
+    const mt_cuda_gemm_path other = { .variant = MT_CUDA_GEMM_FP8, .width = 192, .super = 2 };
+    char *got = malloc(2 * bytes + 1), *want = got + bytes;
+    const mt_group ragged = p->b.group;
+    bool alike = true;
+    assert_non_null(got);
+    run_path(p, &leveled_path, got);
+    run_path(p, &other, want);
+    for (int64_t e = 0; e < rows->members; e++) {
+        const size_t line = (size_t)p->columns * mt_dtype_size(MT_BF16);
+        const size_t at = (size_t)rows->start[e] * line, size = (size_t)rows->counts[e] * line;
+        alike = alike && rows->counts[e] == rows->counts[0];
+        if (rows->counts[e] > MT_GEMM_FP8_LEVELED && memcmp(got + at, want + at, size) != 0)
+            fail_msg("%s: %lld rows are leveled", p->coding->name, (long long)rows->counts[e]);
+    }
+    if (alike) {
+        p->b.group = mt_group_uniform(rows->members, rows->counts[0], ragged.k);
+        run_path(p, &leveled_path, want);
+        if (memcmp(got, want, bytes) != 0)
+            fail_msg("%s: a uniform group has other bits than a ragged one", p->coding->name);
+        p->b.group = ragged;
+    }
+    free(got);
 }
 
 /* Leveled, with C: what it holds and the same sums, added in f32 and rounded once. */
@@ -289,27 +239,6 @@ static void check_level_adds(struct product *p)
     free(plain), free(values), free(got), free(want);
 }
 
-/* Compact codes of columns, by steps of 128 rows. */
-static uint8_t *padded_codes(mt_direction *d, const mt_qtensor *q, const struct rows *rows)
-{
-    const int64_t lines = q->group.k;
-    const size_t compact = mt_direction_code_bytes(d, MT_COL, &q->group);
-    d->layout = MT_LAYOUT_PADDED;
-    const size_t bytes = mt_direction_code_bytes(d, MT_COL, &q->group);
-    uint8_t *from = malloc(compact + 1), *to = calloc(bytes + 1, 1);
-    assert_true(from && to);
-    if (compact > 0) CUDA_OK(cudaMemcpy(from, d->codes, compact, cudaMemcpyDefault));
-    int64_t steps = 0; /* before the member */
-    for (int64_t e = 0; e < rows->members; steps += (rows->counts[e++] + 127) / 128)
-        for (int64_t n = 0; n < lines; n++)
-            for (int64_t r = 0; r < rows->counts[e]; r++)
-                to[((steps + r / 128) * lines + n) * 128 + r % 128] =
-                    from[rows->start[e] * lines + n * rows->counts[e] + r];
-    d->codes = upload(to, bytes);
-    free(from), free(to);
-    return d->codes;
-}
-
 /* NT of padded codes has the bits of that of compact ones. */
 static void check_padded(const struct product *compact, const struct rows *rows, int variant)
 {
@@ -341,12 +270,13 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     static const int widths[] = { 192, 128, 64 };
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
     for (int i = 0; i < 3; i++)
-        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_LEVEL_TURNED; v++) {
+        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED; v++) {
             bool blocks = p->coding->two_d_w && p->coding->pow2, nt = v >= MT_CUDA_GEMM_FP8_TALL;
             if (v != MT_CUDA_GEMM_FP8 && nt != (p->layout == MT_GEMM_NT)) continue;
             if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
             if (nt && !goes_tall(p)) continue;
             if (is_broad(v) && !goes_broad(p)) continue;
+            if (is_leveled_broad(v) && p->args.d_dtype != MT_BF16) continue;
             const bool levels = v >= MT_CUDA_GEMM_FP8_LEVEL || v == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
             const bool high = v == MT_CUDA_GEMM_FP8_HIGH || v == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
             if ((levels && !blocks) || (high && !goes_tall(p))) continue;
@@ -356,21 +286,12 @@ static void check_paths(struct checked *c, struct product *p, enum values values
             if (p->layout == MT_GEMM_NT && widths[i] == TALL_WIDTH) check_padded(p, c->rows, v);
         }
     if (goes_tall(p)) check_same(p);
-    if (p->layout == MT_GEMM_NT && p->coding->two_d_w && p->coding->pow2) check_level_adds(p);
+    if (p->layout == MT_GEMM_NT && p->coding->two_d_w && p->coding->pow2)
+        check_same_levels(p), check_level_adds(p);
     if (c->lossy)
         printf("%-18s %s, n %lld, k %lld: %s loses up to %.2f 2^-13 of sum |a b|\n",
                p->coding->name, layout_names[p->layout], (long long)p->n, (long long)p->k,
                mt_cuda_gemm_path_name(&path), c->worst * 0x1p13);
-}
-
-/* A direction's on the host. */
-static float *block_scales(const mt_qtensor *q, const mt_direction *d)
-{
-    size_t bytes = mt_direction_scale_bytes(d, (mt_dir)(d - q->dir), &q->group);
-    float *scales = malloc(bytes + 1);
-    assert_non_null(scales);
-    if (bytes > 0) CUDA_OK(cudaMemcpy(scales, d->scales, bytes, cudaMemcpyDefault));
-    return scales;
 }
 
 static void check_product(const struct rows *rows, mt_gemm_layout layout, const struct coding *c,
@@ -397,45 +318,14 @@ static void check_product(const struct rows *rows, mt_gemm_layout layout, const 
     free_product(&p);
 }
 
-/* An operand whose lines have scales far from each other, as from their own, and blocks of zeros,
- * whose scale is 1. */
-static void spread(mt_qtensor *q, mt_dir dir, const struct rows *rows, uint64_t seed)
+static void check_levels_of(const struct coding *c, mt_gemm_layout layout, int64_t members,
+                            const int64_t *counts, int64_t n, int64_t k)
 {
-    const mt_direction *d = &q->dir[dir];
-    size_t bytes = mt_direction_code_bytes(d, dir, &q->group);
-    size_t scale_bytes = mt_direction_scale_bytes(d, dir, &q->group);
-    uint8_t *codes = calloc(bytes, 1);
-    float *scales = calloc(scale_bytes, 1);
-    mt_codec codec = mt_codec_of(d->options.element);
-    assert_true(codes && scales);
-    for (int64_t e = 0; e < rows->members; e++) {
-        const int64_t lines = lines_of(q, dir, rows, e), length = length_of(q, dir, rows, e);
-        const int64_t first = first_scale(q, dir, rows, e);
-        for (int64_t n = 0; n < lines; n++)
-            for (int64_t r = 0; r < length; r++) {
-                const int64_t block = e * 3 + r / 128;
-                bool zero = (block * 5 + n) % 7 == 0 || n == 3;
-                uint64_t at = (uint64_t)(rows->start[e] * q->group.k + n * length + r);
-                int code = 1 + (int)(4 * mt_rng_uniform(seed, 0, at));
-                scales[first + r / 128 * lines + n] =
-                    zero ? 1 : ldexpf(1, -40 + (int)(n % 23) + (int)((block * 3 + n) % 9));
-                codes[at] = zero ? 0 : (uint8_t)mt_encode(codec, (float)(at % 3 ? code : -code));
-            }
-    }
-    CUDA_OK(cudaMemcpy(d->codes, codes, bytes, cudaMemcpyDefault));
-    CUDA_OK(cudaMemcpy(d->scales, scales, scale_bytes, cudaMemcpyDefault));
-    free(codes), free(scales);
-}
-
-static void check_levels_of(const struct coding *c, mt_gemm_layout layout)
-{
-    static const int64_t counts[] = { 300, 0, 1, 129, 520, 0 };
-    enum { N = 208, K = 288 };
     const bool nt = layout == MT_GEMM_NT;
     struct rows rows;
     struct product p;
-    make_rows(&rows, sizeof counts / sizeof *counts, counts, 5, N, K);
-    make_product(&p, &rows, layout, c, N, K, INTEGERS, false);
+    make_rows(&rows, members, counts, 5, n, k);
+    make_product(&p, &rows, layout, c, n, k, INTEGERS, false);
     if (nt) spread(&p.a, MT_COL, &rows, 1);
     spread(&p.b, nt ? MT_COL : MT_ROW, &rows, 2);
     double *a = decoded(&p.a, mt_gemm_a(&p.args)), *b = decoded(&p.b, mt_gemm_b(&p.args));
@@ -455,14 +345,18 @@ static void check_levels_of(const struct coding *c, mt_gemm_layout layout)
     p.args.d = (void *)(uintptr_t)checked.sum;
     const bool runs = native(&path, &p);
     const int first = nt ? MT_CUDA_GEMM_FP8_LEVEL : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
-    const int last = nt ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+    const int last = nt ? MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+    const int widths[] = { 64, nt ? TALL_WIDTH : HIGH_WIDTH };
     for (int half = !nt; runs && half < 2; half++)
         for (int v = first; v <= last; v++)
-            for (path.width = 64; path.width <= TALL_WIDTH; path.width *= 2) {
+            for (int i = 0; i < 2; i++) {
+                if (is_leveled_broad(v) && !half) continue;
+                path.width = widths[i];
                 path.variant = v, p.args.d_dtype = half ? MT_BF16 : MT_F32;
                 run_and_verify(&checked, &p, &path);
             }
-    if (runs && nt) check_level_adds(&p);
+    if (runs && nt) check_same_levels(&p), check_level_adds(&p);
+    if (runs && !nt) check_rest(&p, &rows);
     free(a), free(b), free(sum), free(size), free(scales[0]), free(scales[1]);
     free_product(&p), free_rows(&rows);
     printf("%s %s: lines with scales far from each other: right\n", c->name, layout_names[layout]);
@@ -470,7 +364,14 @@ static void check_levels_of(const struct coding *c, mt_gemm_layout layout)
 
 static void check_levels(const struct coding *c)
 {
-    for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++) check_levels_of(c, (mt_gemm_layout)l);
+    static const int64_t some[] = { 300, 0, 1, 129, 520, 0 };
+    static const int64_t many[] = { 263, 288, 512, 513,
+                                    0 }; /* tiles of 136 and 144, and long ones */
+    static const int64_t alike[] = { 263, 263 };
+    for (int l = 0; l < MT_GEMM_LAYOUT_COUNT; l++)
+        check_levels_of(c, (mt_gemm_layout)l, sizeof some / sizeof *some, some, 208, 288);
+    check_levels_of(c, MT_GEMM_TN, sizeof many / sizeof *many, many, 208, 4240);
+    check_levels_of(c, MT_GEMM_TN, sizeof alike / sizeof *alike, alike, 208, 4240);
 }
 
 /* alone: the number of the only size, or nothing. */
