@@ -1,4 +1,5 @@
-/* The Hopper GEMM on the host: which variant a product takes. */
+/* The Hopper GEMM on the host: which variant a product takes, from its extents and the room for its
+ * rows, and which can run it. */
 #include "kernels/cuda/gemm_sm90_plan.cuh"
 
 enum {
@@ -197,9 +198,9 @@ static bool levels_rows_suits(const gemm_problem *g)
  * brought to one scale each, so that a step has none of a column; other members go by rows in a
  * launch of their own. That is a pass over the codes, some 300 / `cols` of the product's time.
  * Measured on an H200 with members of 263 rows: 9 to 13 % faster with 4096 and 7168 columns, 1 to 2
- * with 2048; of 1,024 rows and more 14 to 28 % slower than by rows. As plan_level's it has
- * bits of its own, so that extents and a member's own rows decide, not the room: where a member has
- * so many weights, two launches more do not count. */
+ * with 2048; of 1,024 rows and more 14 to 28 % slower than by rows. As plan_level's it has bits of
+ * its own, so that extents and a member's own rows decide, not the room: where a member has so many
+ * weights, two launches more do not count. */
 static bool levels_rows(const gemm_problem *g)
 {
     const int64_t weights = g->cols * g->depth;
