@@ -24,6 +24,14 @@ typedef enum mt_gemm_layout {
     MT_GEMM_LAYOUT_COUNT
 } mt_gemm_layout;
 
+/* What a kernel set makes of codes: not 0, it multiplies them. */
+typedef enum mt_gemm_reading {
+    MT_GEMM_DECODES,
+    MT_GEMM_READS, /* on fp8 tensor cores: mt_gemm_fp8_loss */
+    MT_GEMM_LEVELS /* there, and a row's bits depend on how many are beside it:
+                      mt_gemm_fp8_level_loss */
+} mt_gemm_reading;
+
 /* d = op(a, b) + (c ? c : 0) + (bias ? bias : 0), accumulated in real (f32; f64 for f64), rounded
  * once to out: with a d of bf16, the f32 sum plus the old value. d_dtype: dtype or real. c: same
  * type and shape as d, may alias d (beta = 1), NULL is beta = 0. With NT and c NULL the gradient of

@@ -100,9 +100,9 @@ struct mt_kernels {
     /* The dtype that a GEMM reads an operand of this format as: its own, or what it is decoded to
      * first. */
     mt_dtype (*gemm_operand)(const mt_format_spec *spec);
-    /* Whether a GEMM multiplies operands of these formats as codes (mt_gemm_fp8_loss). NULL: none.
-     */
-    bool (*gemm_codes)(mt_gemm_layout layout, const mt_format_spec *a, const mt_format_spec *b);
+    /* Whether a GEMM multiplies operands of these formats as codes. NULL: none. */
+    mt_gemm_reading (*gemm_codes)(mt_gemm_layout layout, const mt_format_spec *a,
+                                  const mt_format_spec *b);
     /* One line for `doctor` and the log: which GEMM path runs on operands of the table's dtype. */
     const char *gemm_path;
     /* One line: the path of gemm for these arguments, and why it is not the one that its kernel set

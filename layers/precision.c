@@ -224,10 +224,8 @@ mt_status mt_precision_set_first_pass(mt_precision *p, uint32_t first)
 static bool may_level(mt_device *device, const mt_precision_layer *l, const mt_format_spec *x)
 {
     const struct mt_kernels *kernels = device->kernels[l->weight->compute];
-    return x->format->scale == MT_SCALE_F32 && x->format->block && x->options.pow2 &&
-           kernels->gemm_codes &&
-           kernels->gemm_codes(MT_GEMM_TN,
-                               mt_recipe_direction(&l->state.recipe, MT_OPERAND_W, MT_ROW), x);
+    const mt_format_spec *w = mt_recipe_direction(&l->state.recipe, MT_OPERAND_W, MT_ROW);
+    return kernels->gemm_codes && kernels->gemm_codes(MT_GEMM_TN, w, x) == MT_GEMM_LEVELS;
 }
 
 bool mt_precision_rows_share(const mt_precision *p)

@@ -75,8 +75,8 @@ mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec);
 mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
                                    const struct mt_gemm_args *args);
 /* gemm_codes.cu, where the kernel set reads fp8 */
-bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
-                              const mt_format_spec *b);
+mt_gemm_reading mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
+                                         const mt_format_spec *b);
 
 /* Experts that a token can be routed among: router.cu has 32 of them to a lane. */
 enum { MT_CUDA_MOST_EXPERTS = 1024 };

@@ -8,7 +8,7 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_simt.cuh"
-#include "kernels/cuda/gemm_sm90.cuh"
+#include "kernels/cuda/gemm_sm90_plan.cuh"
 #include "kernels/cuda/scratch.h"
 
 enum { LARGE_TILES_PER_PROCESSOR = 2 };
@@ -194,7 +194,7 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
 
 const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
 {
-    static const char *const names[MT_CUDA_GEMM_NAMES] = {
+    static const char *const bf16[MT_CUDA_GEMM_BF16] = {
         "wgmma 256x192, pairs",
         "wgmma 256x192",
         "wgmma 128x192, ping-pong",
@@ -202,24 +202,17 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path)
         "wgmma 128x192 turned, ping-pong",
         "wgmma 128x192 turned, ping-pong by five stages",
         "wgmma 128x192, ping-pong, more of C ahead",
-        "wgmma fp8 128x192, f32 sums of 128",
-        "wgmma fp8 256x144, f32 sums of 128",
-        "wgmma fp8 128x192 by rows, f32 sums of 128",
-        "wgmma fp8 192x128 by rows, f32 sums of 128",
-        "wgmma fp8 256x144, rows leveled, f32 sums of 128",
-        "wgmma fp8 192x128, f32 sums of 128",
-        "wgmma fp8 192x128 turned, f32 sums of 128",
-        "wgmma fp8 256x128, f32 sums of 128",
-        "wgmma fp8 256x128 turned, f32 sums of 128",
-        "wgmma fp8 192x128, X leveled, f32 sums of 128",
-        "wgmma fp8 192x128 turned, dY leveled, f32 sums of 128",
-        "wgmma fp8 256x128, X leveled, f32 sums of 128",
-        "wgmma fp8 256x128 turned, dY leveled, f32 sums of 128",
+    };
+    static const char *const cublaslt[MT_CUDA_GEMM_NAMES - MT_CUDA_GEMM_CUBLASLT] = {
         "cuBLASLt",
         "cuBLASLt, grouped",
         "cuBLASLt, a call per member",
     };
-    return path->variant == MT_CUDA_GEMM_TILED ? "mma.sync 128x128" : names[path->variant];
+    const int v = path->variant;
+    return v == MT_CUDA_GEMM_TILED     ? "mma.sync 128x128"
+           : v < MT_CUDA_GEMM_BF16     ? bf16[v]
+           : v < MT_CUDA_GEMM_CUBLASLT ? mt_cuda_gemm_sm90_codes[v - MT_CUDA_GEMM_FP8].name
+                                       : cublaslt[v - MT_CUDA_GEMM_CUBLASLT];
 }
 
 /* Of codes as they are, or of operands that bf16 will hold. */
@@ -276,17 +269,38 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
     return MT_OK;
 }
 
+/* cuBLASLt says itself, as it is asked for the product. */
+static bool can(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    const bool lt = path->variant >= MT_CUDA_GEMM_CUBLASLT;
+    if (lt || path->variant == MT_CUDA_GEMM_TILED) return !g->fp8; /* any size, but no codes */
+    return mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(g, path);
+}
+
+bool mt_cuda_gemm_can(mt_stream *stream, const struct mt_gemm_args *args,
+                      const mt_cuda_gemm_path *path)
+{
+    gemm_problem g = {};
+    return foresee_native(&g, args) == MT_OK && can(stream, &g, path);
+}
+
+int mt_cuda_gemm_leveled(const struct mt_gemm_args *args, const mt_cuda_gemm_path *path)
+{
+    gemm_problem g = {};
+    if (!mt_cuda_gemm_of_codes(path->variant) || !mt_cuda_gemm_codes(&g, args)) return 0;
+    const gemm_sm90_variant *variant = mt_cuda_gemm_sm90_variant(&g, path->variant);
+    return !variant->leveled ? 0 : g.layout == MT_GEMM_NT && !variant->turned ? 1 : 2;
+}
+
 mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                           const mt_cuda_gemm_path *path)
 {
     gemm_plain plain;
     gemm_problem g = {};
     MT_TRY(foresee_native(&g, args));
-    const bool lt = path->variant >= MT_CUDA_GEMM_CUBLASLT;
-    const bool any = lt || path->variant == MT_CUDA_GEMM_TILED; /* size, but no codes */
-    MT_REQUIRE(any ? !g.fp8 : mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&g, path),
-               MT_EUNSUPPORTED, "gemm: variant %d, width %d, %d together cannot run this product",
-               path->variant, path->width, path->super);
+    MT_REQUIRE(can(stream, &g, path), MT_EUNSUPPORTED,
+               "gemm: variant %d, width %d, %d together cannot run this product", path->variant,
+               path->width, path->super);
     if (g.fp8) {
         MT_TRY(mt_cuda_gemm_place_codes(stream, &g, args, path));
     } else {
@@ -294,7 +308,7 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
         g.alpha = plain.alpha;
     }
-    if (lt) {
+    if (path->variant >= MT_CUDA_GEMM_CUBLASLT) {
         int variant;
         const char *why = NULL;
         MT_TRY(try_cublaslt(stream, &g, true, &variant, &why));

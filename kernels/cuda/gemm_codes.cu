@@ -1,6 +1,6 @@
 /* Products of fp8 codes read as they are, on Hopper: which there are, and where they lie. */
 #include "kernels/cuda/gemm_places.cuh"
-#include "kernels/cuda/gemm_sm90.cuh"
+#include "kernels/cuda/gemm_sm90_plan.cuh"
 #include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
@@ -26,10 +26,14 @@ static int row_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_forma
     return first + (wide ? MT_CUDA_FP8_E5M2 : MT_CUDA_FP8_E4M3);
 }
 
-bool mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
-                              const mt_format_spec *b)
+mt_gemm_reading mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
+                                         const mt_format_spec *b)
 {
-    return row_of(layout, a, b) >= 0;
+    const int row = row_of(layout, a, b);
+    if (row < 0) return MT_GEMM_DECODES;
+    for (const gemm_sm90_codes &variant : mt_cuda_gemm_sm90_codes)
+        if (layout != MT_GEMM_NT && variant.of[row].leveled) return MT_GEMM_LEVELS;
+    return MT_GEMM_READS;
 }
 
 /* The codes of W's column direction are W^T, along the depth of dgrad: both passes are TN. Those of
@@ -145,13 +149,12 @@ static int64_t row_room(const gemm_problem *g)
 static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     const bool wgrad = g->layout == MT_GEMM_NT;
+    const gemm_sm90_variant *variant = mt_cuda_gemm_sm90_variant(g, path->variant);
     codes_plan p = {};
     p.places_dy = wgrad && !g->a.data, p.places_x = wgrad && !g->b.data;
-    p.levels_dy = path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED ||
-                  path->variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
-    p.levels_x =
-        path->variant == MT_CUDA_GEMM_FP8_LEVEL || path->variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD;
-    p.levels_rows = path->variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
+    p.levels_dy = wgrad && variant->leveled && variant->turned;
+    p.levels_x = wgrad && variant->leveled && !variant->turned;
+    p.levels_rows = !wgrad && variant->leveled;
     if (p.places_dy || p.levels_dy) p.dy = padded(g->height * g->a.width);
     if (p.places_x || p.levels_x) p.x = padded(g->cols * g->b.width);
     p.factors = padded(g->rows.members * (int64_t)sizeof(float2));

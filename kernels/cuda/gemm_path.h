@@ -22,11 +22,12 @@ enum {
     MT_CUDA_GEMM_TURNED_DEEP, /* the same by five stages */
     MT_CUDA_GEMM_ADDING,      /* wgmma, NT with C: ping-pong, more of C ahead */
     MT_CUDA_GEMM_BF16,        /* the variants of bf16 */
-    /* wgmma of fp8 codes: 128 x 192, pairs share rows, sums of 128 are added up in f32 */
+    /* wgmma of fp8 codes (gemm_fp8_sm90.cu has a row for each): 128 x 192, pairs share rows, sums
+     * of 128 are added up in f32 */
     MT_CUDA_GEMM_FP8 = MT_CUDA_GEMM_BF16,
     MT_CUDA_GEMM_FP8_HIGH, /* TN: 256 x 144, pairs share the weights: no C, no bias */
-    /* TN of fp8 with rows on the side of 128, pairs share them or the weights: no C, no bias;
-     * members of many rows */
+    /* TN of fp8 with rows on the side of 128, pairs share them: no C, no bias; members of many rows
+     */
     MT_CUDA_GEMM_FP8_ROWS,
     MT_CUDA_GEMM_FP8_ROWS_TALL, /* the same by 192 x 128 and three multiplying warpgroups, pairs
                                    share the rows */
@@ -65,7 +66,7 @@ typedef struct mt_cuda_gemm_path {
 
 static inline bool mt_cuda_gemm_of_codes(int variant)
 {
-    return variant >= MT_CUDA_GEMM_FP8 && variant <= MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
+    return variant >= MT_CUDA_GEMM_FP8 && variant < MT_CUDA_GEMM_CUBLASLT;
 }
 
 /* "wgmma 256x192, pairs", "mma.sync 128x128", ... */
@@ -75,7 +76,12 @@ const char *mt_cuda_gemm_path_name(const mt_cuda_gemm_path *path);
  * or as fp8 codes. */
 mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args,
                               mt_cuda_gemm_path *path);
-/* mt_gemm by a given path; MT_EUNSUPPORTED where it does not suit the product. */
+/* Whether a path can run the product; width and super are looked at in those by wgmma. */
+bool mt_cuda_gemm_can(mt_stream *stream, const struct mt_gemm_args *args,
+                      const mt_cuda_gemm_path *path);
+/* Which operand's codes a path that can brings to levels: 1 a, 2 b, 0 neither. */
+int mt_cuda_gemm_leveled(const struct mt_gemm_args *args, const mt_cuda_gemm_path *path);
+/* mt_gemm by a given path; MT_EUNSUPPORTED where it cannot. */
 mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
                           const mt_cuda_gemm_path *path);
 

@@ -8,14 +8,13 @@ enum {
     FAIR_DEPTH = 2048,  /* over this much too, but where members have */
     SMALL_PIECES = 2,   /* no more pieces than this */
     FEW_PIECES = 5,     /* an odd number of pieces this small loses by being made even */
-    ODD_PIECES = 11,    /* most: see shares_weights */
     TILE_OVERHEAD = 24, /* columns that a tile's start and end cost */
     NARROWEST = 64,
     FEW_ROWS = 256, /* of a member; see goes_by_rows */
     SOME_ROWS = 512,
     MANY_ROWS = 2048,
     SHORT_CODES = 512, /* depth */
-    DEEP_ROWS = 1280,  /* of a member, on average: see deep_suits, shares_weights */
+    DEEP_ROWS = 1280,  /* of a member, on average: see deep_suits */
     SCANT_ROWS = 288,  /* of a member, on average: see turned_suits, adding_suits */
     TILE = 256,        /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
@@ -56,26 +55,10 @@ static enum sm90_sums sums_of(const gemm_problem *g)
     return is_added_to(g) ? SM90_ANY : g->alpha ? SM90_TIMES : SM90_PLAIN;
 }
 
-/* Of codes by rows with scales of blocks: pairs that share the weights, not the rows. Measured on
- * an H200: a small odd number of pieces of columns need not be made even then, which pays for a
- * member's rows, made even instead, if they are many. */
-static bool shares_weights(const gemm_problem *g)
-{
-    int64_t pieces = mt_ceil_div(g->cols, SM90_WIDTH);
-    return g->fp8 > MT_CUDA_FP8_BLOCKS && pieces % 2 && pieces <= ODD_PIECES &&
-           g->depth > SHORT_DEPTH && mean_rows(g) >= DEEP_ROWS;
-}
-
 /* Of NT of codes: MT_CUDA_FP8_E4M3 or another of those. */
 static int kind_of_wgrad(const gemm_problem *g)
 {
     return g->fp8 - 1 - MT_CUDA_FP8_WGRAD;
-}
-
-static bool is_leveled_broad(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD ||
-           variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
 }
 
 const gemm_sm90_variant *mt_cuda_gemm_sm90_variant(const gemm_problem *g, int variant)
@@ -87,25 +70,7 @@ const gemm_sm90_variant *mt_cuda_gemm_sm90_variant(const gemm_problem *g, int va
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `tables`");
     if (variant < MT_CUDA_GEMM_BF16) return &tables[g->layout][sums_of(g)][variant];
-    if (variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED)
-        return &mt_cuda_gemm_sm90_fp8_tall[variant != MT_CUDA_GEMM_FP8_TALL][kind_of_wgrad(g)];
-    if (variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED)
-        return &mt_cuda_gemm_sm90_fp8_broad[variant != MT_CUDA_GEMM_FP8_BROAD][kind_of_wgrad(g)];
-    if (variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED)
-        return &mt_cuda_gemm_sm90_fp8_level[variant != MT_CUDA_GEMM_FP8_LEVEL];
-    if (is_leveled_broad(variant))
-        return &mt_cuda_gemm_sm90_fp8_level_broad[variant != MT_CUDA_GEMM_FP8_LEVEL_BROAD];
-    if (variant == MT_CUDA_GEMM_FP8_HIGH) return &mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1];
-    if (variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL) return &mt_cuda_gemm_sm90_fp8_high_level;
-    if (variant == MT_CUDA_GEMM_FP8_ROWS_TALL)
-        return &mt_cuda_gemm_sm90_fp8_rows_tall[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
-                                                    ? g->fp8 - 1
-                                                    : (int)MT_CUDA_FP8_BLOCKS];
-    if (variant == MT_CUDA_GEMM_FP8_ROWS)
-        return &mt_cuda_gemm_sm90_fp8_rows[g->fp8 - 1 < MT_CUDA_FP8_BLOCKS
-                                               ? g->fp8 - 1
-                                               : MT_CUDA_FP8_BLOCKS + (int)shares_weights(g)];
-    return &mt_cuda_gemm_sm90_fp8[g->fp8 - 1];
+    return &mt_cuda_gemm_sm90_codes[variant - MT_CUDA_GEMM_FP8].of[g->fp8 - 1];
 }
 
 static int64_t rounded_up(int64_t x, int64_t unit)
@@ -135,15 +100,23 @@ static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int 
     return best;
 }
 
-static bool suits_by_rows(const gemm_problem *g)
+/* Whether there is a kernel, and its table of members has room. */
+static bool has_room(const gemm_problem *g, int variant)
 {
-    return g->layout == MT_GEMM_TN && !is_added_to(g);
+    const gemm_sm90_variant *v = mt_cuda_gemm_sm90_variant(g, variant);
+    return v->kernel && gemm_sm90_shared_bytes(v, g->rows.members) <= SM90_SHARED;
 }
 
-/* Whether the kernels of 256 weights can run it. */
-static bool high_suits(const gemm_problem *g)
+static int variant_of_rest(const gemm_problem *g);
+
+/* Whether the variant is one of codes that has a kernel for these, and for such a result. */
+static bool suits_codes(const gemm_problem *g, int variant)
 {
-    return g->layout == MT_GEMM_TN && g->fp8 && g->fp8 <= MT_CUDA_FP8_BLOCKS + 1 && !is_added_to(g);
+    if (!g->fp8 || !mt_cuda_gemm_of_codes(variant)) return false;
+    const gemm_sm90_variant *v = mt_cuda_gemm_sm90_variant(g, variant);
+    const bool rests = v->leveled && g->layout != MT_GEMM_NT;
+    return v->kernel && (!v->plain || (!g->d_real && !is_added_to(g))) &&
+           (!rests || has_room(g, variant_of_rest(g)));
 }
 
 /* fp8, of members of so many rows. Measured on an H200: scales of blocks are cheaper by rows, which
@@ -151,7 +124,7 @@ static bool high_suits(const gemm_problem *g)
  * none, or where the depth is so short that the ends of tiles, hidden there, are what counts. */
 static bool goes_by_rows(const gemm_problem *g, int64_t rows)
 {
-    if (!suits_by_rows(g)) return false;
+    if (!suits_codes(g, MT_CUDA_GEMM_FP8_ROWS)) return false;
     if (g->fp8 > MT_CUDA_FP8_BLOCKS)
         return rows >= SOME_ROWS || (rows >= FEW_ROWS && g->cols > g->depth);
     return rows >= MANY_ROWS || (rows >= SOME_ROWS && g->depth <= SHORT_CODES);
@@ -173,25 +146,14 @@ static int variant_by_rows(const gemm_problem *g, int64_t rows)
  * 5. */
 static bool goes_high(const gemm_problem *g, int64_t rows)
 {
-    return high_suits(g) && mt_ceil_div(rows, mt_cuda_gemm_sm90_fp8_high[g->fp8 - 1].width) == 2;
-}
-
-/* Whether there is a kernel, and its table of members has room. */
-static bool has_room(const gemm_problem *g, int variant)
-{
-    const gemm_sm90_variant *v = mt_cuda_gemm_sm90_variant(g, variant);
-    return v->kernel && gemm_sm90_shared_bytes(v, g->rows.members) <= SM90_SHARED;
+    const int width = mt_cuda_gemm_sm90_variant(g, MT_CUDA_GEMM_FP8_HIGH)->width;
+    return suits_codes(g, MT_CUDA_GEMM_FP8_HIGH) && mt_ceil_div(rows, width) == 2;
 }
 
 /* How members go that are not leveled. */
 static int variant_of_rest(const gemm_problem *g)
 {
     return variant_by_rows(g, MT_GEMM_FP8_LEVELED + 1);
-}
-
-static bool levels_rows_suits(const gemm_problem *g)
-{
-    return high_suits(g) && g->fp8 == MT_CUDA_FP8_BLOCKS + 1 && has_room(g, variant_of_rest(g));
 }
 
 /* TN of codes with scales of blocks on both sides: rows of members that have few of them are
@@ -204,13 +166,8 @@ static bool levels_rows_suits(const gemm_problem *g)
 static bool levels_rows(const gemm_problem *g)
 {
     const int64_t weights = g->cols * g->depth;
-    return levels_rows_suits(g) && g->cols >= LEVEL_COLUMNS && weights >= LEVEL_WEIGHTS &&
-           weights <= LEVEL_WEIGHTS_MOST;
-}
-
-bool mt_cuda_gemm_sm90_is_by_rows(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_ROWS || variant == MT_CUDA_GEMM_FP8_ROWS_TALL;
+    return suits_codes(g, MT_CUDA_GEMM_FP8_HIGH_LEVEL) && g->cols >= LEVEL_COLUMNS &&
+           weights >= LEVEL_WEIGHTS && weights <= LEVEL_WEIGHTS_MOST;
 }
 
 /* Whether sums are so long that a store by one buffer ends meanwhile. Measured on an H200: with
@@ -292,52 +249,6 @@ static bool adding_suits(const gemm_problem *g)
     return g->c && g->d_real && mean_rows(g) <= SCANT_ROWS && has_room(g, MT_CUDA_GEMM_ADDING);
 }
 
-bool mt_cuda_gemm_sm90_is_turned(const mt_cuda_gemm_path *path)
-{
-    return path->variant == MT_CUDA_GEMM_TURNED || path->variant == MT_CUDA_GEMM_TURNED_DEEP ||
-           path->variant == MT_CUDA_GEMM_FP8_TALL_TURNED ||
-           path->variant == MT_CUDA_GEMM_FP8_BROAD_TURNED ||
-           path->variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED ||
-           path->variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
-}
-
-static bool is_tall(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_TALL || variant == MT_CUDA_GEMM_FP8_TALL_TURNED;
-}
-
-static bool is_broad(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED;
-}
-
-static bool is_leveled(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_LEVEL || variant == MT_CUDA_GEMM_FP8_LEVEL_TURNED;
-}
-
-static bool tall_suits(const gemm_problem *g)
-{
-    return g->fp8 && g->layout == MT_GEMM_NT && kind_of_wgrad(g) <= MT_CUDA_FP8_BLOCKS;
-}
-
-/* What tiles of 256 x 128 can store. */
-static bool is_plain_half(const gemm_problem *g)
-{
-    return !g->d_real && !is_added_to(g);
-}
-
-static bool broad_suits(const gemm_problem *g)
-{
-    return g->layout == MT_GEMM_NT && g->fp8 && kind_of_wgrad(g) < MT_CUDA_FP8_BLOCKS &&
-           is_plain_half(g);
-}
-
-static bool level_suits(const gemm_problem *g)
-{
-    return g->layout == MT_GEMM_NT && g->fp8 && kind_of_wgrad(g) == MT_CUDA_FP8_BLOCKS;
-}
-
 /* Elements that pairs of tall tiles cover. */
 static int64_t tall_area(int64_t height, int64_t columns)
 {
@@ -364,9 +275,11 @@ static void plan_tall(mt_cuda_gemm_path *path, const gemm_problem *g)
     int64_t tall = tall_area(g->height, g->cols), turned = tall_area(g->cols, g->height);
     bool turns = turned < tall && !g->c && (scaled || !g->d_real);
     double more = g->c && g->d_real ? 1 : scaled ? 1.06 : g->c ? 1.02 : 1;
-    if (!tall_suits(g) || (double)(turns ? turned : tall) > more * (double)now) return;
+    if (!suits_codes(g, MT_CUDA_GEMM_FP8_TALL) ||
+        (double)(turns ? turned : tall) > more * (double)now)
+        return;
     path->variant = turns ? MT_CUDA_GEMM_FP8_TALL_TURNED : MT_CUDA_GEMM_FP8_TALL;
-    if (broad_suits(g) && goes_broad(g))
+    if (suits_codes(g, MT_CUDA_GEMM_FP8_BROAD) && goes_broad(g))
         path->variant = turns ? MT_CUDA_GEMM_FP8_BROAD_TURNED : MT_CUDA_GEMM_FP8_BROAD;
     path->width = mt_cuda_gemm_sm90_variant(g, path->variant)->width;
     path->super = TOGETHER;
@@ -384,10 +297,11 @@ static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
     const bool turns = g->height < g->cols;
     const int64_t wide = turns ? g->cols : g->height, narrow = turns ? g->height : g->cols;
     const int64_t least = g->d_real || g->c ? LEVEL_WIDE_ADDED : LEVEL_WIDE;
-    if (!level_suits(g) || wide < least || 12 * tall_area(wide, narrow) > 13 * wide * narrow)
+    if (!suits_codes(g, MT_CUDA_GEMM_FP8_LEVEL) || wide < least ||
+        12 * tall_area(wide, narrow) > 13 * wide * narrow)
         return false;
     path->variant = turns ? MT_CUDA_GEMM_FP8_LEVEL_TURNED : MT_CUDA_GEMM_FP8_LEVEL;
-    if (is_plain_half(g) && goes_broad(g))
+    if (suits_codes(g, MT_CUDA_GEMM_FP8_LEVEL_BROAD) && goes_broad(g))
         path->variant = turns ? MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED : MT_CUDA_GEMM_FP8_LEVEL_BROAD;
     path->width = mt_cuda_gemm_sm90_variant(g, path->variant)->width;
     path->super = TOGETHER;
@@ -410,7 +324,7 @@ static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int proce
                     : (few && has_room(g, MT_CUDA_GEMM_DEEP)) || deep_suits(g)
                         ? MT_CUDA_GEMM_DEEP
                         : MT_CUDA_GEMM_PINGPONG;
-    if (mt_cuda_gemm_sm90_is_turned(path)) path->width = SM90_WIDTH;
+    if (mt_cuda_gemm_sm90_variant(g, path->variant)->turned) path->width = SM90_WIDTH;
     if (g->fp8 && !plan_level(path, g) && !few) plan_tall(path, g);
 }
 
@@ -458,18 +372,6 @@ bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path
                            : most_rows(&g->rows) / path->width + 2 * g->rows.members;
     return gemm_sm90_shared_bytes(variant, g->rows.members) <= SM90_SHARED &&
            tiles * pieces < SM90_MOST / path->super;
-}
-
-/* Whether the variant is one of codes that reads these. */
-static bool suits_codes(const gemm_problem *g, int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8 ||
-           (mt_cuda_gemm_sm90_is_by_rows(variant) && suits_by_rows(g)) ||
-           (variant == MT_CUDA_GEMM_FP8_HIGH && high_suits(g)) ||
-           (variant == MT_CUDA_GEMM_FP8_HIGH_LEVEL && levels_rows_suits(g)) ||
-           (is_tall(variant) && tall_suits(g)) || (is_broad(variant) && broad_suits(g)) ||
-           (is_leveled(variant) && level_suits(g)) ||
-           (is_leveled_broad(variant) && level_suits(g) && is_plain_half(g));
 }
 
 bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)

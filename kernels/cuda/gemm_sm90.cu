@@ -53,7 +53,7 @@ mt_status mt_cuda_gemm_sm90_map(CUtensorMap *map, const gemm_sm90_matrix *x)
 }
 
 static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
-                           const gemm_sm90_variant *variant, bool turned)
+                           const gemm_sm90_variant *variant)
 {
     bool wgrad = g->layout == MT_GEMM_NT, along = g->layout == MT_GEMM_TN;
     int64_t members = g->rows.members;
@@ -79,7 +79,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;
         q.box_rows = 64;
     }
-    if (turned) d.columns = g->height, d.rows = g->cols, d.box_rows = g->d_real ? 32 : 64;
+    if (variant->turned) d.columns = g->height, d.rows = g->cols, d.box_rows = g->d_real ? 32 : 64;
     gemm_sm90_matrix c = d;
     c.name = "c", c.data = g->c ? g->c : g->d;
     MT_TRY(mt_cuda_gemm_sm90_map(&maps->p, &p));
@@ -116,7 +116,8 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
 
 gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    bool wgrad = g->layout == MT_GEMM_NT, by_rows = mt_cuda_gemm_sm90_is_by_rows(path->variant);
+    bool wgrad = g->layout == MT_GEMM_NT,
+         by_rows = mt_cuda_gemm_sm90_variant(g, path->variant)->by_rows;
     gemm_sm90_args args = {};
     args.rows = g->rows;
     args.m = (int)(wgrad ? g->height : g->cols);
@@ -145,9 +146,8 @@ static mt_status multiply_members(mt_stream *stream, const gemm_problem *g,
     const gemm_sm90_variant *variant = mt_cuda_gemm_sm90_variant(g, path->variant);
     gemm_problem of = *g;
     gemm_sm90_maps maps;
-    const bool turned = mt_cuda_gemm_sm90_is_turned(path);
-    if (turned) mt_cuda_gemm_sm90_turn(&of);
-    MT_TRY(make_maps(&maps, &of, variant, turned));
+    if (variant->turned) mt_cuda_gemm_sm90_turn(&of);
+    MT_TRY(make_maps(&maps, &of, variant));
     gemm_sm90_args args = mt_cuda_gemm_sm90_args(&of, path);
     args.least = least, args.most = most;
     return mt_cuda_gemm_sm90_launch(stream, variant, &maps, &args);
@@ -155,7 +155,7 @@ static mt_status multiply_members(mt_stream *stream, const gemm_problem *g,
 
 mt_status mt_cuda_gemm_sm90(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    if (path->variant != MT_CUDA_GEMM_FP8_HIGH_LEVEL)
+    if (g->layout == MT_GEMM_NT || !mt_cuda_gemm_sm90_variant(g, path->variant)->leveled)
         return multiply_members(stream, g, path, 0, SM90_MOST);
     gemm_problem leveled = *g;
     leveled.a.data = g->leveled;

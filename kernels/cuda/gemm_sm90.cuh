@@ -60,6 +60,9 @@ struct gemm_sm90_variant {
     int cluster_m, cluster_n; /* blocks that share Q, P */
     int box_q;                /* rows of Q that one copy brings; columns for NT */
     bool by_rows;             /* TN of codes with P rows and Q weights */
+    bool turned;              /* NT: P is X, and Q dY */
+    bool leveled;             /* of codes that mt_cuda_gemm_level, _level_rows made: Q's */
+    bool plain;               /* of codes: to bf16, without C or a bias */
     size_t shared;            /* bytes of shared memory, without the table of members */
 };
 
@@ -85,24 +88,12 @@ enum {
     MT_CUDA_FP8_WGRAD,
     MT_CUDA_FP8_VARIANTS = 2 * MT_CUDA_FP8_WGRAD
 };
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8[MT_CUDA_FP8_VARIANTS];
-/* TN without C and bias with P rows and Q weights, and pairs that share P; last, scales of blocks,
- * Q shared. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows[MT_CUDA_FP8_BLOCKS + 2];
-/* The same that share P, by tiles of 192 rows. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_rows_tall[MT_CUDA_FP8_BLOCKS + 1];
-/* NT by tiles of 192 rows, of E4M3, E5M2, BLOCKS; then the same of the result turned. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_tall[2][MT_CUDA_FP8_BLOCKS + 1];
-/* The same of E4M3 and E5M2 by tiles of 256 rows, to bf16, without C. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_broad[2][MT_CUDA_FP8_BLOCKS];
-/* By those of 192 rows, of BLOCKS whose Q is leveled. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level[2];
-/* The same by tiles of 256 rows, to bf16, without C. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_level_broad[2];
-/* TN by tiles of 256 weights, of E4M3, E5M2, BLOCKS: MT_CUDA_GEMM_FP8_HIGH. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high[MT_CUDA_FP8_BLOCKS + 1];
-/* The same of BLOCKS whose rows are leveled. */
-extern "C" const gemm_sm90_variant mt_cuda_gemm_sm90_fp8_high_level;
+struct gemm_sm90_codes {
+    const char *name;
+    gemm_sm90_variant of[MT_CUDA_FP8_VARIANTS]; /* no kernel: it does not multiply those */
+};
+/* In the order of mt_cuda_gemm_path's variants, from MT_CUDA_GEMM_FP8 on. */
+extern "C" const gemm_sm90_codes mt_cuda_gemm_sm90_codes[MT_CUDA_GEMM_CUBLASLT - MT_CUDA_GEMM_FP8];
 
 enum {
     SM90_WIDTH = 192,                    /* most columns of a tile */

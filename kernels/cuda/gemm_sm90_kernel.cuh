@@ -98,7 +98,7 @@ struct sm90_fp8 {
         BY_ROWS = BY_ROWS_,
         WARPGROUPS = WARPGROUPS_,
         THREADS = (WARPGROUPS + 1) * 128,
-        CLUSTER_M = BY_ROWS == PAIRS_ ? 2 : 1, /* PAIRS: two pieces share P, or the weights */
+        CLUSTER_M = BY_ROWS || PAIRS_ ? 1 : 2, /* PAIRS: two pieces share P */
         CLUSTER_N = 3 - CLUSTER_M,
         PINGPONG = false,
         FRESH = false,
@@ -408,6 +408,9 @@ template <class C> static gemm_sm90_variant sm90_variant_of()
              C::CLUSTER_N,
              C::BOX_Q,
              C::BY_ROWS,
+             C::TURNED,
+             C::LEVELED,
+             C::PLAIN || C::BY_ROWS,
              C::TABLE };
 }
 

@@ -17,9 +17,7 @@ static inline size_t gemm_sm90_result_size(const gemm_problem *g)
     return g->d_real ? sizeof(float) : sizeof(mt_bf16);
 }
 
-/* Of mt_cuda_gemm_path. */
+/* Of mt_cuda_gemm_path: one of bf16, or of codes where the operands are. */
 extern "C" const gemm_sm90_variant *mt_cuda_gemm_sm90_variant(const gemm_problem *g, int variant);
-extern "C" bool mt_cuda_gemm_sm90_is_turned(const mt_cuda_gemm_path *path);
-extern "C" bool mt_cuda_gemm_sm90_is_by_rows(int variant);
 /* MT_CUDA_GEMM_FP8_HIGH_LEVEL: how members go that are not leveled. */
 extern "C" mt_cuda_gemm_path mt_cuda_gemm_sm90_plan_rest(const gemm_problem *g);

@@ -19,7 +19,7 @@ struct checked {
     const struct rows *rows;
     const double *a, *b, *sum, *size;
     const float *scales[2]; /* of blocks, of each operand */
-    int levels;             /* leveled(path) */
+    int levels;             /* mt_cuda_gemm_leveled */
     bool codes;             /* multiplied by fp8 tensor cores: mt_gemm_fp8_loss */
     bool lossy;             /* and values that they round */
     double worst;
@@ -74,12 +74,16 @@ static void run_path(struct product *p, const mt_cuda_gemm_path *path, void *hos
     device_free(p->args.d);
 }
 
+/* Results of a variant that were looked at. */
+static int seen[MT_CUDA_GEMM_NAMES];
+
 static void run_and_verify(struct checked *c, struct product *p, const mt_cuda_gemm_path *path)
 {
     void *host = malloc((size_t)p->count * mt_dtype_size(p->args.d_dtype) + 1);
     assert_non_null(host);
     run_path(p, path, host);
-    c->levels = leveled(path);
+    c->levels = path ? mt_cuda_gemm_leveled(&p->args, path) : 0;
+    if (path) seen[path->variant]++;
     verify(c, path ? mt_cuda_gemm_path_name(path) : "exact decoding", host);
     free(host);
 }
@@ -94,30 +98,13 @@ static bool native(mt_cuda_gemm_path *path, const struct product *p)
 
 enum { TALL_WIDTH = 128, HIGH_WIDTH = 144 };
 
-/* Tall tiles, and high ones, have scales of blocks only where they are powers of two. */
-static bool goes_tall(const struct product *p)
+/* Whether the path can run the product, and levels nothing. */
+static bool is_plain(const struct product *p, const mt_cuda_gemm_path *path)
 {
-    return !p->coding->two_d_w || p->coding->pow2;
+    return mt_cuda_gemm_can(&stream, &p->args, path) && !mt_cuda_gemm_leveled(&p->args, path);
 }
 
-static bool is_broad(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_BROAD || variant == MT_CUDA_GEMM_FP8_BROAD_TURNED;
-}
-
-static bool is_leveled_broad(int variant)
-{
-    return variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD ||
-           variant == MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED;
-}
-
-/* Broad tiles are of results of bf16, without C. */
-static bool goes_broad(const struct product *p)
-{
-    return !p->coding->two_d_w && p->args.d_dtype == MT_BF16;
-}
-
-/* All kernels give the same bits, NT's with and without C; but for leveled ones. */
+/* All kernels give the same bits, with and without C; but for leveled ones. */
 static void check_same(struct product *p)
 {
     enum { BLOCK = 99991 };
@@ -128,18 +115,14 @@ static void check_same(struct product *p)
     for (int i = 0; i < BLOCK; i++)
         mt_store_f64(values, p->args.d_dtype, i, mt_rng_normal(60, 0, (uint64_t)i));
     void *c = repeated(values, BLOCK * mt_dtype_size(p->args.d_dtype), bytes);
-    const bool nt = p->layout == MT_GEMM_NT;
-    const int first = nt ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_HIGH;
-    const int last = nt ? MT_CUDA_GEMM_FP8_BROAD_TURNED : MT_CUDA_GEMM_FP8_ROWS_TALL;
-    for (int adds = 0; adds <= (int)nt; adds++)
-        for (int v = 0; v <= last - first + 1; v++) {
-            mt_cuda_gemm_path path = { .variant = v ? first + v - 1 : MT_CUDA_GEMM_FP8,
-                                       .width = TALL_WIDTH,
-                                       .super = 2 };
-            if (is_broad(path.variant) && (adds || !goes_broad(p))) continue;
+    for (int adds = 0; adds < 2; adds++)
+        for (int v = MT_CUDA_GEMM_FP8; mt_cuda_gemm_of_codes(v); v++) {
+            const bool other = v != MT_CUDA_GEMM_FP8;
+            mt_cuda_gemm_path path = { .variant = v, .width = TALL_WIDTH, .super = 2 };
             p->args.c = adds ? c : NULL;
-            run_path(p, &path, host + (v > 0 ? bytes : 0));
-            if (memcmp(host, host + (v > 0 ? bytes : 0), bytes) != 0)
+            if (other && !is_plain(p, &path)) continue;
+            run_path(p, &path, host + (other ? bytes : 0));
+            if (other && memcmp(host, host + bytes, bytes) != 0)
                 fail_msg("%s, n %lld, k %lld, %s: not the bits of others", p->coding->name,
                          (long long)p->n, (long long)p->k, mt_cuda_gemm_path_name(&path));
         }
@@ -267,25 +250,16 @@ static void check_paths(struct checked *c, struct product *p, enum values values
     run_and_verify(c, p, NULL);
     p->args.d = (void *)(uintptr_t)c->sum; /* any: what is chosen does not depend on where it is */
     if (!native(&path, p)) return;
-    static const int widths[] = { 192, 128, 64 };
+    static const int widths[] = { 192, HIGH_WIDTH, TALL_WIDTH, 64 };
     c->codes = true, c->lossy = values == NORMAL, c->worst = 0;
-    for (int i = 0; i < 3; i++)
-        for (int v = MT_CUDA_GEMM_FP8; v <= MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED; v++) {
-            bool blocks = p->coding->two_d_w && p->coding->pow2, nt = v >= MT_CUDA_GEMM_FP8_TALL;
-            if (v != MT_CUDA_GEMM_FP8 && nt != (p->layout == MT_GEMM_NT)) continue;
-            if ((nt || v == MT_CUDA_GEMM_FP8_ROWS_TALL) && widths[i] > TALL_WIDTH) continue;
-            if (nt && !goes_tall(p)) continue;
-            if (is_broad(v) && !goes_broad(p)) continue;
-            if (is_leveled_broad(v) && p->args.d_dtype != MT_BF16) continue;
-            const bool levels = v >= MT_CUDA_GEMM_FP8_LEVEL || v == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
-            const bool high = v == MT_CUDA_GEMM_FP8_HIGH || v == MT_CUDA_GEMM_FP8_HIGH_LEVEL;
-            if ((levels && !blocks) || (high && !goes_tall(p))) continue;
-            path.width = high && widths[i] > HIGH_WIDTH ? (int)HIGH_WIDTH : widths[i];
-            path.variant = v, path.super = i ? 1 : 8;
+    for (int v = MT_CUDA_GEMM_FP8; mt_cuda_gemm_of_codes(v); v++)
+        for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+            path.variant = v, path.width = widths[i], path.super = i ? 1 : 8;
+            if (!mt_cuda_gemm_can(&stream, &p->args, &path)) continue;
             run_and_verify(c, p, &path);
             if (p->layout == MT_GEMM_NT && widths[i] == TALL_WIDTH) check_padded(p, c->rows, v);
         }
-    if (goes_tall(p)) check_same(p);
+    if (!p->coding->two_d_w || p->coding->pow2) check_same(p); /* else products of scales round */
     if (p->layout == MT_GEMM_NT && p->coding->two_d_w && p->coding->pow2)
         check_same_levels(p), check_level_adds(p);
     if (c->lossy)
@@ -344,16 +318,15 @@ static void check_levels_of(const struct coding *c, mt_gemm_layout layout, int64
     mt_cuda_gemm_path path = { .super = 2 };
     p.args.d = (void *)(uintptr_t)checked.sum;
     const bool runs = native(&path, &p);
-    const int first = nt ? MT_CUDA_GEMM_FP8_LEVEL : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
-    const int last = nt ? MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED : MT_CUDA_GEMM_FP8_HIGH_LEVEL;
     const int widths[] = { 64, nt ? TALL_WIDTH : HIGH_WIDTH };
     for (int half = !nt; runs && half < 2; half++)
-        for (int v = first; v <= last; v++)
+        for (int v = MT_CUDA_GEMM_FP8; mt_cuda_gemm_of_codes(v); v++)
             for (int i = 0; i < 2; i++) {
-                if (is_leveled_broad(v) && !half) continue;
-                path.width = widths[i];
-                path.variant = v, p.args.d_dtype = half ? MT_BF16 : MT_F32;
-                run_and_verify(&checked, &p, &path);
+                path.variant = v, path.width = widths[i];
+                p.args.d_dtype = half ? MT_BF16 : MT_F32;
+                if (mt_cuda_gemm_can(&stream, &p.args, &path) &&
+                    mt_cuda_gemm_leveled(&p.args, &path))
+                    run_and_verify(&checked, &p, &path);
             }
     if (runs && nt) check_same_levels(&p), check_level_adds(&p);
     if (runs && !nt) check_rest(&p, &rows);
@@ -398,8 +371,7 @@ static void check(const char *alone)
     const size_t sizes_before = sizeof sizes / sizeof *sizes;
     if (*alone && strtoul(alone, NULL, 10) < sizes_before) return;
     check_levels(&codings[2]);
-    /* members of so many rows that pairs share the weights, in pieces of 144 and 136; all rows one
-     * member's; one row */
+    /* members of many rows, TN alone; all rows one member's; one row */
     static const struct {
         int64_t members, counts[4], n, k;
     } others[] = { { 2, { 1433, 1283 }, 448, 1040 },
@@ -416,6 +388,16 @@ static void check(const char *alone)
         free_rows(&rows);
         printf("n %lld, k %lld of %lld members: right\n", (long long)others[s].n,
                (long long)others[s].k, (long long)others[s].members);
+    }
+}
+
+/* Every variant has been compared: by the first size, too. */
+static void check_seen(void)
+{
+    for (int v = MT_CUDA_GEMM_FP8; mt_cuda_gemm_of_codes(v); v++) {
+        const mt_cuda_gemm_path path = { .variant = v };
+        if (!seen[v]) fail_msg("no product by %s", mt_cuda_gemm_path_name(&path));
+        printf("%-54s %d products\n", mt_cuda_gemm_path_name(&path), seen[v]);
     }
 }
 
@@ -482,12 +464,13 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
     assert_ok(mt_cuda_gemm_choose(&stream, &plain, &best));
     bool has[WAYS] = { true, true, native(&path, &p) };
     mt_cuda_gemm_path other = { .width = TALL_WIDTH, .super = 8 }; /* with levels, or without */
+    const bool levels = has[NATIVE] && mt_cuda_gemm_leveled(&p.args, &path);
     const int turned = s->n < s->k;
     has[OTHER] = has[NATIVE] && c->two_d_w && c->pow2;
     if (layout == MT_GEMM_NT)
-        other.variant = (leveled(&path) ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_LEVEL) + turned;
+        other.variant = (levels ? MT_CUDA_GEMM_FP8_TALL : MT_CUDA_GEMM_FP8_LEVEL) + turned;
     else
-        other.variant = leveled(&path) ? MT_CUDA_GEMM_FP8_HIGH : MT_CUDA_GEMM_FP8_HIGH_LEVEL,
+        other.variant = levels ? MT_CUDA_GEMM_FP8_HIGH : MT_CUDA_GEMM_FP8_HIGH_LEVEL,
         other.width = HIGH_WIDTH;
     double times[WAYS][LAUNCHES], rates[WAYS] = { 0 };
     for (int i = -1; i < LAUNCHES; i++) /* the first only warms up */
@@ -510,7 +493,7 @@ static void time_product(const struct timed_shape *s, const struct rows *rows,
         printf(", fp8 %6.1f (%.2f), width %d", rates[NATIVE], rates[NATIVE] / rates[PLAIN],
                path.width);
     if (has[OTHER])
-        printf(", %sleveled %6.1f (%.2f)", leveled(&path) ? "not " : "", rates[OTHER],
+        printf(", %sleveled %6.1f (%.2f)", levels ? "not " : "", rates[OTHER],
                rates[OTHER] / rates[PLAIN]);
     printf(" TFLOP/s\n");
     fflush(stdout);
@@ -543,9 +526,10 @@ int main(int argc, char **argv)
     const char *verb = argc > 1 ? argv[1] : "time", *word = argc > 2 ? argv[2] : "";
     const char *format = argc > 3 ? argv[3] : "", *pass = argc > 4 ? argv[4] : "";
     open_gpu();
-    if (!strcmp(verb, "check"))
+    if (!strcmp(verb, "check")) {
         check(word);
-    else
+        if (!*word || !strcmp(word, "0")) check_seen();
+    } else
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             if (strstr(shapes[i].name, word)) time_shape(&shapes[i], format, pass);
     close_gpu();

@@ -52,19 +52,6 @@ static double *reference(const struct product *p, const double *a, const double 
     return d;
 }
 
-/* Which of a product's operands a path levels: 1 the first (X of NT), 2 the second, 0 neither. */
-static int leveled(const mt_cuda_gemm_path *path)
-{
-    switch (path ? path->variant : MT_CUDA_GEMM_TILED) {
-    case MT_CUDA_GEMM_FP8_LEVEL:
-    case MT_CUDA_GEMM_FP8_LEVEL_BROAD: return 1;
-    case MT_CUDA_GEMM_FP8_LEVEL_TURNED:
-    case MT_CUDA_GEMM_FP8_LEVEL_BROAD_TURNED:
-    case MT_CUDA_GEMM_FP8_HIGH_LEVEL: return 2;
-    default: return 0;
-    }
-}
-
 /* Lines of codes in member e of ragged rows: its columns, or its rows, and how long they are. */
 static int64_t lines_of(const mt_qtensor *q, mt_dir dir, const struct rows *rows, int64_t e)
 {
