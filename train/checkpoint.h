@@ -49,11 +49,13 @@ typedef struct mt_checkpoint_info {
 
 /* With ranks, saving and loading are collective.
  *
- * Saves DIR/step_00001000 (of the trainer's step), then DIR/latest, a file with that name; `path`,
- * if not NULL, receives the checkpoint's. On failure (a full disk) of any rank, all fail, nothing
- * of it is left and older ones are untouched. */
+ * Saves DIR/step_00001000 (of the trainer's step); `path`, if not NULL, receives the checkpoint's.
+ * On failure (a full disk) of any rank, all fail, nothing of it is left and older ones are
+ * untouched. */
 mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
                              const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH]);
+/* Writes the name of the checkpoint at `path` to the file DIR/latest, for people and scripts. */
+mt_status mt_checkpoint_name_latest(const char *dir, const char *path);
 /* Brings everything back: a run goes on bit for bit as if it had not stopped. Another model or
  * (where `corpus` is not NULL) another corpus is refused with MT_ECONFIG, which names the key,
  * unless `force`; shapes must match in any case. The trainer is unchanged where the checkpoint is

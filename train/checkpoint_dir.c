@@ -192,6 +192,13 @@ static mt_status add_step(step_list *list, int64_t step, const char *name)
     return MT_OK;
 }
 
+/* Or a link to one; what cannot be looked at may be one. */
+static bool is_directory(DIR *dir, const char *name)
+{
+    struct stat st;
+    return fstatat(dirfd(dir), name, &st, 0) != 0 || S_ISDIR(st.st_mode);
+}
+
 /* All step_* directories, newest first, complete or not; the caller frees list->items, also on
  * failure. */
 static mt_status list_steps(step_list *list, const char *dir)
@@ -202,7 +209,8 @@ static mt_status list_steps(step_list *list, const char *dir)
     mt_status status = MT_OK;
     int64_t step;
     for (struct dirent *e; status == MT_OK && (e = readdir(d));)
-        if (parse_step(&step, e->d_name)) status = add_step(list, step, e->d_name);
+        if (parse_step(&step, e->d_name) && is_directory(d, e->d_name))
+            status = add_step(list, step, e->d_name);
     closedir(d);
     if (list->count) qsort(list->items, (size_t)list->count, sizeof *list->items, newest_first);
     return status;

@@ -37,18 +37,22 @@ static void describe_trainer(mt_checkpoint_state *s, const mt_trainer *trainer)
 mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
                              const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH])
 {
-    char target[MT_PATH_BYTES], latest[MT_PATH_BYTES], name[64];
+    char target[MT_PATH_BYTES];
     mt_checkpoint_state state;
     describe_trainer(&state, trainer);
-    int n = snprintf(name, sizeof name, "step_%08lld", (long long)state.step);
-    MT_TRY(mt_path_format(target, "%s/%s", dir, name));
-    MT_TRY(mt_path_format(latest, "%s/latest", dir));
+    MT_TRY(mt_path_format(target, "%s/step_%08lld", dir, (long long)state.step));
     MT_TRY(mt_checkpoint_write(target, &state, info));
     if (path) memcpy(path, target, sizeof target);
-    name[n] = '\n';
-    mt_status status =
-        mt_checkpoint_leads(&state) ? mt_file_write_all(latest, name, (size_t)n + 1) : MT_OK;
-    return mt_checkpoint_agree(&state, status, "naming the latest checkpoint");
+    return MT_OK;
+}
+
+mt_status mt_checkpoint_name_latest(const char *dir, const char *path)
+{
+    char latest[MT_PATH_BYTES], name[MT_PATH_BYTES];
+    const char *slash = strrchr(path, '/');
+    MT_TRY(mt_path_format(latest, "%s/latest", dir));
+    MT_TRY(mt_path_format(name, "%s\n", slash ? slash + 1 : path));
+    return mt_file_write_all(latest, name, strlen(name));
 }
 
 /* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
@@ -90,6 +94,17 @@ static mt_status check_same_run(const mt_checkpoint_meta *meta, const mt_trainer
     return MT_OK;
 }
 
+/* What does not fit (the last error) into another model than the checkpoint's is no damage. */
+static mt_status blame_config(const mt_checkpoint_meta *meta, const mt_trainer_config *config,
+                              const char *path)
+{
+    char why[1024];
+    snprintf(why, sizeof why, "%s", mt_error_message());
+    if (check_same_model(meta, &config->model, path) != MT_ECONFIG)
+        return MT_FAIL(MT_EDAMAGED, "%s", why);
+    return MT_FAIL(MT_ECONFIG, "%s: shapes must be the checkpoint's, --force or not", why);
+}
+
 /* Tokens of the steps made. Older checkpoints do not say them: they went on after so many batches
  * of the run as it was configured then, whatever the size of those to come. */
 static mt_status count_tokens(int64_t *tokens, const mt_checkpoint_meta *meta, const char *path)
@@ -119,6 +134,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
     if (status == MT_OK) status = count_tokens(&tokens, meta, path);
     if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
+    if (status == MT_EDAMAGED) status = blame_config(meta, mt_trainer_get_config(trainer), path);
     MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
     mt_trainer_set_tokens(trainer, tokens);

@@ -16,6 +16,12 @@ static void *field_of(const mt_config *config, const mt_config_key *key)
 /* ---- one value from text ------------------------------------------------------------------------
  * Each fails with the rule broken; the caller puts key and place before it. */
 
+/* Bounds are integers; as a double an integer past 2^53 may seem to be one. */
+static bool is_between(int64_t x, double min, double max)
+{
+    return (min < -0x1p62 || x >= (int64_t)min) && (max > 0x1p62 || x <= (int64_t)max);
+}
+
 static mt_status parse_int(int64_t *out, const mt_config_key *key, const char *text)
 {
     char *end = NULL;
@@ -23,8 +29,8 @@ static mt_status parse_int(int64_t *out, const mt_config_key *key, const char *t
     long long x = strtoll(text, &end, 10);
     MT_REQUIRE(errno != ERANGE, MT_ECONFIG, "%s is beyond 64 bits", text);
     MT_REQUIRE(end != text && !*end && errno == 0, MT_ECONFIG, "'%s' is not an integer", text);
-    MT_REQUIRE((key->min == 0 && key->max == 0) || ((double)x >= key->min && (double)x <= key->max),
-               MT_ECONFIG, "%lld is not in %.0f..%.0f", x, key->min, key->max);
+    MT_REQUIRE((key->min == 0 && key->max == 0) || is_between(x, key->min, key->max), MT_ECONFIG,
+               "%lld is not in %.0f..%.0f", x, key->min, key->max);
     *out = x;
     return MT_OK;
 }

@@ -84,6 +84,7 @@ mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpu
     MT_REQUIRE(all > 0, MT_ECONFIG,
                "the validation corpus has %lld tokens, not one window of sequence_length %lld + 1",
                (long long)mt_corpus_get_info(corpus)->tokens, (long long)c->sequence_length);
+    MT_REQUIRE(windows >= 0, MT_EINVAL, "evaluation: %lld windows", (long long)windows);
     *result = (mt_evaluation){ .windows = windows && windows < all ? windows : all };
     result->full = result->windows == all;
     size_t bytes = (size_t)(c->micro_batch_size * c->sequence_length) * sizeof(int32_t);

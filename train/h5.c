@@ -303,6 +303,13 @@ static herr_t add_name(hid_t group, const char *name, const H5L_info_t *link, vo
     return 0;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* In the order in which they lie: to sort them libhdf5 makes a table, which it frees half filled,
+ * and crashes, where a link of the file is damaged. */
 mt_status mt_h5_list(mt_h5 *file, const char *group, char ***names, int64_t *count)
 {
     name_list list = { NULL, 0, 0, false };
@@ -311,12 +318,13 @@ mt_status mt_h5_list(mt_h5 *file, const char *group, char ***names, int64_t *cou
     *names = NULL, *count = 0;
     MT_TRY_CLEANUP(mt_h5_check_path(file, group));
     MT_H5(file, group, "open the group", id = H5Gopen2(file->id, group, H5P_DEFAULT));
-    herr_t listed = H5Literate(id, H5_INDEX_NAME, H5_ITER_INC, NULL, add_name, &list);
+    herr_t listed = H5Literate(id, H5_INDEX_NAME, H5_ITER_NATIVE, NULL, add_name, &list);
     if (list.full) {
         status = MT_FAIL(MT_ENOMEM, "no memory for the names in '%s', %s", file->path, group);
         goto cleanup;
     }
     MT_H5(file, group, "list the group", listed);
+    if (list.count) qsort(list.names, (size_t)list.count, sizeof *list.names, by_name);
     *names = list.names, *count = list.count;
 cleanup:
     if (id >= 0) H5Gclose(id);

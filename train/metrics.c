@@ -24,64 +24,90 @@ struct mt_metrics {
 /* ---- what is there already ----------------------------------------------------------------------
  */
 
-/* Takes a line into account; *keep is false when it is past `step`. */
-static mt_status look_at_line(const char *path, int64_t number, const char *line, size_t length,
-                              int64_t step, mt_metrics_past *past, bool *keep)
+/* A line's object and its step; MT_EDAMAGED names it. */
+static mt_status read_line(json_t **object, int64_t *step, const char *path, int64_t number,
+                           const char *line, size_t length)
 {
     json_error_t error;
-    json_t *object = json_loadb(line, length, 0, &error);
-    json_t *at = object ? json_object_get(object, "step") : NULL;
+    *object = json_loadb(line, length, 0, &error);
+    json_t *at = *object ? json_object_get(*object, "step") : NULL;
     mt_status status = MT_OK;
-    *keep = false;
-    if (!json_is_integer(at)) {
+    if (json_is_integer(at))
+        *step = json_integer_value(at);
+    else
         status = MT_FAIL(MT_EDAMAGED, "%.*s line %lld: %s", PATH_SHOWN, path, (long long)number,
-                         object ? "no step" : error.text);
-    } else if (json_integer_value(at) <= step) {
-        *keep = true;
-        json_t *seconds = json_object_get(object, "seconds");
-        if (json_is_number(seconds)) past->seconds = json_number_value(seconds);
-        if (json_object_get(object, "valid_loss"))
-            *(json_is_true(json_object_get(object, "full")) ? &past->last_full_eval
-                                                            : &past->last_eval) =
-                json_integer_value(at);
-    }
-    json_decref(object);
+                         *object ? "no step" : error.text);
     return status;
 }
 
-/* The bytes of `text` that stay: lines up to `step`, up to the first that is not. */
+static void remember(mt_metrics_past *past, const json_t *object, int64_t step)
+{
+    const json_t *seconds = json_object_get(object, "seconds");
+    if (json_is_number(seconds)) past->seconds = json_number_value(seconds);
+    if (json_object_get(object, "valid_loss"))
+        *(json_is_true(json_object_get(object, "full")) ? &past->last_full_eval
+                                                        : &past->last_eval) = step;
+}
+
+/* The bytes of `text` that stay: lines up to `step`, up to the first that is not, or that cannot be
+ * read. */
 static mt_status scan(size_t *kept, const char *path, const char *text, size_t bytes, int64_t step,
                       mt_metrics_past *past)
 {
+    size_t at = 0;
     *kept = 0;
-    for (int64_t number = 1; *kept < bytes; number++) {
-        const char *line = text + *kept, *end = memchr(line, '\n', bytes - *kept);
-        bool keep;
+    for (int64_t number = 1; at < bytes; number++) {
+        const char *line = text + at, *end = memchr(line, '\n', bytes - at);
+        json_t *object;
+        int64_t of = step + 1;
         if (!end) return MT_OK;
-        MT_TRY(look_at_line(path, number, line, (size_t)(end - line), step, past, &keep));
-        if (!keep) return MT_OK;
-        *kept += (size_t)(end - line) + 1;
+        mt_status status = read_line(&object, &of, path, number, line, (size_t)(end - line));
+        if (status == MT_OK && of <= step && !past->unread_line) remember(past, object, of);
+        json_decref(object);
+        if (status == MT_OK && of > step) return MT_OK;
+        if (status != MT_OK && !past->unread_line) past->unread_line = number;
+        MT_REQUIRE(status != MT_OK || !past->unread_line, MT_EDAMAGED,
+                   "%.*s line %lld cannot be read, and line %lld behind it is of step %lld",
+                   PATH_SHOWN, path, (long long)past->unread_line, (long long)number,
+                   (long long)of);
+        at += (size_t)(end - line) + 1;
+        if (status == MT_OK) *kept = at;
     }
     return MT_OK;
 }
 
-static mt_status cut_back(mt_metrics *m, mt_metrics_past *past, int64_t step)
+static mt_status scan_file(size_t *kept, const char *path, int64_t step, mt_metrics_past *past)
 {
     mt_file_map map;
-    size_t kept = 0;
-    MT_TRY(mt_file_map_open(&map, m->path));
-    mt_status status = scan(&kept, m->path, (const char *)map.data, map.bytes, step, past);
+    *kept = 0;
+    *past = (mt_metrics_past){ .last_eval = -1, .last_full_eval = -1 };
+    MT_TRY(mt_file_map_open(&map, path));
+    mt_status status = scan(kept, path, (const char *)map.data, map.bytes, step, past);
     mt_file_map_close(&map);
-    if (status == MT_OK && ftruncate(m->fd, (off_t)kept) != 0)
-        status = MT_FAIL(MT_EIO, "%.*s: %s", PATH_SHOWN, m->path, strerror(errno));
+    if (status == MT_OK && past->unread_line) mt_error_clear();
     return status;
+}
+
+mt_status mt_metrics_check(const char *path, int64_t step)
+{
+    mt_metrics_past past;
+    size_t kept;
+    return mt_path_exists(path) ? scan_file(&kept, path, step, &past) : MT_OK;
+}
+
+static mt_status cut_back(mt_metrics *m, mt_metrics_past *past, int64_t step)
+{
+    size_t kept;
+    MT_TRY(scan_file(&kept, m->path, step, past));
+    MT_REQUIRE(ftruncate(m->fd, (off_t)kept) == 0, MT_EIO, "%.*s: %s", PATH_SHOWN, m->path,
+               strerror(errno));
+    return MT_OK;
 }
 
 mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
                           int64_t step)
 {
     *metrics = NULL;
-    *past = (mt_metrics_past){ .last_eval = -1, .last_full_eval = -1 };
     mt_metrics *m = malloc(sizeof *m);
     MT_REQUIRE(m, MT_ENOMEM, "metrics: no memory");
     m->fd = -1;

@@ -32,14 +32,19 @@ typedef struct mt_metrics_step {
 typedef struct mt_metrics_past {
     double seconds;                    /* of the last training line */
     int64_t last_eval, last_full_eval; /* steps; -1: none */
+    int64_t unread_line;               /* was cut off; 0: none */
 } mt_metrics_past;
 
 typedef struct mt_metrics mt_metrics;
 
 /* Opens the file for appending after dropping every line past `step`, and a last one that is
- * incomplete: no step stands in it twice. Errors: MT_EIO; MT_EDAMAGED names the line. */
+ * incomplete: no step stands in it twice. A line that cannot be read is dropped, too, with what
+ * follows it, unless that is a line up to `step`, which has been on the disk. Errors: MT_EIO;
+ * MT_EDAMAGED names the line. */
 mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
                           int64_t step);
+/* Whether it would be opened, as far as its lines go; it need not be there. */
+mt_status mt_metrics_check(const char *path, int64_t step);
 mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line);
 /* `loss` in nats a `unit` (mt_corpus_unit): valid_loss, and in bits valid_bits_per_byte or
  * valid_bits_per_token. */

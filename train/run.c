@@ -30,8 +30,9 @@ static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
                           r->past.last_full_eval < step;
     *stopped = false;
     if (!r->valid || !due) return MT_OK;
+    const bool all = last || c->eval_batches > INT64_MAX / c->trainer.batch_size;
     MT_TRY(
-        mt_evaluate(&e, r->trainer, r->valid, last ? 0 : c->eval_batches * c->trainer.batch_size));
+        mt_evaluate(&e, r->trainer, r->valid, all ? 0 : c->eval_batches * c->trainer.batch_size));
     *stopped = e.stopped;
     if (e.stopped) return MT_OK;
     const char *unit = mt_corpus_unit(mt_corpus_get_info(r->valid));
@@ -58,6 +59,11 @@ static mt_status save(run *r, int64_t step)
                        r->saved_path);
     r->saved_step = step;
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
+    if (r->lead && mt_checkpoint_name_latest(r->dir.checkpoints, path) != MT_OK)
+        mt_progress_note(&r->progress,
+                         "the checkpoint of step %lld is saved, %s/latest does not "
+                         "name it: %s",
+                         (long long)step, r->dir.checkpoints, mt_error_message());
     if (r->lead && mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last,
                                        r->config->keep_every) != MT_OK)
         mt_progress_note(&r->progress, "old checkpoints stay: %s", mt_error_message());

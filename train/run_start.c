@@ -109,13 +109,27 @@ static mt_status announce(run *r)
 /* ---- going on -----------------------------------------------------------------------------------
  */
 
+/* Rank 0's: how many checkpoints there are. None where one has been named before: they were moved
+ * away, and what the metrics say of their steps would be lost. */
+static mt_status count_checkpoints(const run *r, bool force, int64_t *there)
+{
+    char latest[MT_PATH_BYTES];
+    MT_TRY(mt_checkpoint_count_dirs(there, r->dir.checkpoints));
+    MT_TRY(mt_path_format(latest, "%s/latest", r->dir.checkpoints));
+    MT_REQUIRE(*there || force || !mt_path_exists(latest), MT_EIO,
+               "'%s' names a checkpoint, and there is none beside it: put it back, or --force to "
+               "begin again without it",
+               latest);
+    return MT_OK;
+}
+
 /* Finds the newest complete checkpoint, as rank 0 sees it; *path is "" where there is none at all.
  */
-static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
+static mt_status find_checkpoint(run *r, bool force, char path[MT_CHECKPOINT_PATH])
 {
     char skipped[MT_RUN_REASONS] = "";
     int64_t there = 0;
-    mt_status status = r->lead ? mt_checkpoint_count_dirs(&there, r->dir.checkpoints) : MT_OK;
+    mt_status status = r->lead ? count_checkpoints(r, force, &there) : MT_OK;
     *path = '\0';
     MT_TRY(mt_comm_agree(r->comm, status, "a directory of checkpoints"));
     MT_TRY(mt_ranks_largest(r->comm, &there, "a directory of checkpoints"));
@@ -133,7 +147,7 @@ static mt_status find_checkpoint(run *r, char path[MT_CHECKPOINT_PATH])
 static mt_status resume(run *r, bool force)
 {
     char path[MT_CHECKPOINT_PATH] = "";
-    MT_TRY(find_checkpoint(r, path));
+    MT_TRY(find_checkpoint(r, force, path));
     if (!*path) return MT_OK;
     mt_status status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
     MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
@@ -191,12 +205,18 @@ static mt_status open_records(run *r)
     mt_status status = MT_OK;
     char *changed = NULL;
     if (r->lead) {
-        status = mt_rundir_write(&changed, &r->dir, &record);
+        status = mt_metrics_check(r->dir.metrics, mt_trainer_steps(r->trainer));
+        if (status == MT_OK) status = mt_rundir_write(&changed, &r->dir, &record);
         if (changed) mt_progress_note(&r->progress, "changed since: %s", changed);
         free(changed);
         if (status == MT_OK)
             status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
                                      mt_trainer_steps(r->trainer));
+        if (status == MT_OK && r->past.unread_line)
+            mt_progress_note(&r->progress,
+                             "%s: line %lld could not be read, and was cut off with "
+                             "what followed it",
+                             r->dir.metrics, (long long)r->past.unread_line);
     }
     MT_TRY(mt_comm_agree(r->comm, status, "the run's records"));
     MT_TRY(mt_comm_broadcast(r->comm, NULL, &r->past, sizeof r->past, 0, "the run's past"));

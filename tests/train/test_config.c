@@ -143,6 +143,8 @@ static const struct bad {
     { "train: {steps: 99999999999999999999}\n", NULL, MT_ECONFIG, "is beyond 64 bits" },
     { "train: {steps: -1}\n", NULL, MT_ECONFIG, "train.steps: -1 is not in 0.." },
     { "train: {seed: -1}\n", NULL, MT_ECONFIG, "train.seed: -1 is not in" },
+    { "train: {seed: 2305843009213693953}\n", NULL, MT_ECONFIG,
+      "train.seed: 2305843009213693953 is not in 0..2305843009213693952" },
     { "optim: {lr: fast}\n", NULL, MT_ECONFIG, "optim.lr: 'fast' is not a finite number" },
     { "optim: {lr: nan}\n", NULL, MT_ECONFIG, "is not a finite number" },
     { "optim: {lr: 0x1}\n", NULL, MT_ECONFIG, "'0x1' is not a finite number in decimal" },

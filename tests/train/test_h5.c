@@ -210,6 +210,41 @@ static void test_bit_flips(void **state)
     free(text);
 }
 
+/* A group of so many links that they are kept apart from it: damaged ones are no crash. */
+static void test_flips_of_many_links(void **state)
+{
+    (void)state;
+    enum { LINKS = 40 };
+    const int64_t n = 1;
+    const float x = 1;
+    char path[64], **names;
+    size_t bytes;
+    mt_h5 *file;
+    int64_t count;
+    assert_ok(mt_h5_create(&file, in_dir("links.h5")));
+    for (int i = LINKS; i--;) {
+        snprintf(path, sizeof path, "/model/model.layers.%d.mlp.experts.gate_up_proj", i);
+        assert_ok(mt_h5_write(file, path, MT_F32, 1, &n, &x));
+    }
+    assert_ok(mt_h5_commit(&file));
+    char *text = get_file(in_dir("links.h5"), &bytes);
+    for (size_t at = 0; at < bytes; at++) {
+        const char was = text[at];
+        if (!was && at % 8) continue; /* most of what is not in use */
+        text[at] ^= 0x55;
+        put_file(in_dir("flipped.h5"), text, bytes);
+        text[at] = was;
+        mt_status status = mt_h5_open(&file, in_dir("flipped.h5"));
+        if (status == MT_OK) status = mt_h5_list(file, "/model", &names, &count);
+        if (status == MT_OK) {
+            for (int64_t i = 1; i < count; i++) assert_true(strcmp(names[i - 1], names[i]) < 0);
+            mt_h5_names_free(&names, count);
+        }
+        mt_h5_close(&file);
+    }
+    free(text);
+}
+
 static void test_truncation(void **state)
 {
     (void)state;
@@ -487,13 +522,13 @@ static void test_abandon(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_type),      cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_attributes),      cmocka_unit_test(test_reproducible),
-        cmocka_unit_test(test_bit_flips),       cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_hostile_shapes),  cmocka_unit_test(test_hostile_types),
-        cmocka_unit_test(test_hostile_storage), cmocka_unit_test(test_foreign_files),
-        cmocka_unit_test(test_file_limit),      cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_abandon),
+        cmocka_unit_test(test_every_type),    cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_attributes),    cmocka_unit_test(test_reproducible),
+        cmocka_unit_test(test_bit_flips),     cmocka_unit_test(test_flips_of_many_links),
+        cmocka_unit_test(test_truncation),    cmocka_unit_test(test_hostile_shapes),
+        cmocka_unit_test(test_hostile_types), cmocka_unit_test(test_hostile_storage),
+        cmocka_unit_test(test_foreign_files), cmocka_unit_test(test_file_limit),
+        cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_abandon),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -116,9 +116,40 @@ static void a_damaged_line_is_named(void **state)
     put(TRAIN(1) "{\"step\":2,,}\n" TRAIN(3));
     assert_fails(mt_metrics_open(&m, &past, path, 9), MT_EDAMAGED, "line 2");
     assert_null(m);
-    put(TRAIN(1) "{\"loss\":2}\n");
-    assert_fails(mt_metrics_open(&m, &past, path, 9), MT_EDAMAGED, "line 2: no step");
+    assert_fails(mt_metrics_check(path, 9), MT_EDAMAGED, "line 3 behind it is of step 3");
+    assert_file(TRAIN(1) "{\"step\":2,,}\n" TRAIN(3)); /* as it was */
     assert_fails(mt_metrics_open(&m, &past, "/nowhere/m", 9), MT_EIO, "/nowhere/m");
+    assert_ok(mt_metrics_check("/nowhere/m", 9));
+}
+
+/* Lines up to a checkpoint's step were on the disk before it: what follows them may be anything
+ * after a power cut. */
+static void an_unreadable_end_is_cut_off(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *end;
+        int64_t step, line;
+    } cases[] = {
+        { "{\"loss\":2}\n", 9, 3 },
+        { "???\n" TRAIN(11), 9, 3 },
+        { "???\n{\"loss\":2}\n???\n", 2, 3 },
+        { TRAIN(10) "???\n" TRAIN(3), 9, 0 }, /* past the step, all of it */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mt_metrics *m = NULL;
+        mt_metrics_past past;
+        char text[256];
+        snprintf(text, sizeof text, "%s%s", TRAIN(1) TRAIN(2), cases[i].end);
+        put(text);
+        assert_ok(mt_metrics_check(path, cases[i].step));
+        assert_file(text);
+        assert_ok(mt_metrics_open(&m, &past, path, cases[i].step));
+        mt_metrics_close(&m);
+        assert_file(TRAIN(1) TRAIN(2));
+        assert_int_equal(past.unread_line, cases[i].line);
+        assert_true(past.seconds == 2.5);
+    }
 }
 
 static void opening_survives_want_of_memory(void **state)
@@ -191,6 +222,7 @@ int main(void)
         cmocka_unit_test(the_bar_fits_the_terminal),
         cmocka_unit_test(resuming_drops_what_is_past_the_step),
         cmocka_unit_test(a_damaged_line_is_named),
+        cmocka_unit_test(an_unreadable_end_is_cut_off),
         cmocka_unit_test(opening_survives_want_of_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -4,6 +4,7 @@
 #include "tests/train/runs.h"
 
 #include "train/corpus.h"
+#include "train/fileio.h"
 
 static void bad_input_has_the_code_of_its_class(void **state)
 {
@@ -208,6 +209,17 @@ static void a_damaged_record_of_a_run_is_named(void **state)
                    "model.hidden_size");
     assert_program("train t.yaml --run unrecorded --resume --force --set train.steps=3", 0, "done");
     assert_program("train t.yaml --run unrecorded --resume --set train.steps=4", 0, "done");
+    FILE *metrics = fopen("unrecorded/metrics.jsonl", "a"); /* and nothing has been written then */
+    assert_non_null(metrics);
+    fputs("???\n{\"step\":1}\n", metrics), fclose(metrics);
+    assert_program("train t.yaml --run unrecorded --resume --set train.steps=5 "
+                   "--set optim.lr=0.5",
+                   5, "metrics.jsonl line 8 cannot be read");
+    size_t bytes;
+    char *recorded = NULL;
+    assert_ok(mt_file_read_all(&recorded, &bytes, path, 1 << 20));
+    assert_null(strstr(recorded, "lr: 0.5"));
+    free(recorded);
 }
 
 /* It may be whole: nothing is begun again, cut back or removed in its place. */
@@ -228,6 +240,56 @@ static void a_checkpoint_that_cannot_be_read_ends_the_run(void **state)
     assert_int_equal(unlink("unread/ckpt"), 0);
     assert_int_equal(rename("unread/kept", "unread/ckpt"), 0);
     assert_same_run("straight", "unread");
+}
+
+/* Their steps' metrics are not lost with them. */
+static void checkpoints_that_were_moved_away_are_missed(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run moved --set train.steps=5", 0, "done");
+    assert_int_equal(rename("moved/ckpt/step_00000005", "elsewhere"), 0);
+    assert_program("train t.yaml --run moved --resume", 5,
+                   "'moved/ckpt/latest' names a checkpoint, and there is none beside it");
+    assert_true(has_line("moved", "\"step\":5,"));
+    assert_program("train t.yaml --run moved --resume --force --set train.steps=2", 0,
+                   "nothing saved in moved yet");
+    assert_false(has_line("moved", "\"step\":5,"));
+}
+
+/* What only people and scripts read does not decide whether a checkpoint is one. */
+static void a_checkpoint_without_its_name_in_latest_is_one(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run unnamed --set train.steps=5", 0, "done");
+    assert_int_equal(unlink("unnamed/ckpt/latest"), 0);
+    assert_int_equal(mkdir("unnamed/ckpt/latest", 0700), 0);
+    write_file("unnamed/ckpt/step_00000099", "a file");
+    assert_program("train t.yaml --run unnamed --resume --set train.steps=10", 0,
+                   "the checkpoint of step 10 is saved, unnamed/ckpt/latest does not name it");
+    assert_non_null(strstr(program_text, "resumed from unnamed/ckpt/step_00000005"));
+    assert_program("inspect unnamed/ckpt/step_00000010", 0, "step 10");
+}
+
+static void other_shapes_are_no_damage(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run shapes --set train.steps=2", 0, "done");
+    assert_program("train t.yaml --run shapes --resume --force --set model.num_experts=8", 2,
+                   "shapes must be the checkpoint's");
+    assert_program("train t.yaml --run shapes --resume", 0, "done: 24 steps");
+}
+
+static void more_windows_than_there_are_numbers_are_all(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run windows --set train.steps=2 --set train.eval_every=1 "
+                   "--set train.eval_batches=9007199254740992 --set train.batch_size=1024 "
+                   "--set train.micro_batch_size=1024 --set optim.warmup_steps=1",
+                   0, "done: 2 steps");
+    json_t *lines = read_metrics("windows"), *first = json_array_get(lines, 1);
+    assert_int_equal(json_integer_value(json_object_get(first, "step")), 1);
+    assert_true(json_is_true(json_object_get(first, "full")));
+    json_decref(lines);
 }
 
 static void a_full_disk_leaves_the_old_checkpoint(void **state)
@@ -282,6 +344,10 @@ int main(void)
         cmocka_unit_test(a_damaged_checkpoint_gives_way_to_the_one_before),
         cmocka_unit_test(a_damaged_record_of_a_run_is_named),
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
+        cmocka_unit_test(checkpoints_that_were_moved_away_are_missed),
+        cmocka_unit_test(a_checkpoint_without_its_name_in_latest_is_one),
+        cmocka_unit_test(other_shapes_are_no_damage),
+        cmocka_unit_test(more_windows_than_there_are_numbers_are_all),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
         cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
         cmocka_unit_test(ten_skipped_updates_end_the_run),
