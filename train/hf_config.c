@@ -80,6 +80,8 @@ static const struct {
     { "n_shared_experts", MUST_BE_ZERO },
     { "shared_expert_intermediate_size", MUST_BE_ZERO },
     { "partial_rotary_factor", MUST_BE_ONE },
+    { "n_group", MUST_BE_ONE },
+    { "topk_group", MUST_BE_ONE },
 };
 static const char *const refusal_texts[] = {
     [MUST_BE_FALSE] = "false",
@@ -174,9 +176,11 @@ static mt_status check_refusals(const json_t *json, const char *what)
         return MT_FAIL(MT_EUNSUPPORTED, "%s: %s is %s, which is not implemented: must be %s", what,
                        refusals[i].name, show(text, value), refusal_texts[rule]);
     }
-    const json_t *act = value_of(json, "hidden_act");
+    const json_t *act = value_of(json, "hidden_act"), *score = value_of(json, "scoring_func");
     if (act && (!json_is_string(act) || strcmp(json_string_value(act), "silu")))
         return wrong(what, "hidden_act", act, "\"silu\"");
+    if (score && (!json_is_string(score) || strcmp(json_string_value(score), "softmax")))
+        return wrong(what, "scoring_func", score, "\"softmax\"");
     return MT_OK;
 }
 
@@ -222,6 +226,13 @@ static mt_status read_rope(mt_model_config *config, const json_t *json, const ch
             return MT_FAIL(MT_EUNSUPPORTED,
                            "%s: %s.rope_type is %s, which is not implemented: must be \"default\"",
                            what, sections[i], show(text, kind));
+        }
+        const char *name;
+        json_t *value;
+        json_object_foreach((json_t *)(uintptr_t)rope, name, value)
+        {
+            if (json_is_object(value)) /* of layers of one type */
+                return wrong(what, name, value, "no object: all layers have the same rope");
         }
         const json_t *part = value_of(rope, "partial_rotary_factor");
         if (part && json_number_value(part) != 1)
