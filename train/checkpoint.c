@@ -171,7 +171,7 @@ mt_status mt_checkpoint_read_model_config(const char *path, mt_model_config *con
 
 typedef struct part_reader {
     mt_checkpoint *checkpoint;
-    const mt_checkpoint_state *state;
+    mt_checkpoint_state *state;
     const char *group;
     char *moment;  /* device, flat; NULL: masters */
     bool convert;  /* another float dtype is converted, else refused */
@@ -198,6 +198,7 @@ static mt_status check_part(void *user, const mt_param *param, const mt_param_pa
     r->found++;
     if (same) return MT_OK;
     char has[96], must[96];
+    r->state->misfit = true;
     mt_tensor_format(has, &got);
     mt_tensor_format(must, &want);
     return MT_FAIL(MT_EDAMAGED, "checkpoint '%s': %s/%s is %s, must be %s", r->checkpoint->path,
@@ -261,6 +262,7 @@ static mt_status for_each_group(mt_checkpoint_state *s, mt_checkpoint *c,
 {
     part_reader r = { .checkpoint = c, .state = s, .group = "/model", .convert = !s->m };
     MT_TRY(mt_checkpoint_each_part(s->params, visit, &r));
+    s->misfit |= visit == check_part && r.found != c->count;
     MT_REQUIRE(visit != check_part || r.found == c->count, MT_EDAMAGED,
                "checkpoint '%s' has %lld tensors, the model %lld", c->path, (long long)c->count,
                (long long)r.found);

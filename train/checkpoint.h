@@ -139,6 +139,7 @@ typedef struct mt_checkpoint_state {
     float *router_bias[MT_MAX_LAYERS]; /* f32 [num_experts] */
     const mt_precision *precision;     /* delayed scaling */
     mt_comm *comm;                     /* ranks that hold shards of it; NULL: all is here */
+    bool misfit; /* mt_checkpoint_restore met a tensor of another shape or dtype, or too many */
 } mt_checkpoint_state;
 
 /* Writes the checkpoint directory `path`, replacing a checkpoint of that name at once. */

@@ -134,7 +134,8 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
     if (status == MT_OK) status = count_tokens(&tokens, meta, path);
     if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
-    if (status == MT_EDAMAGED) status = blame_config(meta, mt_trainer_get_config(trainer), path);
+    if (status == MT_EDAMAGED && state.misfit)
+        status = blame_config(meta, mt_trainer_get_config(trainer), path);
     MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
     mt_trainer_set_tokens(trainer, tokens);

@@ -24,12 +24,25 @@ struct mt_metrics {
 /* ---- what is there already ----------------------------------------------------------------------
  */
 
+/* jansson says of want of memory what it says of any text that is wrong. */
+static _Thread_local bool starved;
+
+static void *room_for_json(size_t bytes)
+{
+    void *p = malloc(bytes);
+    starved |= !p;
+    return p;
+}
+
 /* A line's object and its step; MT_EDAMAGED names it. */
 static mt_status read_line(json_t **object, int64_t *step, const char *path, int64_t number,
                            const char *line, size_t length)
 {
     json_error_t error;
+    starved = false;
+    json_set_alloc_funcs(room_for_json, free);
     *object = json_loadb(line, length, 0, &error);
+    MT_REQUIRE(*object || !starved, MT_ENOMEM, "metrics: no memory for a line");
     json_t *at = *object ? json_object_get(*object, "step") : NULL;
     mt_status status = MT_OK;
     if (json_is_integer(at))
@@ -64,7 +77,7 @@ static mt_status scan(size_t *kept, const char *path, const char *text, size_t b
         mt_status status = read_line(&object, &of, path, number, line, (size_t)(end - line));
         if (status == MT_OK && of <= step && !past->unread_line) remember(past, object, of);
         json_decref(object);
-        if (status == MT_OK && of > step) return MT_OK;
+        if (status == MT_ENOMEM || (status == MT_OK && of > step)) return status;
         if (status != MT_OK && !past->unread_line) past->unread_line = number;
         MT_REQUIRE(status != MT_OK || !past->unread_line, MT_EDAMAGED,
                    "%.*s line %lld cannot be read, and line %lld behind it is of step %lld",

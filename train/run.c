@@ -57,7 +57,7 @@ static mt_status save(run *r, int64_t step)
                        (long long)step, mt_error_message(),
                        r->saved_step < 0 ? "there is no earlier one" : "there is still ",
                        r->saved_path);
-    r->saved_step = step;
+    r->saved_step = step, r->saved = true;
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
     if (r->lead && mt_checkpoint_name_latest(r->dir.checkpoints, path) != MT_OK)
         mt_progress_note(&r->progress,
@@ -202,7 +202,9 @@ static mt_status stop(run *r, int64_t step)
     char command[MT_RUNDIR_COMMAND], under[64] = "";
     const char *launcher = mt_ranks_launcher(); /* whose own words are not known */
     if (*launcher) snprintf(under, sizeof under, ", under the same launcher (%s)", launcher);
-    mt_rundir_resume_command(command, &r->dir, r->options);
+    mt_rundir_options options = *r->options;
+    options.force &= !r->saved; /* what is saved is this run's */
+    mt_rundir_resume_command(command, &r->dir, &options);
     return MT_FAIL(MT_EPREEMPTED, "%s after step %lld of %lld, saved in %.250s; to go on%s: %s",
                    mt_signals_name((int)r->signal), (long long)step,
                    (long long)r->config->trainer.steps, r->saved_path, under, command);

@@ -34,6 +34,7 @@ typedef struct run {
     int32_t *tokens, *targets; /* [batch_size, sequence_length] */
     bool damaged;              /* a newer checkpoint than the one resumed from */
     int64_t saved_step;        /* of the newest checkpoint; -1: none */
+    bool saved;                /* by this process */
     char saved_path[MT_CHECKPOINT_PATH];
     int64_t signal;      /* that some rank has received */
     double seconds;      /* trained in this session */

@@ -1,7 +1,10 @@
 /* The start of a run: what it is refused for is found before anything is written. */
 #include "train/run_priv.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "train/paths.h"
 #include "train/ranks.h"
@@ -194,6 +197,16 @@ static mt_status enter_directory(run *r)
                              "its checkpoints");
 }
 
+/* A run that begins has no checkpoint that it could name. */
+static mt_status forget_latest(const run *r)
+{
+    char latest[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(latest, "%s/latest", r->dir.checkpoints));
+    MT_REQUIRE(remove(latest) == 0 || !mt_path_exists(latest), MT_EIO, "cannot remove '%s': %s",
+               latest, strerror(errno));
+    return MT_OK;
+}
+
 /* Rank 0's files of the run, and what they say of its past. */
 static mt_status open_records(run *r)
 {
@@ -218,6 +231,7 @@ static mt_status open_records(run *r)
                              "what followed it",
                              r->dir.metrics, (long long)r->past.unread_line);
     }
+    if (r->lead && status == MT_OK && r->saved_step < 0) status = forget_latest(r);
     MT_TRY(mt_comm_agree(r->comm, status, "the run's records"));
     MT_TRY(mt_comm_broadcast(r->comm, NULL, &r->past, sizeof r->past, 0, "the run's past"));
     MT_TRY(mt_statistics_create(&r->statistics, r->trainer, r->config, r->metrics, r->dir.path));

@@ -218,6 +218,7 @@ static bool write_command(char text[MT_RUNDIR_COMMAND], const char *path,
 {
     const char *const run[] = { "--run", path, NULL }, *const go_on[] = { "--resume", NULL };
     char *const *given = options->words;
+    bool options_end = false;
     *text = '\0';
     for (int i = 0; i < 2 && given[i]; i++)
         if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
@@ -225,8 +226,11 @@ static bool write_command(char text[MT_RUNDIR_COMMAND], const char *path,
         if (!append_word(text, MT_RUNDIR_COMMAND, run[i])) return false;
     for (int i = 0; !options->resume && go_on[i]; i++)
         if (!append_word(text, MT_RUNDIR_COMMAND, go_on[i])) return false;
-    for (int i = 2; given[i]; i++)
+    for (int i = 2; given[i]; i++) {
+        if (!strcmp(given[i], "--")) options_end = true;
+        if (!options_end && !options->force && !strcmp(given[i], "--force")) continue;
         if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+    }
     return true;
 }
 

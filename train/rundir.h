@@ -32,7 +32,8 @@ void mt_rundir_close(mt_rundir *dir);
 
 enum { MT_RUNDIR_COMMAND = 560 };
 /* The command that goes on with the run, for a shell: the one given, with --run and --resume where
- * it has them not. "--resume" where it is not known, or too long to be said. */
+ * it has them not, and without --force unless options have it. "--resume" where it is not known, or
+ * too long to be said. */
 void mt_rundir_resume_command(char text[MT_RUNDIR_COMMAND], const mt_rundir *dir,
                               const mt_rundir_options *options);
 

@@ -56,9 +56,8 @@ mt_status mt_verb_train(int argc, char **argv)
         { "resume", MT_OPTION_FLAG, &g.run.resume, NULL,
           "go on from the newest complete checkpoint in --run" },
         { "force", MT_OPTION_FLAG, &g.run.force, NULL,
-          "resume although the model (of the same shapes) or the corpus is another, or it has lost "
-          "its "
-          "checkpoints" },
+          "resume although the model (of the same shapes) or the corpus is another, or the "
+          "checkpoints are gone" },
         { "set", MT_OPTION_LIST, &g.sets, "a.b=c",
           "override a configuration key; any number of times" },
         { "device", MT_OPTION_TEXT, &g.device, "NAME",

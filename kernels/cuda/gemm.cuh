@@ -31,7 +31,7 @@ struct gemm_problem {
     void *d;
     const void *bias;
     const float2 *alpha; /* per member, what its sums are multiplied by, in two parts; NULL: 1 */
-    int fp8; /* operands are codes, 1 + their row of mt_cuda_gemm_sm90_fp8; 0: plain elements */
+    int fp8; /* operands are codes, 1 + their kind in mt_cuda_gemm_sm90_codes; 0: plain elements */
     const float *scales_a, *scales_b; /* of blocks of codes */
     const uint8_t *levels;            /* of one operand, see mt_cuda_gemm_level */
     const void *leveled;              /* TN: A's leveled codes */

@@ -8,8 +8,8 @@ enum { THREADS = 256, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
 /* ---- which there are ---------------------------------------------------------------------------
  */
 
-/* The row of mt_cuda_gemm_sm90_fp8 that multiplies a weight (NT: X) and rows of these formats; -1
- * if none does. */
+/* The kind of mt_cuda_gemm_sm90_codes that multiplies a weight (NT: X) and rows of these formats;
+ * -1 if none does. */
 static int row_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_format_spec *rows)
 {
     const mt_format *a = w->format, *b = rows->format;

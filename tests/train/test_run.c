@@ -366,21 +366,24 @@ static void a_stopped_run_says_how_to_go_on(void **state)
         "--set statistics.layers=*",
         "train --run it's --set train.steps=1500 --set checkpoint.every=1000 --set "
         "train.eval_every=0 -- t.yaml",
+        "train t.yaml --run it's --resume --force --set train.seed=9 --set train.steps=3000 "
+        "--set checkpoint.every=1000 --set train.eval_every=0",
     };
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         char command[2048];
         unlink("out");
         pid_t child = program_start(lines[i], "1", 0);
-        for (int k = 0; k < 30000 && !file_has("out", "step 1/"); k++) nap(0.002);
+        for (int k = 0; k < 30000 && !file_has("out", "step 1"); k++) nap(0.002);
         kill(child, SIGINT);
         assert_int_equal(program_wait(child), MT_EXIT_PREEMPTED);
         const char *said = strstr(program_text, begin);
         if (!said) fail_msg("no '%s':\n%s", begin, program_text);
         said += sizeof begin - 1;
+        assert_null(strstr(said, "--force")); /* what is saved is of this seed */
         snprintf(command, sizeof command, "{ %.*s\n} > out 2>&1", (int)strcspn(said, "\n"), said);
         if (system(command) != 0) fail_msg("%s", command);
         assert_true(file_has("out", "resumed from"));
-        assert_true(file_has("out", "done: 1500 steps"));
+        assert_true(file_has("out", i < 2 ? "done: 1500 steps" : "done: 3000 steps"));
     }
 }
 
