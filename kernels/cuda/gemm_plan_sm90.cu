@@ -14,7 +14,7 @@ enum {
     SOME_ROWS = 512,
     MANY_ROWS = 2048,
     SHORT_CODES = 512, /* depth */
-    DEEP_ROWS = 1280,  /* of a member, on average: see deep_suits */
+    DEEP_ROWS = 1280,  /* of a member, on average: see deep_suits, goes_broad */
     SCANT_ROWS = 288,  /* of a member, on average: see turned_suits, adding_suits */
     TILE = 256,        /* rows of P, but where tiles are of half as many */
     TOGETHER = 8,
@@ -256,13 +256,13 @@ static int64_t tall_area(int64_t height, int64_t columns)
 }
 
 /* Of members of scant rows a tile's end is most of it, and broad tiles, which have fewer, are 4 to
- * 8 % faster (measured on an H200; of more, 1 to 8 % slower), if they cover no more. Of any, where
- * tall ones cover 3 % more: 2 to 3 % faster. */
+ * 8 % faster (measured on an H200; of more, 1 to 8 % slower), if they cover no more. Where
+ * tall ones cover 3 % more they are 2 to 3 % faster with 1,024 rows, too. */
 static bool goes_broad(const gemm_problem *g, int64_t tall)
 {
     const int64_t area = rounded_up(g->height, TILE) * rounded_up(g->cols, TILE);
     return 100 * area <= 102 * g->height * g->cols &&
-           (mean_rows(g) <= SCANT_ROWS || 100 * tall >= 103 * area);
+           (mean_rows(g) <= SCANT_ROWS || (mean_rows(g) < DEEP_ROWS && 100 * tall >= 103 * area));
 }
 
 /* NT of codes. Measured on an H200: three chains of multiplying and adding are a little faster
