@@ -54,8 +54,6 @@ typedef struct mt_checkpoint_info {
  * untouched. */
 mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
                              const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH]);
-/* Writes the name of the checkpoint at `path` to the file DIR/latest, for people and scripts. */
-mt_status mt_checkpoint_name_latest(const char *dir, const char *path);
 /* Brings everything back: a run goes on bit for bit as if it had not stopped. Another model or
  * (where `corpus` is not NULL) another corpus is refused with MT_ECONFIG, which names the key,
  * unless `force`; shapes must match in any case. The trainer is unchanged where the checkpoint is
@@ -68,6 +66,11 @@ mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
 
 /* How many checkpoints DIR has, complete or not; 0 where it is not there. */
 mt_status mt_checkpoint_count_dirs(int64_t *count, const char *dir);
+/* Writes the name of the checkpoint at `path` to the file DIR/latest, for people and scripts; NULL:
+ * removes it. */
+mt_status mt_checkpoint_name_latest(const char *dir, const char *path);
+/* MT_EIO where DIR/latest names a checkpoint and DIR has none: they were moved away. */
+mt_status mt_checkpoint_check_moved(const char *dir);
 /* The newest complete checkpoint in DIR. `skipped` receives a line for each newer one that is not
  * complete and why ("" if none). MT_EIO when there is none, which says the same of all, or a newer
  * one cannot be read; MT_EUNSUPPORTED when a newer one was written by a newer version. Over the

@@ -237,6 +237,33 @@ mt_status mt_checkpoint_count_dirs(int64_t *count, const char *dir)
     return status;
 }
 
+mt_status mt_checkpoint_name_latest(const char *dir, const char *path)
+{
+    char latest[MT_PATH_BYTES], name[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(latest, "%s/latest", dir));
+    if (!path) {
+        MT_REQUIRE(remove(latest) == 0 || !mt_path_exists(latest), MT_EIO, "cannot remove '%s': %s",
+                   latest, strerror(errno));
+        return MT_OK;
+    }
+    const char *slash = strrchr(path, '/');
+    MT_TRY(mt_path_format(name, "%s\n", slash ? slash + 1 : path));
+    return mt_file_write_all(latest, name, strlen(name));
+}
+
+mt_status mt_checkpoint_check_moved(const char *dir)
+{
+    char latest[MT_PATH_BYTES];
+    int64_t there;
+    MT_TRY(mt_checkpoint_count_dirs(&there, dir));
+    MT_TRY(mt_path_format(latest, "%s/latest", dir));
+    MT_REQUIRE(there || !mt_path_exists(latest), MT_EIO,
+               "'%s' names a checkpoint, and there is none beside it: put it back, or --force to "
+               "begin again without it",
+               latest);
+    return MT_OK;
+}
+
 /* The name in `latest` is for people and scripts: a kill between rename and marker leaves it one
  * behind, so the steps decide here. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,

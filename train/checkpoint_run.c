@@ -46,15 +46,6 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
     return MT_OK;
 }
 
-mt_status mt_checkpoint_name_latest(const char *dir, const char *path)
-{
-    char latest[MT_PATH_BYTES], name[MT_PATH_BYTES];
-    const char *slash = strrchr(path, '/');
-    MT_TRY(mt_path_format(latest, "%s/latest", dir));
-    MT_TRY(mt_path_format(name, "%s\n", slash ? slash + 1 : path));
-    return mt_file_write_all(latest, name, strlen(name));
-}
-
 /* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
  * one key a line, in sorted order. */
 static mt_status check_same_model(const mt_checkpoint_meta *meta, const mt_model_config *config,

@@ -1,10 +1,7 @@
 /* The start of a run: what it is refused for is found before anything is written. */
 #include "train/run_priv.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "train/paths.h"
 #include "train/ranks.h"
@@ -112,18 +109,12 @@ static mt_status announce(run *r)
 /* ---- going on -----------------------------------------------------------------------------------
  */
 
-/* Rank 0's: how many checkpoints there are. None where one has been named before: they were moved
- * away, and what the metrics say of their steps would be lost. */
+/* Rank 0's: how many checkpoints there are. Were they moved away, what the metrics say of their
+ * steps would be lost. */
 static mt_status count_checkpoints(const run *r, bool force, int64_t *there)
 {
-    char latest[MT_PATH_BYTES];
-    MT_TRY(mt_checkpoint_count_dirs(there, r->dir.checkpoints));
-    MT_TRY(mt_path_format(latest, "%s/latest", r->dir.checkpoints));
-    MT_REQUIRE(*there || force || !mt_path_exists(latest), MT_EIO,
-               "'%s' names a checkpoint, and there is none beside it: put it back, or --force to "
-               "begin again without it",
-               latest);
-    return MT_OK;
+    if (!force) MT_TRY(mt_checkpoint_check_moved(r->dir.checkpoints));
+    return mt_checkpoint_count_dirs(there, r->dir.checkpoints);
 }
 
 /* Finds the newest complete checkpoint, as rank 0 sees it; *path is "" where there is none at all.
@@ -197,16 +188,6 @@ static mt_status enter_directory(run *r)
                              "its checkpoints");
 }
 
-/* A run that begins has no checkpoint that it could name. */
-static mt_status forget_latest(const run *r)
-{
-    char latest[MT_PATH_BYTES];
-    MT_TRY(mt_path_format(latest, "%s/latest", r->dir.checkpoints));
-    MT_REQUIRE(remove(latest) == 0 || !mt_path_exists(latest), MT_EIO, "cannot remove '%s': %s",
-               latest, strerror(errno));
-    return MT_OK;
-}
-
 /* Rank 0's files of the run, and what they say of its past. */
 static mt_status open_records(run *r)
 {
@@ -231,7 +212,8 @@ static mt_status open_records(run *r)
                              "what followed it",
                              r->dir.metrics, (long long)r->past.unread_line);
     }
-    if (r->lead && status == MT_OK && r->saved_step < 0) status = forget_latest(r);
+    if (r->lead && status == MT_OK && r->saved_step < 0) /* a run that begins names none */
+        status = mt_checkpoint_name_latest(r->dir.checkpoints, NULL);
     MT_TRY(mt_comm_agree(r->comm, status, "the run's records"));
     MT_TRY(mt_comm_broadcast(r->comm, NULL, &r->past, sizeof r->past, 0, "the run's past"));
     MT_TRY(mt_statistics_create(&r->statistics, r->trainer, r->config, r->metrics, r->dir.path));

@@ -10,7 +10,7 @@ enum { THREADS = 256, ALIGN = 256, PER_MULTIPROCESSOR = 8 };
 
 /* The kind of mt_cuda_gemm_sm90_codes that multiplies a weight (NT: X) and rows of these formats;
  * -1 if none does. */
-static int row_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_format_spec *rows)
+static int kind_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_format_spec *rows)
 {
     const mt_format *a = w->format, *b = rows->format;
     bool wide = rows->options.element != MT_ELEMENT_E4M3, wgrad = layout == MT_GEMM_NT;
@@ -29,10 +29,10 @@ static int row_of(mt_gemm_layout layout, const mt_format_spec *w, const mt_forma
 mt_gemm_reading mt_cuda_gemm_reads_codes(mt_gemm_layout layout, const mt_format_spec *a,
                                          const mt_format_spec *b)
 {
-    const int row = row_of(layout, a, b);
-    if (row < 0) return MT_GEMM_DECODES;
+    const int kind = kind_of(layout, a, b);
+    if (kind < 0) return MT_GEMM_DECODES;
     for (const gemm_sm90_codes &variant : mt_cuda_gemm_sm90_codes)
-        if (layout != MT_GEMM_NT && variant.of[row].leveled) return MT_GEMM_LEVELS;
+        if (layout != MT_GEMM_NT && variant.of[kind].leveled) return MT_GEMM_LEVELS;
     return MT_GEMM_READS;
 }
 
@@ -53,8 +53,8 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
         if (d->layout != MT_LAYOUT_COMPACT && !(wgrad && d->layout == MT_LAYOUT_PADDED))
             return false;
     mt_format_spec first = mt_direction_spec(w), second = mt_direction_spec(rows);
-    int row = row_of(args->layout, &first, &second);
-    if (row < 0) return false;
+    int kind = kind_of(args->layout, &first, &second);
+    if (kind < 0) return false;
     *g = {};
     g->layout = wgrad ? MT_GEMM_NT : MT_GEMM_TN;
     g->rows = args->b->group;
@@ -67,8 +67,8 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     g->b = { is_placed(args->layout, w) ? NULL : w->codes, false, false, wgrad, line };
     g->c = args->c, g->d = args->d, g->bias = args->bias;
     g->d_real = args->d_dtype != MT_BF16;
-    g->fp8 = row + 1;
-    if (row % MT_CUDA_FP8_WGRAD >= MT_CUDA_FP8_BLOCKS)
+    g->fp8 = kind + 1;
+    if (kind % MT_CUDA_FP8_WGRAD >= MT_CUDA_FP8_BLOCKS)
         g->scales_a = (const float *)rows->scales, g->scales_b = (const float *)w->scales;
     return true;
 }

@@ -3,9 +3,11 @@
 
 /* Elements of P and Q where all are E4M3, or those of the rows (NT: of dY) E5M2. */
 enum { ALL = WGMMA_E4M3_E4M3, WIDE_P = WGMMA_E5M2_E4M3, WIDE_Q = WGMMA_E4M3_E5M2 };
-/* Scales of blocks: none, powers of two, any, those of Q for all of the depth (leveled). */
+/* Scales of blocks: none; powers of two; any; powers of two, of which Q's columns have one each. */
 enum scales { NO_SCALES, PACKED, ANY, LEVELED };
 
+/* Of sm90_fp8 in this order: layout, elements, scaled, packed, by rows, parts, pairs, warpgroups,
+ * turned, leveled, blocks of 64 rows of a warpgroup. */
 template <int LAYOUT, int ELEMENTS, scales S> static gemm_sm90_variant square()
 {
     return sm90_variant_of<sm90_fp8<LAYOUT, ELEMENTS, S != NO_SCALES, S == PACKED, false,
