@@ -2,12 +2,12 @@
 #include "train/compare.h"
 
 #include <inttypes.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "train/fileio.h"
-#include "train/json.h"
 #include "train/kind.h"
 
 enum { PATH_SHOWN = 200, ENV_LIMIT = 1 << 20 };
@@ -58,8 +58,7 @@ static mt_status take_lines(mt_compare_run *run, int64_t *step, const char *path
         const char *stop = memchr(line, '\n', (size_t)(end - line));
         if (!stop) break; /* a writer was cut off here */
         json_error_t error;
-        json_t *object;
-        MT_TRY(mt_json_parse(&object, line, (size_t)(stop - line), 0, &error));
+        json_t *object = json_loadb(line, (size_t)(stop - line), 0, &error);
         bool sound = json_is_integer(json_object_get(object, "step"));
         mt_status status = sound ? take_line(run, &room, step, object)
                                  : MT_FAIL(MT_EDAMAGED, "%.*s line %" PRId64 ": %s", PATH_SHOWN,
@@ -114,10 +113,8 @@ static mt_status read_origin(mt_compare_run *run)
     if (!mt_path_exists(path)) return MT_OK;
     MT_TRY(mt_file_read_all(&text, &bytes, path, ENV_LIMIT));
     json_error_t error;
-    json_t *env;
-    mt_status status = mt_json_parse(&env, text, bytes, 0, &error);
+    json_t *env = json_loadb(text, bytes, 0, &error);
     free(text);
-    MT_TRY(status);
     MT_REQUIRE(env, MT_EDAMAGED, "%.*s line %d: %s", PATH_SHOWN, path, error.line, error.text);
     const char *revision = json_string_value(json_object_get(env, "git_revision"));
     const char *set = json_string_value(json_object_get(env, "kernel_set"));

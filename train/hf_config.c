@@ -1,4 +1,5 @@
 /* config.json to a model description and back. */
+#include <jansson.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -6,7 +7,6 @@
 
 #include "train/fileio.h"
 #include "train/hf.h"
-#include "train/json.h"
 
 enum { MAX_CONFIG = 16 << 20 };
 
@@ -334,9 +334,10 @@ static mt_status read_config(mt_model_config *config, const json_t *json, const 
 static mt_status load_json(json_t **json, const char *text, size_t bytes, const char *what)
 {
     json_error_t error;
-    json_t *loaded;
+    json_t *loaded = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     *json = NULL;
-    MT_TRY(mt_json_parse(&loaded, text, bytes, JSON_REJECT_DUPLICATES, &error));
+    MT_REQUIRE(loaded || json_error_code(&error) != json_error_out_of_memory, MT_ENOMEM,
+               "no memory for %s", what);
     MT_REQUIRE(loaded, MT_ECONFIG, "%s is not JSON: %s (line %d)", what, error.text, error.line);
     if (json_is_object(loaded)) {
         *json = loaded;

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,7 +13,6 @@
 #include <unistd.h>
 
 #include "train/fileio.h"
-#include "train/json.h"
 
 enum { LINE_BYTES = 2048, PATH_SHOWN = 300 };
 
@@ -24,12 +24,25 @@ struct mt_metrics {
 /* ---- what is there already ----------------------------------------------------------------------
  */
 
+/* jansson says of want of memory what it says of any text that is wrong. */
+static _Thread_local bool starved;
+
+static void *room_for_json(size_t bytes)
+{
+    void *p = malloc(bytes);
+    starved |= !p;
+    return p;
+}
+
 /* A line's object and its step; MT_EDAMAGED names it. */
 static mt_status read_line(json_t **object, int64_t *step, const char *path, int64_t number,
                            const char *line, size_t length)
 {
     json_error_t error;
-    MT_TRY(mt_json_parse(object, line, length, 0, &error));
+    starved = false;
+    json_set_alloc_funcs(room_for_json, free);
+    *object = json_loadb(line, length, 0, &error);
+    MT_REQUIRE(*object || !starved, MT_ENOMEM, "metrics: no memory for a line");
     json_t *at = *object ? json_object_get(*object, "step") : NULL;
     mt_status status = MT_OK;
     if (json_is_integer(at))

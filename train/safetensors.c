@@ -1,11 +1,11 @@
 /* Reading safetensors. */
 #include "train/safetensors.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "train/fileio.h"
-#include "train/json.h"
 
 enum {
     MAX_HEADER = 100 << 20, /* as the reference implementation */
@@ -58,8 +58,9 @@ static mt_status read_header(st_file *f, size_t *start)
     MT_REQUIRE(length > 0 && p[8] == '{', MT_EDAMAGED, "'%s': the header does not begin with '{'",
                f->path);
     json_error_t error;
-    MT_TRY(mt_json_parse(&f->header, (const char *)p + 8, (size_t)length, JSON_REJECT_DUPLICATES,
-                         &error));
+    f->header = json_loadb((const char *)p + 8, (size_t)length, JSON_REJECT_DUPLICATES, &error);
+    MT_REQUIRE(f->header || json_error_code(&error) != json_error_out_of_memory, MT_ENOMEM,
+               "no memory for the header of '%s'", f->path);
     MT_REQUIRE(f->header, MT_EDAMAGED, "'%s': the header is not JSON: %s (byte %d)", f->path,
                error.text, error.position);
     *start = 8 + (size_t)length;
@@ -254,7 +255,7 @@ static mt_status open_index(mt_safetensors *set, const char *dir, const char *in
     json_t *json = NULL;
     json_error_t error;
     MT_TRY_CLEANUP(mt_file_read_all(&text, &bytes, index, MAX_INDEX));
-    MT_TRY_CLEANUP(mt_json_parse(&json, text, bytes, JSON_REJECT_DUPLICATES, &error));
+    json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     json_t *map = json_object_get(json, "weight_map");
     if (!json_is_object(map)) {
         status = MT_FAIL(MT_EDAMAGED, "'%s' is not an index with a weight_map%s%s", index,

@@ -152,32 +152,6 @@ static void an_unreadable_end_is_cut_off(void **state)
     }
 }
 
-static int64_t allocations_left;
-
-static void *allocate_some(size_t bytes)
-{
-    return allocations_left-- > 0 ? malloc(bytes) : NULL;
-}
-
-/* What jansson has no memory for is no line that cannot be read. */
-static void want_of_memory_for_a_line_cuts_nothing(void **state)
-{
-    (void)state;
-    mt_status status = MT_ENOMEM;
-    put(TRAIN(1) TRAIN(2));
-    for (int64_t n = 0; status == MT_ENOMEM; n++) {
-        mt_metrics *m = NULL;
-        mt_metrics_past past;
-        allocations_left = n;
-        json_set_alloc_funcs(allocate_some, free);
-        status = mt_metrics_open(&m, &past, path, 9);
-        json_set_alloc_funcs(malloc, free);
-        assert_true(status == MT_OK ? n > 0 : status == MT_ENOMEM);
-        mt_metrics_close(&m);
-        assert_file(TRAIN(1) TRAIN(2));
-    }
-}
-
 static void opening_survives_want_of_memory(void **state)
 {
     (void)state;
@@ -249,7 +223,6 @@ int main(void)
         cmocka_unit_test(resuming_drops_what_is_past_the_step),
         cmocka_unit_test(a_damaged_line_is_named),
         cmocka_unit_test(an_unreadable_end_is_cut_off),
-        cmocka_unit_test(want_of_memory_for_a_line_cuts_nothing),
         cmocka_unit_test(opening_survives_want_of_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
