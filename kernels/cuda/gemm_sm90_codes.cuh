@@ -132,19 +132,116 @@ static __device__ __forceinline__ void sm90_promote(float (&d)[C::WIDTH / 2], co
     }
 }
 
-/* LEVELED: a tile's sums by what its columns' levels are of the largest of them, which the sums
- * were scaled by. */
-template <class C>
-static __device__ __forceinline__ void sm90_apply_levels(uint32_t base, int tile,
-                                                         float (&d)[C::WIDTH / 2])
+/* ---- multiplying -------------------------------------------------------------------------------
+ */
+
+/* DEEP times 32 of a step's depth of 64 of P's rows, in PARTS of N columns. */
+template <int N, int DEEP, class C>
+static __device__ __forceinline__ void
+sm90_multiply_part(const sm90_consumer<C> &w, float (&part)[C::PARTS][C::WIDTH / 2 / C::PARTS],
+                   int mi)
 {
-    const uint32_t at =
-        base + C::LEVELS + (anew(tile) % C::RING * 4 + thread_now() % 4) * C::LEVEL_PITCH;
+    constexpr int EACH = N / C::PARTS;
+    const uint64_t high = (uint64_t)sm90_consumer<C>::HIGH << 32;
+    const uint32_t p = w.p0 + w.stage * (C::STAGE >> 4) + mi * 512,
+                   q = w.q0 + w.stage * (C::STAGE >> 4);
 #pragma unroll
-    for (int i = 0; i < C::WIDTH / 16; i++) { /* two of eight columns and of the next eight */
-        const float4 by = shared_four(at + i * 16);
-        float *const sum = &d[i * 8];
-        sum[0] *= by.x, sum[2] *= by.x, sum[1] *= by.y, sum[3] *= by.y;
-        sum[4] *= by.z, sum[6] *= by.z, sum[5] *= by.w, sum[7] *= by.w;
+    for (int i = 0; i < C::PARTS; i++) {
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < DEEP; k++)
+            wgmma_fp8<EACH, C::ELEMENTS>(part[i], high | (p + k * 2),
+                                         high | (q + i * EACH * 8 + k * 2), k > 0);
+        wgmma_commit();
+    }
+}
+
+/* As many 32s of the depth as are left of it. */
+template <int N, class C>
+static __device__ __forceinline__ void
+sm90_multiply_left(const sm90_consumer<C> &w, float (&part)[C::PARTS][C::WIDTH / 2 / C::PARTS],
+                   int mi, int left)
+{
+    if (!C::WGRAD || left >= 4)
+        sm90_multiply_part<N, 4>(w, part, mi);
+    else if (left == 3)
+        sm90_multiply_part<N, 3>(w, part, mi);
+    else if (left == 2)
+        sm90_multiply_part<N, 2>(w, part, mi);
+    else
+        sm90_multiply_part<N, 1>(w, part, mi);
+}
+
+/* What the tensor cores summed, once they are done, to the sums; the stage is given back as soon as
+ * nothing of it is needed. FIRST: of the tile. */
+template <int N, bool FIRST, int MI, class C, class S>
+static __device__ __forceinline__ void
+sm90_add_part(sm90_consumer<C> &w, float (&part)[C::PARTS][C::WIDTH / 2 / C::PARTS], S &scales)
+{
+    constexpr int HALF = C::GRAIN % 64 == 0 ? N / 2 : 0;
+    constexpr bool AT_ONCE = C::PARTS == 1 && S::all_before(0);
+    constexpr bool BETWEEN = !AT_ONCE && S::all_before(HALF);
+    auto release_step = [&](bool now) __attribute__((always_inline))
+    {
+        if (!now) return;
+        if (C::SCALED) scales.settle();
+        if (MI + 1 < C::BLOCKS_M) return;
+        __syncwarp();
+        w.release(w.stage);
+    };
+    wgmma_finish<N / C::PARTS, C::PARTS - 1>(part[0]);
+    release_step(AT_ONCE);
+    if (HALF) sm90_promote<C, 0, HALF, FIRST, MI == 1>(w.d[MI], part[0], scales);
+    if constexpr (C::PARTS == 2) wgmma_finish<N / C::PARTS, 0>(part[C::PARTS - 1]);
+    release_step(BETWEEN);
+    sm90_promote<C, HALF, N, FIRST, MI == 1>(
+        w.d[MI], C::PARTS == 2 ? part[C::PARTS - 1] : &part[0][HALF / 2], scales);
+    release_step(!AT_ONCE && !BETWEEN);
+    if (MI + 1 == C::BLOCKS_M) w.advance();
+}
+
+/* A tile: what the tensor cores summed over each 128 of the depth, or over as many 32s of it as
+ * there are (NT), is added to the sums. Each warpgroup goes at its own pace: taking turns, one
+ * adding while the other multiplies, was slower. AHEAD: the tile before is stored while the first
+ * products are under way. */
+template <int N, class C>
+static __device__ __forceinline__ void sm90_multiply_codes(sm90_consumer<C> &w)
+{
+    float part[C::PARTS][C::WIDTH / 2 / C::PARTS];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) /* they were anything: or wgmmas are serialised */
+        asm volatile("" : "=f"(part[i % C::PARTS][i / C::PARTS]));
+    typename std::conditional<C::BY_ROWS || C::LEVELED, sm90_row_scales<C>, sm90_scales<C, N>>::type
+        scales;
+    auto begin_scales = [&]() __attribute__((always_inline))
+    {
+        if (C::SCALED) scales.begin(w.base + C::SCALES + w.stage * C::SCALE_LINE);
+    };
+    if (C::AHEAD) { /* past the depth there are zeros */
+        sm90_multiply_part<N, 4>(w, part, 0);
+        if (w.tile > 0) w.store_last();
+        w.begin_result();
+        begin_scales();
+        sm90_add_part<N, true, 0>(w, part, scales);
+        if constexpr (C::BLOCKS_M == 2) {
+            sm90_multiply_part<N, 4>(w, part, 1);
+            sm90_add_part<N, true, 1>(w, part, scales);
+        }
+        w.begin_factor();
+    } else {
+#pragma unroll
+        for (int mi = 0; mi < C::BLOCKS_M; mi++)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) w.d[mi][i] = 0;
+    }
+    for (int left = w.whole * 4 + w.rest - C::AHEAD * 4; left > 0; left -= 4) {
+        w.wait_step();
+        begin_scales();
+        sm90_multiply_left<N>(w, part, 0, left);
+        sm90_add_part<N, false, 0>(w, part, scales);
+        if constexpr (C::BLOCKS_M == 2) {
+            sm90_multiply_left<N>(w, part, 1, left);
+            sm90_add_part<N, false, 1>(w, part, scales);
+        }
     }
 }

@@ -25,7 +25,7 @@ struct sm90 {
         WGRAD = LAYOUT == MT_GEMM_NT,
         PLAIN = SUMS != SM90_ANY,   /* nothing is added */
         TIMES = SUMS == SM90_TIMES, /* the factor is there */
-        FRESH = false,              /* see sm90_consume, */
+        FRESH = false,              /* see sm90_consumer, */
         HELPED = false,             /* and moe_help; */
         AFTER = false,              /* see moe_gemm_after_sm90.cuh */
         SPLIT = 0,     /* stages of P, where its ring is its own: half as many as of Q */
@@ -314,6 +314,8 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
 #include "kernels/cuda/gemm_sm90_produce.cuh"
 
 #include "kernels/cuda/gemm_sm90_result.cuh"
+
+#include "kernels/cuda/gemm_sm90_store.cuh"
 
 #include "kernels/cuda/gemm_sm90_consumer.cuh"
 
