@@ -6,8 +6,9 @@
 /* Offsets in the slab are multiples of this. */
 enum { ALIGN = 256 };
 
-/* The calls of a pass. An event is what an allocation asks for (bytes >= 0) or what a free names
- * (-1 - id); its index is its time. A block's id is its place among the allocations. */
+/* The calls of a pass. An event is what an allocation asks for (bytes >= 0), what a free names
+ * (-1 - id) or what was asked for in vain (INT64_MIN + bytes); its index is its time. A block's id
+ * is its place among the allocations. */
 struct plan {
     uint64_t key;
     int64_t *events;
@@ -39,6 +40,11 @@ struct mt_arena {
     void *slab;
     size_t slab_bytes, need, floor;
 };
+
+static int64_t in_vain(size_t bytes)
+{
+    return INT64_MIN + (int64_t)bytes;
+}
 
 /* ---- colouring --------------------------------------------------------------------------------
  */
@@ -111,6 +117,7 @@ static int64_t lifetimes(struct interval *intervals, const struct plan *plan, si
     *most = 0;
     for (int64_t t = 0; t < plan->event_count; t++) {
         int64_t e = plan->events[t];
+        if (e <= in_vain(PTRDIFF_MAX / 2)) continue;
         if (e >= 0) {
             size_t bytes = padded((size_t)e);
             intervals[id] = (struct interval){ id, t, INT64_MAX, bytes, 0 };
@@ -271,17 +278,31 @@ mt_status mt_arena_end(mt_arena *a)
     return a->live ? MT_OK : fit_slab(a);
 }
 
+void mt_arena_abandon(mt_arena *a)
+{
+    a->phase = PHASE_IDLE;
+}
+
+/* Whether the pass goes on as recorded, with this event; where it does not, it is recorded from
+ * here on. */
+static bool replays(mt_arena *a, int64_t event)
+{
+    const struct plan *plan = &a->plans[a->plan];
+    if (a->phase != PHASE_REPLAY) return false;
+    if (a->events < plan->event_count && plan->events[a->events] == event) return true;
+    depart(a);
+    return false;
+}
+
 mt_status mt_arena_alloc(mt_arena *a, void **p, int64_t *id, size_t bytes)
 {
     *p = NULL;
     MT_REQUIRE(a->phase != PHASE_IDLE, MT_EINVAL, "arena: %zu bytes wanted outside a pass", bytes);
     MT_REQUIRE(bytes <= PTRDIFF_MAX / 2, MT_ENOMEM, "arena: a block of %zu bytes", bytes);
     struct plan *plan = &a->plans[a->plan];
-    if (a->phase == PHASE_REPLAY &&
-        (a->events == plan->event_count || plan->events[a->events] != (int64_t)bytes))
-        depart(a);
-    struct block block = { NULL, bytes, true, a->phase == PHASE_RECORD };
-    if (a->phase == PHASE_REPLAY) {
+    const bool again = replays(a, (int64_t)bytes);
+    struct block block = { NULL, bytes, true, !again };
+    if (again) {
         if (bytes) block.p = (char *)a->slab + plan->offsets[a->block_count];
     } else { /* this event, and later the free of everything that lives */
         MT_TRY(reserve(&plan->events, &plan->event_room, a->events + a->live + 2,
@@ -303,15 +324,33 @@ void mt_arena_free(mt_arena *a, int64_t id)
     MT_ASSERT(id >= 0 && id < a->block_count && a->blocks[id].live);
     struct plan *plan = &a->plans[a->plan];
     struct block *block = &a->blocks[id];
-    int64_t event = -1 - id;
-    if (a->phase == PHASE_REPLAY &&
-        (a->events == plan->event_count || plan->events[a->events] != event))
-        depart(a);
-    if (a->phase == PHASE_RECORD) plan->events[plan->event_count++] = event;
+    if (!replays(a, -1 - id) && a->phase == PHASE_RECORD)
+        plan->events[plan->event_count++] = -1 - id;
     if (block->separate) mt_device_free(a->device, &block->p, block->bytes, a->memory);
     block->live = false;
     a->live--;
     a->events++;
+}
+
+mt_status mt_arena_try(mt_arena *a, void **p, int64_t *id, size_t bytes)
+{
+    struct plan *plan = &a->plans[a->plan];
+    mt_error_kept before;
+    *p = NULL;
+    if (a->phase == PHASE_REPLAY && a->events < plan->event_count &&
+        plan->events[a->events] == in_vain(bytes)) {
+        a->events++;
+        return MT_OK;
+    }
+    mt_error_keep(&before);
+    mt_status status = mt_arena_alloc(a, p, id, bytes);
+    if (status != MT_ENOMEM) return status;
+    MT_TRY(
+        reserve(&plan->events, &plan->event_room, a->events + a->live + 1, sizeof *plan->events));
+    mt_error_put_back(&before);
+    plan->events[plan->event_count++] = in_vain(bytes);
+    a->events++;
+    return MT_OK;
 }
 
 int64_t mt_arena_bytes(const mt_arena *a)

@@ -6,10 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 1024, TRACE_BYTES = 1024 };
-
-static _Thread_local char message[MESSAGE_BYTES];
-static _Thread_local char trace[TRACE_BYTES];
+static _Thread_local mt_error_kept error;
 
 static const char *const names[MT_STATUS_COUNT] = {
     [MT_OK] = "ok",
@@ -27,38 +24,49 @@ static const char *const names[MT_STATUS_COUNT] = {
 
 mt_status mt_error_set(mt_status code, const char *file, int line, const char *format, ...)
 {
-    char text[MESSAGE_BYTES]; /* the arguments may point into the old message */
+    char text[MT_ERROR_BYTES]; /* the arguments may point into the old message */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    memcpy(message, text, sizeof message);
-    trace[0] = '\0';
+    memcpy(error.message, text, sizeof error.message);
+    error.trace[0] = '\0';
     return mt_error_pass(code, file, line);
 }
 
 mt_status mt_error_pass(mt_status code, const char *file, int line)
 {
-    size_t used = strlen(trace);
+    size_t used = strlen(error.trace);
     char place[160];
     int n = snprintf(place, sizeof place, "%s%s:%d", used ? " " : "", file, line);
-    if (n > 0 && used + (size_t)n < sizeof trace) memcpy(trace + used, place, (size_t)n + 1);
+    if (n > 0 && used + (size_t)n < sizeof error.trace)
+        memcpy(error.trace + used, place, (size_t)n + 1);
     return code;
 }
 
 const char *mt_error_message(void)
 {
-    return message;
+    return error.message;
 }
 
 const char *mt_error_trace(void)
 {
-    return trace;
+    return error.trace;
 }
 
 void mt_error_clear(void)
 {
-    message[0] = trace[0] = '\0';
+    error.message[0] = error.trace[0] = '\0';
+}
+
+void mt_error_keep(mt_error_kept *kept)
+{
+    *kept = error;
+}
+
+void mt_error_put_back(const mt_error_kept *kept)
+{
+    error = *kept;
 }
 
 const char *mt_status_name(mt_status code)

@@ -46,6 +46,14 @@ const char *mt_error_trace(void);
 /* Forgets the current thread's error. */
 void mt_error_clear(void);
 
+/* The current thread's error, kept while something else is tried, and put back: it is as it was. */
+enum { MT_ERROR_BYTES = 1024 };
+typedef struct mt_error_kept {
+    char message[MT_ERROR_BYTES], trace[MT_ERROR_BYTES];
+} mt_error_kept;
+void mt_error_keep(mt_error_kept *kept);
+void mt_error_put_back(const mt_error_kept *kept);
+
 /* A short name of a code: "damaged file". */
 const char *mt_status_name(mt_status code);
 

@@ -134,6 +134,7 @@ static int64_t finish(mt_tape *t, mt_status *status)
     mt_pool_reset(&t->jobs);
     t->count = t->job_count = t->job_done = t->touched_count = 0;
     t->active = t->training = t->recomputing = false;
+    t->late = MT_OK;
     t->suspended = 0;
     return held;
 }
@@ -144,11 +145,13 @@ mt_status mt_tape_end(mt_tape *tape)
     MT_REQUIRE(tape->job_done == tape->job_count, MT_EINVAL,
                "tape: %" PRId64 " deferred weight gradients were never run",
                tape->job_count - tape->job_done);
-    mt_status status;
+    mt_status status, late = tape->late;
     int64_t held = finish(tape, &status);
     MT_TRY(mt_arena_end(tape->arena));
     MT_TRY(mt_arena_end(tape->host_pool));
     MT_TRY(status);
+    if (late != MT_OK) mt_error_put_back(&tape->late_error);
+    MT_TRY(late);
     MT_REQUIRE(held == 0, MT_EINTERNAL, "tape: %" PRId64 " values still held at the end of a pass",
                held);
     return MT_OK;
@@ -157,10 +160,13 @@ mt_status mt_tape_end(mt_tape *tape)
 void mt_tape_abort(mt_tape *tape)
 {
     if (!tape->active) return;
+    mt_error_kept before;
     mt_status status;
+    mt_error_keep(&before);
+    mt_arena_abandon(tape->arena);
+    mt_arena_abandon(tape->host_pool);
     finish(tape, &status);
-    if (mt_arena_end(tape->arena) != MT_OK || mt_arena_end(tape->host_pool) != MT_OK)
-        return; /* the next begin reports it */
+    mt_error_put_back(&before);
 }
 
 static int take(value *to[MT_NODE_MAX], mt_value *const from[MT_NODE_MAX])

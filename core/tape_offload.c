@@ -65,7 +65,8 @@ mt_status mt_value_offload(mt_tape *tape, value *v)
 {
     if (tape->left - tape->retired == OFFLOADS_AT_ONCE) MT_TRY(retire(tape));
     leaving *l = &tape->leaving[tape->left % OFFLOADS_AT_ONCE];
-    MT_TRY(mt_arena_alloc(tape->host_pool, &v->host, &v->host_id, v->data->bytes));
+    MT_TRY(mt_arena_try(tape->host_pool, &v->host, &v->host_id, v->data->bytes));
+    if (!v->host) return MT_OK; /* the host has no room: slower to run out, never wrong */
     mt_status status = copy_out(tape, l, v);
     if (status != MT_OK) {
         mt_arena_free(tape->host_pool, v->host_id);

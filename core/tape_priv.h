@@ -73,6 +73,8 @@ struct mt_tape {
     mt_event turn;
     leaving leaving[OFFLOADS_AT_ONCE];
     int64_t left, retired, arriving; /* since the last drain */
+    mt_status late;                  /* of a value that was released: told by the next that can */
+    mt_error_kept late_error;
     bool active, training, recomputing;
     int suspended; /* > 0: forward of a segment that keeps nothing */
     mt_observer observer;

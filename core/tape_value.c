@@ -108,6 +108,18 @@ static void drop_data(mt_tape *tape, value *v)
     v->pub.data.data = NULL;
 }
 
+/* Of what nobody waits for: its failure is kept for the next call that can tell it, and the error
+ * that stands, of what is being cleaned up, stays. */
+static void quietly(mt_tape *tape, value *v, mt_status (*act)(mt_tape *, value *))
+{
+    mt_error_kept before;
+    mt_error_keep(&before);
+    mt_status status = act(tape, v);
+    if (status == MT_OK) return;
+    if (tape->late == MT_OK) tape->late = status, mt_error_keep(&tape->late_error);
+    mt_error_put_back(&before);
+}
+
 void mt_value_settle(mt_tape *tape, value *v)
 {
     if (v->holds > 0 || !v->data) return;
@@ -118,9 +130,8 @@ void mt_value_settle(mt_tape *tape, value *v)
         drop_data(tape, v);
         v->where = DROPPED;
     } else if (tape->options.offload && !tape->recomputing && !v->data->borrowed &&
-               v->data->refs == 1) {
-        /* A full host pool leaves the value where it is: slower to run out, never wrong. */
-        if (mt_value_offload(tape, v) != MT_OK) mt_error_clear();
+               v->data->refs == 1 && v->data->bytes) {
+        quietly(tape, v, mt_value_offload);
     }
 }
 
@@ -160,7 +171,7 @@ void mt_value_unsave(mt_tape *tape, value *v)
 {
     if (--v->saved > 0 || v->holds > 0) return;
     if (v->where == OFFLOADED) mt_arena_free(tape->host_pool, v->host_id);
-    if (v->where == ARRIVING && mt_value_land(tape, v) != MT_OK) mt_error_clear();
+    if (v->where == ARRIVING) quietly(tape, v, mt_value_land);
     v->where = RESIDENT;
     if (v->data) drop_data(tape, v);
 }
