@@ -38,7 +38,10 @@ typedef enum mt_gemm_reading {
  * a member without rows is written as zeros; with c it is c. bias real [N, n], TN only. Operands
  * are of any format: those that are neither dtype nor real are decoded to real first (or to dtype,
  * where that holds them exactly). One of MT_LAYOUT_DECODED is bf16 already: dtype must be, too.
- * Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). */
+ * Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). A
+ * kernel set that multiplies bf16 in pairs (the cpu's amx and avx512_bf16) takes subnormals for
+ * zeros, as operands and as sums: K 2^-126 more, and 2^-126 |b| for each subnormal a, 2^-126 |a|
+ * for each subnormal b. */
 struct mt_gemm_args {
     mt_dtype dtype;
     mt_gemm_layout layout;

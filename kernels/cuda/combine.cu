@@ -173,7 +173,7 @@ static __global__ void __launch_bounds__(THREADS) weights_bwd_kernel(struct mt_w
             }
         }
         dot = mt_warp_sum(dot);
-        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = w != 0 ? dot / w : 0;
+        if (threadIdx.x % 32 == 0) ((mt_real<T> *)a.dweights)[i] = row >= 0 && w != 0 ? dot / w : 0;
     }
 }
 

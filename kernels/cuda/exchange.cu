@@ -1,6 +1,7 @@
 /* Blocks of rows for experts of other ranks: where rows go, packing, and what has arrived. */
 #include "kernels/coding.h"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, HEAD_THREADS = 1024, PIECE = 8 };
 
@@ -439,14 +440,24 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Starts of each rank's experts, one past the last among them, and their rows' bases. */
+template <typename T>
+static size_t exchange_arrivals_scratch(const mt_stream *stream,
+                                        const struct mt_exchange_arrivals_args *a)
+{
+    (void)stream;
+    return (size_t)(a->blocks.ranks * (2 * a->blocks.experts + 1)) * sizeof(int64_t);
+}
+MT_CUDA_SCRATCH(exchange_arrivals)
+
 template <typename T>
 static mt_status exchange_arrivals(mt_stream *stream, const struct mt_exchange_arrivals_args *a)
 {
     const struct mt_blocks *b = &a->blocks;
     cudaStream_t on = mt_cuda_stream(stream);
-    int64_t starts = b->ranks * (b->experts + 1), bases = b->ranks * b->experts;
+    const int64_t starts = b->ranks * (b->experts + 1);
     void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, (size_t)(starts + bases) * sizeof(int64_t)));
+    MT_TRY(mt_cuda_scratch(stream, &scratch, exchange_arrivals_scratch<T>(stream, a)));
     int64_t *at = (int64_t *)scratch;
     heads_kernel<<<1, HEAD_THREADS, 0, on>>>(*a, b->lines * a->width * (int64_t)sizeof(T) / 8, at,
                                              at + starts);

@@ -17,6 +17,8 @@ extern "C" {
     X(rmsnorm_bwd)                                                                                 \
     X(qk_norm_rope_bwd)                                                                            \
     X(route_plan)                                                                                  \
+    X(exchange_arrivals)                                                                           \
+    X(attention_fwd)                                                                               \
     X(attention_bwd)                                                                               \
     X(cross_entropy_fwd)
 #define MT_CUDA_SCRATCH_FORMAT_OPS(X) X(quantize) X(dequantize) X(swizzle_scales)

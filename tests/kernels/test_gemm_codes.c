@@ -1,4 +1,4 @@
-/* Products of codes at the ends: scales far from each other, no rows, no members. */
+/* Products at the ends: scales far from each other, subnormals, no rows, no members. */
 #include <math.h>
 #include <string.h>
 
@@ -58,6 +58,43 @@ static void far_scales(void **state)
     for_each_kernel_set(check_formats);
 }
 
+/* Subnormals of one operand by large numbers of the other: exact, but where pairs of bf16 are
+ * multiplied, which takes them for zeros. */
+static void check_subnormals(mt_device *device)
+{
+    enum { OUT = 5, DEEP = 64, HIGH = 7 };
+    const double small = 0x1p-128, large = 0x1p120, exact = DEEP * small * large;
+    const bool flushes = test_multiplies_pairs(device, MT_BF16);
+    const double limit = flushes ? DEEP * (0x1p-126 * large + 0x1p-126) : 0;
+    mt_stream stream = { device, NULL };
+    for (int turn = 0; turn < 2; turn++) {
+        void *w = test_alloc(OUT * DEEP, MT_BF16), *x = test_alloc(HIGH * DEEP, MT_BF16);
+        float *d = test_alloc(HIGH * OUT, MT_F32);
+        for (int i = 0; i < OUT * DEEP; i++) mt_store_f64(w, MT_BF16, i, turn ? large : small);
+        for (int i = 0; i < HIGH * DEEP; i++) mt_store_f64(x, MT_BF16, i, turn ? small : large);
+        mt_qtensor a = mt_qtensor_plain(mt_group_uniform(1, OUT, DEEP), MT_BF16, w);
+        mt_qtensor b = mt_qtensor_plain(mt_group_uniform(1, HIGH, DEEP), MT_BF16, x);
+        assert_ok(mt_gemm(&stream, &(struct mt_gemm_args){ .dtype = MT_BF16,
+                                                           .layout = MT_GEMM_TN,
+                                                           .a = &a,
+                                                           .b = &b,
+                                                           .d = d,
+                                                           .d_dtype = MT_F32 }));
+        assert_ok(mt_device_synchronize(device));
+        for (int i = 0; i < HIGH * OUT; i++)
+            if (!(fabs((double)d[i] - exact) <= limit))
+                fail_msg("%s: %g, not %g within %g", device->kernel_set, (double)d[i], exact,
+                         limit);
+        test_free(w), test_free(x), test_free(d);
+    }
+}
+
+static void subnormals(void **state)
+{
+    (void)state;
+    for_each_kernel_set(check_subnormals);
+}
+
 /* Gradients from codes of no rows at all, of which there is no memory, are zeros. */
 static void check_no_rows(mt_device *device)
 {
@@ -113,6 +150,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(far_scales),
+        cmocka_unit_test(subnormals),
         cmocka_unit_test(codes_of_no_rows),
         cmocka_unit_test(codes_of_no_members),
     };
