@@ -114,7 +114,7 @@ static __device__ __forceinline__ void soften(float (&p)[64], struct row_state &
             most[n % CHAINS] =
                 fmaxf(most[n % CHAINS], fmaxf(p[n * 4 + 2 * i], p[n * 4 + 2 * i + 1]));
         float largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-        largest = row_max(fmaxf(largest, state.most[i]));
+        largest = mt_row_max(fmaxf(largest, state.most[i]));
         /* all -Inf so far: any finite base will do */
         const float base = largest == -INFINITY ? 0 : largest * scale2;
         shrink[i] = mt_exp2(__fmaf_rn(state.most[i], scale2, -base));
@@ -154,7 +154,7 @@ finish(uint32_t base, const struct fwd_maps &maps, const struct fwd_problem &f,
     float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        float sum = row_sum(state.sum[i]);
+        float sum = mt_row_sum(state.sum[i]);
         int r = row + warp * 16 + lane / 4 + i * 8;
         inverse[i] = 1 / sum;
         if (lane % 4 == 0 && r < f.s.sequence) lse[r] = state.most[i] * f.scale + logf(sum);

@@ -122,18 +122,6 @@ static __device__ __forceinline__ int column_in(int e)
     return threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Sum, or maximum, over the lanes of a row. */
-static __device__ __forceinline__ float row_sum(float x)
-{
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-static __device__ __forceinline__ float row_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
 /* The first `count` rows of to, `pitch` apart, = scale * sum [16, D]; for each of a lane's two. */
 template <int D>
 static __device__ __forceinline__ void store_rows(mt_bf16 *to, int64_t pitch, int64_t count,
@@ -203,7 +191,7 @@ static __device__ __forceinline__ void soften(float (*p)[TILES][4], struct row_s
 #pragma unroll
             for (int n = 0; n < TILES; n++)
                 largest = fmaxf(largest, fmaxf(p[m][n][2 * i], p[m][n][2 * i + 1]));
-            largest = row_max(largest);
+            largest = mt_row_max(largest);
             /* all -Inf so far: any finite base will do */
             float base = largest == -INFINITY ? 0 : largest * scale2, total = 0;
             float shrink = mt_exp2(__fmaf_rn(state->most[m][i], scale2, -base));
@@ -277,7 +265,7 @@ static __global__ void __launch_bounds__(FWD_THREADS)
         float inverse[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float sum = row_sum(state.sum[m][i]);
+            float sum = mt_row_sum(state.sum[m][i]);
             int64_t r = row + m * 16 + row_in(2 * i);
             inverse[i] = 1 / sum;
             if (threadIdx.x % 4 == 0 && r < s.sequence)

@@ -22,6 +22,18 @@ static __device__ __forceinline__ void mt_mma(float *sum, const uint32_t *a, uin
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Sum, or maximum, over the four lanes that have a row of a fragment. */
+static __device__ __forceinline__ float mt_row_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+static __device__ __forceinline__ float mt_row_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
 /* Four 8 x 8 matrices; lane 8 i + r gives the address of row r of matrix i, on 16 bytes. */
 static __device__ __forceinline__ void mt_load_matrices(uint32_t *m, const mt_bf16 *row)
 {

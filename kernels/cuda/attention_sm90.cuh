@@ -72,18 +72,6 @@ static __device__ __forceinline__ void pack_sums(uint32_t (&p)[N / 4], const flo
     for (int i = 0; i < N / 4; i++) p[i] = mt_pack(d[2 * i], d[2 * i + 1]);
 }
 
-/* Sum, or maximum, over the lanes of a row. */
-static __device__ __forceinline__ float row_sum(float x)
-{
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-static __device__ __forceinline__ float row_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
 /* The warpgroup's 64 rows of D sums, times the factors of a thread's two rows, to a tile of ROWS
  * rows in shared memory, `to` being the first of them, in the copies' order. */
 template <int D, int ROWS>

@@ -105,3 +105,15 @@ static inline unsigned mt_blocks(const mt_stream *stream, int64_t count, int thr
     }
 #define MT_CUDA_OP(op)                                                                             \
     MT_CUDA_ENTRY(op, double, f64) MT_CUDA_ENTRY(op, float, f32) MT_CUDA_ENTRY(op, mt_bf16, bf16)
+
+/* The larger magnitude; NaN if one of them is. */
+static __device__ __forceinline__ float mt_larger_or_nan(float a, float b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return most;
+#else
+    return a != a ? a : b != b ? b : fmaxf(fabsf(a), fabsf(b));
+#endif
+}

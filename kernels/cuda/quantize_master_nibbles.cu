@@ -43,16 +43,6 @@ static __device__ __forceinline__ place place_of(const mt_group &g)
 /* ---- magnitudes -------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ float larger_or_nan(float a, float b)
-{
-#if defined(__CUDA_ARCH__)
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(fabsf(b)));
-    return a;
-#else
-    return a != a || fabsf(b) <= a ? a : fabsf(b);
-#endif
-}
-
 /* Those of columns; returns the number of NaNs, which do not count, and lose their signs. */
 static __device__ __forceinline__ int find_columns(float most[RUN], float x[ROWS][RUN])
 {
@@ -62,9 +52,9 @@ static __device__ __forceinline__ int find_columns(float most[RUN], float x[ROWS
 #pragma unroll
     for (int i = 1; i < ROWS; i++)
 #pragma unroll
-        for (int c = 0; c < RUN; c++) most[c] = larger_or_nan(most[c], x[i][c]);
+        for (int c = 0; c < RUN; c++) most[c] = mt_larger_or_nan(most[c], x[i][c]);
     const float all =
-        larger_or_nan(larger_or_nan(most[0], most[1]), larger_or_nan(most[2], most[3]));
+        mt_larger_or_nan(mt_larger_or_nan(most[0], most[1]), mt_larger_or_nan(most[2], most[3]));
     if (all == all) return 0;
 #pragma unroll
     for (int c = 0; c < RUN; c++) {

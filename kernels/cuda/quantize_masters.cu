@@ -49,18 +49,6 @@ static __device__ __forceinline__ void load_rows(float4 x[ROWS], const job &j, c
 /* ---- magnitudes -------------------------------------------------------------------------------
  */
 
-/* The larger magnitude; NaN if one is. */
-static __device__ __forceinline__ float larger_or_nan(float a, float b)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(fabsf(a)), "f"(fabsf(b)));
-    return most;
-#else
-    return a != a ? a : b != b ? b : fmaxf(fabsf(a), fabsf(b));
-#endif
-}
-
 static __device__ __forceinline__ float largest(const float4 &x)
 {
     return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
@@ -72,8 +60,8 @@ static __device__ __forceinline__ float find(int *nans, const float4 x[ROWS])
     float most = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
-        most = larger_or_nan(larger_or_nan(most, x[i].x),
-                             larger_or_nan(larger_or_nan(x[i].y, x[i].z), x[i].w));
+        most = mt_larger_or_nan(mt_larger_or_nan(most, x[i].x),
+                                mt_larger_or_nan(mt_larger_or_nan(x[i].y, x[i].z), x[i].w));
     if (most == most) return most;
     most = 0;
 #pragma unroll
