@@ -246,11 +246,49 @@ static __global__ void __launch_bounds__(THREADS) spread_kernel(struct mt_gather
                                 NULL, a.top_k);
 }
 
+/* The same with eight slots a token: the rows of four tokens are asked for, and where they go,
+ * before any is written. */
+enum { EIGHT = 8, FOUR = 4 };
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) spread_eight_kernel(struct mt_gather_fwd_args a)
+{
+    typedef mt_words<T, N> words;
+    const int64_t n = a.width / N;
+    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const struct mt_row_place p = mt_row_place_of(warp, mt_row_groups(n));
+    const int64_t token = p.token * FOUR;
+    words in[FOUR];
+    int4 places[FOUR][2];
+    if (p.column >= n) return;
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) {
+        places[i][0] = places[i][1] = make_int4(-1, -1, -1, -1);
+        if (token + i >= a.tokens) continue;
+        in[i] = __ldcs((const words *)a.x + (token + i) * n + p.column);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            places[i][h] = __ldg((const int4 *)(a.position + (token + i) * EIGHT) + h);
+    }
+#pragma unroll
+    for (int i = 0; i < FOUR; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int4 &four = places[i][h];
+            const int32_t row[4] = { four.x, four.y, four.z, four.w };
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+                if (row[s] >= 0) mt_store((words *)a.y + row[s] * n + p.column, in[i]);
+        }
+}
+
 template <typename T, int N>
 static void launch_spread(mt_stream *stream, const struct mt_gather_fwd_args *a)
 {
-    const unsigned blocks = mt_spread_blocks(a->tokens, a->width / N, THREADS / 32);
-    if (blocks) spread_kernel<T, N><<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(*a);
+    const bool eight = a->top_k == EIGHT && (uintptr_t)a->position % sizeof(int4) == 0;
+    const int64_t tokens = eight ? mt_ceil_div(a->tokens, FOUR) : a->tokens;
+    const unsigned blocks = mt_spread_blocks(tokens, a->width / N, THREADS / 32);
+    auto kernel = eight ? spread_eight_kernel<T, N> : spread_kernel<T, N>;
+    if (blocks) kernel<<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(*a);
 }
 
 /* By row, of n pieces V; blockIdx.y: the columns. */
