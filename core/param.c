@@ -25,10 +25,11 @@ mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dt
 {
     *store = NULL;
     MT_REQUIRE(device, MT_EINVAL, "param store: no device");
-    MT_REQUIRE(dtype == MT_F32 || dtype == MT_F64, MT_EINVAL,
-               "param store: masters are %s, must be f32 or f64", mt_dtype_name(dtype));
     MT_REQUIRE(mt_format_plain(compute), MT_EINVAL, "param store: nothing is computed in %s",
                mt_dtype_name(compute));
+    MT_REQUIRE(dtype == mt_dtype_wide(compute), MT_EINVAL,
+               "param store: masters are %s, must be %s where activations are %s",
+               mt_dtype_name(dtype), mt_dtype_name(mt_dtype_wide(compute)), mt_dtype_name(compute));
     mt_param_store *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "param store: out of memory");
     s->device = device, s->dtype = dtype, s->compute = compute;

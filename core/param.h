@@ -119,7 +119,8 @@ typedef struct mt_param_spec {
 
 typedef struct mt_param_store mt_param_store;
 
-/* Ownership: `device` is borrowed. `dtype` of masters and gradients, `compute` of activations. */
+/* Ownership: `device` is borrowed. `dtype` of masters and gradients, `compute` of activations: f64
+ * with f64, f32 with any other (MT_EINVAL). */
 mt_status mt_param_store_create(mt_param_store **store, mt_device *device, mt_dtype dtype,
                                 mt_dtype compute);
 void mt_param_store_destroy(mt_param_store **store);

@@ -91,6 +91,13 @@ static void test_misuse(void **state)
     assert_null(store);
     assert_fails(mt_param_store_create(&store, test_device(), MT_F32, MT_I32), MT_EINVAL,
                  "computed in i32");
+    assert_fails(mt_param_store_create(&store, test_device(), MT_F32, MT_F64), MT_EINVAL,
+                 "masters are f32, must be f64 where activations are f64");
+    assert_fails(mt_param_store_create(&store, test_device(), MT_F64, MT_F32), MT_EINVAL,
+                 "masters are f64, must be f32 where activations are f32");
+    assert_fails(mt_param_store_create(&store, test_device(), MT_F64, MT_BF16), MT_EINVAL,
+                 "masters are f64, must be f32 where activations are bf16");
+    assert_null(store);
     assert_fails(mt_param_store_create(&store, NULL, MT_F32, MT_F32), MT_EINVAL, "no device");
     assert_ok(mt_param_store_create(&store, test_device(), MT_F32, MT_F32));
     assert_ok(mt_param_store_add(store, &p, &spec));
@@ -153,11 +160,14 @@ static void test_parts(void **state)
 static void test_initial_values(void **state)
 {
     (void)state;
-    enum { M = 100, K = 97 };
-    static double first[2][M * K];
+    enum { M = 100, K = 97, KINDS = 3 };
+    static const mt_dtype kinds[KINDS][2] = { { MT_F32, MT_F32 },
+                                              { MT_F64, MT_F64 },
+                                              { MT_F32, MT_BF16 } };
+    static double first[KINDS][M * K];
     mt_param_store *store;
-    for (int t = 0; t < 2; t++) {
-        assert_ok(mt_param_store_create(&store, test_device(), t ? MT_F64 : MT_F32, MT_F32));
+    for (int t = 0; t < KINDS; t++) {
+        assert_ok(mt_param_store_create(&store, test_device(), kinds[t][0], kinds[t][1]));
         mt_param *p, *zero, *one, *normal = add(store, "normal", 1, M, K);
         mt_param_spec spec = { .name = "one", .members = 1, .m = 1, .k = 5, .init = MT_INIT_ONE };
         assert_ok(mt_param_store_add(store, &one, &spec));
@@ -188,7 +198,7 @@ static void test_initial_values(void **state)
         assert_true(mt_load_f64(normal->master, normal->dtype, 0) != first[t][0]);
         mt_param_store_destroy(&store);
     }
-    assert_memory_equal(first[0], first[1], sizeof first[0]);
+    for (int t = 1; t < KINDS; t++) assert_memory_equal(first[0], first[t], sizeof first[0]);
 }
 
 /* Gradients of weights in bf16 come after the others, aligned as those are; the rest of the store
