@@ -387,8 +387,8 @@ mt_status mt_param_read_master(const mt_param_store *store, const mt_param *p, i
     return MT_OK;
 }
 
-mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_t first,
-                                int64_t count, const void *host)
+mt_status mt_param_write_master(mt_param_store *store, mt_param *p, int64_t first, int64_t count,
+                                const void *host)
 {
     size_t size = mt_dtype_size(p->dtype);
     int64_t begin = first > p->own.first ? first : p->own.first;
@@ -397,6 +397,7 @@ mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_
     if (begin >= end) return MT_OK;
     host = (const char *)host + (size_t)(begin - first) * size;
     first = begin - p->own.first, count = end - begin;
+    p->cast_written = false;
     if (p->own_master)
         return mt_device_copy(store->device, (char *)p->own_master + (size_t)first * size, host,
                               (size_t)count * size);
@@ -415,7 +416,7 @@ mt_status mt_param_write_master(mt_param_store *store, const mt_param *p, int64_
     return MT_OK;
 }
 
-mt_status mt_param_split_view(mt_param_store *store, const mt_param *p)
+mt_status mt_param_split_view(mt_param_store *store, mt_param *p)
 {
     float joined[HALVES];
     for (int64_t at = 0; at < p->own.count; at += HALVES) {

@@ -94,8 +94,8 @@ struct mt_param {
     size_t compute_bytes;
     /* The native directions of `weight` where they are an f32 master's cast, in its order: what
        updates the master writes them, too (NULL: they are none, or `high`), and says so until they
-       are refreshed; a refresh then has nothing to write. Of a sharded one: what the own piece
-       sends of a native direction. */
+       are refreshed or the master is written otherwise; a refresh then has nothing to write. Of a
+       sharded one: what the own piece sends of a native direction. */
     uint16_t *cast;
     bool cast_written;
     const mt_linear_state *linear; /* of the linear layer it is the weight of; may be NULL */
@@ -197,10 +197,10 @@ void mt_param_store_free_state(mt_param_store *store, void **p, size_t bytes, mt
  * read (MT_EINVAL), and only own elements are written. */
 mt_status mt_param_read_master(const mt_param_store *store, const mt_param *param, int64_t first,
                                int64_t count, void *host);
-mt_status mt_param_write_master(mt_param_store *store, const mt_param *param, int64_t first,
+mt_status mt_param_write_master(mt_param_store *store, mt_param *param, int64_t first,
                                 int64_t count, const void *host);
 /* Splits what a param's view holds into the own piece of its master. */
-mt_status mt_param_split_view(mt_param_store *store, const mt_param *param);
+mt_status mt_param_split_view(mt_param_store *store, mt_param *param);
 
 mt_device *mt_param_store_device(const mt_param_store *store);
 int64_t mt_param_store_count(const mt_param_store *store);

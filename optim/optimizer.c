@@ -161,8 +161,7 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, mt_param *p, uint32_
 {
     const mt_optim_config *c = &o->config;
     size_t at = (size_t)p->offset * mt_moments_size(c->moments, o->dtype);
-    p->cast_written = p->cast != NULL;
-    return mt_adamw(
+    MT_TRY(mt_adamw(
         stream, &(struct mt_adamw_args){ .dtype = o->dtype,
                                          .count = p->own.count,
                                          .beta1 = c->beta1,
@@ -184,7 +183,9 @@ static mt_status update(mt_optimizer *o, mt_stream *stream, mt_param *p, uint32_
                                          .first = mt_param_base(p) + p->own.first,
                                          .seed = c->seed,
                                          .param = index,
-                                         .state = o->state });
+                                         .state = o->state }));
+    p->cast_written = p->cast != NULL;
+    return MT_OK;
 }
 
 /* The norm of the whole gradient, each param counted once: shards do not overlap. */

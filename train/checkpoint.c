@@ -184,8 +184,7 @@ static bool is_float(mt_dtype dtype)
 }
 
 /* Describes a part's tensor and fails unless its shape and dtype fit. */
-static mt_status check_part(void *user, const mt_param *param, const mt_param_part *part,
-                            void *buffer)
+static mt_status check_part(void *user, mt_param *param, const mt_param_part *part, void *buffer)
 {
     part_reader *r = user;
     (void)buffer;
@@ -219,7 +218,7 @@ static mt_status read_rows(const part_reader *r, const char *name, const mt_tens
 }
 
 /* What this rank owns of a part, from host memory to where it belongs. */
-static mt_status place_part(const part_reader *r, const mt_param *param, int64_t to, int64_t count,
+static mt_status place_part(const part_reader *r, mt_param *param, int64_t to, int64_t count,
                             const void *from)
 {
     mt_param_store *params = r->state->params;
@@ -230,8 +229,7 @@ static mt_status place_part(const part_reader *r, const mt_param *param, int64_t
                           (size_t)count * size);
 }
 
-static mt_status read_part(void *user, const mt_param *param, const mt_param_part *part,
-                           void *buffer)
+static mt_status read_part(void *user, mt_param *param, const mt_param_part *part, void *buffer)
 {
     part_reader *r = user;
     int64_t to, skip;

@@ -39,7 +39,7 @@ mt_status mt_checkpoint_each_part(const mt_param_store *params, mt_checkpoint_vi
     MT_REQUIRE(buffer, MT_ENOMEM, "no memory for a tensor of %zu bytes", most);
     mt_status status = MT_OK;
     for (int64_t i = 0; i < n && status == MT_OK; i++) {
-        const mt_param *p = mt_param_store_get(params, i);
+        mt_param *p = mt_param_store_get(params, i);
         for (int64_t j = 0; j < p->part_count && status == MT_OK; j++)
             status = visit(user, p, &p->parts[j], buffer);
     }

@@ -113,7 +113,7 @@ mt_status mt_checkpoint_dataset(char text[MT_DATASET_NAME], const char *group, c
 
 /* Calls `visit` for every part, with memory for the largest one, in the params' dtype. Fails when
  * the parts of a param do not add up to it: something would be left out. */
-typedef mt_status mt_checkpoint_visit(void *user, const mt_param *param, const mt_param_part *part,
+typedef mt_status mt_checkpoint_visit(void *user, mt_param *param, const mt_param_part *part,
                                       void *buffer);
 mt_status mt_checkpoint_each_part(const mt_param_store *params, mt_checkpoint_visit *visit,
                                   void *user);

@@ -12,8 +12,7 @@ typedef struct part_writer {
     const char *moment; /* device, flat; NULL: masters */
 } part_writer;
 
-static mt_status write_part(void *user, const mt_param *param, const mt_param_part *part,
-                            void *buffer)
+static mt_status write_part(void *user, mt_param *param, const mt_param_part *part, void *buffer)
 {
     const part_writer *w = user;
     const mt_checkpoint_state *s = w->shard->state;

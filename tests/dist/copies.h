@@ -51,7 +51,7 @@ static inline mt_status put_ties(mt_trainer *trainer)
     mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
     mt_stream stream = { rank_device, NULL };
     for (int64_t i = 0; i < mt_param_store_count(store); i++) {
-        const mt_param *p = mt_param_store_get(store, i);
+        mt_param *p = mt_param_store_get(store, i);
         float *x = malloc((size_t)p->own.count * sizeof *x + 1);
         if (!x) return MT_FAIL(MT_ENOMEM, "no memory for %s", p->name);
         mt_status status = mt_param_read_master(store, p, p->own.first, p->own.count, x);

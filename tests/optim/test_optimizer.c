@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "layers/functional.h"
 #include "layers/model.h"
 #include "optim/optimizer.h"
 
@@ -256,6 +257,51 @@ static void test_stores_without_memory(void **state)
     mt_param_store_destroy(&store);
 }
 
+/* A master that is written after a step is what a refresh writes: the cast that AdamW made is of
+ * the one before. Nor does a step that failed say that it has made one. */
+static void test_writes_after_a_step(void **state)
+{
+    (void)state;
+    enum { M = 4, K = 8, COUNT = M * K };
+    const mt_param_spec spec = { .name = "w", .members = 1, .m = M, .k = K, .packed = true };
+    int casts = 0;
+    for (int set = 0; set < TEST_SETS; set++) {
+        mt_stream s = { 0 };
+        const char *name;
+        mt_param_store *store;
+        mt_param *w;
+        mt_optimizer *optimizer;
+        mt_optim_config c = config_of(MT_SCHEDULE_CONSTANT, 0);
+        float threes[COUNT];
+        if (!test_open_set(&s.device, &name, set, 1)) continue;
+        assert_ok(mt_param_store_create(&store, s.device, MT_F32, MT_BF16));
+        assert_ok(mt_param_store_add(store, &w, &spec));
+        assert_ok(mt_linear_reserve(w, s.device, NULL));
+        assert_ok(mt_param_store_allocate(store, true));
+        assert_ok(mt_linear_place(w, s.device));
+        assert_ok(mt_param_store_init(store, 1));
+        assert_ok(mt_linear_refresh(w, &s));
+        assert_ok(mt_optimizer_create(&optimizer, store, &c));
+        assert_ok(mt_optimizer_set_lr(optimizer, 0.5));
+        assert_ok(mt_optimizer_step(optimizer, &s, NULL));
+        assert_int_equal(w->cast_written, w->cast != NULL);
+        for (int i = 0; i < COUNT; i++) threes[i] = 3;
+        assert_ok(mt_param_write_master(store, w, 0, COUNT, threes));
+        assert_false(w->cast_written);
+        assert_ok(mt_linear_refresh(w, &s));
+        assert_ok(mt_device_synchronize(s.device));
+        for (int i = 0; w->cast && i < COUNT; i++) assert_true(mt_bf16_to_f32(w->cast[i]) == 3);
+        casts += w->cast != NULL;
+        w->own_grad = NULL;
+        assert_fails(mt_optimizer_step(optimizer, &s, NULL), MT_EINVAL, "grad is NULL");
+        assert_false(w->cast_written);
+        mt_optimizer_destroy(&optimizer);
+        mt_param_store_destroy(&store);
+        mt_device_destroy(&s.device);
+    }
+    assert_true(casts > 0);
+}
+
 /* Without gradients only decay moves a weight: by lr * wd * p where it applies, not at all
  * elsewhere. Gaps stay 0. */
 static void test_decay_alone(void **state)
@@ -375,11 +421,11 @@ static void test_decay_by_kind(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schedule_names),  cmocka_unit_test(test_warmup),
-        cmocka_unit_test(test_schedule_shapes), cmocka_unit_test(test_config_rules),
-        cmocka_unit_test(test_update_is_exact), cmocka_unit_test(test_stores_without_memory),
-        cmocka_unit_test(test_decay_alone),     cmocka_unit_test(test_skipped_steps),
-        cmocka_unit_test(test_decay_by_kind),
+        cmocka_unit_test(test_schedule_names),      cmocka_unit_test(test_warmup),
+        cmocka_unit_test(test_schedule_shapes),     cmocka_unit_test(test_config_rules),
+        cmocka_unit_test(test_update_is_exact),     cmocka_unit_test(test_stores_without_memory),
+        cmocka_unit_test(test_writes_after_a_step), cmocka_unit_test(test_decay_alone),
+        cmocka_unit_test(test_skipped_steps),       cmocka_unit_test(test_decay_by_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,7 +41,7 @@ static void poison(mt_trainer *t, const char *name, int64_t element)
 {
     const float nan = NAN;
     mt_param_store *params = mt_model_params(mt_trainer_model(t));
-    const mt_param *p = mt_param_store_find(params, name);
+    mt_param *p = mt_param_store_find(params, name);
     assert_non_null(p);
     assert_ok(mt_param_write_master(params, p, element, 1, &nan));
 }

@@ -126,7 +126,7 @@ static void put_ties(const mt_trainer *trainer, bool halves)
     mt_stream stream = { test_device(), NULL };
     int64_t even = 0;
     for (int64_t i = 0; i < mt_param_store_count(store); i++) {
-        const mt_param *p = mt_param_store_get(store, i);
+        mt_param *p = mt_param_store_get(store, i);
         int64_t n = mt_param_count(p);
         if (!p->packed || p->direct) continue;
         float *x = malloc((size_t)n * sizeof *x);
@@ -456,7 +456,7 @@ static void test_nonfinite(void **state)
     mt_config c = config_of(MT_F32, MT_MOMENTS_REAL, false, MT_MASTER_SPLIT);
     mt_trainer *trainer = trainer_of(&c);
     mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
-    const mt_param *p = mt_param_store_find(store, "model.layers.1.mlp.experts.down");
+    mt_param *p = mt_param_store_find(store, "model.layers.1.mlp.experts.down");
     const float bad = INFINITY;
     int32_t tokens[BATCH * SEQUENCE] = { 0 };
     char name[128];
