@@ -102,10 +102,11 @@ struct mt_param {
     mt_param_part *parts;
     int64_t part_count;
 
-    /* Used by the tape within a step. */
-    int64_t uses;      /* recorded contributions still to come in this backward */
-    int64_t deferred;  /* contributions waiting in the deferred queue */
-    bool grad_started; /* grad holds this step's sum (else its contents are stale) */
+    /* Used by the tape within a step; frozen ones are not counted. */
+    const struct mt_tape *tape; /* whose open pass has recorded a use of it; NULL: no tape's */
+    int64_t uses;               /* recorded contributions still to come in this backward */
+    int64_t deferred;           /* contributions waiting in the deferred queue */
+    bool grad_started;          /* grad holds this step's sum (else its contents are stale) */
 };
 
 typedef struct mt_param_spec {

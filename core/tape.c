@@ -1,4 +1,4 @@
-/* The tape: recording, segments, the reverse sweep, deferred weight gradients. */
+/* The tape: passes, segments, the reverse sweep, deferred weight gradients. */
 #include "core/tape.h"
 
 #include <inttypes.h>
@@ -126,7 +126,8 @@ static int64_t finish(mt_tape *t, mt_status *status)
     release_temporaries(t);
     release_jobs(t);
     int64_t held = free_values(t);
-    for (int64_t i = 0; i < t->touched_count; i++) t->touched[i]->uses = 0;
+    for (int64_t i = 0; i < t->touched_count; i++)
+        t->touched[i]->uses = 0, t->touched[i]->tape = NULL;
     mt_pool_reset(&t->values);
     mt_pool_reset(&t->storages);
     mt_pool_reset(&t->nodes);
@@ -167,86 +168,6 @@ void mt_tape_abort(mt_tape *tape)
     mt_arena_abandon(tape->host_pool);
     finish(tape, &status);
     mt_error_put_back(&before);
-}
-
-static int take(value *to[MT_NODE_MAX], mt_value *const from[MT_NODE_MAX])
-{
-    int n = 0;
-    while (n < MT_NODE_MAX && from[n]) to[n] = mt_value_of(from[n]), n++;
-    MT_ASSERT(n < MT_NODE_MAX);
-    return n;
-}
-
-static mt_status append(mt_tape *t, mt_node *node)
-{
-    if (t->count == t->reserved) {
-        int64_t n = t->reserved ? 2 * t->reserved : 256;
-        mt_node **grown = realloc(t->list, (size_t)n * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "tape: out of memory for %" PRId64 " nodes", n);
-        t->list = grown, t->reserved = n;
-    }
-    t->list[t->count++] = node;
-    return MT_OK;
-}
-
-/* Whether a gradient can reach a node with these inputs and params. */
-static bool differentiable(const mt_node_spec *spec)
-{
-    for (int i = 0; i < MT_NODE_MAX && spec->inputs[i]; i++)
-        if (mt_value_of(spec->inputs[i])->wants_grad) return true;
-    for (int i = 0; i < MT_NODE_MAX && spec->params[i]; i++)
-        if (!spec->params[i]->frozen) return true;
-    return false;
-}
-
-static mt_status add_node(mt_tape *tape, const mt_node_spec *spec)
-{
-    mt_node *n = mt_pool_get(&tape->nodes);
-    MT_REQUIRE(n, MT_ENOMEM, "tape: out of memory for a node");
-    MT_REQUIRE(spec->attrs_bytes <= ATTRS_BYTES, MT_EINVAL,
-               "%s: %zu bytes of attributes, at most %d", spec->op->name, spec->attrs_bytes,
-               ATTRS_BYTES);
-    n->op = spec->op;
-    if (spec->attrs_bytes) {
-        n->attrs = mt_pool_get(&tape->attrs);
-        MT_REQUIRE(n->attrs, MT_ENOMEM, "tape: out of memory for a node");
-        memcpy(n->attrs, spec->attrs, spec->attrs_bytes);
-    }
-    n->input_count = take(n->inputs, spec->inputs);
-    n->output_count = take(n->outputs, spec->outputs);
-    n->saved_count = take(n->saved, spec->saved);
-    while (n->param_count < MT_NODE_MAX && spec->params[n->param_count]) {
-        n->params[n->param_count] = spec->params[n->param_count];
-        n->param_count++;
-    }
-    for (int i = 0; i < n->saved_count; i++) n->saved[i]->saved++;
-    for (int i = 0; i < n->output_count; i++) n->outputs[i]->producer = n;
-    return append(tape, n);
-}
-
-/* Counts a contribution to come, and remembers the param: a segment that keeps nothing has no node
- * to find it by. */
-static mt_status touch(mt_tape *t, mt_param *param)
-{
-    if (t->touched_count == t->touched_room) {
-        int64_t n = t->touched_room ? 2 * t->touched_room : 64;
-        mt_param **grown = realloc(t->touched, (size_t)n * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "tape: out of memory for %" PRId64 " params", n);
-        t->touched = grown, t->touched_room = n;
-    }
-    if (param->uses++ == 0) t->touched[t->touched_count++] = param;
-    return MT_OK;
-}
-
-mt_status mt_tape_record(mt_tape *tape, const mt_node_spec *spec)
-{
-    if (!tape->training || !differentiable(spec)) return MT_OK;
-    for (int i = 0; i < MT_NODE_MAX && spec->outputs[i]; i++)
-        mt_value_of(spec->outputs[i])->wants_grad = true;
-    if (!tape->recomputing) /* a segment's uses were counted in its first pass */
-        for (int i = 0; i < MT_NODE_MAX && spec->params[i]; i++)
-            MT_TRY(touch(tape, spec->params[i]));
-    return tape->suspended ? MT_OK : add_node(tape, spec);
 }
 
 /* ---- what a backward sees -----------------------------------------------------------------------
@@ -341,6 +262,7 @@ static mt_status grad_final(mt_tape *tape, mt_param *param)
 /* A contribution is made, or will not be: no gradient reached its node. */
 static mt_status contributed(mt_tape *tape, mt_param *param)
 {
+    if (param->frozen) return MT_OK; /* nobody counts them */
     param->uses--;
     MT_ASSERT(param->uses >= 0);
     return param->uses == 0 ? grad_final(tape, param) : MT_OK;
@@ -587,7 +509,7 @@ mt_status mt_tape_recompute(mt_tape *tape, mt_segment_fn run, void *context,
         spec.outputs[i] = outputs[i];
         wanted = wanted || mt_value_of(outputs[i])->wants_grad;
     }
-    return wanted ? add_node(tape, &spec) : MT_OK;
+    return wanted ? mt_tape_add_node(tape, &spec) : MT_OK;
 }
 
 mt_status mt_tape_segment(mt_tape *tape, mt_segment_fn run, void *context, mt_value *const *inputs,

@@ -98,7 +98,9 @@ typedef struct mt_node_spec {
     mt_param *params[MT_NODE_MAX];
 } mt_node_spec;
 
-/* Records a node whose forward has run. The tape takes its own references. */
+/* Records a node whose forward has run. The tape takes its own references. A param that is not
+ * frozen is in one tape's training pass at a time, from its first node to the pass's end. Errors:
+ * MT_EINVAL names the param that another tape's open pass has, or what is more than MT_NODE_MAX. */
 mt_status mt_tape_record(mt_tape *tape, const mt_node_spec *spec);
 
 /* For mt_op.backward: the node's attributes, and its param i. */

@@ -86,6 +86,9 @@ void *mt_pool_get(pool *p);
 void mt_pool_reset(pool *p);
 void mt_pool_destroy(pool *p);
 
+/* Appends a node, whatever is counted. */
+mt_status mt_tape_add_node(mt_tape *tape, const mt_node_spec *spec);
+
 mt_status mt_storage_create(mt_tape *tape, storage **s, size_t bytes);
 void mt_storage_release(mt_tape *tape, storage *s);
 /* tape_offload.c. Streams and events, where the tape offloads; */

@@ -335,6 +335,13 @@ static void test_misuse(void **state)
                          .attrs_bytes = sizeof attrs,
                          .inputs = { vx } };
     assert_fails(mt_tape_record(tape, &fat), MT_EINVAL, "513 bytes");
+    mt_node_spec wide = { .op = fat.op };
+    for (int i = 0; i < MT_NODE_MAX; i++) wide.inputs[i] = vx;
+    assert_fails(mt_tape_record(tape, &wide), MT_EINVAL,
+                 "fat: 10 inputs, 0 outputs, 0 saved values and 0 params, at most 9 each");
+    wide = (mt_node_spec){ .op = fat.op, .inputs = { vx } };
+    for (int i = 0; i < MT_NODE_MAX; i++) wide.params[i] = mt_param_store_get(store, 0);
+    assert_fails(mt_tape_record(tape, &wide), MT_EINVAL, "and 10 params");
     mt_value *many[16];
     assert_fails(mt_tape_segment(tape, NULL, NULL, many, MT_NODE_MAX, many, 1), MT_EINVAL,
                  "at most");
@@ -347,6 +354,55 @@ static void test_misuse(void **state)
     mt_tape_destroy(&tape); /* within a pass */
     mt_param_store_destroy(&store);
     assert_int_equal(test_device()->bytes[MT_MEMORY_ACTIVATIONS], 0);
+}
+
+/* A param's uses are those of one pass: while it is open no other tape's records one, but to go
+ * through a frozen param, or forward only, disturbs nobody. */
+static void test_one_tape_at_a_time(void **state)
+{
+    (void)state;
+    double x[N] = { 1, 2, 3 };
+    for (int aborts = 0; aborts < 2; aborts++) {
+        mt_tape *a = toy_tape(&stream, NULL), *b = toy_tape(&stream, NULL);
+        mt_param_store *store = toy_store(2, N, 4);
+        mt_param *w = mt_param_store_get(store, 0), *frozen = mt_param_store_get(store, 1);
+        mt_value *y, *z;
+        frozen->frozen = true;
+        assert_ok(mt_tape_begin(a, 1, true));
+        mt_value *xa = toy_input(a, x, N);
+        assert_ok(toy_scale(a, &y, xa, w, 0));
+        assert_ok(toy_shift(a, &z, y, frozen));
+        mt_value_release(a, &y);
+        assert_ok(mt_tape_begin(b, 1, false));
+        mt_value *xb = toy_input(b, x, N);
+        assert_ok(toy_scale(b, &y, xb, w, 0));
+        mt_value_release(b, &y);
+        mt_value_release(b, &xb);
+        assert_ok(mt_tape_end(b));
+        assert_ok(mt_tape_begin(b, 2, true));
+        xb = toy_input(b, x, N);
+        assert_ok(toy_shift(b, &y, xb, frozen));
+        backward_from(b, &y);
+        assert_fails(toy_scale(b, &y, xb, w, 0), MT_EINVAL, "w0 is in a pass of another tape");
+        mt_tape_abort(b);
+        assert_int_equal(w->uses, 1);
+        backward_from(a, &z);
+        assert_int_equal(w->uses, 0);
+        mt_value_release(a, &xa);
+        if (aborts)
+            mt_tape_abort(a);
+        else
+            assert_ok(mt_tape_end(a));
+        assert_ok(mt_tape_begin(b, 3, true));
+        xb = toy_input(b, x, N);
+        assert_ok(toy_scale(b, &y, xb, w, 0));
+        backward_from(b, &y);
+        mt_value_release(b, &xb);
+        assert_ok(mt_tape_end(b));
+        mt_tape_destroy(&a);
+        mt_tape_destroy(&b);
+        mt_param_store_destroy(&store);
+    }
 }
 
 /* ---- steady state -------------------------------------------------------------------------------
@@ -423,6 +479,7 @@ int main(void)
         cmocka_unit_test(test_deep_chain),
         cmocka_unit_test(test_held_values_are_reported),
         cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_one_tape_at_a_time),
         cmocka_unit_test(test_steady_state_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
