@@ -133,7 +133,7 @@ static mt_status plan(mt_tape *tape, mt_exchanged *e, mt_value **line_token, con
                       const struct mt_blocks *b)
 {
     int64_t words = b->experts + 1, lines = b->ranks * b->lines;
-    e->home = (mt_route){ .tokens = route->tokens, .top_k = route->top_k };
+    e->home = (mt_route){ .tokens = route->tokens, .top_k = route->top_k, .room = lines };
     MT_TRY(mt_tape_value(tape, &e->sent, MT_I64, 2, (int64_t[]){ b->ranks, words }));
     MT_TRY(mt_tape_value(tape, &e->home.position, MT_I32, 2,
                          (int64_t[]){ route->tokens, route->top_k }));
@@ -160,7 +160,7 @@ static mt_status sort_arrivals(mt_tape *tape, mt_exchanged *e, const mt_value *y
 {
     int64_t s = b->experts, lines = b->ranks * b->lines;
     mt_route *r = &e->there;
-    *r = (mt_route){ .rows = { .members = s }, .tokens = lines, .top_k = 1 };
+    *r = (mt_route){ .rows = { .members = s }, .tokens = lines, .top_k = 1, .room = lines };
     MT_TRY(mt_tape_value(tape, &e->received, MT_I64, 2, (int64_t[]){ b->ranks, s + 1 }));
     MT_TRY(mt_tape_value(tape, &r->rows.counts, MT_I64, 1, &s));
     MT_TRY(mt_tape_value(tape, &r->rows.offsets, MT_I64, 1, (int64_t[]){ s + 1 }));
@@ -220,6 +220,9 @@ mt_status mt_dispatch(mt_tape *tape, mt_value **y, mt_exchanged *e, mt_value *x,
                       const int64_t widths[MT_ROUTE_WIDTHS], const mt_grouped_linear_layer *gate_up,
                       const mt_grouped_linear_layer *down)
 {
+    MT_REQUIRE(mt_tensor_rows(&x->data) == route->tokens, MT_EINVAL,
+               "dispatch: x has %lld rows, the route %lld tokens",
+               (long long)mt_tensor_rows(&x->data), (long long)route->tokens);
     choose(tape, e, x, exchange, route->tokens,
            (const mt_grouped_linear_layer *[]){ gate_up, down });
     const struct mt_blocks b = e->blocks;

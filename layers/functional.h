@@ -29,7 +29,8 @@ typedef struct mt_attention_shape {
     const void *cos_table, *sin_table; /* device real [sequence, head_dim / 2] */
 } mt_attention_shape;
 
-/* y [B S, (nq + 2 nkv) d]: heads normalised (w_q, w_k, NULL without norm) and rotated. */
+/* y [B S, (nq + 2 nkv) d]: heads normalised (w_q, w_k, two params, NULL without norm) and rotated.
+ */
 mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *w_q, mt_param *w_k,
                           const mt_attention_shape *shape);
 /* y [B S, nq d], scale 1/sqrt(d) */
@@ -131,6 +132,7 @@ struct mt_route {
     mt_value *row_token; /* int32 [R] */
     mt_value *position;  /* int32 [T, k] */
     int64_t tokens, top_k;
+    int64_t room; /* rows of what position counts in: R, or, of what came back, P lines */
 };
 
 /* capacity: rows an expert takes at most, 0 for all. dropped: device int64 [1] or NULL: += dropped
@@ -153,7 +155,8 @@ mt_status mt_combine_down(mt_tape *tape, mt_value **y, mt_value *x, mt_value *we
 typedef struct mt_exchanged {
     mt_route there; /* what has arrived for this rank's experts: rows of the blocks, each line at
                        most once (top_k 1) */
-    mt_route home;  /* where a token's rows come back: only tokens, top_k and position are set */
+    mt_route home;  /* where a token's rows come back: only tokens, top_k, room and position are
+                       set */
     mt_value *sent, *received; /* int64 [P, 1 + S]: heads of the blocks */
     mt_value *factors; /* real [P lines, 1], of 1, on what the experts make of lines: not stored; or
                           NULL */

@@ -259,6 +259,9 @@ mt_status mt_gate_up(mt_tape *tape, mt_value **z, mt_value **a, mt_value *x, mt_
                      const mt_route *route, bool stores_a)
 {
     mt_value *gathered = NULL, *slots = weights ? route->position : NULL;
+    MT_REQUIRE(!route || mt_tensor_rows(&x->data) == route->tokens, MT_EINVAL,
+               "gate_up: x has %lld rows, the route %lld tokens",
+               (long long)mt_tensor_rows(&x->data), (long long)(route ? route->tokens : 0));
     if (route && mt_linear_observed(layer->weight)) MT_TRY(mt_gather(tape, &gathered, x, route));
     if (gathered) x = gathered, route = NULL;
     int64_t n = route ? route->tokens * route->top_k : mt_tensor_rows(&x->data);
@@ -312,6 +315,9 @@ mt_status mt_down(mt_tape *tape, mt_value **y, mt_value *z, mt_value *a, mt_valu
     const mt_device *device = mt_tape_stream(tape)->device;
     bool combines = weights && mt_down_combines(device, layer),
          weighs = weights && !mt_gate_up_weighs(layer);
+    MT_REQUIRE(!route || mt_tensor_rows(&z->data) == route->room, MT_EINVAL,
+               "down: z has %lld rows, the route %lld", (long long)mt_tensor_rows(&z->data),
+               (long long)(route ? route->room : 0));
     if (!combines && !weighs) weights = NULL;
     struct beside beside = { .z = z,
                              .weights = weights,

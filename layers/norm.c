@@ -95,6 +95,9 @@ mt_status mt_qk_norm_rope(mt_tape *tape, mt_value **y, mt_value *qkv, mt_param *
         (int64_t[]){ tokens, (shape->query_heads + 2 * shape->kv_heads) * shape->head_dim }));
     MT_TRY(check_norm(w_q, &qkv->data, shape, shape->query_heads));
     MT_TRY(check_norm(w_k, &qkv->data, shape, shape->kv_heads));
+    MT_REQUIRE(!w_q || w_q != w_k, MT_EINVAL,
+               "qk_norm_rope: %s is given for queries and for keys, must be two params",
+               w_q ? w_q->name : "w_q");
     MT_TRY(mt_tape_value(tape, y, qkv->data.dtype, qkv->data.ndim, qkv->data.shape));
     MT_TRY(mt_tape_value(tape, &rstd, mt_dtype_wide(qkv->data.dtype), 2,
                          (int64_t[]){ tokens, norm_groups(shape) }));

@@ -125,7 +125,7 @@ mt_status mt_route_tokens(mt_tape *tape, mt_route *route, const mt_routing *rout
 {
     const mt_tensor *chosen = &routing->chosen->data;
     int64_t tokens = chosen->shape[0], k = chosen->shape[1], rows = tokens * k;
-    route->tokens = tokens, route->top_k = k;
+    route->tokens = tokens, route->top_k = k, route->room = rows;
     route->rows.members = experts;
     MT_TRY(mt_tape_value(tape, &route->rows.counts, MT_I64, 1, &experts));
     MT_TRY(mt_tape_value(tape, &route->rows.offsets, MT_I64, 1, (int64_t[]){ experts + 1 }));
@@ -224,6 +224,9 @@ static mt_status combine(mt_tape *tape, mt_value **y, mt_value *x, mt_value *wei
     int64_t width = mt_tensor_cols(&x->data);
     MT_TRY(mt_tensor_check(&weights->data, "combine: weights", mt_dtype_wide(x->data.dtype), 2,
                            (int64_t[]){ route->tokens, route->top_k }));
+    MT_REQUIRE(mt_tensor_rows(&x->data) == route->room, MT_EINVAL,
+               "combine: x has %lld rows, the route %lld", (long long)mt_tensor_rows(&x->data),
+               (long long)route->room);
     MT_TRY(mt_tape_value(tape, y, x->data.dtype, 2, (int64_t[]){ route->tokens, width }));
     MT_TRY(mt_combine_fwd(mt_tape_stream(tape),
                           &(struct mt_combine_fwd_args){ .dtype = x->data.dtype,

@@ -1,5 +1,6 @@
 /* The gradient checker's cases of routing: the router, rows to experts and back, over ragged, empty
  * and one-sided routings. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -107,12 +108,16 @@ static mt_status combine_forward(mt_tape *tape, check *c, mt_value *const *in, m
     return MT_OK;
 }
 
-/* Only the rows in use are an input: the tail has no gradient. */
+/* The tail of the rows, which nobody reads, has no gradient. */
 static mt_status combine_setup(check *c, int variant)
 {
+    enum { ROWS = TOKENS * TOP_K, WIDTH = 3 };
     snprintf(c->name, sizeof c->name, "%s", plans[variant].name);
     c->experts = variant, c->forward = combine_forward;
-    MT_TRY(mt_check_input(c, kept_rows(&plans[variant]), 3));
+    c->valid_rows = kept_rows(&plans[variant]);
+    MT_TRY(mt_check_input(c, ROWS, WIDTH));
+    double *x = c->inputs[0].data;
+    for (int64_t i = c->valid_rows * WIDTH; i < ROWS * WIDTH; i++) x[i] = (double)NAN;
     return mt_check_input(c, TOKENS, TOP_K);
 }
 

@@ -513,6 +513,18 @@ static void test_refusals(void **state)
     mt_route route = { .tokens = T + 1, .top_k = 2 };
     assert_fails(mt_gather(r.tape, &y, x, &route), MT_EINVAL, "the route 10 tokens");
     assert_fails(mt_combine(r.tape, &y, x, narrow, &route), MT_EINVAL, "must be f32[10,2]");
+    mt_value *weights;
+    mt_exchanged sent = { 0 };
+    route.room = 2 * (T + 1);
+    assert_ok(mt_tape_input(r.tape, &weights, mt_tensor_2d(r.x, MT_F32, T + 1, 2), true));
+    assert_fails(mt_combine(r.tape, &y, x, weights, &route), MT_EINVAL,
+                 "combine: x has 9 rows, the route 20");
+    assert_fails(mt_dispatch(r.tape, &y, &sent, x, &route, &routing, NULL, rows.widths, NULL, NULL),
+                 MT_EINVAL, "dispatch: x has 9 rows, the route 10 tokens");
+    assert_fails(mt_gate_up(r.tape, &y, NULL, x, NULL, &half.gate_up, &rows, &route, false),
+                 MT_EINVAL, "gate_up: x has 9 rows, the route 10 tokens");
+    assert_fails(mt_down(r.tape, &y, x, NULL, NULL, &mlp.down, &rows, &route), MT_EINVAL,
+                 "down: z has 9 rows, the route 20");
     assert_fails(mt_swiglu(r.tape, &y, narrow, NULL), MT_EINVAL, "swiglu: x has 5 columns");
     mt_attention_shape heads = { 1, T, 2, 1, 2, MT_QK_NORM_HEAD, 0, r.x, r.x };
     assert_fails(mt_attention(r.tape, &y, x, &heads), MT_EINVAL, "attention: qkv is f32[9,6]");
@@ -523,6 +535,9 @@ static void test_refusals(void **state)
                  "1 heads of 2 need 2");
     assert_fails(mt_qk_norm_rope(r.tape, &y, wide, NULL, r.router, &heads), MT_EINVAL,
                  "router is f32, x is f64");
+    mt_param one = { .name = "one", .dtype = MT_F32, .group = mt_group_uniform(1, 1, 2) };
+    assert_fails(mt_qk_norm_rope(r.tape, &y, x, &one, &one, &heads), MT_EINVAL,
+                 "one is given for queries and for keys");
     heads.norm = MT_QK_NORM_NONE;
     assert_fails(mt_qk_norm_rope(r.tape, &y, x, r.router, NULL, &heads), MT_EINVAL,
                  "router is given, but the norm is none");
