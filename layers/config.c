@@ -98,6 +98,7 @@ static mt_status check_ranges(const mt_model_config *c)
         { "num_experts", c->num_experts, 0, 1 << 16 },
         { "num_experts_per_tok", c->num_experts_per_tok, c->num_experts ? 1 : 0, 1 << 16 },
         { "moe_intermediate_size", c->moe_intermediate_size, c->num_experts ? 1 : 0, 1 << 20 },
+        { "intermediate_size", c->intermediate_size, 0, 1 << 20 },
         { "decoder_sparse_step", c->decoder_sparse_step, 1, 1 << 16 },
         { "max_position_embeddings", c->max_position_embeddings, 1, 1 << 30 },
     };
@@ -155,6 +156,9 @@ mt_status mt_model_config_check(mt_model_config *c)
         c->head_dim = c->hidden_size / c->num_attention_heads;
     }
     MT_TRY(check_ranges(c));
+    MT_REQUIRE(c->mlp_only_layer_count >= 0 && c->mlp_only_layer_count <= MT_MAX_LAYERS, MT_ECONFIG,
+               "mlp_only_layers has %lld layers, must have from 0 to %d",
+               (long long)c->mlp_only_layer_count, MT_MAX_LAYERS);
     MT_REQUIRE(c->num_attention_heads % c->num_key_value_heads == 0, MT_ECONFIG,
                "num_attention_heads %lld is not divisible by num_key_value_heads %lld",
                (long long)c->num_attention_heads, (long long)c->num_key_value_heads);

@@ -289,6 +289,8 @@ mt_status mt_model_forward(mt_model *m, mt_tape *tape, const mt_model_batch *bat
                            bool keep_logits, mt_model_output *out)
 {
     *out = (mt_model_output){ 0 };
+    for (int64_t i = 0; i < m->moe_layers; i++) /* what a pass that failed has left */
+        m->prob_sums[i] = m->z_sums[i] = m->counts[i] = NULL;
     MT_REQUIRE(batch->sequence <= m->max_sequence, MT_EINVAL,
                "model: a sequence of %lld tokens, built for at most %lld",
                (long long)batch->sequence, (long long)m->max_sequence);
@@ -303,7 +305,8 @@ mt_status mt_model_forward(mt_model *m, mt_tape *tape, const mt_model_batch *bat
     MT_TRY(mt_rmsnorm(tape, &x, h, m->norm, m->config.rms_norm_eps));
     mt_value_release(tape, &h);
     MT_TRY(mt_tape_observe(tape, x, "model.norm"));
-    if (batch->targets && batch->loss_chunk && !keep_logits && !mt_tape_observed(tape))
+    if (batch->targets && batch->loss_chunk && m->tokens > 0 && !keep_logits &&
+        !mt_tape_observed(tape))
         MT_TRY(loss_in_parts(m, tape, batch, x, &out->loss));
     else
         MT_TRY(head(m, tape, batch, x, keep_logits, out));

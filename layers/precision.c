@@ -47,10 +47,9 @@ static mt_status reserve(mt_precision *p, mt_precision_layer *l)
 
 static mt_status check_options(const mt_precision_options *o)
 {
-    MT_REQUIRE(o->history >= 2, MT_ECONFIG,
-               "recipe.delayed.history is %" PRId64 ", must be 2 or "
-               "more",
-               o->history);
+    MT_REQUIRE(o->history >= 2 && o->history <= MT_HISTORY_MAX, MT_ECONFIG,
+               "recipe.delayed.history is %" PRId64 ", must be from 2 to %d", o->history,
+               MT_HISTORY_MAX);
     MT_REQUIRE(o->margin >= 0 && o->margin <= MT_MARGIN_MAX, MT_ECONFIG,
                "recipe.delayed.margin is %" PRId64 ", must be in [0, %d]", o->margin,
                MT_MARGIN_MAX);
@@ -155,6 +154,7 @@ mt_fsdp *mt_precision_fsdp(const mt_precision *p)
 mt_status mt_precision_set_step(mt_precision *p, int64_t step, bool *changed)
 {
     *changed = false;
+    MT_REQUIRE(step >= 0, MT_EINVAL, "precision: step %" PRId64 ", must not be negative", step);
     for (int64_t i = 0; p->rules && i < p->count; i++) {
         mt_precision_layer *l = &p->layers[i];
         const mt_recipe *recipe = mt_recipe_rules_select(p->rules, l->weight->name, step);

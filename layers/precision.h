@@ -15,12 +15,14 @@ extern "C" {
  * largest value of an element, 448 or more, times 2^-margin is 1 or more. */
 enum { MT_MARGIN_MAX = 8 };
 
+enum { MT_HISTORY_MAX = 65536 };
+
 typedef struct mt_precision_options {
     const mt_recipe_rules
         *rules;               /* borrowed for the call; NULL: every layer in the compute dtype */
     bool save_original_input; /* wgrad quantizes saved inputs again */
     bool save_expert_output;  /* experts' rows are kept for the routing weights' gradient */
-    int64_t history;          /* fp8_delayed: length of the amax history, 2 and more */
+    int64_t history;          /* fp8_delayed: length of the amax history, 2 to MT_HISTORY_MAX */
     int64_t margin;           /* powers of two kept free above the amax, to MT_MARGIN_MAX */
     bool most_recent;         /* the last amax decides, not the largest of the history */
     uint64_t seed;            /* of stochastic rounding */
@@ -48,8 +50,9 @@ void mt_precision_destroy(mt_precision **precision);
 /* After the store is allocated: memory of delayed scaling, compute copies laid out for step 0. */
 mt_status mt_precision_start(mt_precision *precision);
 
-/* Selects the recipes of `step`. *changed: some layer computes in other formats than before; its
- * compute copy must be refreshed, and what was planned for its activations no longer holds. */
+/* Selects the recipes of `step`, 0 or more. *changed: some layer computes in other formats than
+ * before; its compute copy must be refreshed, and what was planned for its activations no longer
+ * holds. */
 mt_status mt_precision_set_step(mt_precision *precision, int64_t step, bool *changed);
 /* Changes so far: a part of the key of a tape's pass. */
 uint64_t mt_precision_epoch(const mt_precision *precision);

@@ -153,8 +153,9 @@ const mt_config_key mt_config_keys[] = {
           "steps count from 0, B is not among them; none, also of a rule: train.dtype (also "
           "written recipe: ...); any recipe goes with any train.dtype, in which products are "
           "summed and what is not quantized is kept" },
-    { "recipe.delayed.history", MT_KEY_INT, AT(trainer.delayed_history), .min = 2, .max = 65536,
-      .value = "1024", .fixed = true, .help = "amax history of delayed scaling, in steps" },
+    { "recipe.delayed.history", MT_KEY_INT, AT(trainer.delayed_history), .min = 2,
+      .max = MT_HISTORY_MAX, .value = "1024", .fixed = true,
+      .help = "amax history of delayed scaling, in steps" },
     { "recipe.delayed.margin", MT_KEY_INT, AT(trainer.delayed_margin), .min = 0,
       .max = MT_MARGIN_MAX, .value = "0", .fixed = true,
       .help = "powers of two kept free above the amax" },

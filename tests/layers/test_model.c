@@ -202,6 +202,8 @@ static void test_refusals(void **state)
         { &c.num_experts_per_tok, 0, "num_experts_per_tok is 0" },
         { &c.moe_intermediate_size, 0, "moe_intermediate_size is 0" },
         { &c.decoder_sparse_step, 0, "decoder_sparse_step is 0" },
+        { &c.intermediate_size, INT64_C(1) << 62, "must be from 0 to 1048576" },
+        { &c.mlp_only_layer_count, 1000, "mlp_only_layers has 1000 layers, must have from 0" },
     };
     struct rig r;
     mt_model *model;
@@ -250,6 +252,89 @@ static void test_refusals(void **state)
     rig_close(&r);
 }
 
+/* ---- passes -------------------------------------------------------------------------------------
+ */
+
+static mt_status stop(void *context, const char *name, const mt_tensor *data)
+{
+    (void)data;
+    return strcmp(name, context) ? MT_OK : MT_FAIL(MT_ENUMERIC, "told to stop at %s", name);
+}
+
+/* What an aborted pass has made is not released by the next, however early that fails. */
+static void test_passes_that_fail(void **state)
+{
+    (void)state;
+    struct rig r;
+    mt_model_config c = config_of("olmoe");
+    rig_open(&r, &c, MT_F32, NULL);
+    assert_ok(mt_model_refresh(r.model, &r.stream));
+    mt_model_batch batch = { B, S, r.tokens, r.targets, &r.scale, 0 };
+    mt_model_output out;
+    assert_ok(mt_tape_begin(r.tape, 1, true));
+    mt_tape_set_observer(r.tape, stop, "model.layers.1.mlp");
+    assert_fails(mt_model_forward(r.model, r.tape, &batch, false, &out), MT_ENUMERIC, "told to");
+    mt_tape_abort(r.tape);
+    mt_tape_set_observer(r.tape, NULL, NULL);
+    batch.sequence = S + 1;
+    assert_ok(mt_tape_begin(r.tape, 1, true));
+    assert_fails(mt_model_forward(r.model, r.tape, &batch, false, &out), MT_EINVAL, "6 tokens");
+    mt_model_output_release(r.tape, r.model, &out);
+    mt_tape_abort(r.tape);
+    rig_step(&r);
+    rig_close(&r);
+}
+
+/* A batch without tokens has a loss of 0 and no gradient, in parts or not. */
+static void test_no_tokens(void **state)
+{
+    (void)state;
+    for (int chunk = 0; chunk <= 4; chunk += 4) {
+        struct rig r;
+        mt_model_config c = config_of("qwen3_moe");
+        rig_open(&r, &c, MT_F32, NULL);
+        assert_ok(mt_model_refresh(r.model, &r.stream));
+        mt_model_batch batch = { 0, S, r.tokens, r.targets, &r.scale, chunk };
+        mt_model_output out;
+        assert_ok(mt_model_begin_step(r.model));
+        assert_ok(mt_tape_begin(r.tape, 1, true));
+        assert_ok(mt_model_forward(r.model, r.tape, &batch, false, &out));
+        assert_true(mt_load_f64(out.loss->data.data, MT_F32, 0) == 0);
+        assert_ok(mt_model_seed(r.model, r.tape, &out, 1));
+        mt_model_output_release(r.tape, r.model, &out);
+        assert_ok(mt_tape_backward(r.tape));
+        assert_ok(mt_tape_end(r.tape));
+        mt_param_store *store = mt_model_params(r.model);
+        assert_ok(mt_param_store_end_step(store));
+        const float *grad = mt_param_store_grad(store);
+        for (int64_t i = 0; i < mt_param_store_elements(store); i++) assert_true(grad[i] == 0);
+        rig_close(&r);
+    }
+}
+
+static void test_recipes_refused(void **state)
+{
+    (void)state;
+    mt_model *model;
+    mt_recipe_rules *rules;
+    mt_model_config c = config_of("olmoe");
+    bool changed;
+    assert_ok(mt_recipe_rules_create(&rules, "fp8_delayed", MT_F32));
+    mt_precision_options options = { .rules = rules };
+    static const int64_t bad[] = { 1, MT_HISTORY_MAX + 1, (INT64_C(1) << 62) + 1024 };
+    for (int i = 0; i < 3; i++) {
+        options.history = bad[i];
+        assert_fails(mt_model_create(&model, test_device(), &c, MT_F32, S, true, &options),
+                     MT_ECONFIG, "must be from 2 to 65536");
+    }
+    options.history = 2;
+    assert_ok(mt_model_create(&model, test_device(), &c, MT_F32, S, true, &options));
+    assert_fails(mt_precision_set_step(mt_model_precision(model), -1, &changed), MT_EINVAL,
+                 "step -1, must not be negative");
+    mt_model_destroy(&model);
+    mt_recipe_rules_destroy(&rules);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +344,9 @@ int main(void)
         cmocka_unit_test(test_layer_pattern),
         cmocka_unit_test(test_exported_names),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_passes_that_fail),
+        cmocka_unit_test(test_no_tokens),
+        cmocka_unit_test(test_recipes_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
