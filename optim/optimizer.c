@@ -36,13 +36,14 @@ void mt_optim_config_defaults(mt_optim_config *config)
 
 mt_status mt_optim_config_check(const mt_optim_config *c)
 {
-    MT_REQUIRE(c->lr >= 0, MT_ECONFIG, "optim.lr is %g, must not be negative", c->lr);
+    MT_REQUIRE(c->lr >= 0 && isfinite(c->lr), MT_ECONFIG,
+               "optim.lr is %g, must be finite and not negative", c->lr);
     MT_REQUIRE(c->min_lr >= 0 && c->min_lr <= c->lr, MT_ECONFIG,
                "optim.min_lr is %g, must be from 0 to optim.lr %g", c->min_lr, c->lr);
     MT_REQUIRE(c->warmup_steps >= 0, MT_ECONFIG, "optim.warmup_steps is %lld, must not be negative",
                (long long)c->warmup_steps);
-    MT_REQUIRE(c->weight_decay >= 0, MT_ECONFIG, "optim.weight_decay is %g, must not be negative",
-               c->weight_decay);
+    MT_REQUIRE(c->weight_decay >= 0 && isfinite(c->weight_decay), MT_ECONFIG,
+               "optim.weight_decay is %g, must be finite and not negative", c->weight_decay);
     MT_REQUIRE(c->beta1 >= 0 && c->beta1 < 1, MT_ECONFIG, "optim.beta1 is %g, must be in [0, 1)",
                c->beta1);
     MT_REQUIRE(c->beta2 >= 0 && c->beta2 < 1, MT_ECONFIG, "optim.beta2 is %g, must be in [0, 1)",
@@ -222,6 +223,8 @@ mt_status mt_optimizer_set_lr(mt_optimizer *o, double lr)
 
 mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, const void *loss)
 {
+    MT_REQUIRE(mt_param_store_grad(o->store), MT_EINVAL,
+               "optimizer: the store has no gradients (mt_param_store_allocate)");
     MT_TRY(norm(o, stream, loss));
     for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
         mt_param *p = mt_param_store_get(o->store, i);

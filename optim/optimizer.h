@@ -62,7 +62,8 @@ void mt_optimizer_destroy(mt_optimizer **optimizer);
 mt_status mt_optimizer_set_lr(mt_optimizer *optimizer, double lr);
 /* One update from the store's gradients. Collective where it is sharded. Nothing is read back: a
  * non-finite norm, or a non-finite *loss (device scalar of the params' dtype, may be NULL), makes
- * the update a no-op on the device and is counted there. */
+ * the update a no-op on the device and is counted there. MT_EINVAL, with nothing counted: the store
+ * has no gradients. */
 mt_status mt_optimizer_step(mt_optimizer *optimizer, mt_stream *stream, const void *loss);
 
 /* Device step state (kernels/optimizer.h). */

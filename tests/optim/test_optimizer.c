@@ -99,6 +99,8 @@ static void test_config_rules(void **state)
         { &c.eps, -1e-8, "optim.eps" },
         { &c.eps, 0, "optim.eps" }, /* 0 / 0 wherever a gradient has always been zero */
         { &c.grad_clip, -1, "optim.grad_clip" },
+        { &c.lr, (double)INFINITY, "optim.lr is" },
+        { &c.weight_decay, (double)INFINITY, "optim.weight_decay is" },
     };
     mt_optim_config_defaults(&c);
     assert_ok(mt_optim_config_check(&c));
@@ -254,6 +256,14 @@ static void test_stores_without_memory(void **state)
                                  &(mt_param_spec){ .name = "w", .members = 1, .m = 1, .k = 3 }));
     assert_fails(mt_optimizer_create(&optimizer, store, &c), MT_EINVAL, "no memory yet");
     assert_null(optimizer);
+    assert_ok(mt_param_store_allocate(store, false));
+    assert_ok(mt_optimizer_create(&optimizer, store, &c));
+    assert_ok(mt_optimizer_set_lr(optimizer, 0.1));
+    stream.device = test_device();
+    assert_fails(mt_optimizer_step(optimizer, &stream, NULL), MT_EINVAL, "has no gradients");
+    assert_int_equal(mt_optimizer_state(optimizer)->applied, 0); /* refused before it is counted */
+    assert_true(mt_optimizer_state(optimizer)->power1 == 1);
+    mt_optimizer_destroy(&optimizer);
     mt_param_store_destroy(&store);
 }
 
