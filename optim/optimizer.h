@@ -17,8 +17,8 @@ typedef enum mt_schedule {
     MT_SCHEDULE_COUNT
 } mt_schedule;
 
-mt_status mt_schedule_parse(mt_schedule *schedule, const char *name);
-const char *mt_schedule_name(mt_schedule schedule);
+/* Each one's, then NULL. */
+extern const char *const mt_schedule_names[MT_SCHEDULE_COUNT + 1];
 
 typedef struct mt_optim_config {
     double lr, min_lr;

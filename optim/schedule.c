@@ -1,6 +1,5 @@
-/* Learning-rate schedules: a row each. */
+/* Learning-rate schedules: a function and a name each. */
 #include <math.h>
-#include <string.h>
 
 #include "optim/optimizer.h"
 
@@ -29,31 +28,19 @@ static double wsd(double progress)
     return progress < 1 - decay ? 1 : (1 - progress) / decay;
 }
 
-static const struct {
-    const char *name;
-    double (*share)(double progress);
-} schedules[MT_SCHEDULE_COUNT] = {
-    [MT_SCHEDULE_CONSTANT] = { "constant", constant },
-    [MT_SCHEDULE_LINEAR] = { "linear", linear },
-    [MT_SCHEDULE_COSINE] = { "cosine", cosine },
-    [MT_SCHEDULE_WSD] = { "wsd", wsd },
+static double (*const shares[MT_SCHEDULE_COUNT])(double progress) = {
+    [MT_SCHEDULE_CONSTANT] = constant,
+    [MT_SCHEDULE_LINEAR] = linear,
+    [MT_SCHEDULE_COSINE] = cosine,
+    [MT_SCHEDULE_WSD] = wsd,
 };
 
-mt_status mt_schedule_parse(mt_schedule *schedule, const char *name)
-{
-    MT_REQUIRE(name, MT_EINVAL, "schedule: no name");
-    for (int i = 0; i < MT_SCHEDULE_COUNT; i++)
-        if (!strcmp(schedules[i].name, name)) {
-            *schedule = (mt_schedule)i;
-            return MT_OK;
-        }
-    return MT_FAIL(MT_ECONFIG, "schedule '%s' is not one of constant linear cosine wsd", name);
-}
-
-const char *mt_schedule_name(mt_schedule schedule)
-{
-    return schedules[schedule].name;
-}
+const char *const mt_schedule_names[MT_SCHEDULE_COUNT + 1] = {
+    [MT_SCHEDULE_CONSTANT] = "constant",
+    [MT_SCHEDULE_LINEAR] = "linear",
+    [MT_SCHEDULE_COSINE] = "cosine",
+    [MT_SCHEDULE_WSD] = "wsd",
+};
 
 double mt_schedule_lr(const mt_optim_config *c, int64_t step, int64_t total)
 {
@@ -61,5 +48,5 @@ double mt_schedule_lr(const mt_optim_config *c, int64_t step, int64_t total)
     int64_t span = total - c->warmup_steps;
     double progress = span > 1 ? (double)(step - c->warmup_steps) / (double)(span - 1) : 0;
     if (progress > 1) progress = 1;
-    return c->min_lr + (c->lr - c->min_lr) * schedules[c->schedule].share(progress);
+    return c->min_lr + (c->lr - c->min_lr) * shares[c->schedule](progress);
 }

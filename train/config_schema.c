@@ -22,9 +22,6 @@
 /* Names follow the enumerators, which start at 0. */
 static_assert(MT_F64 == 0 && MT_F32 == 1 && MT_BF16 == 2, "order of train.dtype");
 static_assert(MT_AUX_NONE == 0 && MT_AUX_SWITCH == 1 && MT_AUX_HF == 2, "order of aux_loss");
-static_assert(MT_SCHEDULE_CONSTANT == 0 && MT_SCHEDULE_LINEAR == 1 && MT_SCHEDULE_COSINE == 2 &&
-                  MT_SCHEDULE_WSD == 3 && MT_SCHEDULE_COUNT == 4,
-              "order of optim.schedule");
 static_assert(MT_RECOMPUTE_NONE == 0 && MT_RECOMPUTE_BLOCK == 1 && MT_RECOMPUTE_ACTIVATION == 2,
               "order of memory.recompute");
 static_assert(MT_MOMENTS_REAL == 0 && MT_MOMENTS_BF16 == 1 && MT_MOMENTS_FP8 == 2 &&
@@ -120,8 +117,8 @@ const mt_config_key mt_config_keys[] = {
     { "optim.lr", MT_KEY_REAL, AT(trainer.optim.lr), POSITIVE_RANGE, .help = "peak learning rate" },
     { "optim.min_lr", MT_KEY_REAL, AT(trainer.optim.min_lr), POSITIVE_RANGE,
       .help = "learning rate at the last step" },
-    { "optim.schedule", MT_KEY_ENUM, AT(trainer.optim.schedule),
-      .names = NAMES("constant", "linear", "cosine", "wsd"), .help = "from lr to min_lr" },
+    { "optim.schedule", MT_KEY_ENUM, AT(trainer.optim.schedule), .names = mt_schedule_names,
+      .help = "from lr to min_lr" },
     { "optim.warmup_steps", MT_KEY_INT, AT(trainer.optim.warmup_steps), COUNT_RANGE,
       .help = "steps of linear warm-up" },
     { "optim.weight_decay", MT_KEY_REAL, AT(trainer.optim.weight_decay), POSITIVE_RANGE,
