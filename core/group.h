@@ -59,6 +59,12 @@ MT_HOST_DEVICE int64_t mt_group_capacity(const mt_group *g)
     return mt_group_mode_of(g) == MT_GROUP_UNIFORM ? g->members * g->m * g->k : g->m * g->k;
 }
 
+/* Whether it has no elements, whatever there is room for. */
+MT_HOST_DEVICE bool mt_group_is_empty(const mt_group *g)
+{
+    return g->members == 0 || mt_group_capacity(g) == 0;
+}
+
 /* Rows, columns and first element of member i; reads device memory, for CPU devices and host
  * mirrors. */
 MT_HOST_DEVICE int64_t mt_group_rows(const mt_group *g, int64_t i)

@@ -46,15 +46,16 @@ static int64_t sum_of_products(const mt_group *g, int64_t a, int64_t b)
 {
     /* sum of ceil(x_i / a) <= floor((sum x_i + (a - 1) N) / a), and <= sum x_i */
     int64_t rows = (g->m + (a - 1) * g->members) / a, cols = (g->k + (b - 1) * g->members) / b;
+    if (mt_group_is_empty(g)) return 0;
     if (rows > g->m) rows = g->m;
     if (cols > g->k) cols = g->k;
     switch (mt_group_mode_of(g)) {
     case MT_GROUP_UNIFORM: return g->members * ceil_div(g->m, a) * ceil_div(g->k, b);
-    case MT_GROUP_VARYING_FIRST: return g->members ? rows * ceil_div(g->k, b) : 0;
-    case MT_GROUP_VARYING_LAST: return g->members ? ceil_div(g->m, a) * cols : 0;
+    case MT_GROUP_VARYING_FIRST: return rows * ceil_div(g->k, b);
+    case MT_GROUP_VARYING_LAST: return ceil_div(g->m, a) * cols;
     case MT_GROUP_VARYING_BOTH: break;
     }
-    return g->members ? g->m * g->k : 0; /* a member has at least one element for each product */
+    return g->m * g->k; /* a member has at least one element for each product */
 }
 
 bool mt_direction_pads(const mt_direction *d, mt_dir dir, const mt_group *group)

@@ -15,7 +15,7 @@ static mt_status check_direction(const char *op, const char *name, const mt_qten
 {
     MT_REQUIRE(dir->format, MT_EINVAL, "%s: %s has no %s direction", op, name,
                dir == &q->dir[MT_ROW] ? "row" : "column");
-    MT_REQUIRE(dir->codes || mt_group_capacity(&q->group) == 0, MT_EINVAL,
+    MT_REQUIRE(dir->codes || mt_group_is_empty(&q->group), MT_EINVAL,
                "%s: %s has no codes in its %s direction", op, name,
                dir == &q->dir[MT_ROW] ? "row" : "column");
     return MT_OK;
@@ -73,7 +73,7 @@ static int64_t result_count(const struct mt_gemm_args *args)
 static mt_status check_scales(const char *name, const mt_qtensor *q, const mt_direction *dir)
 {
     const mt_format *format = dir->format;
-    if (format->scale == MT_SCALE_NONE || mt_group_capacity(&q->group) == 0) return MT_OK;
+    if (format->scale == MT_SCALE_NONE || mt_group_is_empty(&q->group)) return MT_OK;
     MT_REQUIRE(dir->scales || (dir->layout == MT_LAYOUT_DECODED && format->block > 0), MT_EINVAL,
                "gemm: %s is %s, its scales are NULL", name, format->name);
     MT_REQUIRE(dir->amax || !format->second_level, MT_EINVAL,

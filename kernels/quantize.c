@@ -25,7 +25,7 @@ static mt_status check_source(const mt_qtensor *q, mt_dir dir, const char *op)
     MT_REQUIRE(d->format, MT_EINVAL, "%s: the source has no %s direction", op, side);
     MT_REQUIRE(is_known(d, dir, &q->group, false), MT_EUNSUPPORTED,
                "%s: the source's %s direction is not compact", op, side);
-    bool empty = mt_group_capacity(&q->group) == 0;
+    bool empty = mt_group_is_empty(&q->group);
     MT_REQUIRE(d->codes || empty, MT_EINVAL, "%s: the source's codes are NULL", op);
     MT_REQUIRE(d->scales || empty || d->format->scale == MT_SCALE_NONE, MT_EINVAL,
                "%s: the source's scales are NULL", op);
@@ -49,7 +49,7 @@ static mt_status check_result(const struct mt_quantize_args *a, mt_dir dir)
                row->name);
     MT_REQUIRE(is_known(d, dir, &a->out->group, true), MT_EUNSUPPORTED,
                "quantize: the %s direction is not compact", side);
-    bool empty = mt_group_capacity(&a->out->group) == 0, codes = a->pass != MT_QUANTIZE_AMAX;
+    bool empty = mt_group_is_empty(&a->out->group), codes = a->pass != MT_QUANTIZE_AMAX;
     MT_REQUIRE(d->codes || empty || !codes, MT_EINVAL,
                "quantize: codes of the %s direction are NULL", side);
     bool per_member = d->format->scale != MT_SCALE_NONE && d->format->block == 0;

@@ -248,6 +248,7 @@ static void test_group(void **state)
     mt_group g = mt_group_uniform(3, 4, 5);
     assert_int_equal(mt_group_mode_of(&g), MT_GROUP_UNIFORM);
     assert_int_equal(mt_group_capacity(&g), 60);
+    assert_false(mt_group_is_empty(&g));
     assert_int_equal(mt_group_offset(&g, 2), 40);
     assert_ok(mt_group_check_members(&g, "w"));
     g = mt_group_ragged_rows(3, 9, 4, rows, offsets);

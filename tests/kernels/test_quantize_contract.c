@@ -337,6 +337,39 @@ static void test_refusals(void **state)
     test_free(x);
 }
 
+/* A group without members has no codes and no scales, whatever room there is behind them. */
+static void test_room_for_nobody(void **state)
+{
+    (void)state;
+    static const char *const specs[] = { "mxfp8", "nvfp4", "fp8_tensor", "bf16" };
+    enum { ROWS = 4, K = 32 };
+    const int64_t none = 0, offset = 0;
+    mt_stream stream = the_stream();
+    float *x = test_alloc(ROWS * K, MT_F32), *y = test_alloc(ROWS * K, MT_F32);
+    mt_group group = mt_group_ragged_rows(0, ROWS, K, &none, &offset);
+    mt_qtensor source = mt_qtensor_plain(group, MT_F32, x);
+    for (size_t f = 0; f < sizeof specs / sizeof specs[0]; f++) {
+        mt_format_spec spec;
+        mt_qtensor q = { .group = group };
+        assert_ok(mt_format_spec_parse(&spec, specs[f]));
+        for (int dir = 0; dir < MT_DIR_COUNT; dir++) q.dir[dir] = mt_direction_of(spec);
+        assert_int_equal(mt_qtensor_bytes(&q), 0);
+        for (int placed = 0; placed < 2; placed++) {
+            if (placed) mt_qtensor_place(&q, y);
+            assert_ok(mt_quantize(
+                &stream, &(struct mt_quantize_args){ .dtype = MT_F32, .src = &source, .out = &q }));
+            for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+                assert_ok(
+                    mt_dequantize(&stream, &(struct mt_dequantize_args){ .dtype = MT_F32,
+                                                                         .src = &q,
+                                                                         .dir = (mt_dir)dir,
+                                                                         .y = y,
+                                                                         .y_dtype = MT_F32 }));
+        }
+    }
+    test_free(x), test_free(y);
+}
+
 /* The second call of a shape takes no memory. */
 static void test_steady_state(void **state)
 {
@@ -390,7 +423,7 @@ int main(void)
         cmocka_unit_test(test_hybrid),         cmocka_unit_test(test_output_types),
         cmocka_unit_test(test_swizzle),        cmocka_unit_test(test_delayed),
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_steady_state),
-        cmocka_unit_test(test_used_workspace),
+        cmocka_unit_test(test_used_workspace), cmocka_unit_test(test_room_for_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
