@@ -161,14 +161,16 @@ static const char *option_name(uint32_t bit)
     return "?";
 }
 
-static mt_status check_meaning(const mt_format *format, uint32_t options)
+/* option: the name that was read; NULL: none was. */
+static mt_status check_meaning(const mt_format *format, uint32_t options, const char *option)
 {
     for (int i = 0; i < OPTION_BITS; i++) {
         uint32_t bit = 1u << i;
         if (!(options & bit & ~format->options)) continue;
-        return MT_FAIL(
-            MT_ECONFIG, "format %s takes no option %s: %s", format->name, option_name(bit),
-            format->element == MT_ELEMENT_PLAIN ? "a plain format has no options" : without[i]);
+        return MT_FAIL(MT_ECONFIG, "format %s takes no option %s: %s", format->name,
+                       option ? option : option_name(bit),
+                       format->element == MT_ELEMENT_PLAIN ? "a plain format has no options"
+                                                           : without[i]);
     }
     return MT_OK;
 }
@@ -178,7 +180,7 @@ mt_status mt_format_spec_check(const mt_format_spec *spec)
     const mt_format *format = spec->format;
     const mt_format_options *o = &spec->options;
     uint32_t options = mt_format_spec_options(spec);
-    MT_TRY(check_meaning(format, options));
+    MT_TRY(check_meaning(format, options, NULL));
     for (int i = 0; i < CLASHES; i++) {
         const struct clash *c = &clashes[i];
         bool all = (options & c->options) == c->options;
@@ -205,7 +207,7 @@ static mt_status read_option(mt_format_spec *spec, uint32_t *given, char *option
         MT_REQUIRE(!(*given & row->bit), MT_ECONFIG,
                    "format %s: option %s is given twice or contradicts another", spec->format->name,
                    option);
-        MT_TRY(check_meaning(spec->format, row->bit));
+        MT_TRY(check_meaning(spec->format, row->bit, option));
         *given |= row->bit;
         if (row->set(&spec->options, value)) return MT_OK;
         return row->values ? MT_FAIL(MT_ECONFIG, "format %s: option %s is %s, must be %s",

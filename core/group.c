@@ -34,5 +34,8 @@ mt_status mt_group_check_members(const mt_group *g, const char *what)
                    i, capacity);
         at += rows * cols;
     }
+    MT_REQUIRE(mt_group_offset(g, g->members) == at, MT_EINVAL,
+               "%s: offsets end at %" PRId64 ", the members at %" PRId64, what,
+               mt_group_offset(g, g->members), at);
     return MT_OK;
 }

@@ -43,7 +43,8 @@ extern const char *const mt_pass_names[MT_PASS_COUNT];
 const char *mt_recipe_preset(int i);
 
 /* Errors: MT_ECONFIG names the GEMM, the slot, and the rule. A recipe without preset must name all
- * three GEMMs. Options that only concern a column direction (source) are dropped in row slots. */
+ * three GEMMs. An option that only concerns columns (source) is dropped in a row slot where one FMT
+ * stands for both operands and the other one is a column; any other row slot with it is refused. */
 mt_status mt_recipe_parse(mt_recipe *recipe, const char *text);
 
 /* Every slot in one plain type (f64, f32, bf16 or f16): nothing is quantized. */

@@ -107,6 +107,8 @@ static void test_refusals(void **state)
         { "bf16:sr", "format bf16 takes no option sr: a plain format has no options" },
         { "f32:e5m2", "a plain format has no options" },
         { "nvfp4:e5m2", "format nvfp4 takes no option e5m2: its elements have one type" },
+        { "mxfp4:e4m3", "format mxfp4 takes no option e4m3: its elements have one type" },
+        { "fp8_tensor:1d", "format fp8_tensor takes no option 1d: square blocks are for" },
         { "mxfp4:pow2", "only fp8_tensor and fp8_block choose" },
         { "fp8_delayed:pow2", "only fp8_tensor and fp8_block choose" },
         { "fp8_tensor:2d", "square blocks are for mx, nvfp4 and fp8_block" },

@@ -262,8 +262,15 @@ static void test_group(void **state)
     assert_fails(mt_group_check_members(&g, "x"), MT_EINVAL, "capacity of 24");
     g.m = 9, offsets[2] = 9;
     assert_fails(mt_group_check_members(&g, "x"), MT_EINVAL, "member 2 starts at 9");
-    offsets[2] = 8, rows[1] = -1;
+    offsets[2] = 8, offsets[3] = 29;
+    assert_fails(mt_group_check_members(&g, "x"), MT_EINVAL,
+                 "offsets end at 29, the members at 28");
+    offsets[3] = 28, rows[1] = -1;
     assert_fails(mt_group_check_members(&g, "x"), MT_EINVAL, "member 1 is -1");
+    g = mt_group_ragged_rows(0, 9, 4, rows, offsets);
+    assert_true(mt_group_is_empty(&g));
+    g.members = 3, g.m = 0;
+    assert_true(mt_group_is_empty(&g));
     g = (mt_group){ 3, 9, 4, rows, NULL, NULL };
     assert_fails(mt_group_check(&g, "x"), MT_EINVAL, "needs offsets");
     g = (mt_group){ 3, 2, 40, rows, rows, offsets };
