@@ -50,8 +50,8 @@ static int64_t legal_cut(const mt_param *p, int64_t at)
 /* Where rank r's shard of a unit begins, among the elements of its params back to back. */
 static int64_t cut_of(const mt_param_store *s, const mt_unit *u, int64_t total, int r)
 {
-    int64_t target = (int64_t)((double)total * r / u->ranks), begin = 0;
     if (r == u->ranks) return total;
+    int64_t target = (int64_t)((double)total * r / u->ranks), begin = 0;
     for (int64_t i = u->first; i < u->first + u->count; i++) {
         int64_t count = mt_param_count(s->params[i]);
         if (target < begin + count) return begin + legal_cut(s->params[i], target - begin);

@@ -35,19 +35,6 @@ MT_INLINE mt_real mt_clamp(mt_real x, mt_real limit)
     return mt_from_bits(a | sign);
 }
 
-/* Integers in the order of the reals they stand for, and back: maxima that every compiler
- * vectorises. NaN sorts outside the infinities, on the side of its sign. */
-MT_INLINE mt_real_bits mt_to_order(mt_real x)
-{
-    mt_real_bits u = mt_to_bits(x);
-    return u < 0 ? u ^ ~MT_SIGN_BIT : u;
-}
-
-MT_INLINE mt_real mt_from_order(mt_real_bits u)
-{
-    return mt_from_bits(u < 0 ? u ^ ~MT_SIGN_BIT : u);
-}
-
 /* a b + c: fused where that is one instruction, since exp is most of the time of softmax and
  * SwiGLU. */
 MT_INLINE mt_real mt_multiply_add(mt_real a, mt_real b, mt_real c)
