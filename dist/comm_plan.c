@@ -9,6 +9,7 @@
 typedef struct plan {
     mt_device *device;
     bool gpus;
+    int first, last; /* ranks of the world: all of the comm's lie between them */
     void *scratch, *staging, *words;
     size_t scratch_bytes, staging_bytes, words_bytes;
 } plan;
@@ -68,13 +69,14 @@ static mt_status plan_all_to_all(mt_comm *c, mt_stream *stream, void *to, const 
     return MT_OK;
 }
 
-/* As many ranks as a host has GPUs are taken to be on one. */
+/* Each as many ranks of the world as a host has GPUs are taken to be on one. */
 static bool plan_reaches(const mt_comm *c, const void *memory, size_t bytes)
 {
     enum { GPUS_OF_A_HOST = 8 };
     const plan *p = c->impl;
     (void)memory;
-    return p->gpus && c->size > 1 && c->size <= GPUS_OF_A_HOST && bytes >= MT_DIRECT_BYTES;
+    bool one_host = p->first / GPUS_OF_A_HOST == p->last / GPUS_OF_A_HOST;
+    return p->gpus && c->size > 1 && one_host && bytes >= MT_DIRECT_BYTES;
 }
 
 static mt_status plan_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs, int count)
@@ -127,7 +129,7 @@ static mt_status open_ranks(mt_comm **comm, mt_device *device, int rank, int siz
         free(c), free(p);
         return MT_FAIL(MT_ENOMEM, "comm: out of memory");
     }
-    *p = (plan){ .device = device, .gpus = gpus };
+    *p = (plan){ .device = device, .gpus = gpus, .last = size - 1 };
     c->call.op = c->call.what = "";
     c->ops = &mt_comm_plan, c->rank = rank, c->size = size, c->impl = p;
     mt_status status =
@@ -151,10 +153,12 @@ mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int siz
     return status;
 }
 
-mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size)
+mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size, int stride)
 {
-    const plan *p = world->impl;
-    MT_TRY(open_ranks(part, p->device, rank, size, p->gpus));
+    const plan *whole = world->impl;
+    MT_TRY(open_ranks(part, whole->device, rank, size, whole->gpus));
+    plan *p = (*part)->impl;
+    p->first = world->rank - rank * stride, p->last = p->first + (size - 1) * stride;
     (*part)->world = world;
     return MT_OK;
 }

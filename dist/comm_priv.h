@@ -58,8 +58,9 @@ static inline int64_t mt_comm_part_count(const mt_comm_parts *parts, int rank, i
     return left < 0 ? 0 : left < step ? left : step;
 }
 
-/* A part of a planned world: this rank's place in it, and its size. */
-mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size);
+/* A part of a planned world: this rank's place in it, its size, and how far apart its ranks are in
+ * the world. */
+mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size, int stride);
 
 /* Opens the world: sets rank, size, watch, impl. */
 typedef mt_status (*mt_comm_backend_open)(mt_comm *comm, const mt_launch *launch,

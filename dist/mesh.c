@@ -9,9 +9,10 @@
 static mt_status plan_parts(mt_mesh *mesh, int degree)
 {
     int rank = mt_comm_rank(mesh->world), size = mt_comm_size(mesh->world);
-    mt_status status = mt_comm_plan_part(&mesh->experts, mesh->world, rank % degree, degree);
+    mt_status status = mt_comm_plan_part(&mesh->experts, mesh->world, rank % degree, degree, 1);
     if (status == MT_OK)
-        status = mt_comm_plan_part(&mesh->replicas, mesh->world, rank / degree, size / degree);
+        status =
+            mt_comm_plan_part(&mesh->replicas, mesh->world, rank / degree, size / degree, degree);
     if (status != MT_OK) mt_mesh_destroy(mesh);
     return status;
 }

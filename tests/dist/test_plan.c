@@ -1,6 +1,7 @@
 /* What the plan says of a rank is what the rank takes, at 1, 2 and 4 ranks. */
 #include "tests/dist/ranks.h"
 
+#include "dist/mesh.h"
 #include "train/plan.h"
 
 static mt_config base_config(void)
@@ -141,6 +142,37 @@ static void test_elsewhere(void **state)
     assert_fails(mt_plan_make_rank(&one, &c, 0, 3), MT_ECONFIG, "2 or 4 as the number of ranks");
 }
 
+/* Eight neighbours are on a host: which parts of a mesh are, and so reach each other's memory. */
+static void test_hosts(void **state)
+{
+    static const struct {
+        int ranks, rank, degree;
+        bool world, row, column;
+    } grids[] = {
+        { 8, 3, 2, true, true, true },     { 8, 3, 8, true, true, false },
+        { 16, 9, 1, false, false, false }, { 16, 9, 2, false, true, false },
+        { 16, 9, 8, false, true, false },  { 32, 9, 16, false, false, false },
+        { 24, 10, 3, false, true, false }, { 24, 8, 3, false, false, false },
+        { 12, 11, 4, false, true, false },
+    };
+    enum { GRIDS = sizeof grids / sizeof grids[0], BYTES = 64 << 20 };
+    mt_device *device;
+    (void)state;
+    assert_ok(mt_device_open(&device, "plan", "cuda", 0));
+    for (int i = 0; i < GRIDS; i++) {
+        mt_comm *world;
+        mt_mesh mesh;
+        assert_ok(mt_comm_open_plan(&world, device, grids[i].rank, grids[i].ranks, true));
+        assert_ok(mt_mesh_create(&mesh, world, grids[i].degree));
+        assert_int_equal(mt_comm_reaches(world, world, BYTES), grids[i].world);
+        assert_int_equal(mt_comm_reaches(mesh.experts, world, BYTES), grids[i].row);
+        assert_int_equal(mt_comm_reaches(mesh.replicas, world, BYTES), grids[i].column);
+        mt_mesh_destroy(&mesh);
+        mt_comm_close(&world);
+    }
+    mt_device_destroy(&device);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
@@ -149,6 +181,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_alone),
         RANKS_TEST(on_two_and_four, "planned"),
         cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
