@@ -332,7 +332,7 @@ static mt_status resize(mt_fsdp *f, void **p, size_t *bytes, size_t need, mt_mem
     return MT_OK;
 }
 
-/* As resize, of memory that the other ranks may write to. */
+/* As resize, of memory that the other ranks may write to: of the same size on all of them. */
 static mt_status resize_shared(mt_fsdp *f, void **p, size_t *bytes, size_t need, const char *what)
 {
     mt_comm *const comms[] = { f->comm, f->options.replicas };
@@ -383,20 +383,25 @@ static size_t staging_of(const mt_fsdp *f, int64_t wire)
     return w->bytes * (size_t)mt_param_store_unit(f->store, unit).ranks;
 }
 
-/* Memory that all units share, as large as the largest needs it. */
+/* Memory that all units share, as large as the largest needs it. Staging is that of the rank that
+ * needs most: some columns of the mesh may reach each other's copies where others do not, and all
+ * ranks are to share it alike. */
 static mt_status make_staging(mt_fsdp *f)
 {
-    size_t staging = 0, elements = 0;
+    int64_t staging = 0;
+    size_t elements = 0;
     for (int64_t i = 0; i < f->wires; i++) {
         mt_unit u = mt_param_store_unit(f->store, i / MT_DIR_COUNT);
-        size_t ranks = (size_t)u.ranks, bytes = staging_of(f, i);
+        size_t ranks = (size_t)u.ranks;
+        int64_t bytes = (int64_t)staging_of(f, i);
         if (bytes > staging) staging = bytes;
         bool sorted = *mt_fsdp_parts(f, i / MT_DIR_COUNT) < 0;
         if (sorted && (size_t)u.elements * ranks > elements) elements = (size_t)u.elements * ranks;
     }
     const mt_param *any = mt_param_store_get(f->store, 0);
     size_t size = mt_dtype_size(wire_dtype(f, any));
-    MT_TRY(resize_shared(f, &f->staging, &f->staging_bytes, staging, "wires"));
+    MT_TRY(mt_comm_all_reduce(f->comm, NULL, &staging, 1, MT_I64, MT_REDUCE_MAX, "wires"));
+    MT_TRY(resize_shared(f, &f->staging, &f->staging_bytes, (size_t)staging, "wires"));
     MT_TRY(resize(f, &f->outbox, &f->outbox_bytes, elements * size, MT_MEMORY_GRAD));
     return f->options.reduce_bf16
                ? resize(f, &f->sum, &f->sum_bytes, elements * size, MT_MEMORY_GRAD)

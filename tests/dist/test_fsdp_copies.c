@@ -345,10 +345,43 @@ static mt_status placed(mt_comm *comm)
     return status;
 }
 
+/* Where hosts have uneven numbers of ranks, some columns of the mesh are on one and others not. */
+static bool reaches_even(const mt_comm *c, const void *memory, size_t bytes)
+{
+    return c->world && c->world->rank % 2 == 0 && reaches(c, memory, bytes);
+}
+
+/* Experts are the largest units, and larger as values than as codes: at the third step ranks that
+ * do not reach each other need more staging than before. All still make the same collectives. */
+static mt_status uneven(mt_comm *comm)
+{
+    mt_trainer_config c =
+        wide_config(MT_BF16, "none; layers=*experts* mxfp8; layers=*experts* steps=..2 nvfp4");
+    mt_trainer *t;
+    int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
+    struct mt_comm_ops ops = *comm->ops;
+    placing.ops = comm->ops;
+    ops.share = share, ops.unshare = unshare, ops.reaches = reaches_even, ops.spread = place_runs;
+    comm->ops = &ops;
+    c.comm = comm, c.expert_parallel = 2;
+    c.model.num_experts = 8, c.model.moe_intermediate_size = 256;
+    MT_TRY(mt_trainer_create(&t, rank_device, &c));
+    for (int s = 0; s < 4; s++) {
+        mt_step_result result;
+        draw_batch(&c, s, tokens, targets);
+        MT_TRY(mt_trainer_step(t, tokens, targets, &result));
+        MT_TRY(mt_comm_barrier(comm, "the step's end"));
+    }
+    mt_trainer_destroy(&t);
+    comm->ops = placing.ops;
+    return MT_OK;
+}
+
 static const rank_case cases[] = {
     { "copies", copies },
     { "updates", updates },
     { "placed", placed },
+    { "uneven", uneven },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -360,6 +393,7 @@ int main(int argc, char **argv)
         RANKS_TEST(on_two_and_four, "copies"),
         RANKS_TEST(on_two_and_four, "updates"),
         RANKS_TEST(on_two_and_four, "placed"),
+        RANKS_TEST(on_two_and_four, "uneven"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
