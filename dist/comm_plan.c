@@ -9,7 +9,7 @@
 typedef struct plan {
     mt_device *device;
     bool gpus;
-    int first, last; /* ranks of the world: all of the comm's lie between them */
+    int first, last; /* ranks of the world, among which the comm's are */
     void *scratch, *staging, *words;
     size_t scratch_bytes, staging_bytes, words_bytes;
 } plan;
@@ -158,7 +158,9 @@ mt_status mt_comm_plan_part(mt_comm **part, mt_comm *world, int rank, int size, 
     const plan *whole = world->impl;
     MT_TRY(open_ranks(part, whole->device, rank, size, whole->gpus));
     plan *p = (*part)->impl;
-    p->first = world->rank - rank * stride, p->last = p->first + (size - 1) * stride;
+    /* Memory is that of the rank that takes most: where one column is on two hosts, all are. */
+    p->first = stride == 1 ? world->rank - rank : 0;
+    p->last = stride == 1 ? p->first + size - 1 : world->size - 1;
     (*part)->world = world;
     return MT_OK;
 }

@@ -153,7 +153,7 @@ static void test_hosts(void **state)
         { 16, 9, 1, false, false, false }, { 16, 9, 2, false, true, false },
         { 16, 9, 8, false, true, false },  { 32, 9, 16, false, false, false },
         { 24, 10, 3, false, true, false }, { 24, 8, 3, false, false, false },
-        { 12, 11, 4, false, true, false },
+        { 12, 11, 4, false, true, false }, { 12, 1, 6, false, true, false },
     };
     enum { GRIDS = sizeof grids / sizeof grids[0], BYTES = 64 << 20 };
     mt_device *device;
