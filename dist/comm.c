@@ -74,7 +74,8 @@ mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_op
 
 void mt_comm_abort(mt_comm *comm, const char *sentence)
 {
-    if (!comm || !comm->watch) return;
+    if (!comm || !comm->watch || comm->aborted) return;
+    comm->aborted = true;
     mt_watch_fault(comm->watch, sentence);
     if (comm->ops->give_up) comm->ops->give_up(comm);
 }
@@ -127,19 +128,44 @@ static mt_status leave(mt_comm *c, mt_status status)
     return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
 }
 
+static void release(mt_comm *c)
+{
+    c->ops->close(c);
+    free(c->counts);
+    free(c);
+}
+
+/* Once all ranks have come to the same place, everyone has retired what this one has. */
+static void release_retired(mt_comm *world)
+{
+    for (mt_comm **at = &world->parts; *at;) {
+        mt_comm *part = *at;
+        if (part->retired) {
+            *at = part->next;
+            release(part);
+        } else {
+            at = &part->next;
+        }
+    }
+}
+
 void mt_comm_close(mt_comm **comm)
 {
     mt_comm *c = *comm;
     if (!c) return;
+    *comm = NULL;
+    if (c->world && c->ops->retire) {
+        c->ops->retire(c);
+        c->retired = true;
+        return;
+    }
     if (!c->world && c->watch) { /* what is still under way ends, or is found, before that */
         enter(c, "close", "", 0);
         (void)leave(c, c->ops->barrier(c));
         mt_watch_stop(&c->watch);
     }
-    c->ops->close(c);
-    free(c->counts);
-    free(c);
-    *comm = NULL;
+    release_retired(c);
+    release(c);
 }
 
 mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color)
@@ -161,6 +187,8 @@ mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color)
         free(p);
         return status;
     }
+    if (!comm->world) release_retired(comm);
+    if (p->ops->retire) p->next = p->world->parts, p->world->parts = p;
     *part = p;
     return MT_OK;
 }

@@ -67,6 +67,13 @@ static mt_status wrap(mt_comm *c, MPI_Comm comm)
     return MT_OK;
 }
 
+static void mpi_retire(mt_comm *c)
+{
+    mpi *impl = c->impl;
+    free(impl->scratch);
+    impl->scratch = NULL;
+}
+
 static void mpi_close(mt_comm *c)
 {
     mpi *impl = c->impl;
@@ -84,7 +91,10 @@ static mt_status mpi_split(mt_comm *part, const mt_comm *whole, int color)
     MPI_Comm comm;
     MT_MPI("MPI_Comm_split", MPI_Comm_split(of(whole), color, whole->rank, &comm));
     mt_status status = wrap(part, comm);
-    if (status != MT_OK) mpi_close(part);
+    if (status != MT_OK) { /* alone: freeing MPI's may wait for the others */
+        free(part->impl);
+        part->impl = NULL;
+    }
     return status;
 }
 
@@ -221,6 +231,7 @@ const struct mt_comm_ops mt_comm_mpi = {
     .all_to_all = mpi_all_to_all,
     .broadcast = mpi_broadcast,
     .barrier = mpi_barrier,
+    .retire = mpi_retire,
     .close = mpi_close,
 };
 

@@ -139,25 +139,38 @@ static void strip(mt_nccl *n)
     for (int i = 0; i < 2; i++) mt_event_destroy(&n->folded[i]);
 }
 
+static void nccl_retire(mt_comm *part)
+{
+    strip(mt_nccl_of(part));
+}
+
+/* NCCL may wait for the other ranks of this host. */
 static void nccl_close(mt_comm *c)
 {
     mt_nccl *impl = c->impl;
     mt_nccl_shared *s = impl->shared;
     bool world = impl->comm == s->comm;
-    strip(impl);
+    if (world) strip(impl);
     (void)s->nccl.CommDestroy(impl->comm);
     if (world) release_shared(s);
     free(impl);
     c->impl = NULL;
 }
 
-/* What is under way ends without the others, and device memory can be freed. */
-static void nccl_give_up(mt_comm *c)
+/* What is under way ends without the others, and device memory can be freed. NCCL frees some itself
+ * before it returns, and waits for the device: all are told to end before any is waited for. */
+static void nccl_give_up(mt_comm *world)
 {
-    const mt_nccl_shared *s = mt_nccl_of(c)->shared;
-    mt_watch_set_poll(c->watch, NULL, NULL);
-    mt_direct_give_up(mt_nccl_of(c)->direct);
+    const mt_nccl_shared *s = mt_nccl_of(world)->shared;
+    mt_watch_set_poll(world->watch, NULL, NULL);
+    mt_direct_give_up(mt_nccl_of(world)->direct);
+    for (mt_comm *part = world->parts; part; part = part->next)
+        mt_direct_give_up(mt_nccl_of(part)->direct);
+    (void)s->nccl.GroupStart();
+    for (mt_comm *part = world->parts; part; part = part->next)
+        (void)s->nccl.CommAbort(mt_nccl_of(part)->comm);
     (void)s->nccl.CommAbort(s->comm);
+    (void)s->nccl.GroupEnd();
 }
 
 static mt_status nccl_split(mt_comm *part, const mt_comm *whole, int color)
@@ -187,7 +200,8 @@ static mt_status nccl_split(mt_comm *part, const mt_comm *whole, int color)
     if (status == MT_OK && !alone) status = equip(part);
     if (status == MT_OK && !alone) return MT_OK;
     strip(impl);
-    if (impl->comm) (void)s->nccl.CommDestroy(impl->comm);
+    if (impl->comm) /* one that has failed does not wait for the others */
+        (void)(alone ? s->nccl.CommDestroy(impl->comm) : s->nccl.CommAbort(impl->comm));
     free(impl);
     part->impl = NULL;
     if (alone) part->ops = &mt_comm_self;
@@ -208,6 +222,7 @@ const struct mt_comm_ops mt_comm_nccl = {
     .reaches = mt_nccl_reaches,
     .spread = mt_nccl_spread,
     .give_up = nccl_give_up,
+    .retire = nccl_retire,
     .close = nccl_close,
 };
 

@@ -24,7 +24,10 @@ struct mt_comm_ops {
     void (*unshare)(mt_comm *comm, const void *memory);
     bool (*reaches)(const mt_comm *comm, const void *memory, size_t bytes);
     mt_status (*spread)(mt_comm *comm, mt_stream *stream, const mt_comm_run *runs, int count);
-    void (*give_up)(mt_comm *comm); /* ends what is under way; NULL: nothing is */
+    void (*give_up)(mt_comm *world); /* ends what is under way; NULL: nothing is */
+    /* A part that this rank has closed gives back what it can without the others, and is closed
+       when they are known to have come as far. NULL: `close` is such already. */
+    void (*retire)(mt_comm *part);
     void (*close)(mt_comm *comm);
 };
 
@@ -34,6 +37,8 @@ struct mt_comm {
     uint64_t group;         /* the same number on its ranks, and only there */
     mt_watch *watch;        /* the world's; NULL with one process */
     mt_comm *world;         /* NULL: this is it */
+    mt_comm *parts, *next;  /* the world's that can be retired, the newest first */
+    bool retired, aborted;  /* a part; the world */
     int splits;             /* made of it so far */
     uint64_t alone;         /* collectives of a process without a watchdog */
     double entered, waited; /* the world's: when the present one began; seconds in all of them */

@@ -20,7 +20,7 @@ typedef struct mt_mesh {
 
 /* Collective. MT_ECONFIG when the degree does not divide the number of ranks. */
 mt_status mt_mesh_create(mt_mesh *mesh, mt_comm *world, int64_t expert_parallel);
-/* Closes the parts; the world stays. NULL-safe fields. */
+/* Closes the parts, which waits for nobody; the world stays. NULL-safe fields. */
 void mt_mesh_destroy(mt_mesh *mesh);
 
 #ifdef __cplusplus

@@ -325,23 +325,38 @@ mt_status mt_ranks_extremes(mt_metrics_ranks *e, mt_comm *comm, double seconds, 
     return status;
 }
 
+/* A failure that every rank knows of needs no word to the others, which could end one of them
+ * before it has spoken. */
+static bool failed_alone(const mt_comm *comm, mt_status status)
+{
+    return mt_comm_size(comm) > 1 && status != MT_OK && status != MT_EPREEMPTED &&
+           !mt_comm_failed_together(comm);
+}
+
+static void leave(mt_status status)
+{
+    fflush(NULL);
+    _exit(mt_exit_code(status));
+}
+
+void mt_ranks_fail(mt_comm *comm, mt_status status)
+{
+    if (!comm || !failed_alone(comm, status)) return;
+    mt_comm_abort(comm, mt_error_message());
+    if (mt_comm_rank(comm)) leave(status);
+}
+
 void mt_ranks_close(mt_comm **comm, mt_status status)
 {
-    if (!*comm || mt_comm_size(*comm) == 1) {
-        mt_comm_close(comm);
+    int rank = *comm ? mt_comm_rank(*comm) : 0;
+    if (*comm && failed_alone(*comm, status)) {
+        mt_ranks_fail(*comm, status);
         return;
     }
-    /* A failure that every rank knows of needs no word to the others, which could end one of them
-     * before it has spoken. */
-    bool together = status == MT_OK || status == MT_EPREEMPTED || mt_comm_failed_together(*comm);
-    int rank = mt_comm_rank(*comm);
-    if (together)
-        mt_comm_close(comm);
-    else
-        mt_comm_abort(*comm, mt_error_message());
+    mt_comm_close(comm);
     if (rank && status != MT_OK) {
         fflush(NULL);
-        if (together) nap(leave_s); /* rank 0 speaks when this has returned */
-        _exit(mt_exit_code(status));
+        nap(leave_s); /* rank 0 speaks when this has returned */
+        leave(status);
     }
 }

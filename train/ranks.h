@@ -47,9 +47,12 @@ mt_status mt_ranks_largest(mt_comm *comm, int64_t *x, const char *what);
 mt_status mt_ranks_extremes(mt_metrics_ranks *extremes, mt_comm *comm, double seconds,
                             int64_t bytes);
 
-/* Ends the world after a run. Where only this rank failed (`status` is neither MT_OK nor something
- * that all ranks return), the others are ended and told why. Ranks other than 0 do not return from
- * a failure: rank 0 speaks for all. */
+/* Before what the ranks share is taken apart: where only this rank failed (`status` is neither
+ * MT_OK nor something that all ranks return), the others are ended and told why. Ranks other than 0
+ * do not return from that. NULL-safe. */
+void mt_ranks_fail(mt_comm *comm, mt_status status);
+/* Ends the world after a run, as mt_ranks_fail where that has not been. Ranks other than 0 do not
+ * return from a failure: rank 0 speaks for all. */
 void mt_ranks_close(mt_comm **comm, mt_status status);
 
 #ifdef __cplusplus

@@ -294,6 +294,7 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
     if (status == MT_OK) status = loop(r);
     if (r->lead) explain(r, status);
     if (status == MT_OK) announce_end(r);
+    mt_ranks_fail(r->comm, status);
     finish(r);
     mt_ranks_close(&r->comm, status);
     mt_device_destroy(&r->device);
