@@ -348,6 +348,7 @@ static mt_status resize_shared(mt_fsdp *f, void **p, size_t *bytes, size_t need,
     return MT_OK;
 }
 
+/* Without the barrier that resize_shared makes: a rank that has failed may come here alone. */
 static void free_shared(mt_fsdp *f, void **p, size_t bytes)
 {
     if (*p) mt_comm_unshare(f->comm, *p);
