@@ -359,8 +359,8 @@ static mt_status uneven(mt_comm *comm)
         wide_config(MT_BF16, "none; layers=*experts* mxfp8; layers=*experts* steps=..2 nvfp4");
     mt_trainer *t;
     int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
-    struct mt_comm_ops ops = *comm->ops;
-    placing.ops = comm->ops;
+    static struct mt_comm_ops ops; /* parts are closed by it, with the world */
+    placing.ops = comm->ops, ops = *comm->ops;
     ops.share = share, ops.unshare = unshare, ops.reaches = reaches_even, ops.spread = place_runs;
     comm->ops = &ops;
     c.comm = comm, c.expert_parallel = 2;
