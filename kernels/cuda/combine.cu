@@ -42,38 +42,33 @@ MT_CUDA_OP(combine_fwd)
 /* A warp for each (token, slot): dx = w dy of its row, and <dy, x>. The warps of a token's slots
  * are neighbours, so that dy is read from memory once. */
 template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS) combine_bwd_kernel(struct mt_combine_bwd_args a)
+static __global__ void __launch_bounds__(THREADS, 4)
+    combine_bwd_kernel(struct mt_combine_bwd_args a)
 {
-    typedef mt_vec<T, N> vec;
-    enum { AHEAD = 4 };
-    int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
-    uint32_t top_k = (uint32_t)a.top_k;
+    typedef mt_words<T, N> words;
+    enum { AHEAD = 3 };
+    const int64_t n = a.width / N, warps = (int64_t)gridDim.x * WARPS, slots = a.tokens * a.top_k;
+    const uint32_t top_k = (uint32_t)a.top_k;
     for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < slots; i += warps) {
-        int64_t row = a.position[i];
+        const int64_t row = a.position[i];
+        const words *dy = (const words *)a.dy + (uint32_t)i / top_k * n,
+                    *x = (const words *)a.x + row * n;
+        words *dx = (words *)a.dx + row * n;
+        const mt_real<T> w = ((const mt_real<T> *)a.weights)[i];
         mt_real<T> dot = 0;
-        const vec *dy = (const vec *)a.dy + (uint32_t)i / top_k * n,
-                  *x = (const vec *)a.x + row * n;
-        vec *dx = (vec *)a.dx + row * n;
-        mt_real<T> w = ((const mt_real<T> *)a.weights)[i];
         for (int64_t base = threadIdx.x % 32; row >= 0 && base < n; base += 32 * AHEAD) {
-            vec g[AHEAD], z[AHEAD];
+            words g[AHEAD], z[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++)
+                if (base + s * 32 < n) g[s] = dy[base + s * 32], z[s] = x[base + s * 32];
 #pragma unroll
             for (int s = 0; s < AHEAD; s++) {
+                mt_real<T> e[N], f[N], out[N];
                 if (base + s * 32 >= n) continue;
-                g[s] = dy[base + s * 32];
-                z[s] = x[base + s * 32];
-            }
+                mt_open<T, N>(e, g[s]), mt_open<T, N>(f, z[s]);
 #pragma unroll
-            for (int s = 0; s < AHEAD; s++) {
-                if (base + s * 32 >= n) continue;
-                vec out;
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                    mt_real<T> e = mt_get(&g[s].at[j]);
-                    mt_put(&out.at[j], w * e);
-                    dot += e * mt_get(&z[s].at[j]);
-                }
-                dx[base + s * 32] = out;
+                for (int j = 0; j < N; j++) out[j] = w * e[j], dot += e[j] * f[j];
+                mt_store(dx + base + s * 32, mt_close<T, N>(out));
             }
         }
         dot = mt_warp_sum(dot);
