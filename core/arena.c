@@ -5,6 +5,8 @@
 
 /* Offsets in the slab are multiples of this. */
 enum { ALIGN = 256 };
+/* Bytes of a block, so that events of all kinds are told apart. */
+#define MOST_BYTES (PTRDIFF_MAX / 2)
 
 /* The calls of a pass. An event is what an allocation asks for (bytes >= 0), what a free names
  * (-1 - id) or what was asked for in vain (INT64_MIN + bytes); its index is its time. A block's id
@@ -117,7 +119,7 @@ static int64_t lifetimes(struct interval *intervals, const struct plan *plan, si
     *most = 0;
     for (int64_t t = 0; t < plan->event_count; t++) {
         int64_t e = plan->events[t];
-        if (e <= in_vain(PTRDIFF_MAX / 2)) continue;
+        if (e <= in_vain(MOST_BYTES)) continue;
         if (e >= 0) {
             size_t bytes = padded((size_t)e);
             intervals[id] = (struct interval){ id, t, INT64_MAX, bytes, 0 };
@@ -298,7 +300,7 @@ mt_status mt_arena_alloc(mt_arena *a, void **p, int64_t *id, size_t bytes)
 {
     *p = NULL;
     MT_REQUIRE(a->phase != PHASE_IDLE, MT_EINVAL, "arena: %zu bytes wanted outside a pass", bytes);
-    MT_REQUIRE(bytes <= PTRDIFF_MAX / 2, MT_ENOMEM, "arena: a block of %zu bytes", bytes);
+    MT_REQUIRE(bytes <= MOST_BYTES, MT_ENOMEM, "arena: a block of %zu bytes", bytes);
     struct plan *plan = &a->plans[a->plan];
     const bool again = replays(a, (int64_t)bytes);
     struct block block = { NULL, bytes, true, !again };
@@ -344,7 +346,7 @@ mt_status mt_arena_try(mt_arena *a, void **p, int64_t *id, size_t bytes)
     }
     mt_error_keep(&before);
     mt_status status = mt_arena_alloc(a, p, id, bytes);
-    if (status != MT_ENOMEM) return status;
+    if (status != MT_ENOMEM || bytes > MOST_BYTES) return status;
     MT_TRY(
         reserve(&plan->events, &plan->event_room, a->events + a->live + 1, sizeof *plan->events));
     mt_error_put_back(&before);

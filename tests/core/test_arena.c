@@ -230,6 +230,7 @@ static void test_misuse(void **state)
     touch = true;
     assert_ok(mt_arena_create(&arena, device, MT_MEMORY_ACTIVATIONS));
     assert_fails(mt_arena_alloc(arena, &p, &id, 8), MT_EINVAL, "outside a pass");
+    assert_fails(mt_arena_try(arena, &p, &id, 8), MT_EINVAL, "outside a pass");
     assert_fails(mt_arena_end(arena), MT_EINVAL, "not begun");
     for (int i = 0; i < 3; i++) { /* a block that outlives the pass is freed before the next */
         assert_ok(mt_arena_begin(arena, 1));
@@ -247,6 +248,7 @@ static void test_misuse(void **state)
     assert_ok(mt_arena_end(arena));
     give(arena, &h);
     assert_ok(mt_arena_begin(arena, 2)); /* a pass with nothing */
+    assert_fails(mt_arena_try(arena, &p, &id, (size_t)PTRDIFF_MAX), MT_ENOMEM, "a block of");
     assert_ok(mt_arena_end(arena));
     assert_ok(mt_arena_begin(arena, 3)); /* a pass given up: the next records */
     take(arena, &h, 5000, 1);
