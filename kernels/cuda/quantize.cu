@@ -296,6 +296,7 @@ static mt_status take_scratch(call *c, mt_stream *stream)
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = c->j.row_token || c->j.z, c->j.table.swiglu = a->swiglu;
         c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(&sweep);
+        c->j.table.wide = nvfp4 ? 1 : mt_cuda_bytes_wide(&sweep);
         c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
         c->j.gives = a->pass == MT_QUANTIZE_ALL && !nvfp4 && !mt_cuda_gathered_suffice(&sweep) &&
                      !needs_amax(&c->j.p.sides[MT_ROW]) && !needs_amax(&c->j.p.sides[MT_COL]);

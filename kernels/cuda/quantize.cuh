@@ -89,11 +89,12 @@ struct level {
     float s_enc, g, s_dec; /* nvfp4 */
 };
 
-/* Where the plan writes strips of tiles ahead (quantize_strips.cuh), and how many rows one has. */
+/* Where the plan writes strips of tiles ahead (quantize_strips.cuh), and how large one is. */
 struct strip_table {
     struct strip *strips; /* NULL: they are not wanted */
     int64_t most;         /* that there may be */
     int rows;
+    int wide;       /* tiles beside each other in one; if more than 1, none below each other */
     bool gathered;  /* kernels know where elements of a row lie */
     bool swiglu;    /* they are made of rows twice as wide */
     unsigned early; /* the first blocks, which do not wait for it */

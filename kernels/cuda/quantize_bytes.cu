@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     if (FROM == LYING)
         load_patch<at>(x, p);
     else if (FROM != GRADIENT)
-        send_patch<at, FROM>(sp->slots, p, 0, p.height,
+        send_patch<at, FROM>(sp->slots, p, 0, p.height, p.width,
                              at::BY_TOKEN ? row_value<at>(j.row_token, p, 0, p.height) : 0);
     if (threadIdx.x < MT_DIR_COUNT && j.measure[lane])
         p.seen[lane] = early ? 0 : __ldcg((const uint32_t *)j.amax[lane] + p.index);
@@ -168,12 +168,14 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
         p.parts[lane].whole = whole_scale(j, lane, p.index);
     __syncwarp();
-    for (int left = p.rows - TILE;; left -= TILE) { /* rows below the tile */
-        const bool more = left > 0;
-        const int below = left < TILE ? left : (int)TILE, n = left >> 7;
+    const bool right = FROM == LYING && at::IS_PLANAR && j.table.wide > 1;
+    for (int left = (right ? p.span : p.rows) - TILE, turn = 0;; left -= TILE, turn++) {
+        const bool more = left > 0; /* rows below the tile, or columns to its right */
+        const int next = left < TILE ? left : (int)TILE, n = left >> 7;
+        const int below = right ? p.height : next;
         if (FROM == GRADIENT) {
             make_patch<at>(x, j, p);
-        } else if (FROM != LYING || left + TILE < p.rows) {
+        } else if (FROM != LYING || turn) {
             copies_done();
             take_patch<at, FROM>(x, sp->slots, weight, p.width);
         }
@@ -181,18 +183,22 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
         if (FROM == WEIGHTED && more) weight = row_value<at>(j.row_weight, p, TILE, below);
         float row[ROWS] = {}, column[RUN] = {};
         reach e = {};
-        if (FROM != GRADIENT && more) send_patch<at, FROM>(sp->slots, p, TILE, below, token);
+        if (FROM != GRADIENT && more)
+            send_patch<at, FROM>(sp->slots, p, right ? TILE : p.plain_down, below,
+                                 right ? next : p.width, token);
         if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE && at::IN_ROWS>(&e, x);
         if (e.nans) atomicAdd(&sp->nans[threadIdx.x / 32], e.nans); /* seldom */
         raise(&most, e.all);
         if (KIND == WHOLE) run_whole<at, DIRS, CODES>(j, sp->codes, p, n & 1, x);
         if (at::IS_PLANAR) {
-            if (at::IN_ROWS) planar_rows<at>(row, j, sp->scales[n & 1], e);
+            const int slot = right ? turn : n & 1; /* of scales */
+            if (at::IN_ROWS) planar_rows<at>(row, j, sp->scales[slot], e);
             if (at::IN_COLUMNS) planar_columns<at>(column, j, p, e);
             put_rows<at, KIND, DIRS, CODES, true>(j, p, x, row, column, e.nans > 0);
-            if (at::IN_ROWS) {
-                __syncthreads(); /* the scales are there */
-                put_row_scales(sp->scales[n & 1], p);
+            if constexpr (at::IS_PLANAR && at::IN_ROWS) {
+                __syncthreads(); /* the scales are there; it also keeps warps in step */
+                if (!right || !more)
+                    put_row_scales(sp->scales + (right ? 0 : slot), p, right ? p.span : p.width);
             }
         }
         if (KIND == LINES) {
@@ -236,7 +242,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
             if (on) __syncthreads(); /* those of two tiles have been read */
         }
         if (!more) break;
-        step_down(&p, below);
+        right ? step_right(&p, next) : step_down(&p, below);
     }
     wait_for_results(); /* early blocks do so here */
     if (KIND == WHOLE && gives_found(j)) give_found(j);
@@ -254,7 +260,7 @@ static mt_status launch(mt_stream *stream, const job *j)
 {
     enum { BYTES = sizeof(bytes_space<KIND, DIRS, FROM>) };
     enum { MANY = 1024 /* members that a warp may count in time */ };
-    const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
+    const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE * j->table.wide);
     job own = *j;
     /* who clears swizzled scales comes between */
     const bool cleared = j->p.sides[MT_ROW].swizzled || j->p.sides[MT_COL].swizzled;
@@ -309,11 +315,23 @@ bool mt_cuda_bytes_give(const job *j)
            mt_cuda_short_kind(j) == WHOLE && gives_found(*j);
 }
 
-int mt_cuda_bytes_rows(const job *j)
+/* Where scales of rows are bytes, strips go along the rows, so that more of them are written at
+ * once. */
+int mt_cuda_bytes_wide(const job *j)
 {
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    const int kind = mt_cuda_short_kind(j);
+    const bool lying = !j->row_token && !j->swiglu && !j->z;
+    if (!lying || j->p.group.k <= TILE) return 1;
+    if (kind == PLANAR) return col->present ? 2 : 4;
+    return kind == PLANAR_NIBBLES && row->present ? 4 : 1;
+}
+
+int mt_cuda_bytes_rows(const job *j)
+{
     if (j->row_token || j->swiglu || j->z) return 4 * TILE;
-    return (row->present && col->transposed ? 2 : 3) * TILE; /* an absent side is not transposed */
+    if (mt_cuda_bytes_wide(j) > 1) return TILE;
+    return (j->p.sides[MT_ROW].present ? 2 : 3) * TILE;
 }
 
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const job *j)

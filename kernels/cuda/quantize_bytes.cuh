@@ -9,6 +9,8 @@
 /* where elements come from; gathered, with weights; gradients of what the SwiGLU is of */
 enum { LYING, GATHERED, SWIGLU, WEIGHTED, GRADIENT };
 
+enum { BESIDE = 4 }; /* tiles of a strip beside each other, at most */
+
 /* A warp's patches: ACROSS of them beside each other. */
 template <int KIND, int DIRS, int FROM> struct layout {
     enum {
@@ -40,9 +42,9 @@ template <int KIND, int DIRS, int FROM> struct bytes_space {
     uint4 slots[at::SLOTS][TILE_THREADS]; /* elements on their way, each thread's own */
     alignas(16) uint8_t codes[at::TURNED ? TURNED_BYTES : 16]; /* of columns, turned */
     alignas(16) uint32_t partial[at::TURNED && KIND == LINES ? WARPS : 1][PAIRS];
-    alignas(16) float enc[at::TURNED && KIND == LINES ? TILE : 4]; /* of columns */
-    strip strips[WARPS];                                           /* each warp's own */
-    uint32_t scales[2][at::IS_PLANAR && at::IN_ROWS ? TILE : 1];   /* four of each row */
+    alignas(16) float enc[at::TURNED && KIND == LINES ? TILE : 4];    /* of columns */
+    strip strips[WARPS];                                              /* each warp's own */
+    uint32_t scales[BESIDE][at::IS_PLANAR && at::IN_ROWS ? TILE : 1]; /* four of each row */
     uint32_t most[WARPS]; /* what warps found of the member */
     int nans[WARPS];
 };
@@ -50,17 +52,17 @@ template <int KIND, int DIRS, int FROM> struct bytes_space {
 /* ---- elements ---------------------------------------------------------------------------------
  */
 
-/* Sends for the patch of the tile `down` rows below; zeros beyond its `height`. token: of row
- * `lane` of the warp's. */
+/* Sends for the patch of a tile `away` from the strip's, which has so many rows and columns; zeros
+ * beyond them. token: of row `lane` of the warp's. */
 template <typename AT, int FROM>
 static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], const strip &p,
-                                                  int down, int height, int token)
+                                                  int64_t away, int height, int width, int token)
 {
     const int first = AT::row(), column = AT::column();
-    const int rows = column < p.width ? height - first : 0;
+    const int rows = column < width ? height - first : 0;
     const uint32_t up = (uint32_t)p.cols, pitch = FROM == SWIGLU ? 2 * up : up;
     uint4 *to = slots[0] + threadIdx.x;
-    const mt_bf16 *from = p.plain + (rows > 0 ? column : 0);
+    const mt_bf16 *from = p.plain + (rows > 0 ? away + column : 0);
     if (AT::BY_TOKEN) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
@@ -70,7 +72,7 @@ static __device__ __forceinline__ void send_patch(uint4 (*slots)[TILE_THREADS], 
         }
         return;
     }
-    from += rows > 0 ? (uint64_t)(uint32_t)(down + first) * pitch : 0;
+    from += rows > 0 ? (uint64_t)(uint32_t)first * pitch : 0;
     if (rows >= ROWS) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++, from += pitch) {
@@ -284,18 +286,31 @@ static __device__ __forceinline__ void planar_rows(float enc[ROWS], const job &j
     }
 }
 
-/* Scales of a tile's rows to where they go. */
-static __device__ __forceinline__ void put_row_scales(const uint32_t scales[TILE], const strip &p)
+/* Scales of rows of so many columns to where they go: in whole words, and those of a whole strip at
+ * once, for what is written to a part of a sector costs as much as the sector. */
+static __device__ __forceinline__ void put_row_scales(const uint32_t (*scales)[TILE],
+                                                      const strip &p, int cols)
 {
     const lattice l = scales_of(p.parts[MT_ROW]);
-    const int r = (int)threadIdx.x, blocks = (p.width + 31) / 32;
+    const int r = (int)threadIdx.x, blocks = (cols + 31) / 32;
     if (r >= p.height) return;
-    const uint32_t w = scales[r];
     uint8_t *to = l.at + scale_offset(l, r, 0);
-    if (blocks == 4 && (uintptr_t)to % 4 == 0)
-        store_4(to, w);
-    else
-        for (int b = 0; b < blocks; b++) store_1(to + b, w >> b * 8);
+    if (!l.swizzled && blocks == 16 && (uintptr_t)to % 16 == 0) {
+        store_16(to, scales[0][r], scales[1][r], scales[2][r], scales[3][r]);
+        return;
+    }
+    if (!l.swizzled && blocks == 8 && (uintptr_t)to % 8 == 0) {
+        store_8(to, scales[0][r], scales[1][r]);
+        return;
+    }
+    for (int i = 0; i * 4 < blocks; i++) {
+        const uint32_t w = scales[i][r];
+        to = l.at + scale_offset(l, r, i * 4);
+        if (blocks - i * 4 >= 4 && (uintptr_t)to % 4 == 0)
+            store_4(to, w);
+        else
+            for (int b = 0; b < 4 && i * 4 + b < blocks; b++) store_1(to + b, w >> b * 8);
+    }
 }
 
 /* Of columns' blocks of 32: a warp's rows. */

@@ -93,10 +93,11 @@ static __device__ __noinline__ bool find_strip(strip *own, const plan &p, const 
 {
     const mt_group &g = p.group;
     const int lane = lane_of_warp();
-    const unsigned across = (unsigned)shift_up(g.k, 7), most = (unsigned)t.most;
+    const unsigned wide = (unsigned)t.wide * TILE, most = (unsigned)t.most;
+    const unsigned across = ((unsigned)g.k + wide - 1) / wide;
     const unsigned slow = blockIdx.x / (down_first ? most : across);
     const unsigned fast = blockIdx.x - slow * (down_first ? most : across);
-    const int n = (int)(down_first ? fast : slow), k = (int)(down_first ? slow : fast);
+    const int n = (int)(down_first ? fast : slow), k = (int)(down_first ? slow : fast) * t.wide;
     located it;
     if (!locate_strip(&it, g, t.rows, n)) return false;
     const int down = it.at * (t.rows / TILE), left = it.rows - it.at * t.rows;
@@ -113,15 +114,14 @@ static __device__ __noinline__ bool find_strip(strip *own, const plan &p, const 
     }
     if (lane == MT_DIR_COUNT) {
         const int64_t pitch = t.swiglu ? 2 * g.k : g.k;
-        const int width = (int)g.k - k * TILE;
         own->first_row = it.before.rows + down * TILE;
         own->plain_down = t.gathered ? 0 : pitch * TILE;
-        own->plain = (mt_bf16 *)p.sides[SOURCE].codes + k * TILE;
+        own->plain = (mt_bf16 *)p.sides[SOURCE].codes;
         if (!t.gathered) own->plain += own->first_row * pitch;
         own->index = it.index, own->cols = (int)g.k;
         own->rows = left < t.rows ? left : t.rows;
         own->height = left < TILE ? left : (int)TILE;
-        own->width = width < TILE ? width : (int)TILE;
+        set_span(own, k * TILE, t.wide);
     }
     __syncwarp();
     return true;

@@ -1,6 +1,7 @@
-/* Strips: a few tiles of a member below each other. Thread blocks that have one each, in the order
- * in which the card begins them, come nearer to a copy's speed than resident ones that take turns,
- * if they need not look up where it lies: the plan writes that ahead, and a block reads it at once.
+/* Strips: a few tiles of a member below, or beside, each other. Thread blocks that have one each,
+ * in the order in which the card begins them, come nearer to a copy's speed than resident ones that
+ * take turns, if they need not look up where it lies: the plan writes that ahead, and a block reads
+ * it at once.
  */
 #pragma once
 
@@ -29,6 +30,7 @@ struct alignas(16) strip {
     int index, cols;             /* of the member */
     int rows;                    /* 0: there is none */
     int height, width;           /* of the tile */
+    int span;                    /* columns of the strip */
     uint32_t seen[MT_DIR_COUNT]; /* bits of the member's amaxes when the strip was begun */
     int row;                     /* the tile's first in the member */
 };
@@ -93,14 +95,24 @@ static __device__ __forceinline__ void fill_strip(strip *to, const plan &p, cons
     *to = s;
 }
 
-/* By a warp: its block's strip in its block's column of tiles; false: there is none. down: a column
- * of tiles of all members comes before the next, so that what rows are gathered from, as wide as
- * that, stays in the cache for as long as it is read. */
+/* Moves a strip to the column `from` of its rows. */
+static __device__ __forceinline__ void set_span(strip *own, int from, int wide)
+{
+    const int left = own->cols - from;
+    own->plain += from;
+    own->span = left < wide * TILE ? left : wide * (int)TILE;
+    own->width = left < TILE ? left : (int)TILE;
+}
+
+/* By a warp: its block's strip in its block's column of strips; false: there is none. down: a
+ * column of tiles of all members comes before the next, so that what rows are gathered from, as
+ * wide as that, stays in the cache for as long as it is read. */
 static __device__ __forceinline__ bool take_strip(strip *own, const strip_table &t, int64_t cols,
                                                   bool down)
 {
     const int lane = lane_of_warp();
-    const uint32_t across = (uint32_t)((cols + TILE - 1) / TILE), most = (uint32_t)t.most;
+    const uint32_t wide = (uint32_t)t.wide * TILE, most = (uint32_t)t.most;
+    const uint32_t across = (uint32_t)((cols + wide - 1) / wide);
     const uint32_t slow = blockIdx.x / (down ? most : across);
     const uint32_t fast = blockIdx.x - slow * (down ? most : across);
     const uint32_t n = down ? fast : slow, k = down ? slow : fast;
@@ -111,12 +123,10 @@ static __device__ __forceinline__ bool take_strip(strip *own, const strip_table 
     if (own->rows == 0) return false;
     if (lane < MT_DIR_COUNT) {
         part *d = &own->parts[lane];
-        d->codes += k * d->codes_across, d->scales += k * d->scales_across;
+        const int64_t tiles = (int64_t)k * t.wide;
+        d->codes += tiles * d->codes_across, d->scales += tiles * d->scales_across;
     }
-    if (lane == MT_DIR_COUNT) {
-        own->plain += k * TILE;
-        own->width = k + 1 < across ? (int)TILE : own->cols - (int)k * TILE;
-    }
+    if (lane == MT_DIR_COUNT) set_span(own, (int)(k * wide), t.wide);
     __syncwarp();
     return true;
 }
@@ -133,5 +143,20 @@ static __device__ __forceinline__ void step_down(strip *own, int height)
     if (lane == MT_DIR_COUNT)
         own->plain += own->plain_down, own->first_row += TILE, own->row += TILE,
             own->height = height;
+    __syncwarp();
+}
+
+/* By a warp: from a tile to the one beside it, of `width` columns. Scales of rows stay: they are of
+ * the strip. */
+static __device__ __forceinline__ void step_right(strip *own, int width)
+{
+    const int lane = lane_of_warp();
+    __syncwarp();
+    if (lane < MT_DIR_COUNT) {
+        part *d = &own->parts[lane];
+        d->codes += d->codes_across;
+        if (lane == MT_COL) d->scales += d->scales_across;
+    }
+    if (lane == MT_DIR_COUNT) own->plain += TILE, own->width = width;
     __syncwarp();
 }
