@@ -13,7 +13,7 @@
 template <typename AT, int KIND, int DIRS, int CODES, bool POW2>
 static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
                                                 const uint32_t x[ROWS][4], const float row[ROWS],
-                                                const float column[RUN], bool nans)
+                                                const float column[RUN])
 {
     const int rows = AT::column() < p.width ? p.height - AT::row() : 0;
     const uint32_t pitch = (uint32_t)p.cols >> kind<KIND>::HALF;
@@ -25,8 +25,8 @@ static __device__ __forceinline__ void put_rows(const job &j, const strip &p,
         float same[RUN];
 #pragma unroll
         for (int e = 0; e < RUN; e++) same[e] = row[i];
-        if (DIRS & ROW_CODES) encode_run<CODES, POW2>(q, j.p.sides[MT_ROW], x[i], same, nans);
-        if (DIRS & COLUMN_CODES) encode_run<CODES, POW2>(c, j.p.sides[MT_COL], x[i], column, nans);
+        if (DIRS & ROW_CODES) encode_run<CODES, POW2>(q, j.p.sides[MT_ROW], x[i], same);
+        if (DIRS & COLUMN_CODES) encode_run<CODES, POW2>(c, j.p.sides[MT_COL], x[i], column);
         if (i >= rows) continue;
         if (DIRS & ROW_CODES) store_run<KIND>(by_row, q);
         if (DIRS & COLUMN_CODES) store_run<KIND>(by_column, c);
@@ -187,18 +187,24 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
             send_patch<at, FROM>(sp->slots, p, right ? TILE : p.plain_down, below,
                                  right ? next : p.width, token);
         if (KIND != WHOLE || is_measured(j)) find_reach<KIND != WHOLE && at::IN_ROWS>(&e, x);
-        if (e.nans) atomicAdd(&sp->nans[threadIdx.x / 32], e.nans); /* seldom */
+        if (e.nans) { /* seldom */
+            atomicAdd(&sp->nans[threadIdx.x / 32], e.nans);
+#pragma unroll
+            for (int i = 0; CODES == CODES_E2M1 && i < ROWS * 4; i++)
+                x[i / 4][i % 4] = without_nan_signs(x[i / 4][i % 4]);
+        }
         raise(&most, e.all);
         if (KIND == WHOLE) run_whole<at, DIRS, CODES>(j, sp->codes, p, n & 1, x);
         if (at::IS_PLANAR) {
             const int slot = right ? turn : n & 1; /* of scales */
             if (at::IN_ROWS) planar_rows<at>(row, j, sp->scales[slot], e);
             if (at::IN_COLUMNS) planar_columns<at>(column, j, p, e);
-            put_rows<at, KIND, DIRS, CODES, true>(j, p, x, row, column, e.nans > 0);
+            put_rows<at, KIND, DIRS, CODES, true>(j, p, x, row, column);
             if constexpr (at::IS_PLANAR && at::IN_ROWS) {
-                __syncthreads(); /* the scales are there; it also keeps warps in step */
-                if (!right || !more)
+                if (!right || !more) {
+                    __syncthreads(); /* the scales are there */
                     put_row_scales(sp->scales + (right ? 0 : slot), p, right ? p.span : p.width);
+                }
             }
         }
         if (KIND == LINES) {
@@ -210,9 +216,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
             if (at::IN_ROWS) {
                 line_rows<at>(row, j, p, e);
                 if (at::BY_POWERS && j.p.sides[MT_ROW].options.pow2)
-                    put_rows<at, KIND, ROW_CODES, CODES, true>(j, p, x, row, column, false);
+                    put_rows<at, KIND, ROW_CODES, CODES, true>(j, p, x, row, column);
                 else
-                    put_rows<at, KIND, ROW_CODES, CODES, false>(j, p, x, row, column, false);
+                    put_rows<at, KIND, ROW_CODES, CODES, false>(j, p, x, row, column);
             }
             if (at::IN_COLUMNS) {
                 __syncthreads(); /* what columns are multiplied by is there */

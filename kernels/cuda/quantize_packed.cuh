@@ -419,12 +419,24 @@ static __device__ __forceinline__ uint32_t e2m1_units_above(float a)
                     bend + 0x2p16f);
 }
 
+/* Bits of a where the mask has them, else of b, in one instruction. */
+static __device__ __forceinline__ uint32_t pick_bits(uint32_t mask, uint32_t a, uint32_t b)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(y) : "r"(mask), "r"(a), "r"(b));
+    return y;
+#else
+    return (a & mask) | (b & ~mask);
+#endif
+}
+
 /* Sign bits of eight elements where E2M1 codes have them; a NaN has none. */
 static __device__ __forceinline__ uint32_t nibble_signs(const uint32_t w[4], bool nans)
 {
     uint32_t a = __byte_perm(w[0], w[1], 0x7531), b = __byte_perm(w[2], w[3], 0x7531);
     uint32_t even = __byte_perm(a, b, 0x6420), odd = __byte_perm(a, b, 0x7531);
-    uint32_t signs = (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
+    uint32_t signs = pick_bits(0x0f0f0f0fu, even >> 4, odd) & 0x88888888u;
     if (nans) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -455,25 +467,25 @@ static __device__ __forceinline__ uint32_t magnitude_nibbles(const uint32_t w[4]
     return x[0] + (x[1] << 4) - (E2M1_UNITS_BASE >> 16 & 0xff) * (0x01010101u * 17);
 }
 
-/* The same of products with powers of two: bf16 holds them, so that the lines are taken two
- * elements at a time; the second bends at 256. */
+/* The same of products with powers of two, two elements at a time: bf16 holds a quarter of each, as
+ * do the lines, which round once so. The second bends at 64. */
 static __device__ __forceinline__ uint32_t shifted_nibbles(const uint32_t w[4], const float enc[8])
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const uint32_t base = 0x4380 - 6;
+    const uint32_t base = 0x4280 - 6;
     uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t by =
             __byte_perm(mt_f32_bits(enc[i * 2]), mt_f32_bits(enc[i * 2 + 1]), 0x7632);
-        uint32_t a, b;
-        asm("mul.rn.bf16x2 %0, %3, %4;\n\t"
-            "fma.rn.bf16x2 %1, %0, %5, %6;\n\t" /* 2 a + 250 */
-            "fma.rn.bf16x2 %2, %0, %7, %8;"     /* a + 252 */
-            : "=&r"(x[i]), "=&r"(a), "=&r"(b)
-            : "r"(w[i] & 0x7fff7fffu), "r"(by), "r"(0x40004000), "r"(0x437a437a), "r"(0x3f803f80),
-              "r"(0x437c437c));
-        x[i] = __vimin3_s16x2(a, b, 0x43814381); /* 258; NaN is above all */
+        uint32_t half, quarter, a, b;
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(half) : "r"(by), "r"(0x3f003f00));
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(quarter) : "r"(by), "r"(0x3e803e80));
+        asm("fma.rn.bf16x2 %0, %2, %3, %5;\n\t" /* value / 2 + 62.5 */
+            "fma.rn.bf16x2 %1, %2, %4, %6;"     /* value / 4 + 63 */
+            : "=&r"(a), "=r"(b)
+            : "r"(w[i] & 0x7fff7fffu), "r"(half), "r"(quarter), "r"(0x427a427a), "r"(0x427c427c));
+        x[i] = __vimin3_s16x2(a, b, 0x42814281); /* 64.5; NaN is above all */
     }
     const uint32_t a = __byte_perm(x[0], x[1], 0x6240), b = __byte_perm(x[2], x[3], 0x6240);
     return __byte_perm(a, b, 0x5410) + (__byte_perm(a, b, 0x7632) << 4) -

@@ -27,6 +27,13 @@ static __device__ __forceinline__ uint32_t without_nans(uint32_t w)
     return (w & 0x7fff0000u) > 0x7f800000u ? w & 0xffff : w;
 }
 
+/* The same, NaNs without their signs. */
+static __device__ __forceinline__ uint32_t without_nan_signs(uint32_t w)
+{
+    w = (w & 0x7fff) > 0x7f80 ? w & 0xffff7fffu : w;
+    return (w & 0x7fff0000u) > 0x7f800000u ? w & 0x7fffffff : w;
+}
+
 /* The k-th of four: registers have no index. */
 template <typename T> static __device__ __forceinline__ T one_of(const T x[4], int k)
 {
@@ -161,10 +168,10 @@ static __device__ __forceinline__ void draw_row(uint32_t bits[4], const JOB &j, 
 /* Of eight products; of E2M1 with powers of two. */
 template <int CODES, bool POW2>
 static __device__ __forceinline__ void encode_run(uint32_t q[2], const side &s, const uint32_t w[4],
-                                                  const float enc[RUN], bool nans)
+                                                  const float enc[RUN])
 {
     if (CODES == CODES_E2M1) {
-        q[0] = shifted_nibbles(w, enc) | nibble_signs(w, nans);
+        q[0] = shifted_nibbles(w, enc) | nibble_signs(w, false);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) q[i] = encode_four<CODES, POW2>(s, w + i * 2, enc + i * 4);

@@ -17,7 +17,8 @@ bool mt_cuda_short_suffices(const struct job *j);
 mt_status mt_cuda_quantize_short(mt_stream *stream, const struct job *j);
 int mt_cuda_short_kind(const struct job *j);
 /* quantize_bytes.cu: of a kind; whether members' results, found before, are given by it, too; the
- * rows of its strips, which the plan is to write; the sweep over codes. */
+ * rows of its strips, which the plan is to write, and the tiles that they have beside each other;
+ * the sweep over codes. */
 bool mt_cuda_bytes_suffice(const struct job *j);
 bool mt_cuda_bytes_give(const struct job *j);
 int mt_cuda_bytes_rows(const struct job *j);
