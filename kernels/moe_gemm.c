@@ -85,6 +85,7 @@ mt_status mt_moe_gemm_parts(mt_stream *stream, const struct mt_moe_gemm_args *ar
     mt_qtensor x;
     int64_t rows = g.b->group.first_dims ? g.b->group.m : g.b->group.members * g.b->group.m;
     MT_REQUIRE(args->scratch || between(args) == 0, MT_EINVAL, "moe_gemm: scratch is NULL");
+    if (!rows && g.layout != MT_GEMM_NT) return mt_moe_gemm_weights(stream, args);
     MT_REQUIRE(g.layout != MT_GEMM_NN || !args->row_token, MT_EUNSUPPORTED,
                "moe_gemm NN: this device weights rows before the product");
     if (args->row_token) {

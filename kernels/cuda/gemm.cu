@@ -91,7 +91,7 @@ template <> mt_status multiply<float>(mt_stream *stream, gemm_problem *g)
 static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
     path->variant = MT_CUDA_GEMM_TILED;
-    if (!mt_cuda_is_hopper(stream)) return;
+    if (!mt_cuda_is_hopper(stream) || gemm_is_empty(g)) return;
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
     if (!mt_cuda_gemm_sm90_suits(g, path)) path->variant = MT_CUDA_GEMM_TILED;
 }
@@ -153,7 +153,6 @@ static mt_status multiply_codes(mt_stream *stream, const struct mt_gemm_args *ar
     mt_cuda_gemm_path path;
     *done = false;
     if (!mt_cuda_reads_fp8(stream) || !mt_cuda_gemm_codes(&g, args)) return MT_OK;
-    if (!g.cols || !g.rows.members) return MT_OK;
     choose(stream, &g, &path);
     if (!mt_cuda_gemm_of_codes(path.variant)) return MT_OK;
     *done = true;
@@ -171,7 +170,7 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
     MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
     g.alpha = plain.alpha;
-    if (!g.cols || !g.rows.members) return MT_OK;
+    if (gemm_is_empty(&g)) return MT_OK;
     return multiply<T>(stream, &g);
 }
 MT_CUDA_OP(gemm)
@@ -182,8 +181,7 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
     gemm_problem g = {};
     mt_cuda_gemm_path path = {};
     path.variant = MT_CUDA_GEMM_TILED;
-    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args) && g.cols && g.rows.members)
-        choose(stream, &g, &path);
+    if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args)) choose(stream, &g, &path);
     bool codes = mt_cuda_gemm_of_codes(path.variant);
     *scratch = codes ? 0 : mt_cuda_gemm_plain_scratch(stream, args);
     *operands = codes ? mt_cuda_gemm_codes_bytes(&g, &path) : mt_cuda_gemm_plain_bytes(args);

@@ -40,6 +40,13 @@ struct gemm_problem {
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */
 };
 
+/* Whether D has no element. */
+static inline bool gemm_is_empty(const gemm_problem *g)
+{
+    const int64_t room = g->rows.first_dims ? g->rows.m : g->rows.members * g->rows.m;
+    return !g->rows.members || !g->cols || !(g->layout == MT_GEMM_NT ? g->height : room);
+}
+
 /* The same product with operands of dtype or real, in the stream's operand memory where they were
  * neither; what bf16 does not hold of them is the factor alpha. */
 struct gemm_plain {

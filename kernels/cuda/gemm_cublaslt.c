@@ -253,6 +253,7 @@ static mt_status loop(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product *p
                       const char **why)
 {
     cudaStream_t queue = mt_cuda_stream(stream);
+    if (!run && p->alpha) return MT_OK; /* the factors are not there yet */
     MT_TRY(read_members(stream, lt, p));
     MT_TRY(plan_members(lt, p, why));
     if (*why || !run) return MT_OK;

@@ -210,7 +210,10 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
         path->variant = MT_CUDA_GEMM_ALONE;
         path->width = filling_width(members, rows, tiles_m, 8, processors);
     }
-    if (!g->fp8) return;
+    if (!g->fp8) {
+        if (!has_room(g, path->variant)) path->variant = MT_CUDA_GEMM_PINGPONG;
+        return;
+    }
     if (levels_rows(g))
         path->variant = MT_CUDA_GEMM_FP8_HIGH_LEVEL, few = false;
     else if (few)

@@ -33,8 +33,8 @@ bool mt_cuda_weighs_after(int64_t d, int64_t f)
     return f == AFTER_F && d <= AFTER_D && d % 8 == 0;
 }
 
-/* The product where a fused kernel may run it: on Hopper, of bf16, in a kernel set whose ragged
- * groups are ours; fp8 multiplies faster alone. */
+/* The product where a fused kernel may run it: on Hopper, of bf16, where the kernel set's product
+ * would be ours, too; fp8 multiplies faster alone. */
 static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args)
 {
     mt_cublaslt *lt = mt_cuda_cublaslt(stream);
@@ -45,7 +45,8 @@ static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gem
     *g = gemm_problem();
     if (!mt_cuda_gemm_foresee(g, &args->gemm)) return false;
     if (args->gathers_b) mt_cuda_gemm_sm90_turn(g);
-    return g->cols > 0 && g->rows.members > 0;
+    const bool uniform = !g->rows.first_dims && !g->alpha;
+    return !gemm_is_empty(g) && !(lt && uniform);
 }
 
 /* dots [parts, room]: a row's first becomes their sum. */

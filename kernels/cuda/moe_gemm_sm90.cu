@@ -33,7 +33,8 @@ bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm
         return false;
     const gemm_sm90_variant *variant = variant_of(args, g, path->variant);
     const bool after = args->gemm.layout == MT_GEMM_NN && args->row_token; /* has no factor */
-    if ((after && g->alpha) || !mt_cuda_gemm_sm90_fits(g, path, variant)) return false;
+    if (after && (g->alpha || g->cols > TILE || !fits(args->act))) return false;
+    if (!mt_cuda_gemm_sm90_fits(g, path, variant)) return false;
     if (wgrad) return args->row_token && (!args->gathers_b || g->height % TILE == 0);
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;
     const void *beside = g->layout == MT_GEMM_TN ? args->act : args->z;

@@ -31,6 +31,9 @@ static const struct shape shapes[] = {
     { 2, 64, 1, false, { 29 } },
     { 2, 5, 0, false, { 3 } },
     { 2, 0, 5, false, { 3 } },
+    { 2, 0, 256, false, { 3 } },
+    { 2, 1032, 64, false, { 0 } },
+    { 1, 8, 8, false, { 0 } },
     { 3, 31, 48, true, { 0, 0, 0 } },
     { 0, 31, 48, false, { 4 } },
 };

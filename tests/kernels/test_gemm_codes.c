@@ -117,10 +117,31 @@ static void check_no_rows(mt_device *device)
     test_free(d);
 }
 
+/* Nor are there results of them. */
+static void check_no_results(mt_device *device)
+{
+    enum { MEMBERS = 2, WIDE = 1024, N = 2048 };
+    struct quantize_case rows, weights;
+    struct quantize_result x, w;
+    case_make(&rows, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ 0 }, &(int64_t){ WIDE }, 0);
+    case_make(&weights, MT_GROUP_UNIFORM, MEMBERS, &(int64_t){ N }, &(int64_t){ WIDE }, 0);
+    result_make(&x, &rows, "fp8_block", NULL, false);
+    result_make(&w, &weights, "fp8_block:2d", NULL, false);
+    assert_ok(mt_gemm(&(mt_stream){ device, NULL }, &(struct mt_gemm_args){ .dtype = MT_BF16,
+                                                                            .layout = MT_GEMM_TN,
+                                                                            .a = &w.q,
+                                                                            .b = &x.q,
+                                                                            .d = x.q.dir[0].codes,
+                                                                            .d_dtype = MT_BF16 }));
+    assert_ok(mt_device_synchronize(device));
+    result_free(&x), result_free(&w);
+}
+
 static void codes_of_no_rows(void **state)
 {
     (void)state;
     for_each_kernel_set(check_no_rows);
+    for_each_kernel_set(check_no_results);
 }
 
 /* Codes of no members: there are no factors either. */
