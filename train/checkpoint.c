@@ -64,9 +64,11 @@ static mt_status read_meta(mt_checkpoint *c)
     return mt_hf_config_parse(&m->config, m->config_text, strlen(m->config_text), c->path, true);
 }
 
-/* That DONE, which lists so many files, knows all that model.h5 shows. */
-static mt_status check_files(const mt_checkpoint *c, int64_t files)
+/* That DONE, which lists so many files, knows all that model.h5 shows. Who reads all of them holds
+ * them: they may be removed at any time. */
+static mt_status check_files(const mt_checkpoint *c, int64_t files, bool hold)
 {
+    char name[MT_SEAL_NAME];
     int64_t ranks = 0;
     bool has;
     MT_TRY(mt_h5_has_attribute(c->file, "/meta", "ranks", &has));
@@ -74,6 +76,10 @@ static mt_status check_files(const mt_checkpoint *c, int64_t files)
     MT_REQUIRE(files == 1 + ranks, MT_EDAMAGED,
                "'%s/DONE' lists %lld files, model.h5 is of %lld ranks' beside itself", c->path,
                (long long)files, (long long)ranks);
+    for (int rank = 0; hold && rank < ranks; rank++) {
+        mt_checkpoint_shard_name(name, rank);
+        MT_TRY(mt_h5_hold_beside(c->file, name));
+    }
     return MT_OK;
 }
 
@@ -90,7 +96,7 @@ mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path,
     MT_TRY_CLEANUP(mt_path_format(file, "%s/model.h5", path));
     MT_TRY_CLEANUP(mt_h5_open(&c->file, file));
     MT_TRY_CLEANUP(read_meta(c));
-    MT_TRY_CLEANUP(check_files(c, files));
+    MT_TRY_CLEANUP(check_files(c, files, !comm));
     MT_TRY_CLEANUP(mt_h5_list(c->file, "/model", &c->names, &c->count));
 cleanup:
     *checkpoint = c;
@@ -121,6 +127,11 @@ void mt_checkpoint_close(mt_checkpoint **checkpoint)
 const mt_checkpoint_meta *mt_checkpoint_get_meta(const mt_checkpoint *checkpoint)
 {
     return &checkpoint->meta;
+}
+
+const char *mt_checkpoint_path(const mt_checkpoint *checkpoint)
+{
+    return checkpoint->path;
 }
 
 int64_t mt_checkpoint_count(const mt_checkpoint *checkpoint)

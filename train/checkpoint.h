@@ -36,6 +36,8 @@ extern "C" {
 
 enum { MT_CHECKPOINT_VERSION = 1, MT_CHECKPOINT_PATH = 4096 };
 
+typedef struct mt_checkpoint mt_checkpoint;
+
 /* What a save records beside the state; texts may be NULL. */
 typedef struct mt_checkpoint_info {
     const char *run_config;    /* the resolved configuration */
@@ -62,6 +64,8 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
 /* Weights and router bias of any checkpoint into a model, converted to its masters' dtype; the
  * recipes of its step hold, with the scales of delayed scaling that a run in these formats left;
  * and refreshes it. */
+mt_status mt_checkpoint_restore_model(mt_model *model, mt_checkpoint *checkpoint);
+/* Opens, does that, closes. */
 mt_status mt_checkpoint_load_model(mt_model *model, const char *path);
 
 /* How many checkpoints DIR has, complete or not; 0 where it is not there. */
@@ -77,10 +81,6 @@ mt_status mt_checkpoint_check_moved(const char *dir);
  * ranks of `comm` (NULL: alone) each verifies a share of its files; collective. */
 mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
                                     size_t skipped_bytes, const char *dir, mt_comm *comm);
-/* The checkpoint that a user means: a checkpoint, a directory of them, or a run with a ckpt/
- * directory. */
-mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
-                                const char *given);
 /* Removes checkpoints of DIR except the newest keep_last (at least 1) and those of steps divisible
  * by keep_every (0: none), and what interrupted saves left behind. Symbolic links stay, and what
  * they lead to. */
@@ -92,11 +92,15 @@ mt_status mt_checkpoint_prune_after(const char *dir, int64_t step);
 /* ---- reading -----------------------------------------------------------------------------------
  */
 
-typedef struct mt_checkpoint mt_checkpoint;
-
 /* Verifies all files against DONE, then opens. Errors: MT_EIO (no such directory), MT_EDAMAGED (no
  * DONE, what it does not say), MT_EUNSUPPORTED (written by a newer version). */
 mt_status mt_checkpoint_open(mt_checkpoint **checkpoint, const char *path);
+/* The checkpoint that a user means: a checkpoint, or the newest complete one of a directory of them
+ * or of a run with a ckpt/ directory; `skipped` as in mt_checkpoint_find_latest. A run that goes on
+ * may remove it: before it is open, newer ones are looked for again; then it can be read to its
+ * end. */
+mt_status mt_checkpoint_open_given(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                                   const char *given);
 /* NULL-safe; sets *checkpoint to NULL. */
 void mt_checkpoint_close(mt_checkpoint **checkpoint);
 
@@ -110,6 +114,8 @@ typedef struct mt_checkpoint_meta {
 } mt_checkpoint_meta;
 
 const mt_checkpoint_meta *mt_checkpoint_get_meta(const mt_checkpoint *checkpoint);
+/* Where it was opened. */
+const char *mt_checkpoint_path(const mt_checkpoint *checkpoint);
 /* Tensors of /model, sorted by name. */
 int64_t mt_checkpoint_count(const mt_checkpoint *checkpoint);
 const char *mt_checkpoint_name(const mt_checkpoint *checkpoint, int64_t i);

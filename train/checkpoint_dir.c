@@ -11,7 +11,7 @@
 #include "train/checkpoint_priv.h"
 #include "train/kind.h"
 
-enum { MAX_NAME = 255 };
+enum { MAX_NAME = 255, MOST_LOOKS = 16 };
 
 /* ---- staging -----------------------------------------------------------------------------------
  */
@@ -331,23 +331,64 @@ static mt_status refuse_directory(const char *given)
         given, mt_path_kind_of(given));
 }
 
-mt_status mt_checkpoint_resolve(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
-                                const char *given)
+/* The step of the newest directory, complete or not; -1 where there is none. */
+static mt_status newest_step(int64_t *step, const char *dir)
 {
-    char below[MT_PATH_BYTES];
-    if (skipped_bytes) skipped[0] = '\0';
+    step_list list;
+    mt_status status = list_steps(&list, dir);
+    *step = list.count ? list.items[0].step : -1;
+    free(list.items);
+    return status;
+}
+
+/* The directory of checkpoints that is meant; "" where what is given must be one itself. */
+static mt_status find_directory(char dir[MT_PATH_BYTES], const char *given)
+{
+    int64_t newest;
     MT_REQUIRE(mt_path_exists(given), MT_EIO, "there is no checkpoint or run '%s'", given);
     MT_TRY(refuse_file(given));
-    MT_TRY(mt_path_format(below, "%s/ckpt", given));
-    if (mt_path_exists(below))
-        return mt_checkpoint_find_latest(path, skipped, skipped_bytes, below, NULL);
-    step_list list;
-    mt_status status = list_steps(&list, given);
-    free(list.items);
-    MT_TRY(status);
-    if (list.count) return mt_checkpoint_find_latest(path, skipped, skipped_bytes, given, NULL);
-    MT_TRY(refuse_directory(given));
-    return mt_path_format(path, "%s", given);
+    MT_TRY(mt_path_format(dir, "%s/ckpt", given));
+    if (mt_path_exists(dir)) return MT_OK;
+    MT_TRY(mt_path_format(dir, "%s", given));
+    MT_TRY(newest_step(&newest, given));
+    if (newest >= 0) return MT_OK;
+    dir[0] = '\0';
+    return refuse_directory(given);
+}
+
+static mt_status open_latest(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                             const char *dir)
+{
+    char path[MT_CHECKPOINT_PATH];
+    MT_TRY(mt_checkpoint_find_latest(path, skipped, skipped_bytes, dir, NULL));
+    return mt_checkpoint_open(checkpoint, path);
+}
+
+static bool has_newer(const char *dir, int64_t step)
+{
+    int64_t newest;
+    return newest_step(&newest, dir) == MT_OK && newest > step;
+}
+
+/* A run removes old checkpoints when it has saved a new one: what is not whole, or not there any
+ * more, where there is a newer one since, was not damaged. */
+mt_status mt_checkpoint_open_given(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                                   const char *given)
+{
+    char dir[MT_PATH_BYTES];
+    int64_t newest;
+    *checkpoint = NULL;
+    skipped[0] = '\0';
+    MT_TRY(find_directory(dir, given));
+    if (!*dir) return mt_checkpoint_open(checkpoint, given);
+    for (int look = 1;; look++) {
+        MT_TRY(newest_step(&newest, dir));
+        mt_status status = open_latest(checkpoint, skipped, skipped_bytes, dir);
+        bool doubtful = status == MT_EIO || status == MT_EDAMAGED || *skipped;
+        if (!doubtful || look == MOST_LOOKS || !has_newer(dir, newest)) return status;
+        mt_checkpoint_close(checkpoint);
+        mt_error_clear();
+    }
 }
 
 /* A checkpoint goes in two steps: without DONE it is none any more, however far the removal comes.

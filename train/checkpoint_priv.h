@@ -67,6 +67,8 @@ bool mt_checkpoint_leads(const mt_checkpoint_state *state);
 /* mt_comm_agree, where there is a comm. */
 mt_status mt_checkpoint_agree(const mt_checkpoint_state *state, mt_status status, const char *what);
 
+/* "rank_0003.h5" */
+void mt_checkpoint_shard_name(char name[MT_SEAL_NAME], int rank);
 mt_status mt_checkpoint_shard_begin(mt_checkpoint_shard *shard, const mt_checkpoint_stage *stage,
                                     const mt_checkpoint_state *state,
                                     const mt_checkpoint_info *info);

@@ -149,16 +149,21 @@ static mt_status load_formats(mt_model *model, const mt_checkpoint_state *state,
     return mt_precision_forget(mt_model_precision(model));
 }
 
-mt_status mt_checkpoint_load_model(mt_model *model, const char *path)
+mt_status mt_checkpoint_restore_model(mt_model *model, mt_checkpoint *checkpoint)
 {
-    mt_checkpoint *checkpoint;
     mt_checkpoint_state state = { .m = NULL };
     describe_model(&state, model);
     mt_stream stream = { .device = mt_param_store_device(state.params) };
-    MT_TRY(mt_checkpoint_open(&checkpoint, path));
-    mt_status status = mt_checkpoint_restore(&state, checkpoint);
-    if (status == MT_OK) status = load_formats(model, &state, checkpoint);
-    mt_checkpoint_close(&checkpoint);
-    MT_TRY(status);
+    MT_TRY(mt_checkpoint_restore(&state, checkpoint));
+    MT_TRY(load_formats(model, &state, checkpoint));
     return mt_model_refresh(model, &stream);
+}
+
+mt_status mt_checkpoint_load_model(mt_model *model, const char *path)
+{
+    mt_checkpoint *checkpoint;
+    MT_TRY(mt_checkpoint_open(&checkpoint, path));
+    mt_status status = mt_checkpoint_restore_model(model, checkpoint);
+    mt_checkpoint_close(&checkpoint);
+    return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
 }

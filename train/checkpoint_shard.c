@@ -27,7 +27,7 @@ mt_status mt_checkpoint_agree(const mt_checkpoint_state *s, mt_status status, co
     return s->comm ? mt_comm_agree(s->comm, status, what) : status;
 }
 
-static void shard_name(char name[MT_SEAL_NAME], int rank)
+void mt_checkpoint_shard_name(char name[MT_SEAL_NAME], int rank)
 {
     snprintf(name, MT_SEAL_NAME, "rank_%04d.h5", rank);
 }
@@ -60,7 +60,7 @@ mt_status mt_checkpoint_shard_begin(mt_checkpoint_shard *shard, const mt_checkpo
     shard->seals = calloc((size_t)ranks, sizeof *shard->seals);
     MT_REQUIRE(shard->seals, MT_ENOMEM, "no memory for what %d ranks write", ranks);
     MT_TRY(name_set(&shard->set, s, info));
-    shard_name(name, mt_comm_rank(s->comm));
+    mt_checkpoint_shard_name(name, mt_comm_rank(s->comm));
     MT_TRY(mt_path_format(path, "%s/%s", stage->temp, name));
     MT_TRY(mt_h5_create(&shard->file, path));
     return mt_h5_set_string(shard->file, "/", "set", shard->set);
@@ -108,7 +108,7 @@ static mt_status end_file(mt_checkpoint_shard *shard)
     MT_TRY(mt_h5_write(shard->file, index_name, MT_U8, 1, &bytes, shard->index));
     MT_TRY(mt_path_format(path, "%s", mt_h5_path(shard->file)));
     MT_TRY(mt_h5_commit(&shard->file));
-    shard_name(seal->name, rank);
+    mt_checkpoint_shard_name(seal->name, rank);
     return mt_file_xxh128(seal->hex, &seal->bytes, path);
 }
 

@@ -89,6 +89,9 @@ mt_status mt_h5_write_virtual(mt_h5 *file, const char *name, int type, int ndim,
                               const int64_t *shape, const mt_h5_extent *extents, int64_t n);
 /* Fails with MT_EDAMAGED where two files are of different sets. */
 mt_status mt_h5_check_set(mt_h5 *file, mt_h5 *source);
+/* Opens the file NAME beside `file`, which virtual datasets of `file` lead to: they are read from
+ * it even after its removal, as far as a process can have so many open. */
+mt_status mt_h5_hold_beside(mt_h5 *file, const char *name);
 
 /* Describes a dataset after checking that it can be read at all. */
 mt_status mt_h5_dataset_info(mt_h5 *file, const char *name, mt_h5_info *info);

@@ -170,6 +170,12 @@ static mt_status find_source(mt_h5 **source, mt_h5 *file, const char *object, co
     return open_source(source, file, path);
 }
 
+mt_status mt_h5_hold_beside(mt_h5 *file, const char *name)
+{
+    mt_h5 *source;
+    return find_source(&source, file, "/", name);
+}
+
 /* ---- parts -------------------------------------------------------------------------------------
  */
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "layers/model.h"
+#include "train/checkpoint.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,6 +45,9 @@ typedef struct mt_hf_left_out {
 /* Writes the checkpoint's model into DIR (made if absent): config.json, one tensor per expert, each
  * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). *left,
  * which may be NULL, says what is not in it. MT_ECONFIG while another process writes there. */
+mt_status mt_hf_export_checkpoint(const char *dir, mt_checkpoint *checkpoint, int64_t shard_bytes,
+                                  mt_hf_left_out *left);
+/* Opens the checkpoint, does that, closes. */
 mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes,
                        mt_hf_left_out *left);
 

@@ -77,15 +77,14 @@ cleanup:
     return status;
 }
 
-mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes,
-                       mt_hf_left_out *left)
+mt_status mt_hf_export_checkpoint(const char *dir, mt_checkpoint *checkpoint, int64_t shard_bytes,
+                                  mt_hf_left_out *left)
 {
-    exporter out = { NULL, NULL };
+    exporter out = { checkpoint, NULL };
     mt_st_entry *entries = NULL;
     int lock = -1; /* two exports at once would mix their files */
     mt_status status;
     mt_tensor embed;
-    MT_TRY_CLEANUP(mt_checkpoint_open(&out.checkpoint, checkpoint));
     if (left) MT_TRY_CLEANUP(find_left_out(left, out.checkpoint));
     int64_t count = mt_checkpoint_count(out.checkpoint);
     out.tensors = calloc((size_t)(count + 1), sizeof *out.tensors);
@@ -104,6 +103,15 @@ cleanup:
     if (lock >= 0) close(lock);
     free(entries);
     free(out.tensors);
-    mt_checkpoint_close(&out.checkpoint);
     return status;
+}
+
+mt_status mt_hf_export(const char *dir, const char *checkpoint, int64_t shard_bytes,
+                       mt_hf_left_out *left)
+{
+    mt_checkpoint *c;
+    MT_TRY(mt_checkpoint_open(&c, checkpoint));
+    mt_status status = mt_hf_export_checkpoint(dir, c, shard_bytes, left);
+    mt_checkpoint_close(&c);
+    return status == MT_OK ? MT_OK : mt_error_pass(status, __FILE__, __LINE__);
 }

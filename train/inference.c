@@ -6,13 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/fileio.h"
+
 enum { SKIPPED_BYTES = 2048, SEQUENCE = 512, BATCH = 8, MOST_SEQUENCES = 1 << 20 };
 
-static mt_status read_config(mt_inference *n)
+static mt_status read_config(mt_inference *n, const mt_checkpoint *checkpoint)
 {
-    mt_checkpoint *checkpoint = NULL;
-    MT_TRY(mt_checkpoint_open(&checkpoint, n->path));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
+    MT_TRY(mt_path_format(n->path, "%s", mt_checkpoint_path(checkpoint)));
     n->has_run = *meta->run_config != '\0';
     mt_status status = n->has_run ? mt_config_parse_recorded(&n->config, n->path, meta->run_config,
                                                              strlen(meta->run_config))
@@ -20,7 +21,6 @@ static mt_status read_config(mt_inference *n)
     n->config.trainer.model = meta->config;
     if (n->has_run && status == MT_OK)
         n->first_pass = mt_trainer_first_pass(&n->config.trainer, meta->step);
-    mt_checkpoint_close(&checkpoint);
     return status;
 }
 
@@ -71,12 +71,10 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
     return MT_OK;
 }
 
-static mt_status build(mt_inference *n, const char *given, const mt_inference_options *options)
+static mt_status build(mt_inference *n, mt_checkpoint *checkpoint,
+                       const mt_inference_options *options)
 {
-    n->skipped = calloc(1, SKIPPED_BYTES);
-    MT_REQUIRE(n->skipped, MT_ENOMEM, "no memory to open %.300s", given);
-    MT_TRY(mt_checkpoint_resolve(n->path, n->skipped, SKIPPED_BYTES, given));
-    MT_TRY(read_config(n));
+    MT_TRY(read_config(n, checkpoint));
     MT_TRY(settle(n, options));
     const char *device = options->device ? options->device : n->config.device;
     MT_TRY(mt_config_check_device(device));
@@ -84,7 +82,20 @@ static mt_status build(mt_inference *n, const char *given, const mt_inference_op
     MT_TRY(mt_trainer_create(&n->trainer, n->device, &n->config.trainer));
     mt_precision *precision = mt_model_precision(mt_trainer_model(n->trainer));
     MT_TRY(mt_precision_set_first_pass(precision, n->first_pass));
-    return mt_checkpoint_load_model(mt_trainer_model(n->trainer), n->path);
+    return mt_checkpoint_restore_model(mt_trainer_model(n->trainer), checkpoint);
+}
+
+/* It stays open in between: a run that goes on may remove it. */
+static mt_status open_and_build(mt_inference *n, const char *given,
+                                const mt_inference_options *options)
+{
+    mt_checkpoint *checkpoint;
+    n->skipped = calloc(1, SKIPPED_BYTES);
+    MT_REQUIRE(n->skipped, MT_ENOMEM, "no memory to open %.300s", given);
+    MT_TRY(mt_checkpoint_open_given(&checkpoint, n->skipped, SKIPPED_BYTES, given));
+    mt_status status = build(n, checkpoint, options);
+    mt_checkpoint_close(&checkpoint);
+    return status;
 }
 
 mt_status mt_inference_open(mt_inference **inference, const char *given,
@@ -92,7 +103,7 @@ mt_status mt_inference_open(mt_inference **inference, const char *given,
 {
     *inference = calloc(1, sizeof **inference);
     MT_REQUIRE(*inference, MT_ENOMEM, "no memory to open %.300s", given);
-    mt_status status = build(*inference, given, options);
+    mt_status status = open_and_build(*inference, given, options);
     if (status != MT_OK) mt_inference_close(inference);
     return status;
 }

@@ -5,11 +5,23 @@
 #include "train/cli.h"
 #include "train/hf.h"
 
+static void report(const char *dir, const mt_checkpoint *checkpoint, const mt_hf_left_out *left)
+{
+    if (left->router_bias)
+        fprintf(stderr, "not in it: the biases that routers choose experts with "
+                        "(router_bias_update_rate)\n");
+    if (left->capacity_factor > 0)
+        fprintf(stderr, "not in it: experts that drop rows (capacity_factor %g)\n",
+                left->capacity_factor);
+    printf("%s: from %s\n", dir, mt_checkpoint_path(checkpoint));
+}
+
 mt_status mt_verb_export(int argc, char **argv)
 {
     int64_t shard_bytes = 0;
     mt_hf_left_out left;
-    char path[MT_CHECKPOINT_PATH], skipped[2048];
+    mt_checkpoint *checkpoint;
+    char skipped[2048];
     bool help;
     int count;
     const mt_option options[] = {
@@ -30,15 +42,10 @@ mt_status mt_verb_export(int argc, char **argv)
     if (help) return MT_OK;
     MT_REQUIRE(shard_bytes >= 0, MT_ECONFIG, "--shard-bytes is %lld, must not be negative",
                (long long)shard_bytes);
-    MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, argv[1]));
+    MT_TRY(mt_checkpoint_open_given(&checkpoint, skipped, sizeof skipped, argv[1]));
     if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
-    MT_TRY(mt_hf_export(argv[2], path, shard_bytes, &left));
-    if (left.router_bias)
-        fprintf(stderr, "not in it: the biases that routers choose experts with "
-                        "(router_bias_update_rate)\n");
-    if (left.capacity_factor > 0)
-        fprintf(stderr, "not in it: experts that drop rows (capacity_factor %g)\n",
-                left.capacity_factor);
-    printf("%s: from %s\n", argv[2], path);
-    return MT_OK;
+    mt_status status = mt_hf_export_checkpoint(argv[2], checkpoint, shard_bytes, &left);
+    if (status == MT_OK) report(argv[2], checkpoint, &left);
+    mt_checkpoint_close(&checkpoint);
+    return status;
 }

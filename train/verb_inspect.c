@@ -156,13 +156,12 @@ static void print_text(const char *name, const char *text)
 
 static mt_status inspect_checkpoint(const char *given, struct table *t, bool moments)
 {
-    char path[MT_CHECKPOINT_PATH], skipped[1024];
+    char skipped[1024];
     mt_checkpoint *c;
-    MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
+    MT_TRY(mt_checkpoint_open_given(&c, skipped, sizeof skipped, given));
     if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
-    MT_TRY(mt_checkpoint_open(&c, path));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(c);
-    printf("%s: verified against DONE\n", path);
+    printf("%s: verified against DONE\n", mt_checkpoint_path(c));
     printf("%s, step %lld, seed %llu\n",
            meta->training ? "checkpoint of a run" : "model without optimizer state",
            (long long)meta->step, (unsigned long long)meta->seed);

@@ -108,9 +108,9 @@ cleanup:
     return status;
 }
 
-static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path, uint32_t first_pass,
-                             const mt_trainer_config *c, const mt_trace_input *in,
-                             const mt_trace_options *options)
+static mt_status trace_batch(mt_h5 *out, mt_device *device, mt_checkpoint *checkpoint,
+                             uint32_t first_pass, const mt_trainer_config *c,
+                             const mt_trace_input *in, const mt_trace_options *options)
 {
     mt_model *model;
     mt_recipe_rules *rules;
@@ -121,18 +121,19 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, const char *path, ui
     mt_recipe_rules_destroy(&rules);
     MT_TRY(status);
     status = mt_precision_set_first_pass(mt_model_precision(model), first_pass);
-    if (status == MT_OK) status = mt_checkpoint_load_model(model, path);
+    if (status == MT_OK) status = mt_checkpoint_restore_model(model, checkpoint);
     if (status == MT_OK) status = mt_trace_batch(out, device, model, in, options);
     mt_model_destroy(&model);
     return status;
 }
 
-static mt_status trace_steps(mt_h5 *out, mt_device *device, const char *path, int64_t step,
+static mt_status trace_steps(mt_h5 *out, mt_device *device, mt_checkpoint *checkpoint,
                              const mt_trainer_config *c, const mt_trace_input *in)
 {
     mt_trainer *trainer;
+    const int64_t step = mt_checkpoint_get_meta(checkpoint)->step;
     MT_TRY(mt_trainer_create(&trainer, device, c));
-    mt_status status = mt_checkpoint_load_model(mt_trainer_model(trainer), path);
+    mt_status status = mt_checkpoint_restore_model(mt_trainer_model(trainer), checkpoint);
     if (status == MT_OK) status = mt_trainer_set_steps(trainer, step);
     if (status == MT_OK) status = mt_trace_steps(out, trainer, in);
     mt_trainer_destroy(&trainer);
@@ -140,7 +141,7 @@ static mt_status trace_steps(mt_h5 *out, mt_device *device, const char *path, in
 }
 
 /* Everything but reading the input. */
-static mt_status write_trace(const char *path, int64_t step, uint32_t first_pass,
+static mt_status write_trace(mt_checkpoint *checkpoint, uint32_t first_pass,
                              const mt_config *config, const mt_trace_input *in,
                              const struct options *o)
 {
@@ -151,9 +152,9 @@ static mt_status write_trace(const char *path, int64_t step, uint32_t first_pass
     MT_TRY_CLEANUP(mt_device_open(&device, config->device, NULL, 0));
     MT_TRY_CLEANUP(mt_h5_create(&out, o->out));
     if (o->steps)
-        MT_TRY_CLEANUP(trace_steps(out, device, path, step, c, in));
+        MT_TRY_CLEANUP(trace_steps(out, device, checkpoint, c, in));
     else
-        MT_TRY_CLEANUP(trace_batch(out, device, path, first_pass, c, in, &o->trace));
+        MT_TRY_CLEANUP(trace_batch(out, device, checkpoint, first_pass, c, in, &o->trace));
     MT_TRY_CLEANUP(mt_h5_commit(&out));
 cleanup:
     mt_h5_close(&out);
@@ -163,7 +164,7 @@ cleanup:
 
 static mt_status trace(const char *given, const struct options *o)
 {
-    char path[MT_CHECKPOINT_PATH], skipped[1024];
+    char skipped[1024];
     mt_dtype dtype;
     mt_checkpoint *checkpoint = NULL;
     mt_trace_input in = { 0 };
@@ -171,10 +172,9 @@ static mt_status trace(const char *given, const struct options *o)
     uint32_t first_pass = 0;
     MT_TRY(check_options(o, &dtype));
     MT_TRY(mt_file_check_result(o->out, o->tokens));
-    MT_TRY(mt_checkpoint_resolve(path, skipped, sizeof skipped, given));
+    mt_status status = MT_OK;
+    MT_TRY(mt_checkpoint_open_given(&checkpoint, skipped, sizeof skipped, given));
     if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
-    mt_status status = mt_checkpoint_open(&checkpoint, path);
-    if (status != MT_OK) return mt_error_pass(status, __FILE__, __LINE__);
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
     MT_TRY_CLEANUP(mt_trace_input_read(&in, o->tokens, o->steps > 0, meta->config.vocab_size));
     if (o->steps && in.steps != o->steps)
@@ -182,7 +182,7 @@ static mt_status trace(const char *given, const struct options *o)
                                (long long)o->steps, o->tokens, (long long)in.steps));
     MT_TRY_CLEANUP(make_config(&config, &first_pass, meta, dtype, &in, &o->sets));
     MT_TRY_CLEANUP(check_sets(o));
-    MT_TRY_CLEANUP(write_trace(path, meta->step, first_pass, &config, &in, o));
+    MT_TRY_CLEANUP(write_trace(checkpoint, first_pass, &config, &in, o));
 cleanup:
     mt_trace_input_free(&in);
     mt_checkpoint_close(&checkpoint);

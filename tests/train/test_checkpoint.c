@@ -259,11 +259,13 @@ static void test_names(void **state)
     assert_string_equal(text, "step_00000099\n");
     free(text);
     static const char *const given[] = { "named", "named/ckpt", "named/ckpt/step_123456789" };
+    mt_checkpoint *c;
     for (int i = 0; i < 3; i++) {
-        assert_ok(mt_checkpoint_resolve(path, skipped, sizeof skipped, in_dir(given[i])));
-        assert_string_equal(path, in_dir("named/ckpt/step_123456789"));
+        assert_ok(mt_checkpoint_open_given(&c, skipped, sizeof skipped, in_dir(given[i])));
+        assert_string_equal(mt_checkpoint_path(c), in_dir("named/ckpt/step_123456789"));
+        mt_checkpoint_close(&c);
     }
-    assert_fails(mt_checkpoint_resolve(path, skipped, sizeof skipped, in_dir("none")), MT_EIO,
+    assert_fails(mt_checkpoint_open_given(&c, skipped, sizeof skipped, in_dir("none")), MT_EIO,
                  "none");
     mt_trainer_destroy(&trainer);
 }

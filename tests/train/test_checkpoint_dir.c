@@ -426,6 +426,50 @@ static void test_kill(void **state)
     small_destroy(&x);
 }
 
+/* Saves and prunes until it is killed. */
+static pid_t begin_run(small *x, const char *dir)
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    for (int64_t n = 2; child == 0; n++)
+        if (small_save(x, dir, n) != MT_OK || mt_checkpoint_prune(dir, 1, 0) != MT_OK) _exit(1);
+    return child;
+}
+
+/* What is opened of a run that goes on is the newest at some time, and whole, however soon it is
+ * removed. */
+static void test_read_while_pruned(void **state)
+{
+    (void)state;
+    enum { READS = 1000 };
+    const char *dir = in_dir("run/ckpt");
+    char skipped[500];
+    small want, got;
+    int64_t last = 0;
+    int status;
+    assert_ok(mt_dir_create(in_dir("run")));
+    assert_ok(small_create(&want, &usual));
+    assert_ok(small_create(&got, &usual));
+    assert_ok(small_save(&want, dir, 1));
+    pid_t child = begin_run(&want, dir);
+    for (int i = 0; i < READS; i++) {
+        mt_checkpoint *c;
+        assert_ok(mt_checkpoint_open_given(&c, skipped, sizeof skipped, in_dir("run")));
+        assert_string_equal(skipped, "");
+        assert_ok(mt_checkpoint_restore(&got.s, c));
+        assert_true(got.s.step >= last);
+        small_fill(&want, last = got.s.step);
+        assert_true(small_equal(&want, &got));
+        mt_checkpoint_close(&c);
+    }
+    assert_true(last > 1);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status)); /* until then it ran */
+    small_destroy(&want);
+    small_destroy(&got);
+}
+
 static int save_limited(void)
 {
     small x;
@@ -469,6 +513,7 @@ int main(void)
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_prune_links),
         cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_read_while_pruned),
         cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
