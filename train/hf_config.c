@@ -51,16 +51,20 @@ static const key dense_keys[] = {
 };
 enum { KEYS = sizeof keys / sizeof *keys, DENSE_KEYS = sizeof dense_keys / sizeof *dense_keys };
 
-/* What transformers takes when a key is absent, where it is not what we would. */
-static const struct {
+/* What transformers takes when a key is absent, where it is not what we would; and whether its
+ * model reads use_sliding_window, and without it no sliding_window. */
+typedef struct hf_type {
     const char *model_type;
     double rope_theta, router_aux_loss_coef;
     int64_t max_position_embeddings;
-} absent[] = {
-    { "qwen3_moe", 1e4, 0.001, 32768 },
-    { "olmoe", 1e4, 0.01, 4096 },
-    { "mixtral", 1e6, 0.001, 131072 },
+    bool window_switch;
+} hf_type;
+static const hf_type hf_types[] = {
+    { "qwen3_moe", 1e4, 0.001, 32768, true },
+    { "olmoe", 1e4, 0.01, 4096, false },
+    { "mixtral", 1e6, 0.001, 131072, false },
 };
+enum { HF_TYPES = sizeof hf_types / sizeof *hf_types };
 
 /* Keys that would change what the model computes: read, and refused unless inactive. */
 typedef enum refusal { MUST_BE_FALSE, MUST_BE_ZERO, MUST_BE_ONE, MUST_BE_NULL } refusal;
@@ -184,11 +188,12 @@ static mt_status check_refusals(const json_t *json, const char *what)
     return MT_OK;
 }
 
-/* Qwen3 has a switch beside the window, the others only the window. */
-static mt_status check_window(const json_t *json, const mt_model_config *config, const char *what)
+/* A switch that is on is refused already. */
+static mt_status check_window(const json_t *json, const mt_model_config *config,
+                              const hf_type *type, const char *what)
 {
     const json_t *window = value_of(json, "sliding_window");
-    if (!window || json_object_get(json, "use_sliding_window")) return MT_OK;
+    if (!window || type->window_switch) return MT_OK;
     if (json_is_integer(window) && json_integer_value(window) >= config->max_position_embeddings)
         return MT_OK;
     char text[64];
@@ -302,6 +307,15 @@ static mt_status fail_in(const char *what, mt_status status)
     return MT_FAIL(status, "%s: %s", what, mt_error_message());
 }
 
+/* Of a known architecture. */
+static const hf_type *find_hf_type(const char *model_type)
+{
+    int i = 0;
+    while (i < HF_TYPES - 1 && strcmp(hf_types[i].model_type, model_type) != 0) i++;
+    MT_ASSERT(strcmp(hf_types[i].model_type, model_type) == 0);
+    return &hf_types[i];
+}
+
 static mt_status read_config(mt_model_config *config, const json_t *json, const char *what,
                              bool own)
 {
@@ -312,16 +326,14 @@ static mt_status read_config(mt_model_config *config, const json_t *json, const 
     if (status != MT_OK) return fail_in(what, status);
     mt_model_config_defaults(config, architecture);
     config->norm_topk_prob = architecture->norm_topk_fixed && architecture->norm_topk_prob;
-    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
-        if (!strcmp(absent[i].model_type, type)) {
-            config->rope_theta = absent[i].rope_theta;
-            config->router_aux_loss_coef = absent[i].router_aux_loss_coef;
-            config->max_position_embeddings = absent[i].max_position_embeddings;
-        }
+    const hf_type *theirs = find_hf_type(type);
+    config->rope_theta = theirs->rope_theta;
+    config->router_aux_loss_coef = theirs->router_aux_loss_coef;
+    config->max_position_embeddings = theirs->max_position_embeddings;
     for (int i = 0; i < KEYS; i++)
         if (own || !keys[i].own) MT_TRY(read_key(config, json, &keys[i], what));
     MT_TRY(check_refusals(json, what));
-    MT_TRY(check_window(json, config, what));
+    MT_TRY(check_window(json, config, theirs, what));
     MT_TRY(check_layer_types(json, what));
     MT_TRY(read_rope(config, json, what));
     MT_TRY(read_experts(config, json, what));

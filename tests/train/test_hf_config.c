@@ -39,6 +39,7 @@ static void test_both_spellings(void **state)
     (void)state;
     static const char *const texts[] = {
         QWEN(",\"rope_theta\":5e5,\"head_dim\":16"),
+        QWEN(",\"rope_theta\":5e5,\"head_dim\":16,\"sliding_window\":4096"),
         QWEN(",\"rope_theta\":500000,\"num_local_experts\":6,\"head_dim\":16.0"),
         QWEN(",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0},\"head_"
              "dim\":16"),
@@ -95,6 +96,8 @@ static void test_refusals(void **state)
         { QWEN(",\"attention_bias\":true"), MT_EUNSUPPORTED, "attention_bias is true" },
         { QWEN(",\"use_sliding_window\":true"), MT_EUNSUPPORTED, "use_sliding_window" },
         { MIXTRAL(",\"sliding_window\":4096"), MT_EUNSUPPORTED, "sliding_window is 4096" },
+        { MIXTRAL(",\"sliding_window\":4096,\"use_sliding_window\":false"), MT_EUNSUPPORTED,
+          "sliding_window is 4096" },
         { OLMOE(",\"clip_qkv\":8.0"), MT_EUNSUPPORTED, "clip_qkv is 8.0" },
         { MIXTRAL(",\"router_jitter_noise\":0.1"), MT_EUNSUPPORTED, "router_jitter_noise" },
         { OLMOE(",\"attention_dropout\":0.1"), MT_EUNSUPPORTED, "attention_dropout" },
