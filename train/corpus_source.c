@@ -94,6 +94,30 @@ static mt_status open_raw(mt_corpus_source *s, int bytes)
     return MT_OK;
 }
 
+/* A negative element, extended to 64 bits, is a number above every vocabulary. */
+static uint64_t element(const mt_corpus_source *s, int64_t i)
+{
+    const unsigned char *p = s->data + i * s->bytes;
+    uint64_t x = 0;
+    for (int b = 0; b < s->bytes; b++) x |= (uint64_t)p[b] << (8 * b);
+    if (s->is_signed && s->bytes < 8 && p[s->bytes - 1] & 0x80) x |= UINT64_MAX << (8 * s->bytes);
+    return x;
+}
+
+/* Where a file of u32, all of them below 2^16, is read as u16, every second one is 0. */
+static mt_status check_width(mt_corpus_argument *missing, const mt_corpus_source *s,
+                             int64_t vocab_size)
+{
+    int64_t i = 1;
+    while (i < s->count && element(s, i) == 0) i += 2;
+    if (i < s->count || s->count % 2 || !s->count) return MT_OK;
+    *missing = MT_CORPUS_INPUT;
+    return MT_FAIL(MT_ECONFIG,
+                   "'%s' would be read as u16, as vocab_size is %lld, but every second of its %lld "
+                   "tokens is 0, as if they were u32: what it holds has to be said",
+                   s->path, (long long)vocab_size, (long long)s->count);
+}
+
 /* Whether the input is what it is said to be, or what its name says. */
 static mt_status check_input(mt_corpus_argument *missing, const char *path, mt_corpus_input input,
                              bool guessed, int64_t vocab_size)
@@ -137,6 +161,8 @@ mt_status mt_corpus_source_open(mt_corpus_source *source, mt_corpus_argument *mi
     MT_TRY(mt_file_map_open(&source->map, path));
     mt_status status =
         input == MT_INPUT_NPY ? open_npy(source) : open_raw(source, element_bytes[input]);
+    if (status == MT_OK && guessed && input == MT_INPUT_U16)
+        status = check_width(missing, source, vocab_size);
     if (status != MT_OK) mt_corpus_source_close(source);
     return status;
 }
@@ -144,16 +170,6 @@ mt_status mt_corpus_source_open(mt_corpus_source *source, mt_corpus_argument *mi
 void mt_corpus_source_close(mt_corpus_source *source)
 {
     mt_file_map_close(&source->map);
-}
-
-/* A negative element, extended to 64 bits, is a number above every vocabulary. */
-static uint64_t element(const mt_corpus_source *s, int64_t i)
-{
-    const unsigned char *p = s->data + i * s->bytes;
-    uint64_t x = 0;
-    for (int b = 0; b < s->bytes; b++) x |= (uint64_t)p[b] << (8 * b);
-    if (s->is_signed && s->bytes < 8 && p[s->bytes - 1] & 0x80) x |= UINT64_MAX << (8 * s->bytes);
-    return x;
 }
 
 mt_status mt_corpus_source_copy(const mt_corpus_source *source, int64_t first, int64_t count,

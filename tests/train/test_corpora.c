@@ -41,6 +41,23 @@ static void corpora_of_other_tokenizers_are_refused(void **state)
     assert_int_equal(access("no", F_OK), -1);
 }
 
+/* Of a vocabulary that u16 would hold, too. */
+static void a_file_of_u32_is_not_taken_for_u16(void **state)
+{
+    (void)state;
+    FILE *file = fopen("wide.bin", "wb");
+    assert_non_null(file);
+    for (uint32_t i = 0; i < 1000; i++) fwrite(&(uint32_t){ i % 300 }, sizeof i, 1, file);
+    assert_int_equal(fclose(file), 0);
+    assert_program("data pack wide.bin --vocab-size 400 -o wide.h5", 2,
+                   "every second of its 2000 tokens is 0, as if they were u32: what it holds has "
+                   "to be said: --format NAME");
+    assert_int_equal(access("wide.h5", F_OK), -1);
+    assert_program("data pack wide.bin --vocab-size 400 --format u32 -o wide.h5", 0, "1000 tokens");
+    assert_program("data pack wide.bin --vocab-size 400 --format u16 -o wide.h5", 0, "2000 tokens");
+    assert_program("data pack numbers.bin --vocab-size 65537 -o no.h5", 5, "token");
+}
+
 static void validation_on_training_text_is_said(void **state)
 {
     (void)state;
@@ -78,6 +95,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_vocabulary_wanted_is_said),
         cmocka_unit_test(corpora_of_other_tokenizers_are_refused),
+        cmocka_unit_test(a_file_of_u32_is_not_taken_for_u16),
         cmocka_unit_test(validation_on_training_text_is_said),
         cmocka_unit_test(rules_never_in_use_are_said),
     };
