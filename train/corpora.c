@@ -30,14 +30,15 @@ static bool is_named(const mt_corpus_info *info)
     return strcmp(info->tokenizer, "unknown") != 0;
 }
 
-mt_status mt_corpora_check_pair(const mt_corpus *train, const mt_corpus *valid)
+mt_status mt_corpora_check_pair(const mt_corpus_info *train, const char *key,
+                                const mt_corpus_info *valid)
 {
-    const mt_corpus_info *t = mt_corpus_get_info(train), *v = mt_corpus_get_info(valid);
-    bool known = (is_named(t) && is_named(v)) || mt_corpus_of_bytes(t) || mt_corpus_of_bytes(v);
-    MT_REQUIRE(!known || !strcmp(t->tokenizer, v->tokenizer), MT_ECONFIG,
-               "data.valid: its tokens are of tokenizer '%.100s', those of data.train of '%.100s': "
-               "a loss of one says nothing of the other",
-               v->tokenizer, t->tokenizer);
+    bool known = (is_named(train) && is_named(valid)) || mt_corpus_of_bytes(train) ||
+                 mt_corpus_of_bytes(valid);
+    MT_REQUIRE(!known || !strcmp(train->tokenizer, valid->tokenizer), MT_ECONFIG,
+               "%s: its tokens are of tokenizer '%.100s', those of data.train of '%.100s': a loss "
+               "of one says nothing of the other",
+               key, valid->tokenizer, train->tokenizer);
     return MT_OK;
 }
 

@@ -21,8 +21,9 @@ mt_status mt_corpora_open(mt_corpus **corpus, const char *key, const char *path,
 /* What it holds, wherever it lies. */
 void mt_corpora_identify(char text[MT_CORPORA_IDENTITY], const mt_corpus *corpus);
 
-/* Refuses a validation corpus of another tokenizer. */
-mt_status mt_corpora_check_pair(const mt_corpus *train, const mt_corpus *valid);
+/* Refuses a validation corpus, which `key` names, of another tokenizer than the training data's. */
+mt_status mt_corpora_check_pair(const mt_corpus_info *train, const char *key,
+                                const mt_corpus_info *valid);
 
 typedef void (*mt_corpora_line)(void *context, const char *text);
 

@@ -35,7 +35,9 @@ static mt_status open_corpora(run *r)
     mt_status status = mt_corpora_open(&r->train, "data.train", c->train_corpus, c);
     if (status == MT_OK && *c->valid_corpus)
         status = mt_corpora_open(&r->valid, "data.valid", c->valid_corpus, c);
-    if (status == MT_OK && r->valid) status = mt_corpora_check_pair(r->train, r->valid);
+    if (status == MT_OK && r->valid)
+        status = mt_corpora_check_pair(mt_corpus_get_info(r->train), "data.valid",
+                                       mt_corpus_get_info(r->valid));
     MT_TRY(mt_comm_agree(r->comm, status, "corpora"));
     mt_corpora_identify(r->corpus, r->train);
     MT_TRY(mt_ranks_check_same(r->comm, r->corpus, "training corpus"));

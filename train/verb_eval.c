@@ -2,11 +2,23 @@
 #include <stdio.h>
 
 #include "train/cli.h"
-#include "train/corpus.h"
+#include "train/corpora.h"
 #include "train/evaluate.h"
 #include "train/inference.h"
 
 static const int64_t not_given = INT64_MIN; /* --sequence, --batch */
+
+/* What the run was trained on may have been moved since: then nothing is known of its tokens. */
+static mt_status check_tokenizer(const mt_inference *inference, const char *key,
+                                 const mt_corpus *corpus)
+{
+    mt_corpus_info trained;
+    if (!inference->has_run) return MT_OK;
+    if (mt_corpus_read_info(&trained, inference->config.train_corpus) == MT_OK)
+        return mt_corpora_check_pair(&trained, key, mt_corpus_get_info(corpus));
+    mt_error_clear();
+    return MT_OK;
+}
 
 static mt_status evaluate(const mt_inference *inference, const char *data)
 {
@@ -15,13 +27,15 @@ static mt_status evaluate(const mt_inference *inference, const char *data)
     mt_status status;
     MT_REQUIRE(*data, MT_ECONFIG, "%.300s names no validation corpus: --data CORPUS.h5 is needed",
                inference->path);
+    const bool own = data == inference->config.valid_corpus;
     status = mt_corpus_open(&corpus, data);
-    if (status != MT_OK && data == inference->config.valid_corpus)
+    if (status != MT_OK && own)
         MT_TRY_CLEANUP(MT_FAIL(status,
                                "data.valid of the run: %.700s (--data CORPUS.h5 names another)",
                                mt_error_message()));
     MT_TRY_CLEANUP(status);
     MT_TRY_CLEANUP(mt_corpus_check_vocab(corpus, inference->config.trainer.model.vocab_size));
+    MT_TRY_CLEANUP(check_tokenizer(inference, own ? "data.valid" : "--data", corpus));
     MT_TRY_CLEANUP(mt_evaluate(&e, inference->trainer, corpus, 0));
     printf("%s on %s: loss %.6f, %.4f bits/%s over %lld windows of %lld tokens\n", inference->path,
            data, e.loss, mt_bits(e.loss), mt_corpus_unit(mt_corpus_get_info(corpus)),

@@ -39,6 +39,16 @@ static void corpora_of_other_tokenizers_are_refused(void **state)
     assert_program("train t.yaml --run no --set data.train=unknown.h5 --set model.vocab_size=400",
                    2, "its tokens are of tokenizer 'bytes', those of data.train of 'unknown'");
     assert_int_equal(access("no", F_OK), -1);
+    assert_program("train t.yaml --run of-a --set data.train=a.h5 --set data.valid=a.h5 "
+                   "--set model.vocab_size=400" SHORT,
+                   0, "bits/token");
+    assert_program("eval of-a --data unknown.h5", 0, "bits/token");
+    assert_program("eval of-a --data b.h5", 2,
+                   "--data: its tokens are of tokenizer 'b', those of data.train of 'a'");
+    assert_program("eval of-a --data valid.h5", 2, "of tokenizer 'bytes', those of data.train");
+    assert_int_equal(rename("a.h5", "moved.h5"), 0);
+    assert_program("eval of-a --data b.h5", 0, "bits/token");
+    assert_int_equal(rename("moved.h5", "a.h5"), 0);
 }
 
 /* Of a vocabulary that u16 would hold, too. */
