@@ -96,6 +96,33 @@ static void any_hdf5_file_is_listed(void **state)
     assert_non_null(strstr(verb_output, "5 tensors, 49 bytes"));
 }
 
+/* What other programs write: the datasets that can be read are listed, nothing is called damaged.
+ */
+static void what_is_not_read_is_said(void **state)
+{
+    (void)state;
+    const float x[2] = { 3, 4 };
+    double row[4];
+    mt_h5 *ours;
+    assert_ok(mt_h5_create(&ours, in_dir("mixed.h5")));
+    assert_ok(mt_h5_write(ours, "x", MT_F32, 1, (int64_t[]){ 2 }, x));
+    assert_ok(mt_h5_commit(&ours));
+    hid_t file = H5Fopen(in_dir("mixed.h5"), H5F_ACC_RDWR, H5P_DEFAULT);
+    hid_t space = H5Screate(H5S_SCALAR), text = H5Tcopy(H5T_C_S1);
+    hid_t dataset = H5Dcreate2(file, "a_text", text, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    assert_true(file >= 0 && dataset >= 0);
+    assert_true(H5Lcreate_soft("/nowhere", file, "link", H5P_DEFAULT, H5P_DEFAULT) >= 0);
+    H5Dclose(dataset);
+    H5Tclose(text);
+    H5Sclose(space);
+    H5Fclose(file);
+    assert_verb(words("inspect", in_dir("mixed.h5"), ""), MT_EXIT_FILES,
+                "input/output: 2 datasets are not read here; the first: '");
+    assert_non_null(strstr(verb_output, "/a_text: its type is not one of"));
+    read_row("/x", "f32[2]", row);
+    assert_true(row[1] == 8 && row[2] == 5 && row[3] == 4);
+}
+
 /* A group that contains itself by a hard link. */
 static void a_cycle_ends(void **state)
 {
@@ -192,6 +219,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_is_described),
         cmocka_unit_test(damage_is_found),
         cmocka_unit_test(any_hdf5_file_is_listed),
+        cmocka_unit_test(what_is_not_read_is_said),
         cmocka_unit_test(a_cycle_ends),
         cmocka_unit_test(a_corpus_and_a_model_directory_are_described),
         cmocka_unit_test(types_of_others_are_listed),
