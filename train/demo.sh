@@ -21,9 +21,11 @@ bible -f Gen1:1-Rev22:21 > "$data/kjv.txt"
 training=$(date +%s)
 ./mixtape train train/configs/demo.yaml --run "$run"
 training=$(($(date +%s) - training))
-./mixtape eval "$run" | tee "$run/eval.txt"
+./mixtape eval "$run" >"$run/eval.txt" # not into a pipe, which would hide its failure
+cat "$run/eval.txt"
 echo
-./mixtape sample "$run" --prompt "In the beginning " --tokens 400 --temperature 0.8 --seed 1 | tee "$run/sample.txt"
+./mixtape sample "$run" --prompt "In the beginning " --tokens 400 --temperature 0.8 --seed 1 >"$run/sample.txt"
+cat "$run/sample.txt"
 echo
 sh train/plot.sh "$run"
 bits=$(sed -n 's/.*"valid_bits_per_byte":\([0-9.]*\).*"full":true.*/\1/p' "$run/metrics.jsonl" | tail -n 1)
