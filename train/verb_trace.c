@@ -177,6 +177,12 @@ static mt_status trace(const char *given, const struct options *o)
     if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
     MT_TRY_CLEANUP(mt_trace_input_read(&in, o->tokens, o->steps > 0, meta->config.vocab_size));
+    if (in.sequence > meta->config.max_position_embeddings)
+        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG,
+                               "'%s', tokens: sequences of %lld; the model takes 1 to %lld (its "
+                               "max_position_embeddings)",
+                               o->tokens, (long long)in.sequence,
+                               (long long)meta->config.max_position_embeddings));
     if (o->steps && in.steps != o->steps)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
                                (long long)o->steps, o->tokens, (long long)in.steps));

@@ -472,6 +472,13 @@ static void mistakes_are_refused(void **state)
     assert_verb(TRACE("--targets"), MT_EXIT_USAGE, "every target is ignored");
     make_input(true, NULL);
     assert_verb(TRACE("--steps 3"), MT_EXIT_USAGE, "holds 4 batches");
+    const int64_t longer[33] = { 0 };
+    mt_h5 *file;
+    assert_ok(mt_h5_create(&file, in_dir("in.h5")));
+    assert_ok(mt_h5_write(file, "tokens", MT_I64, 2, (int64_t[]){ 1, 33 }, longer));
+    assert_ok(mt_h5_commit(&file));
+    assert_verb(TRACE(""), MT_EXIT_USAGE,
+                "in.h5', tokens: sequences of 33; the model takes 1 to 32 (its max_position");
     snprintf(line, sizeof line, "trace %s --tokens %s -o %s", in_dir("none"), in_dir("in.h5"),
              in_dir("out.h5"));
     assert_verb(line, MT_EXIT_FILES, "none");
