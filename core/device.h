@@ -86,6 +86,7 @@ struct mt_device {
                                (kernels/backends.h); recorded in checkpoints */
     bool computes;          /* false for plan: contents are meaningless */
     int threads;
+    double bf16_flops; /* what its maker states for products of bf16, a second; 0: not known */
     const struct mt_device_ops *ops;
     const struct mt_kernels
         *kernels[MT_DTYPE_COUNT]; /* by the dtype an op computes in; NULL where none */

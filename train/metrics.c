@@ -199,6 +199,7 @@ mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line)
     add_real(&out, "grad_norm", line->grad_norm);
     add_real(&out, "lr", line->lr);
     add_real(&out, "tokens_per_second", line->tokens_per_second);
+    if (line->mfu > 0) add_real(&out, "mfu", line->mfu);
     add_real(&out, "max_vio", line->max_vio);
     add_int(&out, "dropped", line->dropped);
     add_int(&out, "skipped", line->skipped);

@@ -35,7 +35,7 @@ static bool multiplies(const mt_param *p)
     return p->packed || p->decay;
 }
 
-static void count_work(mt_plan *plan, const mt_trainer *trainer)
+void mt_plan_count_work(mt_plan *plan, const mt_trainer *trainer)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
     const mt_model_config *m = &c->model;
@@ -118,7 +118,7 @@ mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, in
     MT_TRY_CLEANUP(open_counted(&t, config, rank, ranks));
     MT_TRY_CLEANUP(mt_device_kernels(t.device, config->trainer.dtype, &kernels));
     MT_TRY_CLEANUP(mt_plan_passes(t.trainer, *config->valid_corpus != '\0'));
-    count_work(plan, t.trainer);
+    mt_plan_count_work(plan, t.trainer);
     plan->kernel_set = t.device->kernel_set;
     plan->gemm_path = kernels->gemm_path;
     plan->threads = t.device->threads;

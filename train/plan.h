@@ -33,6 +33,8 @@ mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, in
 /* Fails as a run would for a configuration that one of so many ranks cannot train: where the ranks
  * do not share the batch or the experts, a rule fits no layer, and so on. */
 mt_status mt_plan_check(const mt_config *config, int rank, int ranks);
+/* Of a trainer's model: parameters, active_parameters, forward_flops. */
+void mt_plan_count_work(mt_plan *plan, const mt_trainer *trainer);
 /* The plan device that the configuration's device calls for. */
 mt_status mt_plan_device(mt_device **device, const mt_config *config);
 /* Bytes on the device, and in pinned memory of the host (cuda). */

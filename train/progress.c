@@ -52,17 +52,25 @@ static int line_room(void)
     return known ? size.ws_col - 1 : INT_MAX;
 }
 
+/* "MFU 46.1 %  ", or nothing */
+static void format_mfu(char text[32], const mt_metrics_step *line)
+{
+    *text = '\0';
+    if (line->mfu > 0) snprintf(text, 32, "MFU %.1f %%  ", line->mfu * 100);
+}
+
 /* Where the line is too narrow, first the bar is shorter, then the end is cut: the time left is
  * not there. */
 static void draw_bar(mt_progress *p, const mt_metrics_step *line, double now)
 {
-    char left[32], text[512];
-    format_left(left, p, line->step, now);
+    char left[32], mfu[32], text[512];
+    format_left(left, p, line->step, now), format_mfu(mfu, line);
     snprintf(text, sizeof text,
-             "%lld/%lld  %s left  loss %.4f  lr %.1e  grad %.2f  %.0f tok/s  MaxVio %.2f  "
+             "%lld/%lld  %s left  loss %.4f  lr %.1e  grad %.2f  %.0f tok/s  %sMaxVio %.2f  "
              "dropped %lld",
              (long long)line->step, (long long)p->steps, left, line->loss, line->lr,
-             line->grad_norm, line->tokens_per_second, line->max_vio, (long long)line->dropped);
+             line->grad_norm, line->tokens_per_second, mfu, line->max_vio,
+             (long long)line->dropped);
     int room = line_room(), bar = room - (int)strlen(text) - 3; /* brackets and a space */
     if (bar > BAR) bar = BAR;
     int full = p->steps ? (int)(line->step * bar / p->steps) : bar;
@@ -86,13 +94,13 @@ static void format_ranks(char text[96], const mt_metrics_ranks *r)
 
 static void print_line(const mt_progress *p, const mt_metrics_step *line, double now)
 {
-    char left[32], ranks[96];
-    format_ranks(ranks, &line->ranks);
+    char left[32], ranks[96], mfu[32];
+    format_ranks(ranks, &line->ranks), format_mfu(mfu, line);
     format_left(left, p, line->step, now);
-    printf("step %lld/%lld  loss %.4f  aux %.4f  grad %.3f  lr %.2e  %.0f tok/s  %.0f MB  MaxVio "
+    printf("step %lld/%lld  loss %.4f  aux %.4f  grad %.3f  lr %.2e  %.0f tok/s  %s%.0f MB  MaxVio "
            "%.2f  dropped %lld  %s%s left\n",
            (long long)line->step, (long long)p->steps, line->loss, line->aux_loss, line->grad_norm,
-           line->lr, line->tokens_per_second, (double)line->memory_bytes / 1e6, line->max_vio,
+           line->lr, line->tokens_per_second, mfu, (double)line->memory_bytes / 1e6, line->max_vio,
            (long long)line->dropped, ranks, left);
 }
 

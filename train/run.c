@@ -137,6 +137,7 @@ static mt_status report(run *r, const mt_step_result *result)
                              .grad_norm = result->grad_norm,
                              .lr = result->lr,
                              .tokens_per_second = (double)r->pace_tokens / r->pace_seconds,
+                             .mfu = (double)r->pace_tokens / r->pace_seconds * r->token_share,
                              .max_vio = result->max_vio,
                              .dropped = result->dropped,
                              .memory_bytes = memory_bytes(r->device) };

@@ -37,6 +37,8 @@ typedef struct run {
     bool saved;                /* by this process */
     char saved_path[MT_CHECKPOINT_PATH];
     int64_t signal;      /* that some rank has received */
+    double token_share;  /* a token's products, of what all GPUs are said to do in a second; 0: not
+                            known */
     double seconds;      /* trained in this session */
     double pace_seconds; /* the same since the last metrics line, */
     int64_t pace_tokens; /* the tokens of it, */

@@ -222,8 +222,18 @@ static mt_status open_records(run *r)
     return mt_nan_watch_create(&r->nans, r->trainer);
 }
 
+/* A training step's products are three times those of a forward pass. */
+static double token_share(const run *r)
+{
+    mt_plan plan = { .ranks = 0 };
+    const double all = r->device->bf16_flops * mt_comm_size(r->comm);
+    mt_plan_count_work(&plan, r->trainer);
+    return r->config->trainer.dtype == MT_BF16 && all > 0 ? 3 * plan.forward_flops / all : 0;
+}
+
 static void begin_progress(run *r)
 {
+    r->token_share = token_share(r);
     mt_progress_begin(&r->progress, mt_trainer_steps(r->trainer), r->config->trainer.steps);
     r->progress.silent = !r->lead;
 }

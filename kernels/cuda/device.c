@@ -524,6 +524,19 @@ static void take_set(struct cuda *cuda, const struct mt_cuda_set *set,
     }
 }
 
+/* Dense, by the makers' data sheets. */
+static double bf16_flops(const char *card)
+{
+    static const struct {
+        const char *name;
+        double tera;
+    } known[] = { { "A100", 312 },   { "H100 PCIe", 756 }, { "H100 NVL", 835 },
+                  { "H100", 989.4 }, { "H200 NVL", 835 },  { "H200", 989.4 } };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strstr(card, known[i].name)) return known[i].tera * 1e12;
+    return 0;
+}
+
 mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
 {
     struct cudaDeviceProp card;
@@ -550,6 +563,7 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
                                 .kernel_set = set->name,
                                 .computes = true,
                                 .threads = threads > 0 ? threads : 1,
+                                .bf16_flops = bf16_flops(card.name),
                                 .ops = &cuda->ops,
                                 .impl = cuda };
     take_set(cuda, set, &card);

@@ -72,6 +72,7 @@ static inline json_t *read_metrics(const char *run)
         if (!object) fail_msg("%s: '%s': %s", path, line, error.text);
         json_object_del(object, "seconds");
         json_object_del(object, "tokens_per_second");
+        json_object_del(object, "mfu");
         json_object_del(object, "memory_bytes");
         json_array_append_new(lines, object);
     }

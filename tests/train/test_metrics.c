@@ -49,8 +49,9 @@ static void lines_hold_every_digit(void **state)
     (void)state;
     mt_metrics *m = NULL;
     mt_metrics_past past;
-    const mt_metrics_step step = { 3, 600, 1.0 / 3, 0.1, 2,    (double)INFINITY, 1e-300, 12, 0.25,
-                                   4, 5,   6,       7,   { 0 } };
+    const mt_metrics_step step = { 3,      600, 1.0 / 3, 0.1,  2, (double)INFINITY,
+                                   1e-300, 12,  0.25,    0.46, 4, 5,
+                                   6,      7,   { 0 } };
     put("");
     assert_ok(mt_metrics_open(&m, &past, path, 0));
     assert_int_equal(past.last_eval, -1);
@@ -66,6 +67,7 @@ static void lines_hold_every_digit(void **state)
     assert_true(json_real_value(json_object_get(line, "seconds")) == step.seconds);
     assert_true(json_real_value(json_object_get(line, "lr")) == step.lr);
     assert_true(json_is_null(json_object_get(line, "grad_norm"))); /* JSON has no infinity */
+    assert_true(json_real_value(json_object_get(line, "mfu")) == step.mfu);
     assert_int_equal(json_integer_value(json_object_get(line, "dropped")), 4);
     assert_int_equal(json_integer_value(json_object_get(line, "nan")), 7);
     json_decref(line);
@@ -172,9 +174,11 @@ static void opening_survives_want_of_memory(void **state)
 
 /* What the bar after 20 of 40 steps looks like on a terminal of so many columns; 0: it does not
  * say. */
-static void draw_on_terminal(char text[1024], int columns)
+static void draw_on_terminal(char text[1024], int columns, double mfu)
 {
-    const mt_metrics_step step = { .step = 20, .loss = 2.5, .lr = 3e-4, .tokens_per_second = 9e4 };
+    const mt_metrics_step step = {
+        .step = 20, .loss = 2.5, .lr = 3e-4, .tokens_per_second = 9e4, .mfu = mfu
+    };
     const struct winsize size = { .ws_row = 24, .ws_col = (unsigned short)columns };
     mt_progress progress;
     int master = posix_openpt(O_RDWR | O_NOCTTY);
@@ -198,11 +202,13 @@ static void the_bar_fits_the_terminal(void **state)
     (void)state;
     static const int widths[] = { 200, 100, 90, 81, 80, 40, 12, 2, 1 };
     char whole[1024], text[1024];
-    draw_on_terminal(whole, 0);
+    draw_on_terminal(whole, 0, 0.461);
     assert_non_null(strstr(whole, "\r[############            ] 20/40  0:00 left  loss 2.5000"));
-    assert_non_null(strstr(whole, "dropped 0\x1b[K"));
+    assert_non_null(strstr(whole, "90000 tok/s  MFU 46.1 %  MaxVio 0.00  dropped 0\x1b[K"));
+    draw_on_terminal(whole, 0, 0);
+    assert_null(strstr(whole, "MFU")); /* where it is not known */
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        draw_on_terminal(text, widths[i]);
+        draw_on_terminal(text, widths[i], 0);
         size_t used = strlen(text) - strlen("\r\x1b[K");
         assert_int_equal(text[0], '\r');
         if (used >= (size_t)widths[i]) fail_msg("%zu on %d columns", used, widths[i]);
