@@ -332,6 +332,23 @@ static __device__ __forceinline__ void put_rows(mt_bf16 *y, int64_t pitch, const
     }
 }
 
+/* Scales of eight columns from `at` on, `line` apart: bytes, or f32, which mostly lie together. */
+template <bool BYTES>
+static __device__ __forceinline__ void column_scales(uint32_t raw[RUN], const uint8_t *scales,
+                                                     int64_t at, int64_t line)
+{
+    const uint32_t *p = (const uint32_t *)scales + at;
+    if (!BYTES && line == 1 && (uintptr_t)p % 16 == 0) {
+        const uint4 x = __ldg((const uint4 *)p), y = __ldg((const uint4 *)p + 1);
+        raw[0] = x.x, raw[1] = x.y, raw[2] = x.z, raw[3] = x.w;
+        raw[4] = y.x, raw[5] = y.y, raw[6] = y.z, raw[7] = y.w;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < RUN; e++)
+        raw[e] = BYTES ? __ldg(scales + at + e * line) : __ldg(p + e * line);
+}
+
 /* By a warp: the block's tile; false: there is none. */
 template <typename space>
 static __device__ __forceinline__ bool find_columns(frame *f, const decode_job &j)
@@ -402,10 +419,7 @@ static __global__ void __launch_bounds__((columns<CODES, COLUMN>::THREADS),
         const int block = (first + i * space::LEAP) >> s.block_shift;
         if (s.whole || i * space::LEAP >= rows) continue;
         const int64_t at = scale_offset(f.scales, f.right + c, block);
-#pragma unroll
-        for (int e = 0; e < RUN; e++)
-            raw[i][e] = space::HALF ? __ldg(f.scales.at + at + e * line)
-                                    : __ldg((const uint32_t *)f.scales.at + at + e * line);
+        column_scales<space::HALF>(raw[i], f.scales.at, at, line);
     }
     const uint32_t pitch = f.pitch, start = (uint32_t)(uintptr_t)f.codes + c * pitch;
     copies_done();
