@@ -364,10 +364,15 @@ static mt_status open_latest(mt_checkpoint **checkpoint, char *skipped, size_t s
     return mt_checkpoint_open(checkpoint, path);
 }
 
+/* What failed before stays what is said. */
 static bool has_newer(const char *dir, int64_t step)
 {
     int64_t newest;
-    return newest_step(&newest, dir) == MT_OK && newest > step;
+    mt_error_kept kept;
+    mt_error_keep(&kept);
+    bool newer = newest_step(&newest, dir) == MT_OK && newest > step;
+    mt_error_put_back(&kept);
+    return newer;
 }
 
 /* A run removes old checkpoints when it has saved a new one: what is not whole, or not there any

@@ -168,6 +168,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, (layout<KIND, DIRS, FROM>
     if (KIND == WHOLE && lane < MT_DIR_COUNT && j.p.sides[lane].present)
         p.parts[lane].whole = whole_scale(j, lane, p.index);
     __syncwarp();
+    /* a strip goes along the rows, or down the columns */
     const bool right = FROM == LYING && at::IS_PLANAR && j.table.wide > 1;
     for (int left = (right ? p.span : p.rows) - TILE, turn = 0;; left -= TILE, turn++) {
         const bool more = left > 0; /* rows below the tile, or columns to its right */
