@@ -211,11 +211,12 @@ static __device__ __forceinline__ void put_decoded_alike(const job &j, const pla
     const side &to_row = j.p.sides[MT_ROW], &to_col = j.p.sides[MT_COL];
     const bool alike = DIRS != BOTH_CODES || mt_f32_bits(row.x) == mt_f32_bits(column.x);
     const bool one = DIRS == BOTH_CODES && to_row.codes == to_col.codes; /* memory of both */
+    const side &own = DIRS & ROW_CODES ? to_row : to_col;
     const float2 first = DIRS & ROW_CODES ? row : column;
     int64_t at = p.first;
 #pragma unroll
     for (int i = 0; i < ROWS; i++, at += p.pitch) {
-        uint2 w = decoded(to_row, x[i], first);
+        uint2 w = decoded(own, x[i], first);
         if (DIRS & ROW_CODES) store_8((mt_bf16 *)to_row.codes + at, w.x, w.y);
         if (!(DIRS & COLUMN_CODES) || one) continue;
         if (!alike) w = decoded(to_col, x[i], column); /* seldom */
