@@ -436,6 +436,9 @@ extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quanti
 static mt_status quantize_apart(mt_stream *stream, const struct mt_quantize_args *args)
 {
     struct mt_quantize_args part = *args;
+    MT_REQUIRE(!args->out->dir[MT_COL].options.from_dequantized, MT_EUNSUPPORTED,
+               "quantize: source=dequantized takes the codes of rows, beside which nothing is kept "
+               "decoded");
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         const mt_qtensor one = mt_qtensor_select(args->out, (mt_dir)dir);
         part.out = &one;

@@ -243,6 +243,26 @@ static void test_beside_bias(void **state)
     test_free(bias);
 }
 
+/* Directions that are decoded are made one by one: columns made from the codes of rows are not
+ * among them, wherever those are. */
+static void test_beside_dequantized(void **state)
+{
+    (void)state;
+    static const mt_dtype types[] = { MT_F32, MT_BF16 };
+    struct quantize_case c;
+    case_make(&c, MT_GROUP_UNIFORM, 2, &(int64_t){ 128 }, &(int64_t){ 128 }, 0);
+    for (int i = 0; i < 2; i++)
+        for (int decoded = 1; decoded < 4; decoded++) {
+            struct quantize_result r;
+            void *x = case_source(&c, types[i], 8, false);
+            result_make(&r, &c, "mxfp8", "nvfp4:source=dequantized", false);
+            for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+                if (decoded >> dir & 1) result_decode(&r, &c, (mt_dir)dir);
+            assert_int_equal(quantize(c.group, types[i], x, &r.q), MT_EUNSUPPORTED);
+            result_free(&r), test_free(x);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -250,6 +270,7 @@ int main(void)
         cmocka_unit_test(test_decoded),
         cmocka_unit_test(test_operands),
         cmocka_unit_test(test_beside_bias),
+        cmocka_unit_test(test_beside_dequantized),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
