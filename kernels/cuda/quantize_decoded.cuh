@@ -11,14 +11,14 @@ static __device__ __forceinline__ uint32_t scale_twice(uint32_t stored)
     return __byte_perm(bits, bits, 0x3232);
 }
 
-/* y = two elements' values times a scale, which bf16 holds. */
+/* y = two elements' values times their scales, which bf16 holds. */
 static __device__ __forceinline__ uint32_t times_scale(uint32_t y, uint32_t scale)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(y) : "r"(scale));
     return y;
 #else
-    return bf16_pair(low_bf16(y) * low_bf16(scale), high_bf16(y) * low_bf16(scale));
+    return bf16_pair(low_bf16(y) * low_bf16(scale), high_bf16(y) * high_bf16(scale));
 #endif
 }
 
