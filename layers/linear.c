@@ -5,6 +5,7 @@
 struct linear_attrs {
     int64_t members;       /* N */
     int64_t in, out, rows; /* K, N and M of the GEMM */
+    int64_t first_row;     /* see mt_grouped_linear_part */
     int8_t in_at, out_at;  /* where these widths stand among the element offsets; -1: dense */
     /* saved values; -1: none */
     int8_t counts, elements, offsets, row_token, x, position, z, weights, slots, token, own_z;
@@ -26,6 +27,7 @@ static int8_t width_index(const mt_ragged *rows, int64_t width)
 
 /* What runs into a layer's GEMMs; NULL: nothing. */
 struct beside {
+    int64_t first_row;
     const mt_route *route; /* gathers the rows of x */
     mt_value *act;         /* SwiGLU of y */
     mt_value *z;           /* what x is the SwiGLU of; it may be given in place of x */
@@ -156,6 +158,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                               .out = w->group.m,
                               .rows =
                                   route ? route->tokens * route->top_k : mt_tensor_rows(&x->data),
+                              .first_row = beside->first_row,
                               .in_at = -1,
                               .out_at = -1,
                               .bias = layer->bias != NULL,
@@ -175,6 +178,7 @@ static mt_status linear(mt_tape *tape, mt_value **y, mt_value *x,
                                        rows ? &rows->elements->data : NULL),
                               dtype, x->data.data),
         .wanted = { true, mt_tape_recording(tape) && !w->frozen && !saves_input },
+        .first_row = a.first_row,
         .row_token = route ? route->row_token->data.data : NULL,
         .tokens = route ? route->tokens : 0,
         .position = route ? route->position->data.data : NULL,
@@ -228,6 +232,13 @@ mt_status mt_grouped_linear(mt_tape *tape, mt_value **y, mt_value *x,
 {
     MT_REQUIRE(layer && layer->weight, MT_EINVAL, "grouped_linear: the layer has no weight");
     return linear(tape, y, x, layer, rows, &(struct beside){ 0 });
+}
+
+mt_status mt_grouped_linear_part(mt_tape *tape, mt_value **y, mt_value *x,
+                                 const mt_grouped_linear_layer *layer, int64_t first_row)
+{
+    MT_REQUIRE(layer && layer->weight, MT_EINVAL, "grouped_linear: the layer has no weight");
+    return linear(tape, y, x, layer, NULL, &(struct beside){ .first_row = first_row });
 }
 
 bool mt_down_reads_z(const mt_param *w)
@@ -351,11 +362,12 @@ static mt_status run_wgrad(mt_tape *tape, const struct mt_wgrad *job, bool accum
     mt_param *w = job->param;
     const int64_t *used = rows_used(a, &job->extra[3]);
     const int32_t *row_token = job->extra[2].data;
-    struct mt_linear_operand x = { .row_token = a->gathers ? NULL : row_token,
+    struct mt_linear_operand x = { .first_row = a->first_row,
+                                   .row_token = a->gathers ? NULL : row_token,
                                    .tokens = mt_tensor_rows(&job->x),
                                    .swiglu = a->swiglu && !a->x_coded,
                                    .rows_used = used };
-    struct mt_linear_operand dy = { 0 };
+    struct mt_linear_operand dy = { .first_row = a->first_row };
     MT_TRY(wgrad_operand(tape, &x, w, MT_OPERAND_X, group_of(a, a->in, a->in_at, counts, elements),
                          &job->x, a->x_coded));
     MT_TRY(wgrad_operand(tape, &dy, w, MT_OPERAND_DY,
@@ -539,6 +551,7 @@ static mt_status linear_backward(mt_tape *tape, mt_node *node)
         .q =
             mt_qtensor_plain(group_of(a, a->out, a->out_at, &counts, &elements), dy.dtype, dy.data),
         .wanted = { dgrad, !w->frozen && w->grad },
+        .first_row = a->first_row,
     };
     if (a->own_z >= 0) MT_TRY(through_swiglu(tape, node, &qdy, &dy, weights.to));
     if (a->token >= 0 && !a->gathers)

@@ -306,6 +306,7 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     if (!any) return MT_OK;
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     args.src = &plain, args.out = &made;
+    args.first_row = (uint32_t)o->first_row;
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
     args.row_token = o->row_token, args.tokens = o->tokens;
     args.weights = o->weights, args.position = o->position, args.top_k = o->top_k;

@@ -12,6 +12,7 @@ struct mt_linear_operand {
     mt_qtensor q;              /* plain on entry; quantized directions replace the plain ones */
     bool wanted[MT_DIR_COUNT]; /* directions that a GEMM will read */
     bool again;                /* the same values were quantized before, other directions of them */
+    int64_t first_row;         /* of mt_grouped_linear_part */
     mt_value *memory[MT_DIR_COUNT]; /* of the quantized ones; NULL: the plain tensor is read */
     const int32_t *row_token;       /* of rows that are gathered from `tokens`, else NULL */
     int64_t tokens, top_k;
@@ -25,6 +26,11 @@ struct mt_linear_operand {
     float *bias_grad;         /* NULL, or where the gradient of the bias goes, in the same pass */
     bool accumulate;
 };
+
+/* mt_grouped_linear of the rows from first_row on of an x that is worked through in parts: each row
+ * is rounded by the draws of its place in the whole. */
+mt_status mt_grouped_linear_part(mt_tape *tape, mt_value **y, mt_value *x,
+                                 const mt_grouped_linear_layer *layer, int64_t first_row);
 
 /* Whether a GEMM reads this direction as it is, in the activations' dtype. */
 bool mt_linear_is_native(const mt_param *weight, mt_operand operand, mt_dir dir);

@@ -1,5 +1,6 @@
 /* Cross-entropy, of logits or of what becomes logits part by part. */
 #include "layers/contribution.h"
+#include "layers/linear_priv.h"
 
 enum { IGNORE = -100 };
 
@@ -72,7 +73,7 @@ static mt_status part_loss(mt_tape *tape, void *context, mt_value *const *inputs
     const mt_loss_part *p = context;
     mt_value *x, *logits;
     MT_TRY(mt_slice_rows(tape, &x, inputs[0], p->first, p->count));
-    MT_TRY(mt_grouped_linear(tape, &logits, x, p->head, NULL));
+    MT_TRY(mt_grouped_linear_part(tape, &logits, x, p->head, p->first));
     mt_value_release(tape, &x);
     MT_TRY(mt_cross_entropy(tape, &outputs[0], logits, p->targets + p->first, p->scale));
     mt_value_release(tape, &logits);

@@ -95,6 +95,21 @@ static void test_values(void **state)
         }
 }
 
+/* A quantizer that rounds at random draws for each token by its place among all. */
+static void test_draws(void **state)
+{
+    (void)state;
+    mt_trainer_config c = config_of(MT_F64, 0);
+    snprintf(c.recipe, sizeof c.recipe, "fprop=mxfp8/mxfp8:sr dgrad=mxfp8/mxfp8:sr wgrad=f64");
+    struct history whole = train(&c);
+    static const int64_t chunks[] = { 1, 7, 12 };
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        c.loss_chunk = chunks[i];
+        struct history parts = train(&c);
+        assert_close(&parts, &whole, 1e-12);
+    }
+}
+
 /* Two matrices of [24, 301] and no more than two of [3, 301]. */
 static void test_memory(void **state)
 {
@@ -130,7 +145,7 @@ static void test_neutral(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_values),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_values), cmocka_unit_test(test_draws),
                                         cmocka_unit_test(test_memory),
                                         cmocka_unit_test(test_neutral) };
     return cmocka_run_group_tests(tests, NULL, NULL);
