@@ -179,9 +179,12 @@ mt_status mt_corpus_source_copy(const mt_corpus_source *source, int64_t first, i
     int size = (int)mt_dtype_size(dtype);
     for (int64_t i = 0; i < count; i++) {
         uint64_t token = element(source, first + i);
+        bool negative = source->is_signed && token >> 63;
         MT_REQUIRE(token < (uint64_t)vocab_size, MT_EDAMAGED,
-                   "'%s': token %lld at position %lld is not in [0, vocab_size %lld)", source->path,
-                   (long long)token, (long long)(first + i), (long long)vocab_size);
+                   "'%s': token %s%llu at position %lld is not in [0, vocab_size %lld)",
+                   source->path, negative ? "-" : "",
+                   (unsigned long long)(negative ? -token : token), (long long)(first + i),
+                   (long long)vocab_size);
         for (int b = 0; b < size; b++) *out++ = (unsigned char)(token >> (8 * b));
     }
     return MT_OK;

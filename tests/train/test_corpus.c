@@ -9,8 +9,7 @@
 static void test_sha256(void **state)
 {
     (void)state;
-    /* FIPS 180-4 examples */
-    static const struct {
+    static const struct { /* FIPS 180-4 examples */
         const char *text, *hex;
     } cases[] = {
         { "", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" },
@@ -187,6 +186,7 @@ static void test_npy(void **state)
         { "{'descr': '<u2', 'shape': (9223372036854775807,), }", "only 16 bytes" },
         { "{'descr': '|i1', 'shape': (9,), }", "token -7 at position 8" },
         { "{'descr': '<i8', 'shape': (2,), }", "token -7 at position 1" },
+        { "{'descr': '<u8', 'shape': (2,), }", "token 18446744073709551609 at position 1" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         put_npy(path, 1, bad[i].dictionary, negative, 16);
