@@ -174,6 +174,13 @@ mt_status mt_model_config_check(mt_model_config *c)
     MT_REQUIRE(!c->architecture->norm_topk_fixed ||
                    c->norm_topk_prob == c->architecture->norm_topk_prob,
                MT_ECONFIG, "norm_topk_prob cannot be changed in %s", c->architecture->model_type);
+    MT_REQUIRE(c->architecture->dense_layers ||
+                   (c->decoder_sparse_step == 1 && !c->mlp_only_layer_count),
+               MT_ECONFIG,
+               "decoder_sparse_step is %lld and mlp_only_layers has %lld layers: every layer of %s "
+               "has experts",
+               (long long)c->decoder_sparse_step, (long long)c->mlp_only_layer_count,
+               c->architecture->model_type);
     int64_t moe = 0;
     for (int64_t i = 0; i < c->num_hidden_layers; i++) moe += mt_model_layer_is_moe(c, i);
     MT_REQUIRE(moe == c->num_hidden_layers || c->intermediate_size > 0, MT_ECONFIG,

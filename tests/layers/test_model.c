@@ -220,6 +220,14 @@ static void test_refusals(void **state)
     c = config_of("mixtral");
     c.norm_topk_prob = false;
     assert_fails(mt_model_config_check(&c), MT_ECONFIG, "norm_topk_prob");
+    c = config_of("mixtral");
+    c.decoder_sparse_step = 2;
+    assert_fails(
+        mt_model_config_check(&c), MT_ECONFIG,
+        "decoder_sparse_step is 2 and mlp_only_layers has 0 layers: every layer of mixtral");
+    c = config_of("olmoe");
+    c.mlp_only_layers[0] = 0, c.mlp_only_layer_count = 1;
+    assert_fails(mt_model_config_check(&c), MT_ECONFIG, "mlp_only_layers has 1 layers");
     c = config_of("qwen3_moe");
     c.mlp_only_layers[0] = 2, c.mlp_only_layer_count = 1;
     assert_fails(mt_model_config_check(&c), MT_ECONFIG, "mlp_only_layers has 2");
