@@ -33,7 +33,8 @@ static void append(writer *w, int32_t token)
 
 static mt_status append_prompt(writer *w, const char *prompt)
 {
-    for (const char *p = prompt; *p;) {
+    int64_t given = 0;
+    for (const char *p = prompt; *p; given++) {
         char *end = (char *)p + 1;
         long long token = w->text ? (unsigned char)*p : strtoll(p, &end, 10);
         MT_REQUIRE(end != p, MT_ECONFIG, "--prompt: '%.40s' is no number of a token", p);
@@ -44,7 +45,11 @@ static mt_status append_prompt(writer *w, const char *prompt)
         p = end;
         if (!w->text) p += strspn(p, " ,");
     }
-    if (!w->count) append(w, w->vocab > '\n' ? '\n' : 0); /* something has to come first */
+    if (given > w->count)
+        fprintf(stderr,
+                "of the prompt's %lld tokens only the last %lld are read, a whole sequence\n",
+                (long long)given, (long long)w->count);
+    if (!given) append(w, w->vocab > '\n' ? '\n' : 0); /* something has to come first */
     return MT_OK;
 }
 

@@ -82,6 +82,9 @@ static void samples_depend_on_the_seed_alone(void **state)
     assert_string_equal(first, program_text);
     assert_program("sample straight --prompt the --tokens 80 --seed 6 --top-k 20", 0, "the");
     assert_string_not_equal(first, program_text);
+    assert_null(strstr(program_text, "of the prompt"));
+    assert_program("sample straight --prompt a-prompt-of-as-many-as-33-letters --tokens 1", 0,
+                   "of the prompt's 33 tokens only the last 32 are read");
 }
 
 /* Routers' biases are in the run, and have no place in what is exported. */
