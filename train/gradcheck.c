@@ -1,6 +1,7 @@
 /* The harness of the gradient checker. */
 #include "train/gradcheck.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -271,20 +272,25 @@ static mt_status evaluate_at(check *c, double *x, double at, double *value)
     return MT_OK;
 }
 
-/* Five-point central difference: error O(h^4). */
-static mt_status difference(check *c, double *x, double *slope)
+/* Five-point central difference: error O(h^4), and what rounding of the values leaves in it. */
+static mt_status difference(check *c, double *x, double *slope, double *rounding)
 {
-    double f[4], h = c->step, x0 = *x;
+    double f[4], h = c->step, x0 = *x, largest = 0;
     static const double at[4] = { -2, -1, 1, 2 };
-    for (int i = 0; i < 4; i++) MT_TRY(evaluate_at(c, x, x0 + at[i] * h, &f[i]));
+    for (int i = 0; i < 4; i++) {
+        MT_TRY(evaluate_at(c, x, x0 + at[i] * h, &f[i]));
+        largest = fmax(largest, fabs(f[i]));
+    }
     *slope = ((f[0] - f[3]) + 8 * (f[2] - f[1])) / (12 * h);
+    *rounding = 4 * DBL_EPSILON * largest / h;
     return MT_OK;
 }
 
+/* least: what a smaller gradient's error is relative to. */
 static void note(mt_gradcheck_result *r, const char *tensor, int64_t i, double analytic,
-                 double numeric, double largest)
+                 double numeric, double least)
 {
-    double size = fmax(fmax(fabs(analytic), fabs(numeric)), 1e-3 * largest);
+    double size = fmax(fmax(fabs(analytic), fabs(numeric)), least);
     double error = analytic == numeric ? 0 : fabs(analytic - numeric) / size;
     /* compares as worse than any other, and stays the worst */
     if (isnan(error)) error = (double)INFINITY;
@@ -305,9 +311,10 @@ static mt_status compare(check *c, mt_gradcheck_result *r, const char *tensor, d
         int64_t i = n == count ? j
                                : (int64_t)mt_rng_below(c->seed, STREAM_SAMPLE + stream, (uint64_t)j,
                                                        (uint64_t)count);
-        double slope = 0;
-        MT_TRY(difference(c, &x[i], &slope));
-        note(r, tensor, i, gradient[i], slope * times, largest);
+        double slope = 0, rounding = 0;
+        MT_TRY(difference(c, &x[i], &slope, &rounding));
+        note(r, tensor, i, gradient[i], slope * times,
+             fmax(1e-3 * largest, rounding * times / MT_GRADCHECK_LIMIT));
     }
     return MT_OK;
 }

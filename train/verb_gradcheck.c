@@ -77,7 +77,8 @@ mt_status mt_verb_gradcheck(int argc, char **argv)
         "Compares the tape's gradients with five-point central differences in f64, for every\n"
         "differentiable op and for whole models. The error of an element is |analytic - numeric| "
         "/\n"
-        "max(|analytic|, |numeric|, 1e-3 of the tensor's largest), and must stay below 1e-6.",
+        "max(|analytic|, |numeric|, 1e-3 of the tensor's largest), and must stay below 1e-6,\n"
+        "unless |analytic - numeric| is what rounding leaves in a difference.",
         options,
         (int)(sizeof options / sizeof *options),
         0,

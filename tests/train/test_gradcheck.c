@@ -119,6 +119,26 @@ static void test_one_model(void **state)
     assert_int_equal(failed, 0);
 }
 
+/* With one expert a token, the router has a small gradient, of the balancing losses alone: 1e-6 of
+ * it is less than differences of the loss resolve. */
+static void test_small_gradients(void **state)
+{
+    (void)state;
+    const mt_architecture *architecture;
+    mt_trainer_config config = { 0 };
+    mt_model_config *m = &config.model;
+    int64_t failed = 0;
+    assert_ok(mt_architecture_find(&architecture, "qwen3_moe"));
+    mt_model_config_defaults(m, architecture);
+    m->vocab_size = 32, m->hidden_size = 16, m->num_hidden_layers = 2;
+    m->num_attention_heads = 4, m->num_key_value_heads = 2, m->head_dim = 8;
+    m->moe_intermediate_size = 8, m->num_experts = 4, m->num_experts_per_tok = 1;
+    m->z_loss_coef = 0.001;
+    struct tally t = { 0 };
+    assert_ok(mt_gradcheck_model(device, &config, 2, 5, 8, "small", tally_case, &t, &failed));
+    assert_int_equal(failed, 0);
+}
+
 /* ---- wrong gradients ----------------------------------------------------------------------------
  */
 
@@ -233,11 +253,9 @@ static void test_the_checker_can_fail(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_op),
-        cmocka_unit_test(test_glob),
-        cmocka_unit_test(test_every_model),
-        cmocka_unit_test(test_one_model),
-        cmocka_unit_test(test_the_checker_can_fail),
+        cmocka_unit_test(test_every_op),        cmocka_unit_test(test_glob),
+        cmocka_unit_test(test_every_model),     cmocka_unit_test(test_one_model),
+        cmocka_unit_test(test_small_gradients), cmocka_unit_test(test_the_checker_can_fail),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
