@@ -172,7 +172,8 @@ const mt_config_key mt_config_keys[] = {
     { "statistics.tensors", MT_KEY_TEXTS, AT(statistics_tensors),
       .help = "operands to measure: W, X, dY, or W_row, W_col, ...; none: all" },
     { "statistics.every", MT_KEY_INT, AT(statistics_every), COUNT_RANGE, .value = "0",
-      .help = "steps between measurements; 0: none" },
+      .help = "steps between measurements of the first micro-batch (of a head under "
+              "memory.loss_chunk, of one part of it); 0: none" },
     { "statistics.what_if", MT_KEY_TEXTS, AT(statistics_what_if),
       .help = "formats to measure beside the one in use" },
 

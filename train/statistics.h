@@ -21,7 +21,8 @@ mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
 void mt_statistics_destroy(mt_statistics **statistics);
 
 /* Around the step that makes `step` steps complete. Between them the first micro-batch is measured,
- * if this step's turn has come. NULL-safe. */
+ * if this step's turn has come; of an LM head that works through it in parts (loss_chunk), those
+ * that come by first: the first of X, the last of dY. NULL-safe. */
 mt_status mt_statistics_begin(mt_statistics *statistics, int64_t step);
 mt_status mt_statistics_end(mt_statistics *statistics);
 
