@@ -208,7 +208,6 @@ static mt_status check_part(void *user, mt_param *param, const mt_param_part *pa
     r->found++;
     if (same) return MT_OK;
     char has[96], must[96];
-    r->state->misfit = true;
     mt_tensor_format(has, &got);
     mt_tensor_format(must, &want);
     return MT_FAIL(MT_EDAMAGED, "checkpoint '%s': %s/%s is %s, must be %s", r->checkpoint->path,
@@ -271,7 +270,6 @@ static mt_status for_each_group(mt_checkpoint_state *s, mt_checkpoint *c,
 {
     part_reader r = { .checkpoint = c, .state = s, .group = "/model", .convert = !s->m };
     MT_TRY(mt_checkpoint_each_part(s->params, visit, &r));
-    s->misfit |= visit == check_part && r.found != c->count;
     MT_REQUIRE(visit != check_part || r.found == c->count, MT_EDAMAGED,
                "checkpoint '%s' has %lld tensors, the model %lld", c->path, (long long)c->count,
                (long long)r.found);
@@ -322,11 +320,13 @@ mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *check
     MT_REQUIRE(!state->m || checkpoint->meta.training, MT_ECONFIG,
                "checkpoint '%s' is a model without optimizer state: a run cannot go on from it",
                checkpoint->path);
+    state->misfit = true; /* until all is found to fit */
     if (state->m) MT_TRY(mt_checkpoint_check_moments(checkpoint->file, state, checkpoint->path));
     MT_TRY(for_each_group(state, checkpoint, check_part));
     MT_TRY(router_bias(state, checkpoint, false));
     if (state->m) MT_TRY(mt_checkpoint_delayed(state, checkpoint, false));
     if (state->m) MT_TRY(mt_checkpoint_read_step(&step_state, checkpoint->file));
+    state->misfit = false;
     MT_TRY(for_each_group(state, checkpoint, read_part));
     if (state->m) MT_TRY(mt_checkpoint_read_moments(checkpoint->file, state));
     MT_TRY(router_bias(state, checkpoint, true));

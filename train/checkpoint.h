@@ -148,7 +148,7 @@ typedef struct mt_checkpoint_state {
     float *router_bias[MT_MAX_LAYERS]; /* f32 [num_experts] */
     const mt_precision *precision;     /* delayed scaling */
     mt_comm *comm;                     /* ranks that hold shards of it; NULL: all is here */
-    bool misfit; /* mt_checkpoint_restore met a tensor of another shape or dtype, or too many */
+    bool misfit; /* mt_checkpoint_restore failed before all was found to fit */
 } mt_checkpoint_state;
 
 /* Writes the checkpoint directory `path`, replacing a checkpoint of that name at once. */

@@ -85,15 +85,19 @@ static mt_status check_same_run(const mt_checkpoint_meta *meta, const mt_trainer
     return MT_OK;
 }
 
-/* What does not fit (the last error) into another model than the checkpoint's is no damage. */
+/* What does not fit (the last error) into another model than the checkpoint's, or into one that is
+ * computed in another type, is no damage. */
 static mt_status blame_config(const mt_checkpoint_meta *meta, const mt_trainer_config *config,
                               const char *path)
 {
     char why[1024];
     snprintf(why, sizeof why, "%s", mt_error_message());
-    if (check_same_model(meta, &config->model, path) != MT_ECONFIG)
+    bool same_compute = !strcmp(meta->compute, mt_dtype_name(config->dtype));
+    if (same_compute && check_same_model(meta, &config->model, path) != MT_ECONFIG)
         return MT_FAIL(MT_EDAMAGED, "%s", why);
-    return MT_FAIL(MT_ECONFIG, "%s: shapes must be the checkpoint's, --force or not", why);
+    return MT_FAIL(MT_ECONFIG,
+                   "%s: tensors, their types and shapes must be the checkpoint's, --force or not",
+                   why);
 }
 
 /* Tokens of the steps made. Older checkpoints do not say them: they went on after so many batches

@@ -273,13 +273,21 @@ static void a_checkpoint_without_its_name_in_latest_is_one(void **state)
     assert_program("inspect unnamed/ckpt/step_00000010", 0, "step 10");
 }
 
-static void other_shapes_are_no_damage(void **state)
+static void another_model_is_no_damage(void **state)
 {
     (void)state;
+    static const char fits[] = "shapes must be the checkpoint's";
     assert_program("train t.yaml --run shapes --set train.steps=2", 0, "done");
-    assert_program("train t.yaml --run shapes --resume --force --set model.num_experts=8", 2,
-                   "shapes must be the checkpoint's");
+    assert_program("train t.yaml --run shapes --resume --force --set model.num_experts=8", 2, fits);
+    assert_program("train t.yaml --run shapes --resume --force --set model.num_hidden_layers=3", 2,
+                   fits);
+    assert_program("train t.yaml --run shapes --resume --force --set train.dtype=f64", 2, fits);
     assert_program("train t.yaml --run shapes --resume", 0, "done: 24 steps");
+    assert_program("train t.yaml --run scales --set train.steps=2 --set optim.moments=fp8", 0,
+                   "done");
+    assert_program("train t.yaml --run scales --resume --force --set optim.moments=fp8 "
+                   "--set model.num_experts=8",
+                   2, fits);
 }
 
 static void more_windows_than_there_are_numbers_are_all(void **state)
@@ -349,7 +357,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(checkpoints_that_were_moved_away_are_missed),
         cmocka_unit_test(a_checkpoint_without_its_name_in_latest_is_one),
-        cmocka_unit_test(other_shapes_are_no_damage),
+        cmocka_unit_test(another_model_is_no_damage),
         cmocka_unit_test(more_windows_than_there_are_numbers_are_all),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
         cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
