@@ -8,24 +8,40 @@
 #include "train/ranks.h"
 #include "train/statistics.h"
 
-mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
+/* Two steps, where any are made with that recipe, and an evaluation. */
+static mt_status run_recipe(mt_trainer *trainer, int64_t step, const int32_t *tokens,
+                            bool evaluates)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
-    mt_status status = MT_OK;
     mt_step_result result;
     double loss;
     int64_t counted;
+    if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
+    for (int i = 0; i < 2 && (step == 0 || step < c->steps); i++)
+        MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
+    return evaluates
+               ? mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted)
+               : MT_OK;
+}
+
+mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    mt_precision_options options;
+    mt_recipe_rules *rules;
+    MT_TRY(mt_trainer_precision(&options, &rules, c));
     bool read = mt_trainer_device(trainer)->computes; /* where nothing is, no token is either */
     int64_t count = read ? c->batch_size * c->sequence_length : 1;
     int32_t *tokens = calloc((size_t)count, sizeof *tokens);
-    MT_REQUIRE(tokens, MT_ENOMEM, "plan: no memory for a batch of %lld x %lld tokens",
-               (long long)c->batch_size, (long long)c->sequence_length);
-    for (int i = 0; i < 2; i++) MT_TRY_CLEANUP(mt_trainer_step(trainer, tokens, tokens, &result));
-    if (evaluates)
-        MT_TRY_CLEANUP(
-            mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted));
-cleanup:
+    mt_status status = tokens
+                           ? MT_OK
+                           : MT_FAIL(MT_ENOMEM, "plan: no memory for a batch of %lld x %lld tokens",
+                                     (long long)c->batch_size, (long long)c->sequence_length);
+    for (int64_t step = 0; status == MT_OK && step >= 0 && step <= c->steps;
+         step = rules ? mt_recipe_rules_next_change(rules, step) : -1)
+        status = run_recipe(trainer, step, tokens, evaluates);
     free(tokens);
+    mt_recipe_rules_destroy(&rules);
     return status;
 }
 

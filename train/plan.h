@@ -43,8 +43,9 @@ int64_t mt_plan_pinned_bytes(const mt_plan *plan);
 /* The table of bytes, a line at a time. */
 void mt_plan_print_bytes(const mt_plan *plan, mt_paths_line line, void *context);
 
-/* The passes that set a run's high-water marks, on any device: two training steps (the second finds
- * the arena as every later one does) and, with `evaluates`, one evaluation. Tokens are zeros. */
+/* The passes that set a run's high-water marks, on any device: with the recipes of the beginning
+ * and of every step at which they change, two training steps (the second finds the arena as every
+ * later one does) and, with `evaluates`, one evaluation. Tokens are zeros. */
 mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@ static mt_config base_config(void)
     m->num_key_value_heads = 2, m->head_dim = 16, m->moe_intermediate_size = 72;
     m->num_experts = 5, m->num_experts_per_tok = 2, m->max_position_embeddings = 16;
     c.trainer.batch_size = 8, c.trainer.micro_batch_size = 2, c.trainer.sequence_length = 16;
-    c.trainer.steps = 2;
+    c.trainer.steps = 4;
     snprintf(c.device, sizeof c.device, "%s", on_gpus() ? "cuda" : "cpu");
     return c;
 }
@@ -79,6 +79,9 @@ static mt_status planned(mt_comm *comm)
     c.trainer.keep_gathered = true;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; layers=*experts* nvfp4");
     MT_TRY(check(comm, "mxfp8 and nvfp4, units kept", &c));
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "nvfp4; steps=3.. none");
+    MT_TRY(check(comm, "the last step without codes", &c));
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; layers=*experts* nvfp4");
     c.trainer.optim.master = MT_MASTER_SPLIT, c.trainer.optim.moments = MT_MOMENTS_FP8;
     c.trainer.recompute = MT_RECOMPUTE_BLOCK, c.trainer.defer_wgrad = true;
     MT_TRY(check(comm, "split masters, fp8 moments, recomputed blocks", &c));
@@ -140,6 +143,12 @@ static void test_elsewhere(void **state)
     /* staging and scratch over NCCL */
     assert_true(four.peak[MT_MEMORY_STATE] > one.peak[MT_MEMORY_STATE]);
     assert_fails(mt_plan_make_rank(&one, &c, 0, 3), MT_ECONFIG, "2 or 4 as the number of ranks");
+    /* weights are gathered as the recipe of a later step has them */
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "nvfp4");
+    assert_ok(mt_plan_make_rank(&four, &c, 3, 4));
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "nvfp4; steps=3.. none");
+    assert_ok(mt_plan_make_rank(&many, &c, 3, 4));
+    assert_true(many.peak[MT_MEMORY_COMPUTE] > 2 * four.peak[MT_MEMORY_COMPUTE]);
 }
 
 /* Eight neighbours are on a host: which parts of a mesh are, and so reach each other's memory. */
