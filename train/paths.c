@@ -37,7 +37,7 @@ static void describe_recipe(const mt_recipe *recipe, const struct mt_kernels *ke
 }
 
 /* "recipe of every layer", "recipe of layers *experts*, steps 900..": the rules' own words; and why
- * it is never in use, or "". */
+ * no step is made with it, or "". */
 static void describe_rule(const mt_recipe_rule *rule, const char *idle, mt_paths_line line,
                           void *context)
 {
@@ -76,7 +76,10 @@ mt_status mt_gemm_paths(const mt_trainer_config *config, const mt_device *device
         char idle[96] = "";
         if (is_covered(rules, i))
             snprintf(idle, sizeof idle, ": never in use, a later rule is for all of it");
-        else if (rule->first >= config->steps)
+        else if (rule->first == config->steps)
+            snprintf(idle, sizeof idle, ": for the last evaluation alone, train.steps is %" PRId64,
+                     config->steps);
+        else if (rule->first > config->steps)
             snprintf(idle, sizeof idle, ": never in use, train.steps is %" PRId64, config->steps);
         describe_rule(rule, idle, line, context);
         if (!*idle) describe_recipe(&rule->recipe, kernels, line, context);

@@ -89,9 +89,12 @@ static void write_rules(const char *rules)
 static void rules_never_in_use_are_said(void **state)
 {
     (void)state;
-    write_rules("[{use: bf16}, {steps: 2-, use: mxfp8}]");
+    write_rules("[{use: bf16}, {steps: 3-, use: mxfp8}]");
     assert_program("train rules.yaml --run late" SHORT, 0,
-                   "recipe of every layer, steps 2..: never in use, train.steps is 2\n");
+                   "recipe of every layer, steps 3..: never in use, train.steps is 2\n");
+    write_rules("[{use: bf16}, {steps: 2-, use: mxfp8}]");
+    assert_program("train rules.yaml --run last" SHORT, 0,
+                   "steps 2..: for the last evaluation alone, train.steps is 2\n");
     write_rules("[{use: bf16}, {steps: 1-, use: mxfp8}]");
     assert_program("train rules.yaml --run used" SHORT, 0, "recipe of every layer, steps 1..\n");
     assert_null(strstr(program_text, "never in use"));
