@@ -134,7 +134,7 @@ static mt_status plan_memory(double *bytes, const mt_device *like, const mt_trai
     mt_status status = MT_OK;
     MT_TRY(mt_device_open(&device, "plan", on_gpu(like) ? like->kernel_set : NULL, 1));
     MT_TRY_CLEANUP(mt_trainer_create(&trainer, device, config));
-    MT_TRY_CLEANUP(mt_plan_passes(trainer, false));
+    MT_TRY_CLEANUP(mt_plan_passes(trainer, NULL));
     *bytes = peak_memory(device, on_gpu(like));
 cleanup:
     mt_trainer_destroy(&trainer);

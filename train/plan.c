@@ -8,23 +8,49 @@
 #include "train/ranks.h"
 #include "train/statistics.h"
 
-/* Two steps, where any are made with that recipe, and an evaluation. */
-static mt_status run_recipe(mt_trainer *trainer, int64_t step, const int32_t *tokens,
-                            bool evaluates)
+static mt_status look(void *nobody, const mt_param *weight, mt_operand operand,
+                      const mt_qtensor *plain)
+{
+    (void)nobody, (void)weight, (void)operand, (void)plain;
+    return MT_OK;
+}
+
+/* A step that statistics look at, where rows and exchanged blocks take more; and the next. */
+static mt_status run_observed(mt_trainer *trainer, const mt_config *config, const int32_t *tokens)
+{
+    mt_device *device = mt_trainer_device(trainer);
+    mt_precision *precision = mt_model_precision(mt_trainer_model(trainer));
+    const char *layers = *config->statistics_layers ? config->statistics_layers : "*";
+    size_t bytes = mt_statistics_weight_bytes(config, trainer);
+    mt_step_result result;
+    void *weight = NULL;
+    MT_TRY(mt_device_alloc(device, &weight, bytes, MT_MEMORY_STATE));
+    mt_device_free(device, &weight, bytes, MT_MEMORY_STATE);
+    mt_precision_observe(precision, layers, look, NULL);
+    mt_status status = mt_trainer_step(trainer, tokens, tokens, &result);
+    mt_precision_observe(precision, "*", NULL, NULL);
+    return status == MT_OK ? mt_trainer_step(trainer, tokens, tokens, &result) : status;
+}
+
+/* What a run does with the recipes of a step. */
+static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_t step,
+                            const int32_t *tokens)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    bool trains = step == 0 || step < c->steps;
+    bool observes = config && config->statistics_every && config->statistics_every <= c->steps;
     mt_step_result result;
     double loss;
     int64_t counted;
     if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
-    for (int i = 0; i < 2 && (step == 0 || step < c->steps); i++)
-        MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
-    return evaluates
+    for (int i = 0; i < 2 && trains; i++) MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
+    if (trains && observes) MT_TRY(run_observed(trainer, config, tokens));
+    return config && *config->valid_corpus
                ? mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted)
                : MT_OK;
 }
 
-mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
+mt_status mt_plan_passes(mt_trainer *trainer, const mt_config *config)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
     mt_precision_options options;
@@ -39,7 +65,7 @@ mt_status mt_plan_passes(mt_trainer *trainer, bool evaluates)
                                      (long long)c->batch_size, (long long)c->sequence_length);
     for (int64_t step = 0; status == MT_OK && step >= 0 && step <= c->steps;
          step = rules ? mt_recipe_rules_next_change(rules, step) : -1)
-        status = run_recipe(trainer, step, tokens, evaluates);
+        status = run_recipe(trainer, config, step, tokens);
     free(tokens);
     mt_recipe_rules_destroy(&rules);
     return status;
@@ -133,7 +159,7 @@ mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, in
     mt_status status = MT_OK;
     MT_TRY_CLEANUP(open_counted(&t, config, rank, ranks));
     MT_TRY_CLEANUP(mt_device_kernels(t.device, config->trainer.dtype, &kernels));
-    MT_TRY_CLEANUP(mt_plan_passes(t.trainer, *config->valid_corpus != '\0'));
+    MT_TRY_CLEANUP(mt_plan_passes(t.trainer, config));
     mt_plan_count_work(plan, t.trainer);
     plan->kernel_set = t.device->kernel_set;
     plan->gemm_path = kernels->gemm_path;

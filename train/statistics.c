@@ -336,12 +336,34 @@ cleanup:
     return status;
 }
 
-/* Rank 0 puts it onto its device for the moment; each does where they have different members. */
+/* Of a whole weight on this rank's device: rank 0 has it for the moment, and each does where they
+ * have different members. */
+static size_t bytes_here(const mt_param *w, const mt_comm *comm)
+{
+    bool here = mt_comm_rank(comm) == 0 || sharers(w) > 1;
+    return here ? (size_t)mt_param_count(w) * mt_dtype_size(w->dtype) : 0;
+}
+
+size_t mt_statistics_weight_bytes(const mt_config *config, mt_trainer *trainer)
+{
+    const mt_comm *comm = mt_trainer_get_config(trainer)->comm;
+    const char *layers = *config->statistics_layers ? config->statistics_layers : "*";
+    mt_param_store *params = mt_model_params(mt_trainer_model(trainer));
+    size_t most = 0;
+    for (int64_t i = 0; comm && mt_comm_size(comm) > 1 && i < mt_param_store_count(params); i++) {
+        const mt_param *w = mt_param_store_get(params, i);
+        if (!w->packed || fnmatch(layers, w->name, 0) != 0) continue;
+        if (bytes_here(w, comm) > most) most = bytes_here(w, comm);
+    }
+    return most;
+}
+
+/* Measures it where it is. */
 static mt_status see_sharded(mt_statistics *s, mt_param *w)
 {
     mt_device *device = mt_trainer_device(s->trainer);
-    size_t bytes = (size_t)mt_param_count(w) * mt_dtype_size(w->dtype);
-    bool lead = mt_comm_rank(s->comm) == 0 || sharers(w) > 1;
+    size_t bytes = bytes_here(w, s->comm);
+    bool lead = bytes > 0;
     void *master = NULL;
     char *whole = lead ? malloc(bytes + 1) : NULL;
     mt_status status =

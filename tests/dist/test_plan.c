@@ -3,6 +3,7 @@
 
 #include "dist/mesh.h"
 #include "train/plan.h"
+#include "train/statistics.h"
 
 static mt_config base_config(void)
 {
@@ -43,6 +44,31 @@ static mt_status check_peaks(const char *what, const mt_plan *plan, const mt_dev
     return MT_OK;
 }
 
+/* As a run does. */
+static mt_status run(mt_trainer *trainer, const mt_config *config)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    mt_statistics *statistics;
+    mt_step_result result;
+    int32_t tokens[256] = { 0 };
+    double loss;
+    int64_t counted;
+    mt_status status = MT_OK;
+    for (int i = 0; i < 256; i++) tokens[i] = i * 7919 % 211;
+    rank_check(c->batch_size * c->sequence_length <= 256, "no room for a batch");
+    MT_TRY(mt_statistics_create(&statistics, trainer, config, NULL, "."));
+    for (int64_t i = 0; i < c->steps; i++) {
+        MT_TRY_CLEANUP(mt_statistics_begin(statistics, i + 1));
+        MT_TRY_CLEANUP(mt_trainer_step(trainer, tokens, tokens, &result));
+        MT_TRY_CLEANUP(mt_statistics_end(statistics));
+    }
+    if (*config->valid_corpus)
+        status = mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted);
+cleanup:
+    mt_statistics_destroy(&statistics);
+    return status;
+}
+
 static mt_status check(mt_comm *comm, const char *what, const mt_config *config)
 {
     mt_plan plan;
@@ -57,7 +83,7 @@ static mt_status check(mt_comm *comm, const char *what, const mt_config *config)
     MT_TRY(mt_ranks_share(&c, comm));
     MT_TRY_CLEANUP(mt_plan_make_rank(&plan, config, mt_comm_rank(comm), mt_comm_size(comm)));
     MT_TRY_CLEANUP(mt_trainer_create(&trainer, rank_device, &c));
-    MT_TRY_CLEANUP(mt_plan_passes(trainer, *config->valid_corpus != '\0'));
+    MT_TRY_CLEANUP(run(trainer, config));
     MT_TRY_CLEANUP(check_peaks(what, &plan, rank_device, before));
 cleanup:
     mt_trainer_destroy(&trainer);
@@ -90,6 +116,9 @@ static mt_status planned(mt_comm *comm)
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe,
              "mxfp8 wgrad=mxfp8:source=dequantized; layers=*lm_head* bf16");
     MT_TRY(check(comm, "the same, rows to experts and back as codes", &c));
+    c.statistics_every = 3, c.trainer.expert_capacity = 1.75;
+    MT_TRY(check(comm, "the same, with statistics", &c));
+    c.statistics_every = 0, c.trainer.expert_capacity = base_config().trainer.expert_capacity;
     c.trainer.recompute = MT_RECOMPUTE_NONE, c.trainer.defer_wgrad = false;
     c.trainer.dtype = MT_BF16;
     snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
