@@ -147,9 +147,9 @@ static mt_status report(run *r, const mt_step_result *result)
                                  line.memory_bytes));
     }
     if (result->voided)
-        mt_progress_note(&r->progress,
-                         "step %lld: begun again %lld times with more room for rows of experts",
-                         (long long)step, (long long)result->voided);
+        mt_progress_note(
+            &r->progress, "step %lld: begun again %lld time%s with more room for rows of experts",
+            (long long)step, (long long)result->voided, result->voided == 1 ? "" : "s");
     mt_progress_step(&r->progress, &line, due);
     if (due || result->skipped)
         MT_TRY(mt_nan_watch_look(r->nans, step, &line.nan, mt_run_note, &r->progress));

@@ -17,17 +17,20 @@ static void print_line(void *context, const char *text)
 static void print_plan(const mt_config *config, const mt_plan *plan)
 {
     const mt_trainer_config *c = &config->trainer;
+    int64_t share = c->batch_size / plan->ranks;
+    int64_t at_once = c->micro_batch_size < share ? c->micro_batch_size : share;
     printf("%s: %s, %lld layers, D %lld, %lld experts (top %lld) of F %lld, V %lld\n", config->name,
            c->model.architecture->model_type, (long long)c->model.num_hidden_layers,
            (long long)c->model.hidden_size, (long long)c->model.num_experts,
            (long long)c->model.num_experts_per_tok, (long long)c->model.moe_intermediate_size,
            (long long)c->model.vocab_size);
-    printf("batch %lld x %lld tokens, %lld sequences at once, %s, kernel set %s, %d thread%s\n",
-           (long long)c->batch_size, (long long)c->sequence_length, (long long)c->micro_batch_size,
-           mt_dtype_name(c->dtype), plan->kernel_set, plan->threads, plan->threads == 1 ? "" : "s");
+    printf("batch %lld x %lld tokens, %lld sequence%s at once, %s, kernel set %s, %d thread%s\n",
+           (long long)c->batch_size, (long long)c->sequence_length, (long long)at_once,
+           at_once == 1 ? "" : "s", mt_dtype_name(c->dtype), plan->kernel_set, plan->threads,
+           plan->threads == 1 ? "" : "s");
     if (plan->ranks > 1)
-        printf("%d ranks, %lld sequences each; masters, gradients and moments in shards\n",
-               plan->ranks, (long long)(c->batch_size / plan->ranks));
+        printf("%d ranks, %lld sequence%s each; masters, gradients and moments in shards\n",
+               plan->ranks, (long long)share, share == 1 ? "" : "s");
     printf("GEMM path: %s\n", plan->gemm_path);
     printf("parameters: %lld, active for a token: %lld\n", (long long)plan->parameters,
            (long long)plan->active_parameters);

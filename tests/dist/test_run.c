@@ -195,7 +195,7 @@ static void test_experts(void **state)
     assert_train(1, line, 0, "done: 8 steps");
     snprintf(line, sizeof line,
              "--run e2 %s --set parallel.expert_capacity=0.4 --set parallel.expert=2", sets);
-    assert_train(most, line, 0, "with more room for rows of experts");
+    assert_train(most, line, 0, "begun again 1 time with more room for rows of experts");
     assert_same_run("e2", "e1", 1e-12);
     assert_program("eval e2", 0, "bits/byte"); /* by one rank, as any run */
     snprintf(line, sizeof line, "%s --set parallel.expert=%d", sets, most);

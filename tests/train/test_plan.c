@@ -367,12 +367,15 @@ static void ranks_that_share_are_named(void **state)
              "  num_experts_per_tok: 2}\n"
              "data: {train: none.h5, sequence_length: 16}\n"
              "train: {batch_size: 8}\n");
+    char line[512];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char line[512];
         snprintf(line, sizeof line, "plan %s --device cpu %s", in_dir("ranks.yaml"),
                  cases[i].options);
         assert_verb(line, 2, cases[i].words);
     }
+    snprintf(line, sizeof line, "plan %s --device cpu --ranks 4", in_dir("ranks.yaml"));
+    assert_verb(line, 0, "batch 8 x 16 tokens, 2 sequences at once");
+    assert_non_null(strstr(verb_output, "4 ranks, 2 sequences each"));
 }
 
 static void absurd_sizes_are_refused(void **state)
@@ -420,7 +423,7 @@ static void many_tokens_are_planned_at_once(void **state)
     assert_verb(line, 0, "batch 16777216 x 1024 tokens, 524288 sequences at once");
     snprintf(line, sizeof line, "plan %s --device cpu --set train.micro_batch_size=1",
              in_dir("many.yaml"));
-    assert_verb(line, 0, "1 sequences at once");
+    assert_verb(line, 0, "1 sequence at once");
     snprintf(line, sizeof line, "plan %s --device cpu --set train.micro_batch_size=1 --ranks 2",
              in_dir("many.yaml"));
     assert_verb(line, 0, "2 ranks");
