@@ -98,7 +98,7 @@ static __device__ __forceinline__ float sixth_of(float x)
 /* Codes, less their signs, and scale of a segment: its amax becomes 6, or 4 if the error is then
  * smaller (a NaN keeps 6). Errors are summed in order; a code's value has its element's sign.
  * element: the magnitude of one; words: all of them, in order. */
-template <bool SQUARED, bool WIDE, typename F, typename W>
+template <bool SQUARED, bool WIDE, bool KNOWN, typename F, typename W>
 static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, const float *scales,
                                                   const float *ones, float unit, const side &s,
                                                   const level &l, uint32_t magnitude, F element,
@@ -114,7 +114,7 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
         low[c] = WIDE ? ones[ONES + (stored >> 8 * c & 0xff)] : 0;
         code[c][0] = code[c][1] = 0u - E2M1_BASE * 0x11111111u;
     }
-    if (unit == 0) { /* what is added then is 0, or NaN where they are not finite */
+    if (!KNOWN && unit == 0) { /* what is added then is 0, or NaN where they are not finite */
         uint32_t w[8];
         words(w);
         const float2 e = errors_otherwise<SQUARED>(
@@ -143,7 +143,7 @@ static __device__ __forceinline__ uint32_t choose(uint32_t q[2], const job &j, c
 /* With signs. FOUR: the error is of magnitudes, or of squares; WIDE: under any bound. */
 enum { NO_CHOICE, BY_MAGNITUDES, BY_SQUARES, WIDE = 4 };
 
-template <int FOUR>
+template <int FOUR, bool KNOWN = false>
 static __device__ __forceinline__ uint32_t choose_codes(uint32_t q[2], const job &j,
                                                         const float *scales, const float *ones,
                                                         float unit, const side &s, const level &l,
@@ -153,7 +153,7 @@ static __device__ __forceinline__ uint32_t choose_codes(uint32_t q[2], const job
     uint32_t v[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = w[i] & 0x7fff7fffu;
-    const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0>(
+    const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0, KNOWN>(
         q, j, scales, ones, unit, s, l, magnitude, [&](int i) { return element_of(v, i); },
         [&](uint32_t to[8]) {
 #pragma unroll

@@ -1,19 +1,21 @@
-/* nvfp4 under 4over6 by strips of tiles: of bf16 rows that begin at multiples of 16 bytes. A warp
- * has sixteen rows of a tile in shared memory, and those of the next one on their way, of which its
- * threads take segments of either direction, one after the other; nobody waits for another warp but
- * for turned codes. */
+/* nvfp4 under 4over6 by strips of tiles: of bf16 rows that begin at multiples of 16 bytes. For
+ * columns a warp has sixteen rows of a tile in shared memory, and those of the next one on their
+ * way, of which its threads take segments of either direction, one after the other; nobody waits
+ * for another warp but for turned codes. Rows alone have their segments read where they are made.
+ */
+#include <type_traits>
+
 #include "kernels/cuda/quantize_nvfp4.cuh"
 
-template <int DIRS, int FOUR> struct chosen_space {
-    enum { TURNED = (DIRS & COLUMN_CODES) != 0 };
-    uint32_t rows[2][WARPS][SEGMENT * PAIRS];          /* elements, of two tiles */
-    alignas(16) uint32_t codes[TURNED ? AREA / 4 : 4]; /* of columns, turned; of two tiles */
-    uint8_t scales[2][TURNED ? TILE * SEGMENTS : 16];
-    float enc[MT_DIR_COUNT][NIBBLE_SCALES], ones[FOUR & WIDE ? 2 : 1][ONES]; /* of make_levels */
-    level levels[MT_DIR_COUNT];
-    strip strips[WARPS];  /* each warp's own */
-    uint32_t most[WARPS]; /* what warps found of the member */
-    int nans[WARPS];
+template <int FOUR> struct chosen_tables : nvfp4_tables {
+    float ones[FOUR & WIDE ? 2 : 1][ONES]; /* of make_levels */
+};
+
+template <int FOUR> struct chosen_space {
+    uint32_t rows[2][WARPS][SEGMENT * PAIRS]; /* elements, of two tiles */
+    alignas(16) uint32_t codes[AREA / 4];     /* of columns, turned; of two tiles */
+    uint8_t scales[2][TILE * SEGMENTS];
+    chosen_tables<FOUR> tables;
 };
 
 /* Words of chunk `chunk` of a warp's row r: neither rows nor segments meet in a bank. */
@@ -141,7 +143,7 @@ choose_columns(const job &j, const strip &p, uint32_t *codes, uint8_t *scales, i
         for (int h = 0; h < 2; h++) {
             const int c = pair * 2 + h;
             uint32_t q[2];
-            const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0>(
+            const uint32_t stored = choose<(FOUR & 3) == BY_SQUARES, (FOUR & WIDE) != 0, false>(
                 q, j, scale_enc, ones, unit, s, l, m[h],
                 [&](int i) { return h ? high_bf16(v[i]) : low_bf16(v[i]); },
                 [&](uint32_t w[8]) { take_column(w, v, h); });
@@ -153,49 +155,71 @@ choose_columns(const job &j, const strip &p, uint32_t *codes, uint8_t *scales, i
     }
 }
 
-/* Of a multiprocessor: columns take registers. */
-template <int DIRS> static constexpr int RESIDENT = DIRS == ROW_CODES ? 3 : 2;
+template <int FOUR>
+static __global__ void __launch_bounds__(TILE_THREADS, 3)
+    chosen_rows_kernel(const __grid_constant__ job j)
+{
+    extern __shared__ uint4 mt_shared[];
+    chosen_tables<FOUR> *t = (chosen_tables<FOUR> *)mt_shared;
+    strip &p = t->strips[threadIdx.x / 32];
+    found it = {};
+    wait_for_results();
+    let_follow();
+    if (!take_strip(&p, j.table, j.p.group.k, false)) return;
+    fill_tables<(FOUR & WIDE) != 0>(t, t->ones[0], &p, j);
+    __syncthreads(); /* the tables are there */
+    const side &s = j.p.sides[MT_ROW];
+    const level l = t->levels[MT_ROW];
+    const float unit = unit_of(s, l, FOUR & WIDE);
+    const auto choose_by = [&](auto known) {
+        make_rows(p, &it, [&](uint32_t q[2], int, const uint32_t w[8], uint32_t most, bool nans) {
+            return choose_codes<FOUR, decltype(known)::value>(q, j, t->enc[MT_ROW], t->ones[0],
+                                                              unit, s, l, most, w, nans);
+        });
+    };
+    if (unit != 0)
+        choose_by(std::true_type());
+    else
+        choose_by(std::false_type());
+    if (is_measured(j)) raise_member(j, t, p, it.most[MT_ROW], it.nans);
+}
 
-template <int DIRS, int FOUR>
-static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT<DIRS>)
+/* Columns, or both directions. */
+template <bool ROWS_TOO, int FOUR>
+static __global__ void __launch_bounds__(TILE_THREADS, 2)
     chosen_kernel(const __grid_constant__ job j)
 {
     extern __shared__ uint4 mt_shared[];
-    chosen_space<DIRS, FOUR> *sp = (chosen_space<DIRS, FOUR> *)mt_shared;
-    const int lane = lane_of_warp(), warp = (int)threadIdx.x / 32;
-    const bool in_rows = DIRS & ROW_CODES, in_columns = DIRS & COLUMN_CODES;
-    strip &p = sp->strips[warp];
+    chosen_space<FOUR> *sp = (chosen_space<FOUR> *)mt_shared;
+    chosen_tables<FOUR> *t = &sp->tables;
+    const int warp = (int)threadIdx.x / 32;
+    strip &p = t->strips[warp];
     found it = {};
     wait_for_results();
     let_follow();
     if (!take_strip(&p, j.table, j.p.group.k, false)) return;
     int n = (p.rows - TILE) >> 7 & 1;
     send_rows(sp->rows[n][warp], p, 0, p.height);
-    if (lane < MT_DIR_COUNT && j.measure[lane])
-        p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
-    make_levels<(FOUR & WIDE) != 0>(sp->enc, sp->ones[0], sp->levels, j, p.index);
-    __syncthreads(); /* the table is there */
-    const level row = sp->levels[in_rows ? MT_ROW : MT_COL];
-    const level col = sp->levels[in_columns ? MT_COL : MT_ROW];
+    fill_tables<(FOUR & WIDE) != 0>(t, t->ones[0], &p, j);
+    __syncthreads(); /* the tables are there */
+    const level col = t->levels[MT_COL], row = ROWS_TOO ? t->levels[MT_ROW] : col;
     for (int left = p.rows - TILE;; left -= TILE, n ^= 1) { /* rows below the tile */
         const bool more = left > 0;
         const int below = left < TILE ? left : (int)TILE;
         const uint32_t *rows = sp->rows[n][warp];
         if (more) send_rows(sp->rows[n ^ 1][warp], p, TILE, below);
         copies_before(more);
-        if (in_rows) choose_rows<FOUR>(j, p, rows, sp->enc[MT_ROW], sp->ones[0], row, &it);
-        if (in_columns) {
-            choose_columns<FOUR>(j, p, sp->codes, sp->scales[n], n, rows, sp->enc[MT_COL],
-                                 sp->ones[0] + NIBBLE_SCALES, col, in_rows, &it);
-            const uneven u = uneven_of(p, sp->codes, n, left);
-            __syncthreads(); /* all codes are there */
-            put_columns(sp->scales[n], p, u);
-            if (u.on) __syncthreads(); /* those of two tiles have been read */
-        }
+        if (ROWS_TOO) choose_rows<FOUR>(j, p, rows, t->enc[MT_ROW], t->ones[0], row, &it);
+        choose_columns<FOUR>(j, p, sp->codes, sp->scales[n], n, rows, t->enc[MT_COL],
+                             t->ones[0] + NIBBLE_SCALES, col, ROWS_TOO, &it);
+        const uneven u = uneven_of(p, sp->codes, n, left);
+        __syncthreads(); /* all codes are there */
+        put_columns(sp->scales[n], p, u);
+        if (u.on) __syncthreads(); /* those of two tiles have been read */
         if (!more) break;
         step_down(&p, below); /* the rows have been read, too */
     }
-    if (is_measured(j)) raise_member(j, sp, p, it.most[MT_ROW], it.nans);
+    if (is_measured(j)) raise_member(j, t, p, it.most[MT_ROW], it.nans);
 }
 
 /* ---- the host's part --------------------------------------------------------------------------
@@ -222,10 +246,13 @@ bool mt_cuda_chosen_suffices(const job *j)
 
 template <int DIRS, int FOUR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    enum { BYTES = sizeof(chosen_space<DIRS, FOUR>) };
+    constexpr bool in_columns = DIRS & COLUMN_CODES;
+    constexpr int bytes = in_columns ? sizeof(chosen_space<FOUR>) : sizeof(chosen_tables<FOUR>);
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
-    MT_TRY(mt_cuda_give_shared((const void *)chosen_kernel<DIRS, FOUR>, BYTES, "quantize: 4over6"));
-    MT_TRY(follow(stream, chosen_kernel<DIRS, FOUR>, (unsigned)blocks, TILE_THREADS, BYTES, *j));
+    auto kernel =
+        in_columns ? chosen_kernel<(DIRS & ROW_CODES) != 0, FOUR> : chosen_rows_kernel<FOUR>;
+    MT_TRY(mt_cuda_give_shared((const void *)kernel, bytes, "quantize: 4over6"));
+    MT_TRY(follow(stream, kernel, (unsigned)blocks, TILE_THREADS, bytes, *j));
     MT_LAUNCHED(stream, "quantize: 4over6");
     return MT_OK;
 }

@@ -1,7 +1,9 @@
 /* Quantize to nvfp4, to nearest or stochastically: bf16 rows that begin at multiples of 16 bytes. A
  * thread block has a strip of tiles and no more. Threads have eight elements each of eight rows, in
  * shared memory where only they look, whose places those of the next tile take one by one; only
- * codes and scales of columns meet there, to be turned. The arithmetic is that of the tiles. */
+ * codes and scales of columns meet there, to be turned. The arithmetic is that of the tiles. Rows
+ * alone that are drawn, which wait less for the memory, have their segments read where they are
+ * made. */
 #include "kernels/cuda/quantize_nvfp4.cuh"
 
 template <int DIRS> struct nvfp4_space {
@@ -234,16 +236,22 @@ static __device__ __forceinline__ void put_patch(const drawn_job &drawn, SPACE *
  */
 
 /* Of a multiprocessor. */
-template <int DIRS, bool SR> static constexpr int RESIDENT = DIRS == ROW_CODES && !SR ? 4 : 3;
+template <int DIRS> static constexpr int RESIDENT = DIRS == ROW_CODES ? 4 : 3;
+
+/* The first column of a block's strip, one tile wide. */
+static __device__ __forceinline__ int column_of_strip(const job &j)
+{
+    const unsigned across = (unsigned)((j.p.group.k + TILE - 1) / TILE);
+    return (int)(blockIdx.x % across) * TILE;
+}
 
 template <int DIRS, bool SR>
-static __global__ void __launch_bounds__(TILE_THREADS, (RESIDENT<DIRS, SR>))
+static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT<DIRS>)
     nvfp4_kernel(const __grid_constant__ drawn_job drawn)
 {
     const job &j = drawn.j;
     extern __shared__ uint4 mt_shared[];
     nvfp4_space<DIRS> *sp = (nvfp4_space<DIRS> *)mt_shared;
-    const int lane = lane_of_warp();
     strip &p = sp->strips[threadIdx.x / 32];
     uint32_t it = 0; /* what a thread has found: the largest magnitude, NaNs above it */
     wait_for_results();
@@ -256,14 +264,11 @@ static __global__ void __launch_bounds__(TILE_THREADS, (RESIDENT<DIRS, SR>))
             (rows > 0 ? (uint64_t)(uint32_t)patch_row() * (uint32_t)p.cols + patch_column() : 0);
         send_patch(sp->slots, from, (uint32_t)p.cols, rows);
     }
-    if (lane < MT_DIR_COUNT && j.measure[lane])
-        p.seen[lane] = __ldcg((const uint32_t *)j.amax[lane] + p.index);
-    make_levels<false>(sp->enc, NULL, sp->levels, j, p.index);
-    const int across = (int)((j.p.group.k + TILE - 1) / TILE);
+    fill_tables<false>(sp, NULL, &p, j);
     draws d = {};
     if (SR) {
         tile t = {};
-        t.index = p.index, t.r0 = p.row, t.c0 = (int)(blockIdx.x % (unsigned)across) * TILE;
+        t.index = p.index, t.r0 = p.row, t.c0 = column_of_strip(j);
         d = draws_of(j, t, patch_row(), patch_column());
     }
     __syncthreads();                                /* the table is there */
@@ -288,6 +293,39 @@ static __global__ void __launch_bounds__(TILE_THREADS, (RESIDENT<DIRS, SR>))
     if (is_measured(j)) raise_member(j, sp, p, it & 0xffff, (int)(it >> 16));
 }
 
+/* Rows alone, drawn. */
+static __global__ void __launch_bounds__(TILE_THREADS, 3)
+    drawn_rows_kernel(const __grid_constant__ drawn_job drawn)
+{
+    const job &j = drawn.j;
+    extern __shared__ uint4 mt_shared[];
+    nvfp4_tables *t = (nvfp4_tables *)mt_shared;
+    strip &p = t->strips[threadIdx.x / 32];
+    found it = {};
+    wait_for_results();
+    let_follow();
+    if (!take_strip(&p, j.table, j.p.group.k, false)) return;
+    fill_tables<false>(t, NULL, &p, j);
+    tile of = {};
+    of.index = p.index, of.r0 = p.row, of.c0 = column_of_strip(j);
+    const int at = (int)(threadIdx.x % SEGMENTS) * SEGMENT;
+    const draws d[2] = { draws_of(j, of, 0, at), draws_of(j, of, 0, at + RUN) };
+    __syncthreads(); /* the table is there */
+    const float g = t->levels[MT_ROW].g, *encs = t->enc[MT_ROW];
+    make_rows(p, &it, [&](uint32_t q[2], int row, const uint32_t w[8], uint32_t most, bool nans) {
+        const uint32_t stored = stored_pair(j, low_bf16(most) * g, 0) & 0xff;
+        const float by = encs[stored], enc[RUN] = { by, by, by, by, by, by, by, by };
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t bits[4];
+            draw_row(bits, drawn, d[h], row);
+            q[h] = magnitude_nibbles(w + h * 4, enc, bits) | nibble_signs(w + h * 4, nans);
+        }
+        return stored;
+    });
+    if (is_measured(j)) raise_member(j, t, p, it.most[MT_ROW], it.nans);
+}
+
 /* ---- the host's part --------------------------------------------------------------------------
  */
 
@@ -309,11 +347,13 @@ bool mt_cuda_nvfp4_suffices(const job *j)
 
 template <int DIRS, bool SR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    enum { BYTES = sizeof(nvfp4_space<DIRS>) };
+    constexpr bool drawn_rows = DIRS == ROW_CODES && SR;
+    const int bytes = drawn_rows ? sizeof(nvfp4_tables) : sizeof(nvfp4_space<DIRS>);
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
-    MT_TRY(mt_cuda_give_shared((const void *)nvfp4_kernel<DIRS, SR>, BYTES, "quantize: nvfp4"));
-    MT_TRY(follow(stream, nvfp4_kernel<DIRS, SR>, (unsigned)blocks, TILE_THREADS, BYTES,
-                  with_keys(j)));
+    void (*kernel)(drawn_job) = drawn_rows_kernel;
+    if constexpr (!drawn_rows) kernel = nvfp4_kernel<DIRS, SR>;
+    MT_TRY(mt_cuda_give_shared((const void *)kernel, bytes, "quantize: nvfp4"));
+    MT_TRY(follow(stream, kernel, (unsigned)blocks, TILE_THREADS, bytes, with_keys(j)));
     MT_LAUNCHED(stream, "quantize: nvfp4");
     return MT_OK;
 }
