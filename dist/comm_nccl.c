@@ -24,15 +24,45 @@ enum {
     FOLDERS = 8
 };
 
+/* From now on its errors are asked for, or no more: before the others may have closed it. */
+static void ask(mt_nccl *n)
+{
+    pthread_mutex_lock(&n->shared->lock);
+    n->next = n->shared->asked, n->shared->asked = n;
+    pthread_mutex_unlock(&n->shared->lock);
+}
+
+static void ask_no_more(const mt_nccl *n)
+{
+    pthread_mutex_lock(&n->shared->lock);
+    mt_nccl **at = &n->shared->asked;
+    while (*at && *at != n) at = &(*at)->next;
+    if (*at) *at = n->next;
+    pthread_mutex_unlock(&n->shared->lock);
+}
+
+/* What NCCL has met beside the calls. A part's threads and connections are its own: of their errors
+ * the world's comm does not know. */
+static mt_status find_failure(mt_nccl_shared *s)
+{
+    mt_status status = MT_OK;
+    pthread_mutex_lock(&s->lock);
+    for (const mt_nccl *n = s->asked; n && status == MT_OK; n = n->next) {
+        ncclResult_t code = ncclSuccess;
+        if (s->nccl.CommGetAsyncError(n->comm, &code) == ncclSuccess)
+            status = mt_nccl_check(s, "moving data", code);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
 /* The watchdog's question. */
 static bool poll_world(void *context, mt_watch_pending *oldest, char failure[MT_WATCH_TEXT])
 {
     mt_nccl_shared *s = context;
     bool any;
-    ncclResult_t code = ncclSuccess;
     mt_status status = mt_inflight_oldest(s->inflight, oldest, &any);
-    if (status == MT_OK && s->nccl.CommGetAsyncError(s->comm, &code) == ncclSuccess)
-        status = mt_nccl_check(s, "moving data", code);
+    if (status == MT_OK) status = find_failure(s);
     if (status != MT_OK) snprintf(failure, MT_WATCH_TEXT, "%.500s", mt_error_message());
     return status == MT_OK && any;
 }
@@ -127,6 +157,7 @@ static void release_shared(mt_nccl_shared *s)
     mt_stream_destroy(&s->folds);
     mt_inflight_destroy(&s->inflight);
     mt_staging_destroy(&s->staging);
+    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
@@ -134,6 +165,7 @@ static void strip(mt_nccl *n)
 {
     mt_device *device = n->shared->device;
     (void)mt_device_synchronize(device);
+    ask_no_more(n);
     mt_direct_destroy(&n->direct);
     mt_device_free(device, &n->scratch, n->scratch_bytes, MT_MEMORY_STATE);
     for (int i = 0; i < 2; i++) mt_event_destroy(&n->folded[i]);
@@ -197,8 +229,11 @@ static mt_status nccl_split(mt_comm *part, const mt_comm *whole, int color)
             s->nccl.CommSplit(mt_nccl_of(whole)->comm, color, whole->rank, &impl->comm, NULL));
     part->impl = impl;
     bool alone = status == MT_OK && part->size == 1; /* nothing of NCCL is needed */
-    if (status == MT_OK && !alone) status = equip(part);
-    if (status == MT_OK && !alone) return MT_OK;
+    if (status == MT_OK && !alone) {
+        ask(impl);
+        status = equip(part);
+        if (status == MT_OK) return MT_OK;
+    }
     strip(impl);
     if (impl->comm) /* one that has failed does not wait for the others */
         (void)(alone ? s->nccl.CommDestroy(impl->comm) : s->nccl.CommAbort(impl->comm));
@@ -251,6 +286,7 @@ static mt_status make_shared(mt_nccl_shared **made, mt_device *device)
     mt_nccl_shared *s = calloc(1, sizeof *s);
     MT_REQUIRE(s, MT_ENOMEM, "comm: out of memory");
     *made = s, s->device = device;
+    pthread_mutex_init(&s->lock, NULL);
     MT_TRY(load(&s->nccl));
     MT_TRY(mt_inflight_create(&s->inflight, device));
     MT_TRY(mt_staging_create(&s->staging, device));
@@ -316,6 +352,7 @@ mt_status mt_comm_nccl_open(mt_comm *c, const mt_launch *launch, const mt_comm_o
         *impl = (mt_nccl){ .comm = s->comm, .shared = s };
         c->impl = impl, c->ops = &mt_comm_nccl;
         c->rank = launch->rank, c->size = launch->world;
+        ask(impl);
         status = equip(c);
         if (status == MT_OK) return MT_OK;
         strip(impl);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nccl.h>
+#include <pthread.h>
 
 #include "dist/comm_priv.h"
 #include "dist/direct.h"
@@ -32,6 +33,8 @@ typedef struct mt_nccl_api {
 #undef MT_NCCL_FIELD
 } mt_nccl_api;
 
+struct mt_nccl;
+
 /* What all parts of a world share. */
 typedef struct mt_nccl_shared {
     mt_nccl_api nccl;
@@ -41,13 +44,16 @@ typedef struct mt_nccl_shared {
     mt_staging staging; /* of collectives of host memory */
     mt_stream folds;    /* where reductions are added up */
     mt_event came;
+    pthread_mutex_t lock;  /* of what follows */
+    struct mt_nccl *asked; /* whose errors the watchdog asks for: the world and its parts */
 } mt_nccl_shared;
 
 typedef struct mt_nccl {
     ncclComm_t comm;
     mt_nccl_shared *shared;
-    mt_direct *direct; /* NULL: the ranks do not reach each other's memory */
-    void *scratch;     /* of reductions: two halves, used in turns */
+    struct mt_nccl *next; /* that is asked */
+    mt_direct *direct;    /* NULL: the ranks do not reach each other's memory */
+    void *scratch;        /* of reductions: two halves, used in turns */
     size_t scratch_bytes;
     int half;           /* whose turn it is */
     mt_event folded[2]; /* what a half held has been added up */
