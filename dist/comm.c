@@ -74,10 +74,13 @@ mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_op
 
 void mt_comm_abort(mt_comm *comm, const char *sentence)
 {
+    mt_error_kept before;
     if (!comm || !comm->watch || comm->aborted) return;
     comm->aborted = true;
+    mt_error_keep(&before);
     mt_watch_fault(comm->watch, sentence);
     if (comm->ops->give_up) comm->ops->give_up(comm);
+    mt_error_put_back(&before);
 }
 
 int mt_comm_rank(const mt_comm *comm)
@@ -149,23 +152,33 @@ static void release_retired(mt_comm *world)
     }
 }
 
-void mt_comm_close(mt_comm **comm)
+static void close_world(mt_comm *c)
 {
-    mt_comm *c = *comm;
-    if (!c) return;
-    *comm = NULL;
-    if (c->world && c->ops->retire) {
-        c->ops->retire(c);
-        c->retired = true;
-        return;
-    }
-    if (!c->world && c->watch) { /* what is still under way ends, or is found, before that */
+    if (c->watch) { /* what is still under way ends, or is found, before that */
         enter(c, "close", "", 0);
         (void)leave(c, c->ops->barrier(c));
         mt_watch_stop(&c->watch);
     }
     release_retired(c);
     release(c);
+}
+
+void mt_comm_close(mt_comm **comm)
+{
+    mt_comm *c = *comm;
+    mt_error_kept before;
+    if (!c) return;
+    *comm = NULL;
+    mt_error_keep(&before);
+    if (!c->world) {
+        close_world(c);
+    } else if (c->ops->retire) {
+        c->ops->retire(c);
+        c->retired = true;
+    } else {
+        release(c);
+    }
+    mt_error_put_back(&before);
 }
 
 mt_status mt_comm_split(mt_comm **part, mt_comm *comm, int color)

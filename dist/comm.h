@@ -53,13 +53,14 @@ mt_status mt_comm_open(mt_comm **comm, const mt_launch *launch, const mt_comm_op
  * is borrowed. Split by dist/mesh.h alone. */
 mt_status mt_comm_open_plan(mt_comm **comm, mt_device *device, int rank, int size, bool gpus);
 /* Closes a comm; the world last, which is collective. Parts are closed in the same order on all of
- * their ranks, none of which waits for another: one that has failed alone closes them, too.
- * NULL-safe.
+ * their ranks, none of which waits for another: one that has failed alone closes them, too. The
+ * error that stands stays. NULL-safe.
  */
 void mt_comm_close(mt_comm **comm);
 /* Leaves without the others, after an error of this rank: everyone else is ended, and told this
  * rank and the sentence. The world must not be closed any more, and nothing be moved; what is
- * shared is given back, and parts are closed, as before. NULL-safe, and once is enough. */
+ * shared is given back, and parts are closed, as before. The error that stands stays. NULL-safe,
+ * and once is enough. */
 void mt_comm_abort(mt_comm *comm, const char *sentence);
 
 int mt_comm_rank(const mt_comm *comm);

@@ -161,10 +161,14 @@ static void release_shared(mt_nccl_shared *s)
     free(s);
 }
 
+/* The error that stands may be the reason. */
 static void strip(mt_nccl *n)
 {
     mt_device *device = n->shared->device;
+    mt_error_kept before;
+    mt_error_keep(&before);
     (void)mt_device_synchronize(device);
+    mt_error_put_back(&before);
     ask_no_more(n);
     mt_direct_destroy(&n->direct);
     mt_device_free(device, &n->scratch, n->scratch_bytes, MT_MEMORY_STATE);
