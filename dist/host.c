@@ -22,7 +22,7 @@
 enum { ADDRESSES = 8, BACKLOG = 4096 };
 static const long second_ns = 1000000000;
 static const double least_s = 0.1; /* for an attempt to tell why it fails */
-static const double turn_s = 2;    /* of one of several addresses */
+static const double turn_s = 2;    /* of an address: who connects tries again */
 
 /* ---- this host ---------------------------------------------------------------------------------
  */
@@ -290,7 +290,7 @@ mt_status mt_host_connect(int *connection, const char *address, double seconds)
     MT_TRY(resolve(&to, here ? "127.0.0.1" : name, seconds));
     for (int i = 0; i < to.count && *connection < 0; i++) {
         double now = mt_now(), turn = (end - now) / (to.count - i);
-        if (to.count > 1 && turn > turn_s) turn = turn_s;
+        if (turn > turn_s) turn = turn_s;
         set_port(&to.at[i], port);
         error = try_address(connection, &to.at[i], now + turn);
     }

@@ -31,12 +31,12 @@ mt_status mt_host_parts(char name[MT_HOST_NAME], int *port, const char **boot, c
  * alone. MT_EDEVICE says why not. */
 mt_status mt_host_listen(int *listener, int *port, const char *name);
 
-/* One attempt to connect to an address, in turns to all that its name means: of several each gets
- * two seconds at most, so that one that never answers leaves time for the next attempt at another.
- * With a boot, this host's own name means this host, by its loopback. Takes at most so many
- * seconds, or 0.1 where that is less. Errors, which say why and leave it to the caller to say to
- * whom: MT_EDEVICE, also when the time is over, with what was waited for; MT_ECONFIG, another host
- * has the name of this one; MT_ENOMEM. */
+/* One attempt to connect to an address, in turns to all that its name means: each gets two seconds
+ * at most, so that one that never answers leaves time for the next attempt, at another, or where
+ * rank 0 is said to be by then. With a boot, this host's own name means this host, by its loopback.
+ * Takes at most so many seconds, or 0.1 where that is less. Errors, which say why and leave it to
+ * the caller to say to whom: MT_EDEVICE, also when the time is over, with what was waited for;
+ * MT_ECONFIG, another host has the name of this one; MT_ENOMEM. */
 mt_status mt_host_connect(int *connection, const char *address, double seconds);
 
 #ifdef __cplusplus

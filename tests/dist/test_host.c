@@ -292,6 +292,44 @@ static void an_address_that_never_answers(void **state)
     end_losing(&lost);
 }
 
+/* What a run that was killed has left where ranks look for rank 0. */
+static void leave_file(mt_meeting *meeting, const char *address)
+{
+    const char *folder = getenv("TMPDIR");
+    snprintf(meeting->file, sizeof meeting->file, "%.100s/mixtape-meeting-%d",
+             folder ? folder : "/tmp", (int)getpid());
+    FILE *file = fopen(meeting->file, "w");
+    assert_non_null(file);
+    fprintf(file, "%s\n", address);
+    fclose(file);
+}
+
+/* Its host is not there any more. Rank 0 of this run comes later. */
+static void a_file_of_a_host_that_is_gone(void **state)
+{
+    (void)state;
+    lost_host lost;
+    int status;
+    char address[64];
+    mt_meeting meeting = { .host = "127.0.0.1", .listener = -1 };
+    begin_losing(&lost, INADDR_LOOPBACK);
+    snprintf(address, sizeof address, "127.0.0.1:%d", lost.port);
+    leave_file(&meeting, address);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        mt_nap(0.5);
+        _exit(meet(0, &meeting, 8) != MT_OK);
+    }
+    mt_status met = meet(1, &meeting, 8);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    unlink(meeting.file);
+    assert_ok(met);
+    assert_int_equal(status, 0);
+    end_losing(&lost);
+}
+
 /* Its own name means this host, though no resolver knows it; another host may have that name. */
 static void hosts_of_one_name(void **state)
 {
@@ -299,7 +337,6 @@ static void hosts_of_one_name(void **state)
     mt_host here;
     mt_meeting meeting = { .listener = -1 };
     char address[MT_HOST_ADDRESS], other[MT_HOST_ADDRESS], words[256];
-    const char *folder = getenv("TMPDIR");
     int listener, port = 0, connection;
     mt_host_here(&here);
     assert_ok(mt_host_listen(&listener, &port, ""));
@@ -311,13 +348,8 @@ static void hosts_of_one_name(void **state)
     double began = mt_now();
     assert_fails(mt_host_connect(&connection, other, 60), MT_ECONFIG, words);
     assert_fails(start_watch(other, 60), MT_ECONFIG, words);
-    snprintf(meeting.file, sizeof meeting.file, "%.100s/mixtape-meeting-%d",
-             folder ? folder : "/tmp", (int)getpid());
-    FILE *file = fopen(meeting.file, "w");
-    assert_non_null(file);
-    fprintf(file, "%s\n", other);
-    fclose(file);
     assert_true(mt_now() - began < 20);
+    leave_file(&meeting, other);
     assert_fails(meet(1, &meeting, 0.3), MT_EDEVICE, words); /* rank 0 may still write it anew */
     unlink(meeting.file);
     close(listener);
@@ -340,6 +372,7 @@ int main(void)
         cmocka_unit_test(addresses_of_ipv6),
         cmocka_unit_test(lost_packets),
         cmocka_unit_test(an_address_that_never_answers),
+        cmocka_unit_test(a_file_of_a_host_that_is_gone),
         cmocka_unit_test(hosts_of_one_name),
         cmocka_unit_test(a_name_with_an_address_of_its_own),
     };
