@@ -147,6 +147,21 @@ static void put_points(const mt_comparison *c, int64_t g, FILE *file)
     fputs("END\n", file);
 }
 
+/* With the group's number, as the table has it. Gnuplot draws no key at all where a title is wider
+ * than the picture. */
+static void put_title(FILE *file, int64_t group, const char *configuration)
+{
+    enum { MOST = 112 };
+    char title[MOST + 32];
+    int length = (int)strnlen(configuration, MOST + 1);
+    bool cut = length > MOST;
+    if (cut) /* before a whole character of UTF-8 */
+        for (length = MOST; length > 0 && (configuration[length] & 0xc0) == 0x80;) length--;
+    snprintf(title, sizeof title, "%" PRId64 ": %.*s%s", group + 1, length, configuration,
+             cut ? " ..." : "");
+    put_quoted(file, title, '\'');
+}
+
 /* The lines of a panel: losses, or differences within bands of a standard error. */
 static mt_status put_curves(const mt_comparison *c, bool differences, FILE *file)
 {
@@ -164,7 +179,7 @@ static mt_status put_curves(const mt_comparison *c, bool differences, FILE *file
         }
         fprintf(file, "%s$group%" PRId64 " using 1:%d with lines lw 2 lc %" PRId64 " title ",
                 between, g, differences ? 3 : 2, g + 1);
-        put_quoted(file, *title ? title : "the runs given", '\'');
+        put_title(file, g, *title ? title : "the runs given");
         between = ", ";
         free(title);
     }

@@ -282,6 +282,43 @@ static void a_failed_plot_leaves_the_old_one(void **state)
     assert_false(mt_path_exists(in_dir("old.png.tmp")));
 }
 
+/* gnuplot draws no legend at all where a title is wider than the picture. */
+static void long_titles_are_cut(void **state)
+{
+    (void)state;
+    static const char program[] = "#!/bin/sh\ncp \"$1\" \"$1.seen\"\nexit 1\n";
+    char options[300], path[4096], recipe[512] = "bf16; layers=a";
+    const char *before = getenv("PATH");
+    char *kept = strdup(before ? before : "");
+    size_t bytes;
+    assert_ok(mt_dir_create(in_dir("bin")));
+    put_text(in_dir("bin/gnuplot"), program);
+    assert_int_equal(chmod(in_dir("bin/gnuplot"), 0700), 0);
+    snprintf(options, sizeof options, " --plot %s", in_dir("long.png"));
+    snprintf(path, sizeof path, "%s:%s", in_dir("bin"), kept);
+    put_run("short-0", "bf16", 0, 2);
+    for (int i = 0; i < 100; i++) strcat(recipe, "\xc3\xa4");
+    strcat(recipe, " mxfp8");
+    for (int skip = 0; skip < 2; skip++) { /* a character is whole, wherever it begins */
+        char shifted[512];
+        snprintf(shifted, sizeof shifted, "bf16;%s", recipe + strlen("bf16;") + skip);
+        put_run("long-0", shifted, 0, 3);
+        setenv("PATH", path, 1);
+        assert_verb(compare("short-0 long-0", options), MT_EXIT_FILES, "gnuplot failed");
+        setenv("PATH", kept, 1);
+        char *text;
+        assert_ok(mt_file_read_all(&text, &bytes, in_dir("long.png.gnuplot.seen"), 1 << 20));
+        assert_non_null(strstr(text, " title '1: recipe.use: bf16'"));
+        const char *title = strstr(text, " title '2: recipe.use: ");
+        assert_non_null(title);
+        const char *end = strstr(title, "\xa4 ...'");
+        assert_non_null(end);
+        assert_in_range(end - title, 100, 130);
+        free(text);
+    }
+    free(kept);
+}
+
 /* ---- mistakes ----------------------------------------------------------------------------------
  */
 
@@ -450,6 +487,7 @@ int main(void)
         cmocka_unit_test(other_programs_read_the_files),
         cmocka_unit_test(a_picture_is_drawn),
         cmocka_unit_test(a_failed_plot_leaves_the_old_one),
+        cmocka_unit_test(long_titles_are_cut),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(runs_must_pair),
         cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
