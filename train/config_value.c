@@ -192,7 +192,8 @@ static void put(text_out *out, const char *format, ...)
 }
 
 /* The fewest digits that read back to the same bits, whole numbers below a million without
- * exponent. */
+ * exponent. Before an exponent YAML 1.1, which PyYAML reads, wants a point: 1e-06 is a text there.
+ */
 static void put_real(text_out *out, double x)
 {
     char text[32];
@@ -201,7 +202,9 @@ static void put_real(text_out *out, double x)
         snprintf(text, sizeof text, "%.*g", digits, x);
         if (strtod(text, NULL) == x) break;
     }
-    put(out, "%s", text);
+    size_t mantissa = strcspn(text, "e");
+    bool point = text[mantissa] && !memchr(text, '.', mantissa);
+    put(out, "%.*s%s%s", (int)mantissa, text, point ? ".0" : "", text + mantissa);
 }
 
 static void put_text(text_out *out, const char *text, size_t length)

@@ -9,7 +9,7 @@
 #include "tests/support/test.h"
 
 #include "core/rng.h"
-#include "train/config.h"
+#include "train/config_priv.h"
 
 static const char base[] = "model:\n"
                            "  vocab_size: 256\n"
@@ -391,6 +391,25 @@ static void numbers_read_back_to_the_same_bits(void **state)
     }
 }
 
+/* YAML 1.1 takes 3e-05 for a text. */
+static void numbers_with_an_exponent_have_a_point(void **state)
+{
+    (void)state;
+    static const struct {
+        double x;
+        const char *text;
+    } cases[] = { { 3e-5, "3.0e-05" }, { 1.5e-7, "1.5e-07" }, { 1e6, "1.0e+06" },
+                  { 1e5, "100000" },   { 0.25, "0.25" },      { 0, "0" } };
+    mt_config c;
+    assert_ok(parse(&c, "", NULL));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[MT_CONFIG_FORMATTED];
+        c.trainer.optim.lr = cases[i].x;
+        mt_config_format(text, &c, &mt_config_keys[mt_config_find("optim.lr")]);
+        assert_string_equal(text, cases[i].text);
+    }
+}
+
 static void the_shipped_configurations_load(void **state)
 {
     (void)state;
@@ -452,6 +471,7 @@ int main(void)
         cmocka_unit_test(the_table_is_enforced),
         cmocka_unit_test(reads_back_what_it_writes),
         cmocka_unit_test(numbers_read_back_to_the_same_bits),
+        cmocka_unit_test(numbers_with_an_exponent_have_a_point),
         cmocka_unit_test(the_shipped_configurations_load),
         cmocka_unit_test(help_names_every_key),
         cmocka_unit_test(reading_survives_want_of_memory),
