@@ -100,10 +100,12 @@ static mt_status announce(run *r)
                          (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
     if (r->lead) announce_plan(r);
-    if (r->config->statistics_every > t->steps)
+    const mt_config *c = r->config;
+    bool asked = *c->statistics_layers || *c->statistics_tensors || *c->statistics_what_if;
+    if (c->statistics_every > t->steps || (asked && !c->statistics_every))
         mt_progress_note(&r->progress,
                          "statistics.every is %lld, train.steps %lld: no statistics will be made",
-                         (long long)r->config->statistics_every, (long long)t->steps);
+                         (long long)c->statistics_every, (long long)t->steps);
     mt_corpora_doubts(r->train, r->valid, t->model.vocab_size, mt_run_note, &r->progress);
     return mt_gemm_paths(t, r->device, mt_run_note, &r->progress);
 }

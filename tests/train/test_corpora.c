@@ -75,8 +75,15 @@ static void validation_on_training_text_is_said(void **state)
                    "data.valid holds what data.train holds");
     assert_program("train t.yaml --run seldom --set statistics.every=9" SHORT, 0,
                    "statistics.every is 9, train.steps 2: no statistics will be made");
+    assert_program("train t.yaml --run layers --set statistics.layers=*" SHORT, 0,
+                   "statistics.every is 0, train.steps 2: no statistics will be made");
+    assert_program("train t.yaml --run tensors --set statistics.tensors=[X]" SHORT, 0,
+                   "statistics.every is 0, train.steps 2: no statistics will be made");
+    assert_program("train t.yaml --run what-if --set statistics.what_if=[mxfp4]" SHORT, 0,
+                   "statistics.every is 0, train.steps 2: no statistics will be made");
     assert_int_equal(program("train t.yaml --run other" SHORT), 0);
     assert_null(strstr(program_text, "data.valid holds"));
+    assert_null(strstr(program_text, "no statistics"));
 }
 
 static void write_rules(const char *rules)
