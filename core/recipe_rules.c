@@ -36,7 +36,7 @@ static mt_status read_steps(int64_t *first, int64_t *end, const char *text)
     for (const char *c = text; *c && digits; c++)
         digits = (*c >= '0' && *c <= '9') || c == dots || c == dots + 1;
     MT_REQUIRE(digits && dots - text <= MOST_DIGITS && strlen(dots + 2) <= MOST_DIGITS, MT_ECONFIG,
-               "recipe rule: steps '%.60s' are not FIRST..END", text);
+               "recipe rule: steps '%.60s' are not A..B, or A-B in a list", text);
     *first = strtoll(text, NULL, 10);
     *end = dots[2] ? strtoll(dots + 2, NULL, 10) : -1;
     return MT_OK;
