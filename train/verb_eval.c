@@ -62,8 +62,9 @@ mt_status mt_verb_eval(int argc, char **argv)
     int count;
     const mt_option options[] = {
         { "data", MT_OPTION_PATH, &data, "CORPUS.h5", "corpus (default: data.valid of the run)" },
-        { "sequence", MT_OPTION_INT, &sequence, "N", "tokens of a window (default: the run's)" },
-        { "batch", MT_OPTION_INT, &batch, "N", "windows at once (default: the run's)" },
+        { "sequence", MT_OPTION_INT, &sequence, "N",
+          "tokens of a window (default: the run's, or 512)" },
+        { "batch", MT_OPTION_INT, &batch, "N", "windows at once (default: the run's, or 8)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
         { "recipe", MT_OPTION_TEXT, &how.recipe, "RECIPE",
           "number formats, none: those of --dtype (default: the run's)" },

@@ -157,6 +157,8 @@ mt_status mt_verb_sample(int argc, char **argv)
         { "top-p", MT_OPTION_REAL, &config.top_p, "P",
           "only the most likely tokens that make up P (1)" },
         { "seed", MT_OPTION_INT, &seed, "N", "of the draws (0)" },
+        { "sequence", MT_OPTION_INT, &how.sequence_length, "N",
+          "the most tokens that are read; 0: as many as the run does, or 512 (0)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
         { "recipe", MT_OPTION_TEXT, &how.recipe, "RECIPE",
           "number formats, none: those of --dtype (default: the run's)" },

@@ -85,6 +85,10 @@ static void samples_depend_on_the_seed_alone(void **state)
     assert_null(strstr(program_text, "of the prompt"));
     assert_program("sample straight --prompt a-prompt-of-as-many-as-33-letters --tokens 1", 0,
                    "of the prompt's 33 tokens only the last 32 are read");
+    assert_program("sample straight --prompt a-prompt-of-33-letters --tokens 1 --sequence 8", 0,
+                   "of the prompt's 22 tokens only the last 8 are read");
+    assert_program("sample straight --sequence 33", 2,
+                   "sequences of 33 tokens: the model takes 1 to 32");
 }
 
 /* Routers' biases are in the run, and have no place in what is exported. */
