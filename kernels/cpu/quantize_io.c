@@ -266,12 +266,11 @@ void write_codes(workspace *ws, const side *s, const tile *t)
 static void read_codes(workspace *ws, const side *s, const tile *t)
 {
     struct code_place p = code_place_of(s, t);
-    if (p.transposed) {
-        read_words(ws, &p);
-        return;
-    }
-    for (int i = 0; i < p.lines; i++)
+    if (p.transposed) read_words(ws, &p);
+    for (int i = 0; !p.transposed && i < p.lines; i++)
         unpack_codes(ws->codes + i * TILE, p.first + i * p.pitch, p.length, p.per_byte);
+    for (int r = 0; t->cols < t->width && r < t->rows; r++) /* padding is decoded, too */
+        memset(ws->codes + r * TILE + t->cols, 0, (size_t)(t->width - t->cols));
 }
 
 /* ---- scales ------------------------------------------------------------------------------------
