@@ -84,15 +84,17 @@ static void print_notes(const mt_comparison *c)
     printf("bits/%s: whole validation set after the last step, mean over runs. difference: to "
            "the\nbaseline, mean over pairs of one seed. within noise: below 2 standard errors.\n",
            c->runs[0].unit);
-    if (noise) printf("%" PRId64 " of the differences are within noise.\n", noise);
+    if (noise)
+        printf("%" PRId64 " of the differences %s within noise.\n", noise,
+               noise == 1 ? "is" : "are");
     if (single)
-        printf("%" PRId64 " of the differences rest on one pair: no error is known, so they say "
-               "nothing yet.\n",
-               single);
+        printf("%" PRId64 " of the differences %s on one pair: no error is known, so nothing is "
+               "said yet.\n",
+               single, single == 1 ? "rests" : "rest");
     if (alone)
-        printf("%" PRId64 " runs have no run of the same seed in the baseline: they are not in the "
+        printf("%" PRId64 " %s no run of the same seed in the baseline, and no part in the "
                "differences.\n",
-               alone);
+               alone, alone == 1 ? "run has" : "runs have");
 }
 
 static mt_status print_table(const mt_comparison *c)

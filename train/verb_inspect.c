@@ -292,9 +292,9 @@ static mt_status inspect_corpus(const char *path)
     MT_TRY(mt_corpus_open(&corpus, path));
     const mt_corpus_info *i = mt_corpus_get_info(corpus);
     printf("%s: a corpus, checksums verified\n", path);
-    printf("%lld tokens of %s in %lld documents, vocabulary %lld, largest token %lld\n",
+    printf("%lld tokens of %s in %lld document%s, vocabulary %lld, largest token %lld\n",
            (long long)i->tokens, mt_dtype_name(i->dtype), (long long)i->documents,
-           (long long)i->vocab_size, (long long)i->largest);
+           i->documents == 1 ? "" : "s", (long long)i->vocab_size, (long long)i->largest);
     printf("tokenizer %s, split %s, source sha256 %s\n", i->tokenizer, i->split, i->sha256);
     mt_corpus_close(&corpus);
     return MT_OK;

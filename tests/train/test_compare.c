@@ -182,8 +182,8 @@ static void the_table_says_what_is_noise(void **state)
         "    3     3     3.1250     +0.1250     0.2165     3  within noise    recipe.use: nvfp4\n",
         "    4     3     3.0000     +0.0000     0.0000     3  equal           recipe.use: fp8_curr",
         "          ?     1  no error known  recipe.use: fp8_block\n",
-        "1 of the differences are within noise.",
-        "1 of the differences rest on one pair: no error is known",
+        "1 of the differences is within noise.",
+        "1 of the differences rests on one pair: no error is known",
         "2 runs have no run of the same seed in the baseline",
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -151,7 +151,7 @@ static void a_corpus_and_a_model_directory_are_described(void **state)
                                                               .input_count = 1,
                                                               .output = in_dir("corpus.h5") }));
     assert_verb(words("inspect", in_dir("corpus.h5"), ""), 0,
-                "16 tokens of u8 in 1 documents, vocabulary 256, largest token 116");
+                "16 tokens of u8 in 1 document, vocabulary 256, largest token 116");
     make_checkpoint(in_dir("tied"), &c);
     assert_ok(mt_hf_export(in_dir("hf"), in_dir("tied"), 0, NULL));
     assert_verb(words("inspect", in_dir("hf"), ""), 0, "a Hugging Face directory");
