@@ -24,6 +24,14 @@ static mt_status read_config(mt_inference *n, const mt_checkpoint *checkpoint)
     return status;
 }
 
+mt_status mt_inference_take_count(int64_t *to, const char *name, int64_t given)
+{
+    if (given == MT_NO_COUNT) return MT_OK;
+    MT_REQUIRE(given > 0, MT_ECONFIG, "--%s is %lld, must be positive", name, (long long)given);
+    *to = given;
+    return MT_OK;
+}
+
 /* What a run was allowed to compute in may be refused by now: then another recipe has to be given.
  */
 static mt_status settle_recipe(mt_inference *n, const char *given)

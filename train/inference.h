@@ -25,6 +25,10 @@ typedef struct mt_inference {
     mt_trainer *trainer;
 } mt_inference;
 
+/* Takes --name, a count of the options above, if it was given. MT_ECONFIG: it is not positive. */
+#define MT_NO_COUNT INT64_MIN
+mt_status mt_inference_take_count(int64_t *to, const char *name, int64_t given);
+
 /* `given`: a checkpoint, a directory of them, or a run. Errors: those of mt_checkpoint_open;
  * MT_ECONFIG. */
 mt_status mt_inference_open(mt_inference **inference, const char *given,

@@ -6,8 +6,6 @@
 #include "train/evaluate.h"
 #include "train/inference.h"
 
-static const int64_t not_given = INT64_MIN; /* --sequence, --batch */
-
 /* What the run was trained on may have been moved since: then nothing is known of its tokens. */
 static mt_status check_tokenizer(const mt_inference *inference, const char *key,
                                  const mt_corpus *corpus)
@@ -45,18 +43,10 @@ cleanup:
     return status;
 }
 
-static mt_status take_count(int64_t *to, const char *name, int64_t given)
-{
-    if (given == not_given) return MT_OK;
-    MT_REQUIRE(given > 0, MT_ECONFIG, "--%s is %lld, must be positive", name, (long long)given);
-    *to = given;
-    return MT_OK;
-}
-
 mt_status mt_verb_eval(int argc, char **argv)
 {
     mt_inference_options how = { .device = NULL };
-    int64_t sequence = not_given, batch = not_given;
+    int64_t sequence = MT_NO_COUNT, batch = MT_NO_COUNT;
     const char *data = NULL;
     bool help;
     int count;
@@ -82,8 +72,8 @@ mt_status mt_verb_eval(int argc, char **argv)
     };
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
-    MT_TRY(take_count(&how.sequence_length, "sequence", sequence));
-    MT_TRY(take_count(&how.batch_size, "batch", batch));
+    MT_TRY(mt_inference_take_count(&how.sequence_length, "sequence", sequence));
+    MT_TRY(mt_inference_take_count(&how.batch_size, "batch", batch));
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));
     if (*inference->skipped) fprintf(stderr, "left aside: %s\n", inference->skipped);

@@ -6,16 +6,13 @@
  * made. */
 #include "kernels/cuda/quantize_nvfp4.cuh"
 
-template <int DIRS> struct nvfp4_space {
+template <int DIRS> struct nvfp4_elements {
     enum { TURNED = (DIRS & COLUMN_CODES) != 0 };
     uint4 slots[ROWS][TILE_THREADS];                   /* elements, each thread's own */
     alignas(16) uint32_t codes[TURNED ? AREA / 4 : 4]; /* of columns, turned; of two tiles */
     uint8_t scales[2][TURNED ? TILE * SEGMENTS : 16];  /* of columns */
-    float enc[MT_DIR_COUNT][NIBBLE_SCALES];            /* of make_levels */
-    level levels[MT_DIR_COUNT];
-    strip strips[WARPS];  /* each warp's own */
-    uint32_t most[WARPS]; /* what warps found of the member */
-    int nans[WARPS];
+};
+template <int DIRS> struct nvfp4_space : nvfp4_elements<DIRS>, nvfp4_tables {
 };
 
 /* ---- elements ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ static __device__ __forceinline__ void make_levels(float enc[MT_DIR_COUNT][NIBBL
     if (threadIdx.x % NIBBLE_SCALES == 0) levels[dir] = l;
 }
 
-/* What a block that makes rows alone has in shared memory. */
+/* What a block knows of its member, in shared memory; behind elements, which begin at 128 bytes. */
 struct nvfp4_tables {
     float enc[MT_DIR_COUNT][NIBBLE_SCALES]; /* of make_levels */
     level levels[MT_DIR_COUNT];

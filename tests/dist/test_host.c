@@ -269,26 +269,32 @@ static void lost_packets(void **state)
     end_losing(&lost);
 }
 
+/* Of two ranks this one, whose rank 0 comes so much later, as another process. */
+static void meet_late(const mt_meeting *own, const mt_meeting *its, double late)
+{
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        mt_nap(late);
+        _exit(meet(0, own, 8) != MT_OK);
+    }
+    mt_status met = meet(1, its, 8);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_ok(met);
+    assert_int_equal(status, 0);
+}
+
 /* Rank 0 comes late to the first address of its name; the other one never answers. */
 static void an_address_that_never_answers(void **state)
 {
     (void)state;
     lost_host lost;
-    int status;
     begin_losing(&lost, INADDR_LOOPBACK + 256);
     const mt_meeting own = { .host = "127.0.0.1", .port = lost.port, .listener = -1 };
     const mt_meeting its = { .host = "two", .port = lost.port, .listener = -1 };
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        mt_nap(0.3);
-        _exit(meet(0, &own, 8) != MT_OK);
-    }
-    mt_status met = meet(1, &its, 8);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_ok(met);
-    assert_int_equal(status, 0);
+    meet_late(&own, &its, 0.3);
     end_losing(&lost);
 }
 
@@ -309,24 +315,13 @@ static void a_file_of_a_host_that_is_gone(void **state)
 {
     (void)state;
     lost_host lost;
-    int status;
     char address[64];
     mt_meeting meeting = { .host = "127.0.0.1", .listener = -1 };
     begin_losing(&lost, INADDR_LOOPBACK);
     snprintf(address, sizeof address, "127.0.0.1:%d", lost.port);
     leave_file(&meeting, address);
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        mt_nap(0.5);
-        _exit(meet(0, &meeting, 8) != MT_OK);
-    }
-    mt_status met = meet(1, &meeting, 8);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    meet_late(&meeting, &meeting, 0.5);
     unlink(meeting.file);
-    assert_ok(met);
-    assert_int_equal(status, 0);
     end_losing(&lost);
 }
 

@@ -178,6 +178,7 @@ static void the_program_refuses_what_it_does_not_know(void **state)
         assert_program(empty[i], 2, ": the name is empty: ");
     assert_program("eval nowhere --sequence 0", 2, "--sequence is 0, must be positive");
     assert_program("eval nowhere --batch -1", 2, "--batch is -1, must be positive");
+    assert_program("sample nowhere --sequence 0", 2, "--sequence is 0, must be positive");
     assert_program("sample nowhere --top-p 2x", 2, "'2x' is not a number");
     assert_program("gradcheck --model bad.yaml --op rms*", 2,
                    "is checked as a whole, without --op");

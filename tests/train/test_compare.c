@@ -255,6 +255,23 @@ static void a_picture_is_drawn(void **state)
     }
 }
 
+/* compare --plot with `program`, which fails, in gnuplot's place. */
+static void plot_by(const char *program, const char *runs, const char *picture)
+{
+    char options[300], path[4096];
+    const char *before = getenv("PATH");
+    char *kept = strdup(before ? before : "");
+    assert_ok(mt_dir_create(in_dir("bin")));
+    put_text(in_dir("bin/gnuplot"), program);
+    assert_int_equal(chmod(in_dir("bin/gnuplot"), 0700), 0);
+    snprintf(options, sizeof options, " --plot %s", in_dir(picture));
+    snprintf(path, sizeof path, "%s:%s", in_dir("bin"), kept);
+    setenv("PATH", path, 1);
+    assert_verb(compare(runs, options), MT_EXIT_FILES, "gnuplot failed");
+    setenv("PATH", kept, 1);
+    free(kept);
+}
+
 /* A plot that fails half-way leaves the one before, and no other file. */
 static void a_failed_plot_leaves_the_old_one(void **state)
 {
@@ -262,20 +279,9 @@ static void a_failed_plot_leaves_the_old_one(void **state)
     static const char program[] = "#!/bin/sh\n"
                                   "out=$(sed -n \"s/^set output '\\(.*\\)'/\\1/p\" \"$1\")\n"
                                   "echo half >\"$out\"\nexit 1\n";
-    char options[300], path[4096];
-    const char *before = getenv("PATH");
-    char *kept = strdup(before ? before : "");
     size_t bytes;
-    assert_ok(mt_dir_create(in_dir("bin")));
-    put_text(in_dir("bin/gnuplot"), program);
-    assert_int_equal(chmod(in_dir("bin/gnuplot"), 0700), 0);
     put_text(in_dir("old.png"), "old");
-    snprintf(options, sizeof options, " --plot %s", in_dir("old.png"));
-    snprintf(path, sizeof path, "%s:%s", in_dir("bin"), kept);
-    setenv("PATH", path, 1);
-    assert_verb(compare("bf16-0", options), MT_EXIT_FILES, "gnuplot failed");
-    setenv("PATH", kept, 1);
-    free(kept);
+    plot_by(program, "bf16-0", "old.png");
     char *text = get_file(in_dir("old.png"), &bytes);
     assert_string_equal(text, "old");
     free(text);
@@ -286,16 +292,8 @@ static void a_failed_plot_leaves_the_old_one(void **state)
 static void long_titles_are_cut(void **state)
 {
     (void)state;
-    static const char program[] = "#!/bin/sh\ncp \"$1\" \"$1.seen\"\nexit 1\n";
-    char options[300], path[4096], recipe[512] = "bf16; layers=a";
-    const char *before = getenv("PATH");
-    char *kept = strdup(before ? before : "");
+    char recipe[512] = "bf16; layers=a";
     size_t bytes;
-    assert_ok(mt_dir_create(in_dir("bin")));
-    put_text(in_dir("bin/gnuplot"), program);
-    assert_int_equal(chmod(in_dir("bin/gnuplot"), 0700), 0);
-    snprintf(options, sizeof options, " --plot %s", in_dir("long.png"));
-    snprintf(path, sizeof path, "%s:%s", in_dir("bin"), kept);
     put_run("short-0", "bf16", 0, 2);
     for (int i = 0; i < 100; i++) strcat(recipe, "\xc3\xa4");
     strcat(recipe, " mxfp8");
@@ -303,9 +301,7 @@ static void long_titles_are_cut(void **state)
         char shifted[512];
         snprintf(shifted, sizeof shifted, "bf16;%s", recipe + strlen("bf16;") + skip);
         put_run("long-0", shifted, 0, 3);
-        setenv("PATH", path, 1);
-        assert_verb(compare("short-0 long-0", options), MT_EXIT_FILES, "gnuplot failed");
-        setenv("PATH", kept, 1);
+        plot_by("#!/bin/sh\ncp \"$1\" \"$1.seen\"\nexit 1\n", "short-0 long-0", "long.png");
         char *text;
         assert_ok(mt_file_read_all(&text, &bytes, in_dir("long.png.gnuplot.seen"), 1 << 20));
         assert_non_null(strstr(text, " title '1: recipe.use: bf16'"));
@@ -316,7 +312,6 @@ static void long_titles_are_cut(void **state)
         assert_in_range(end - title, 100, 130);
         free(text);
     }
-    free(kept);
 }
 
 /* ---- mistakes ----------------------------------------------------------------------------------

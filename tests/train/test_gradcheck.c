@@ -82,16 +82,21 @@ static void test_every_model(void **state)
     assert_true(t.cases >= 12);
 }
 
+static void take_defaults(mt_model_config *m)
+{
+    const mt_architecture *architecture;
+    assert_ok(mt_architecture_find(&architecture, "qwen3_moe"));
+    mt_model_config_defaults(m, architecture);
+}
+
 static void test_one_model(void **state)
 {
     (void)state;
-    const mt_architecture *architecture;
     mt_trainer_config config = { 0 };
     mt_model_config *m = &config.model;
     struct tally t = { 0 };
     int64_t failed = 0;
-    assert_ok(mt_architecture_find(&architecture, "qwen3_moe"));
-    mt_model_config_defaults(m, architecture);
+    take_defaults(m);
     m->vocab_size = 7, m->hidden_size = 6, m->num_hidden_layers = 1;
     m->num_attention_heads = 1, m->num_key_value_heads = 1, m->head_dim = 4;
     m->moe_intermediate_size = 3, m->num_experts = 3, m->num_experts_per_tok = 2;
@@ -124,12 +129,10 @@ static void test_one_model(void **state)
 static void test_small_gradients(void **state)
 {
     (void)state;
-    const mt_architecture *architecture;
     mt_trainer_config config = { 0 };
     mt_model_config *m = &config.model;
     int64_t failed = 0;
-    assert_ok(mt_architecture_find(&architecture, "qwen3_moe"));
-    mt_model_config_defaults(m, architecture);
+    take_defaults(m);
     m->vocab_size = 32, m->hidden_size = 16, m->num_hidden_layers = 2;
     m->num_attention_heads = 4, m->num_key_value_heads = 2, m->head_dim = 8;
     m->moe_intermediate_size = 8, m->num_experts = 4, m->num_experts_per_tok = 1;
