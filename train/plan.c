@@ -8,6 +8,7 @@
 #include "train/ranks.h"
 #include "train/statistics.h"
 
+/* An observer in the place of statistics: what counts is that there is one. */
 static mt_status look(void *nobody, const mt_param *weight, mt_operand operand,
                       const mt_qtensor *plain)
 {
@@ -15,7 +16,8 @@ static mt_status look(void *nobody, const mt_param *weight, mt_operand operand,
     return MT_OK;
 }
 
-/* A step that statistics look at, where rows and exchanged blocks take more; and the next. */
+/* A step that statistics look at, where rows and exchanged blocks take more, before it a weight
+ * that is put together for them; and the next step. */
 static mt_status run_observed(mt_trainer *trainer, const mt_config *config, const int32_t *tokens)
 {
     mt_device *device = mt_trainer_device(trainer);
