@@ -81,18 +81,33 @@ static mt_status check_forms(const char *op, const struct mt_adamw_args *a)
     return MT_OK;
 }
 
+/* Whether params may be updated in one call. */
+static bool go_together(const struct mt_adamw_args *a, const struct mt_adamw_args *b)
+{
+    return a->dtype == b->dtype && a->beta1 == b->beta1 && a->beta2 == b->beta2 &&
+           a->eps == b->eps && a->master == b->master && a->moments == b->moments &&
+           a->stochastic == b->stochastic && a->seed == b->seed && a->state == b->state;
+}
+
 mt_status mt_adamw_check(const struct mt_adamw_args *args)
 {
     const char *op = "adamw";
     MT_TRY(check_dtype(op, args->dtype));
-    MT_CHECK_EXTENT(op, args, count);
-    MT_CHECK_POINTER(op, args, p, args->count);
-    MT_CHECK_POINTER(op, args, m, args->count);
-    MT_CHECK_POINTER(op, args, v, args->count);
-    MT_CHECK_POINTER(op, args, grad, args->count);
     MT_CHECK_POINTER(op, args, state, 1);
-    MT_TRY(check_forms(op, args));
-    return check_betas(op, args->beta1, args->beta2);
+    MT_TRY(check_betas(op, args->beta1, args->beta2));
+    for (const struct mt_adamw_args *a = args; a; a = a->next) {
+        MT_REQUIRE(go_together(a, args), MT_EINVAL,
+                   "%s: param %u goes with param %u, but dtype, betas, eps, master, moments, "
+                   "stochastic, seed or state are others",
+                   op, a->param, args->param);
+        MT_CHECK_EXTENT(op, a, count);
+        MT_CHECK_POINTER(op, a, p, a->count);
+        MT_CHECK_POINTER(op, a, m, a->count);
+        MT_CHECK_POINTER(op, a, v, a->count);
+        MT_CHECK_POINTER(op, a, grad, a->count);
+        MT_TRY(check_forms(op, a));
+    }
+    return MT_OK;
 }
 
 mt_status mt_join_master_check(const struct mt_join_master_args *args)

@@ -101,7 +101,10 @@ int64_t mt_moments_blocks(mt_moments moments, int64_t count);
  *
  * master: REAL, or SPLIT into p (bf16) and p_low (core/master.h). cast: NULL, or receives what p
  * becomes, cast to bf16 (nearest even; REAL and f32 only). p, p_low, cast, m, v, grad and scales
- * must not overlap. */
+ * must not overlap.
+ *
+ * next: another param that is updated in the same call, so that many small ones cost no launch
+ * each; all of a call share dtype, betas, eps, master, moments, stochastic, seed and state. */
 struct mt_adamw_args {
     mt_dtype dtype;
     int64_t count;
@@ -120,6 +123,7 @@ struct mt_adamw_args {
     uint64_t seed; /* with param: of stochastic rounding */
     uint32_t param;
     const struct mt_step_state *state;
+    const struct mt_adamw_args *next; /* NULL: none */
 };
 
 /* y[i] = the f32 whose halves are high[i] and low[i] (core/master.h). dtype must be f32. */

@@ -158,34 +158,55 @@ static float *scales_at(const mt_optimizer *o, const moment *x, int64_t offset)
     return x->scales ? (float *)x->scales + mt_moments_blocks(o->config.moments, offset) : NULL;
 }
 
-static mt_status update(mt_optimizer *o, mt_stream *stream, mt_param *p, uint32_t index)
+static struct mt_adamw_args update_of(const mt_optimizer *o, const mt_param *p, uint32_t index)
 {
     const mt_optim_config *c = &o->config;
-    size_t at = (size_t)p->offset * mt_moments_size(c->moments, o->dtype);
-    MT_TRY(mt_adamw(
-        stream, &(struct mt_adamw_args){ .dtype = o->dtype,
-                                         .count = p->own.count,
-                                         .beta1 = c->beta1,
-                                         .beta2 = c->beta2,
-                                         .eps = c->eps,
-                                         .decay = p->decay ? c->weight_decay : 0,
-                                         .master = p->own_master ? MT_MASTER_REAL : MT_MASTER_SPLIT,
-                                         .moments = c->moments,
-                                         .stochastic = c->moments_sr,
-                                         .p = p->own_master ? p->own_master : p->high,
-                                         .p_low = p->low,
-                                         .cast = p->cast,
-                                         .m = (char *)o->m.codes + at,
-                                         .v = (char *)o->v.codes + at,
-                                         .m_scales = scales_at(o, &o->m, p->offset),
-                                         .v_scales = scales_at(o, &o->v, p->offset),
-                                         .grad = p->own_grad,
-                                         .grad_bf16 = mt_param_own_grad_dtype(p) == MT_BF16,
-                                         .first = mt_param_base(p) + p->own.first,
-                                         .seed = c->seed,
-                                         .param = index,
-                                         .state = o->state }));
-    p->cast_written = p->cast != NULL;
+    const size_t at = (size_t)p->offset * mt_moments_size(c->moments, o->dtype);
+    return (struct mt_adamw_args){ .dtype = o->dtype,
+                                   .count = p->own.count,
+                                   .beta1 = c->beta1,
+                                   .beta2 = c->beta2,
+                                   .eps = c->eps,
+                                   .decay = p->decay ? c->weight_decay : 0,
+                                   .master = p->own_master ? MT_MASTER_REAL : MT_MASTER_SPLIT,
+                                   .moments = c->moments,
+                                   .stochastic = c->moments_sr,
+                                   .p = p->own_master ? p->own_master : p->high,
+                                   .p_low = p->low,
+                                   .cast = p->cast,
+                                   .m = (char *)o->m.codes + at,
+                                   .v = (char *)o->v.codes + at,
+                                   .m_scales = scales_at(o, &o->m, p->offset),
+                                   .v_scales = scales_at(o, &o->v, p->offset),
+                                   .grad = p->own_grad,
+                                   .grad_bf16 = mt_param_own_grad_dtype(p) == MT_BF16,
+                                   .first = mt_param_base(p) + p->own.first,
+                                   .seed = c->seed,
+                                   .param = index,
+                                   .state = o->state };
+}
+
+/* Params whose updates are one call: so many, none of them large, which takes long enough alone and
+ * may be waited for. */
+enum { TOGETHER = 64, LARGE = 1 << 22 };
+struct updates {
+    struct mt_adamw_args of[TOGETHER];
+    mt_param *params[TOGETHER];
+    int count;
+};
+
+static mt_status run_updates(mt_optimizer *o, mt_stream *stream, struct updates *u)
+{
+    const int count = u->count;
+    if (!count) return MT_OK;
+    u->count = 0;
+    for (int i = 0; i + 1 < count; i++) u->of[i].next = &u->of[i + 1];
+    MT_TRY(mt_adamw(stream, u->of));
+    for (int i = 0; i < count; i++) {
+        mt_param *p = u->params[i];
+        p->cast_written = p->cast != NULL;
+        if (o->updated) MT_TRY(o->updated(o->context, p));
+    }
     return MT_OK;
 }
 
@@ -226,13 +247,18 @@ mt_status mt_optimizer_step(mt_optimizer *o, mt_stream *stream, const void *loss
     MT_REQUIRE(mt_param_store_grad(o->store), MT_EINVAL,
                "optimizer: the store has no gradients (mt_param_store_allocate)");
     MT_TRY(norm(o, stream, loss));
+    struct updates u = { .count = 0 };
     for (int64_t i = 0; i < mt_param_store_count(o->store); i++) {
         mt_param *p = mt_param_store_get(o->store, i);
         if (p->frozen) continue;
-        MT_TRY(update(o, stream, p, (uint32_t)i));
-        if (o->updated) MT_TRY(o->updated(o->context, p));
+        const struct mt_adamw_args update = update_of(o, p, (uint32_t)i);
+        const bool large = p->own.count >= LARGE;
+        if (large || u.count == TOGETHER || u.of[0].master != update.master)
+            MT_TRY(run_updates(o, stream, &u));
+        u.of[u.count] = update, u.params[u.count++] = p;
+        if (large) MT_TRY(run_updates(o, stream, &u));
     }
-    return MT_OK;
+    return run_updates(o, stream, &u);
 }
 
 struct mt_step_state *mt_optimizer_state(const mt_optimizer *o)

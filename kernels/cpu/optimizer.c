@@ -110,10 +110,9 @@ static void update_block(const struct stored arrays[ARRAYS],
     for (int64_t i = 0; cast && i < n; i++) cast[at + i] = mt_f32_to_bf16((float)x[MASTER][i]);
 }
 
-mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
+static void update_param(mt_stream *stream, const struct mt_adamw_args *a)
 {
     const struct mt_step_state *s = a->state;
-    if (s->skip) return MT_OK;
     struct adam c = {
         .beta1 = (mt_real)a->beta1,
         .beta2 = (mt_real)a->beta2,
@@ -140,6 +139,12 @@ mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *a)
     schedule(static) if (a->count > SERIAL)
     for (int64_t i = 0; i < a->count; i += STORED_BLOCK)
         update_block(arrays, forms, a->cast, i, mt_min(STORED_BLOCK, a->count - i), c);
+}
+
+mt_status MT_CPU(adamw)(mt_stream *stream, const struct mt_adamw_args *args)
+{
+    if (args->state->skip) return MT_OK;
+    for (const struct mt_adamw_args *a = args; a; a = a->next) update_param(stream, a);
     return MT_OK;
 }
 

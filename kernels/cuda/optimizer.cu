@@ -436,49 +436,68 @@ static __device__ __forceinline__ void update_block(const struct mt_adamw_args &
     close<R, M, SR, true>(a.v, a.v_scales, v, a, step, w);
 }
 
-template <typename R, mt_moments M, bool SR, bool SPLIT>
+/* The params of a launch, as many as its arguments hold, and the blocks before each and all. One
+ * alone has its pointers in the kernel's arguments, not in registers. */
+enum { MANY = 20 };
+template <int MOST> struct adamw_list {
+    struct mt_adamw_args params[MOST];
+    int64_t before[MOST + 1];
+    mt_codec e4m3;
+    uint32_t vectors; /* a bit for each */
+    int count;
+};
+static_assert(sizeof(adamw_list<MANY>) <= 4096, "arguments of a kernel");
+
+/* Warps take blocks of all params in turns. */
+template <typename R, mt_moments M, bool SR, bool SPLIT, int MOST>
 static __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(const __grid_constant__ struct mt_adamw_args a, mt_codec e4m3, bool vectors)
+    adamw_kernel(const __grid_constant__ adamw_list<MOST> l)
 {
-    if (a.state->skip) return;
-    const adam<R> c = adam_of<R>(&a);
-    const adam_fast fast = fast_of(c);
-    const uint32_t step = (uint32_t)a.state->applied;
-    int64_t blocks = mt_ceil_div(a.count, BLOCK), warps = (int64_t)gridDim.x * (THREADS / 32);
-    for (int64_t block = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; block < blocks;
-         block += warps) {
-        const int64_t at = block * BLOCK + threadIdx.x % 32 * N;
-        if (vectors && (block + 1) * BLOCK <= a.count) /* the compiler leaves out all tests */
-            update_block<R, M, SR, SPLIT>(a, c, fast, step, { at, N, block, true, e4m3 });
-        else
-            update_block<R, M, SR, SPLIT>(a, c, fast, step,
-                                          { at, a.count - at, block, vectors, e4m3 });
+    const struct mt_step_state *state = l.params[0].state;
+    if (state->skip) return;
+    const uint32_t step = (uint32_t)state->applied;
+    const int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
+    int64_t next = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (int i = 0; i < (MOST == 1 ? 1 : l.count); i++) {
+        const int64_t before = l.before[i], end = l.before[i + 1];
+        if (next >= end) continue;
+        const struct mt_adamw_args &a = l.params[i];
+        const bool vectors = l.vectors >> i & 1;
+        const adam<R> c = adam_of<R>(&a);
+        const adam_fast fast = fast_of(c);
+        for (; next < end; next += warps) {
+            const int64_t block = next - before, at = block * BLOCK + threadIdx.x % 32 * N;
+            if (vectors && (block + 1) * BLOCK <= a.count) /* the compiler leaves out all tests */
+                update_block<R, M, SR, SPLIT>(a, c, fast, step, { at, N, block, true, l.e4m3 });
+            else
+                update_block<R, M, SR, SPLIT>(a, c, fast, step,
+                                              { at, a.count - at, block, vectors, l.e4m3 });
+        }
     }
 }
-
-typedef void (*adamw_entry)(struct mt_adamw_args, mt_codec, bool);
 
 /* The kernel of a call's forms. */
-static adamw_entry choose(const struct mt_adamw_args *a, float)
+template <typename R, int MOST>
+static void (*choose(const struct mt_adamw_args *a))(adamw_list<MOST>)
 {
+    if constexpr (sizeof(R) == sizeof(double)) {
+        return adamw_kernel<double, MT_MOMENTS_REAL, false, false, MOST>;
+    } else {
 #define FORMS(M, SR)                                                                               \
     {                                                                                              \
-        adamw_kernel<float, M, SR, false>, adamw_kernel<float, M, SR, true>                        \
+        adamw_kernel<float, M, SR, false, MOST>, adamw_kernel<float, M, SR, true, MOST>            \
     }
-    static const adamw_entry entries[MT_MOMENTS_COUNT][2][MT_MASTER_COUNT] = {
-        { FORMS(MT_MOMENTS_REAL, false) },
-        { FORMS(MT_MOMENTS_BF16, false), FORMS(MT_MOMENTS_BF16, true) },
-        { FORMS(MT_MOMENTS_FP8, false) },
-    };
+        static void (*const entries[MT_MOMENTS_COUNT][2][MT_MASTER_COUNT])(adamw_list<MOST>) = {
+            { FORMS(MT_MOMENTS_REAL, false) },
+            { FORMS(MT_MOMENTS_BF16, false), FORMS(MT_MOMENTS_BF16, true) },
+            { FORMS(MT_MOMENTS_FP8, false) },
+        };
 #undef FORMS
-    static_assert(MT_MOMENTS_REAL == 0 && MT_MOMENTS_BF16 == 1 && MT_MOMENTS_FP8 == 2 &&
-                      MT_MASTER_REAL == 0 && MT_MASTER_SPLIT == 1,
-                  "the order of `entries`");
-    return entries[a->moments][a->stochastic][a->master];
-}
-static adamw_entry choose(const struct mt_adamw_args *, double)
-{
-    return adamw_kernel<double, MT_MOMENTS_REAL, false, false>;
+        static_assert(MT_MOMENTS_REAL == 0 && MT_MOMENTS_BF16 == 1 && MT_MOMENTS_FP8 == 2 &&
+                          MT_MASTER_REAL == 0 && MT_MASTER_SPLIT == 1,
+                      "the order of `entries`");
+        return entries[a->moments][a->stochastic][a->master];
+    }
 }
 
 static bool aligned(const void *p, size_t element)
@@ -486,20 +505,43 @@ static bool aligned(const void *p, size_t element)
     return (uintptr_t)p % (N * element) == 0;
 }
 
-template <typename T> static mt_status adamw(mt_stream *stream, const struct mt_adamw_args *a)
+template <typename R> static bool has_vectors(const struct mt_adamw_args *a)
+{
+    const size_t moment = mt_moments_size(a->moments, mt_dtype_of<R>::value);
+    const bool split = a->master == MT_MASTER_SPLIT;
+    return aligned(a->p, split ? sizeof(uint16_t) : sizeof(R)) &&
+           aligned(a->p_low, sizeof(int16_t)) && aligned(a->cast, sizeof(uint16_t)) &&
+           aligned(a->m, moment) && aligned(a->v, moment) &&
+           aligned(a->grad, a->grad_bf16 ? sizeof(mt_bf16) : sizeof(R));
+}
+
+template <typename R, int MOST>
+static mt_status update(mt_stream *stream, const struct mt_adamw_args *const *params, int count)
+{
+    adamw_list<MOST> l = {};
+    l.e4m3 = mt_codec_of(MT_ELEMENT_E4M3), l.count = count;
+    for (int i = 0; i < count; i++) {
+        l.params[i] = *params[i];
+        l.before[i + 1] = l.before[i] + mt_ceil_div(params[i]->count, BLOCK);
+        l.vectors |= (uint32_t)has_vectors<R>(params[i]) << i;
+    }
+    choose<R, MOST>(params[0])<<<mt_blocks(stream, l.before[count] * 32, THREADS), THREADS, 0,
+                                 mt_cuda_stream(stream)>>>(l);
+    MT_LAUNCHED(stream, "adamw");
+    return MT_OK;
+}
+
+template <typename T> static mt_status adamw(mt_stream *stream, const struct mt_adamw_args *args)
 {
     typedef mt_real<T> R;
-    if (!a->count) return MT_OK;
-    size_t moment = mt_moments_size(a->moments, mt_dtype_of<R>::value);
-    bool split = a->master == MT_MASTER_SPLIT;
-    bool vectors = aligned(a->p, split ? sizeof(uint16_t) : sizeof(R)) &&
-                   aligned(a->p_low, sizeof(int16_t)) && aligned(a->cast, sizeof(uint16_t)) &&
-                   aligned(a->m, moment) && aligned(a->v, moment) &&
-                   aligned(a->grad, a->grad_bf16 ? sizeof(mt_bf16) : sizeof(R));
-    unsigned blocks = mt_blocks(stream, mt_ceil_div(a->count, BLOCK) * 32, THREADS);
-    choose(a, R(0))<<<blocks, THREADS, 0, mt_cuda_stream(stream)>>>(
-        *a, mt_codec_of(MT_ELEMENT_E4M3), vectors);
-    MT_LAUNCHED(stream, "adamw");
+    const struct mt_adamw_args *params[MANY];
+    int count = 0;
+    for (const struct mt_adamw_args *a = args; a; a = a->next) {
+        if (a->count) params[count++] = a;
+        if (!count || (a->next && count < MANY)) continue;
+        MT_TRY((count == 1 ? update<R, 1> : update<R, MANY>)(stream, params, count));
+        count = 0;
+    }
     return MT_OK;
 }
 MT_CUDA_OP(adamw)

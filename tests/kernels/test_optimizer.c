@@ -306,6 +306,127 @@ static void test_arguments(void **state)
     assert_fails(mt_grad_norm(&stream, &n), MT_EINVAL, "f64 has no gradients in bf16");
 }
 
+/* ---- params that are updated together ----------------------------------------------------------
+ */
+
+/* Memory of a param, in any form; `shift` elements are before its first one. */
+enum { ARRAYS = 8, WIDEST = 8 };
+struct piece {
+    int64_t count;
+    int shift;
+    void *array[ARRAYS]; /* p, p_low, cast, m, v, m_scales, v_scales, grad */
+};
+
+static struct piece piece_make(int i)
+{
+    static const int64_t sizes[] = { 1, 0, 128, 127, 129, 5000, 3, 1024, 40001 };
+    struct piece x = { .count = sizes[i % (int)(sizeof sizes / sizeof sizes[0])], .shift = i % 3 };
+    for (int k = 0; k < ARRAYS; k++) {
+        const int64_t bytes = (x.count + x.shift + 1) * WIDEST;
+        x.array[k] = test_alloc(bytes, MT_U8);
+        memset(x.array[k], 0, (size_t)bytes);
+    }
+    return x;
+}
+
+static void piece_free(struct piece *x)
+{
+    for (int k = 0; k < ARRAYS; k++) test_free(x->array[k]);
+}
+
+/* Of param i: some decay, some have a copy cast, some gradients in bf16. */
+static struct mt_adamw_args piece_args(const struct piece *x, const struct mt_adamw_args *form,
+                                       int i)
+{
+    struct mt_adamw_args a = *form;
+    const size_t real = mt_dtype_size(a.dtype), at = (size_t)x->shift;
+    const bool split = a.master == MT_MASTER_SPLIT;
+    a.count = x->count, a.param = (uint32_t)i, a.first = 128 * i, a.decay = i % 2 ? decay : 0;
+    a.p = (char *)x->array[0] + at * (split ? sizeof(uint16_t) : real);
+    a.p_low = split ? (int16_t *)x->array[1] + at : NULL;
+    a.cast = !split && a.dtype == MT_F32 && i % 4 < 2 ? (uint16_t *)x->array[2] + at : NULL;
+    a.m = (char *)x->array[3] + at * mt_moments_size(a.moments, a.dtype);
+    a.v = (char *)x->array[4] + at * mt_moments_size(a.moments, a.dtype);
+    a.m_scales = a.moments == MT_MOMENTS_FP8 ? (float *)x->array[5] + at : NULL;
+    a.v_scales = a.moments == MT_MOMENTS_FP8 ? (float *)x->array[6] + at : NULL;
+    a.grad_bf16 = a.dtype == MT_F32 && i % 5 == 3;
+    a.grad = (char *)x->array[7] + at * (a.grad_bf16 ? sizeof(uint16_t) : real);
+    return a;
+}
+
+/* Several, more than any launch holds, as one by one. */
+static void updates_together(struct mt_adamw_args form)
+{
+    enum { PARAMS = 47, STEPS = 3 };
+    static struct piece one[PARAMS], all[PARAMS];
+    static struct mt_adamw_args list[PARAMS];
+    mt_stream stream = on_threads(2);
+    struct mt_step_state *state = test_alloc(sizeof *state, MT_U8);
+    *state = fresh;
+    form.beta1 = beta1, form.beta2 = beta2, form.eps = eps, form.seed = 11, form.state = state;
+    for (int i = 0; i < PARAMS; i++) one[i] = piece_make(i), all[i] = piece_make(i);
+    for (int t = 1; t <= STEPS; t++) {
+        state->applied = t, state->bias1 = 1 - pow(beta1, t), state->bias2 = 1 - pow(beta2, t);
+        state->clip = 0.5, state->skip = t == 2;
+        for (int i = 0; i < PARAMS; i++) {
+            struct mt_adamw_args a = piece_args(&one[i], &form, i);
+            list[i] = piece_args(&all[i], &form, i);
+            const mt_dtype dtype = a.grad_bf16 ? MT_BF16 : a.dtype;
+            test_random((void *)(uintptr_t)a.grad, a.count, dtype, 1, (uint64_t)(t * PARAMS + i));
+            memcpy((void *)(uintptr_t)list[i].grad, a.grad, (size_t)a.count * mt_dtype_size(dtype));
+            if (i) list[i - 1].next = &list[i];
+            assert_ok(mt_adamw(&stream, &a));
+        }
+        assert_ok(mt_adamw(&stream, list));
+        for (int i = 0; i < PARAMS; i++)
+            for (int k = 0; k < ARRAYS; k++)
+                assert_memory_equal(one[i].array[k], all[i].array[k],
+                                    (size_t)(one[i].count + one[i].shift + 1) * WIDEST);
+    }
+    assert_true(((const uint8_t *)one[5].array[3])[0] | ((const uint8_t *)one[5].array[3])[12]);
+    for (int i = 0; i < PARAMS; i++) piece_free(&one[i]), piece_free(&all[i]);
+    test_free(state);
+}
+
+static void test_together(void **state)
+{
+    (void)state;
+    updates_together((struct mt_adamw_args){ .dtype = MT_F32 });
+    updates_together((struct mt_adamw_args){ .dtype = MT_F64 });
+    for (int m = 0; m < MT_MOMENTS_COUNT; m++)
+        for (int split = 0; split < 2; split++)
+            for (int sr = 0; sr <= (m == MT_MOMENTS_BF16); sr++)
+                updates_together((struct mt_adamw_args){
+                    .dtype = MT_F32,
+                    .moments = (mt_moments)m,
+                    .master = split ? MT_MASTER_SPLIT : MT_MASTER_REAL,
+                    .stochastic = sr,
+                });
+}
+
+/* What goes together is of one kind. */
+static void test_others(void **state)
+{
+    (void)state;
+    mt_stream stream = on_threads(1);
+    struct mt_step_state s = fresh;
+    float x[4] = { 0 };
+    struct mt_adamw_args a = {
+        .dtype = MT_F32, .count = 4, .p = x, .m = x, .v = x, .grad = x, .param = 3, .state = &s
+    };
+    struct mt_adamw_args b = a;
+    a.next = &b, b.param = 4, b.beta1 = 0.5;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "param 4 goes with param 3");
+    b.beta1 = 0, b.seed = 1;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "param 4 goes with param 3");
+    b.seed = 0, b.moments = MT_MOMENTS_BF16;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "are others");
+    b.moments = MT_MOMENTS_REAL, b.v = NULL;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "v is NULL");
+    b.v = x, b.first = 5;
+    assert_fails(mt_adamw(&stream, &a), MT_EINVAL, "first is 5");
+}
+
 /* The kernel sets of this machine agree to the bit. */
 static void test_kernel_sets_agree(void **state)
 {
@@ -345,6 +466,8 @@ int main(void)
         cmocka_unit_test(test_bf16_norm),
         cmocka_unit_test(test_skip),
         cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_together),
+        cmocka_unit_test(test_others),
         cmocka_unit_test(test_kernel_sets_agree),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
