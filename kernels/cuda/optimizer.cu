@@ -1,5 +1,6 @@
 /* Gradient norm and AdamW. Here T is the dtype of masters, gradients and moments, which is never
  * bf16: that instance does what f32's does. */
+#include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/ordered.cuh"
 #include "kernels/cuda/stored.cuh"
 #include "kernels/cuda/scratch.h"
@@ -10,11 +11,14 @@ enum { THREADS = 256, NORM_BLOCK = 4096, LANES = 16 };
  */
 
 /* A block's squares are summed as the CPU does: lane l adds elements l, l + LANES, ... in order,
- * then the lanes in pairs, l with l + 8, 4, 2, 1. A thread has N neighbouring lanes of a block,
- * whose elements are 16 bytes, EACH threads a block. Eight threads ask for whole lines of memory,
- * one of each of their LINES blocks, and exchange them. */
-template <typename E> struct squares_of {
-    enum { N = 16 / sizeof(E), EACH = LANES / N, LINES = 8 / EACH, AHEAD = 8 };
+ * then the lanes in pairs, l with l + 8, 4, 2, 1. A chain of NORM_BLOCK / LANES sums is all that is
+ * waited for: half a warp has a block, brings it to shared memory, STAGES of it at a time, and adds
+ * from there; as many such warps stay on a multiprocessor as its memory is filled by. */
+enum { STAGE = 512, STAGES = 4, ROWS = STAGE / LANES };
+
+/* A warp's two blocks stand apart by half of the banks. */
+template <typename E> struct squares_stage {
+    alignas(16) E of[2][STAGE + 64 / sizeof(E)];
 };
 
 /* The square of an f32 is exact in f64, so that adding it in one operation changes nothing. */
@@ -27,86 +31,66 @@ static __device__ __forceinline__ double add_square(double sum, double x)
     return sum + x * x;
 }
 
-/* Of eight threads, from a vector of a line of each block to those of one block in a row. */
-template <typename E> static __device__ __forceinline__ void turn(uint4 *x)
+/* Elements of the stage from `from` on, N at a time; those past the first `left` are 0, and to add
+ * these changes nothing. */
+template <int N, bool WHOLE, typename E>
+static __device__ __forceinline__ void bring(E *to, const E *from, int left)
 {
-    enum { EACH = squares_of<E>::EACH, LINES = squares_of<E>::LINES };
-    const int at = threadIdx.x / EACH % LINES;
 #pragma unroll
-    for (int bit = 1; bit < LINES; bit *= 2)
-#pragma unroll
-        for (int j = 0; j < LINES; j++) {
-            if (j & bit) continue;
-            const bool upper = at & bit;
-            const uint4 give = upper ? x[j] : x[j | bit];
-            const uint4 get = { __shfl_xor_sync(~0u, give.x, bit * EACH),
-                                __shfl_xor_sync(~0u, give.y, bit * EACH),
-                                __shfl_xor_sync(~0u, give.z, bit * EACH),
-                                __shfl_xor_sync(~0u, give.w, bit * EACH) };
-            x[j] = upper ? get : x[j], x[j | bit] = upper ? x[j | bit] : get;
-        }
-}
-
-/* Of a warp's whole blocks, from the first one on. */
-template <typename E> static __device__ __forceinline__ void add_whole(double *sum, const E *g)
-{
-    enum { N = squares_of<E>::N, LINES = squares_of<E>::LINES, AHEAD = squares_of<E>::AHEAD };
-    typedef mt_vec<E, N> vec;
-    const int lane = threadIdx.x % 32;
-    g += lane / 8 * LINES * NORM_BLOCK + lane % 8 * N;
-    for (int i = 0; i < NORM_BLOCK; i += LANES * AHEAD) {
-        uint4 x[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            x[k] = *(const uint4 *)(g + k % LINES * NORM_BLOCK + i + k / LINES * LINES * LANES);
-#pragma unroll
-        for (int k = 0; k < AHEAD; k += LINES) turn<E>(x + k);
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                sum[j] = add_square(sum[j], mt_get(&((const vec *)(x + k))->at[j]));
-    }
-}
-
-template <typename E>
-static __device__ __forceinline__ void add_squares(double *sum, const E *g, int n, int first)
-{
-    enum { N = squares_of<E>::N };
-    for (int i = first; i < n; i += LANES)
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            if (i + j < n) sum[j] = add_square(sum[j], mt_get(g + i + j));
-}
-
-template <typename E>
-static __global__ void __launch_bounds__(THREADS)
-    squares_kernel(double *partial, const E *grad, int64_t count, bool vectors)
-{
-    enum { N = squares_of<E>::N, EACH = squares_of<E>::EACH, BLOCKS = 32 / EACH };
-    const int64_t blocks = mt_ceil_div(count, NORM_BLOCK);
-    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
-    const int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
-    const int of = threadIdx.x % EACH;
-    for (int64_t base = warp * BLOCKS; base < blocks; base += warps * BLOCKS) {
-        const int64_t block = base + threadIdx.x % 32 / EACH, left = count - block * NORM_BLOCK;
-        const int n = (int)(left < 0 ? 0 : left < NORM_BLOCK ? left : NORM_BLOCK);
-        double sum[N] = {};
-        if (vectors && (base + BLOCKS) * NORM_BLOCK <= count) /* the same for the whole warp */
-            add_whole<E>(sum, grad + base * NORM_BLOCK);
+    for (int base = 0; base < STAGE; base += LANES * N) {
+        const int i = base + threadIdx.x % LANES * N;
+        const int there = WHOLE ? N : max(0, min(N, left - i));
+        if constexpr (N * sizeof(E) >= 4)
+            mt_copy_ask<N * sizeof(E)>(to + i, from + i, there * (int)sizeof(E));
         else
-            add_squares<E>(sum, grad + block * NORM_BLOCK, n, of * N);
-        __syncwarp();
-#pragma unroll
-        for (int other = LANES / 2; other >= N; other /= 2)
-#pragma unroll
-            for (int j = 0; j < N; j++) sum[j] += __shfl_down_sync(~0u, sum[j], other / N, EACH);
-#pragma unroll
-        for (int other = N / 2; other; other /= 2)
-#pragma unroll
-            for (int j = 0; j < other; j++) sum[j] += sum[j + other];
-        if (of == 0 && n) partial[block] = sum[0];
+            to[i] = there ? from[i] : E(0.0f);
     }
+    mt_copies_group();
+}
+
+/* What a lane adds of its block, of which `left` elements exist. */
+template <int N, bool WHOLE, typename E>
+static __device__ __forceinline__ double add_squares(squares_stage<E> *stages, const E *g, int left)
+{
+    const int half = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    double sum = 0;
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++)
+        bring<N, WHOLE>(stages[s].of[half], g + s * STAGE, left - s * STAGE);
+    for (int i = 0; i < NORM_BLOCK / STAGE; i++) {
+        const int next = i + STAGES - 1;
+        E x[ROWS];
+        mt_copies_wait<STAGES - 2>();
+        __syncwarp(); /* also: everyone has read the stage that is brought next */
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) x[r] = stages[i % STAGES].of[half][r * LANES + lane];
+        if (next < NORM_BLOCK / STAGE)
+            bring<N, WHOLE>(stages[next % STAGES].of[half], g + next * STAGE, left - next * STAGE);
+        else
+            mt_copies_group();
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) sum = add_square(sum, mt_get(x + r));
+    }
+    return sum;
+}
+
+/* A warp for each two blocks; N elements are brought at a time. */
+template <int N, typename E>
+static __global__ void __launch_bounds__(32)
+    squares_kernel(double *partial, const E *grad, int64_t count)
+{
+    __shared__ squares_stage<E> stages[STAGES];
+    const int64_t block = (int64_t)blockIdx.x * 2 + threadIdx.x / LANES;
+    const int64_t left = count - block * NORM_BLOCK;
+    const E *g = grad + block * NORM_BLOCK;
+    double sum;
+    if (((int64_t)blockIdx.x + 1) * 2 * NORM_BLOCK <= count)
+        sum = add_squares<N, true>(stages, g, NORM_BLOCK);
+    else
+        sum = add_squares<N, false>(stages, g, (int)min(left, (int64_t)NORM_BLOCK));
+#pragma unroll
+    for (int other = LANES / 2; other; other /= 2) sum += __shfl_down_sync(~0u, sum, other, LANES);
+    if (threadIdx.x % LANES == 0 && left > 0) partial[block] = sum;
 }
 
 /* A warp adds a run of partial sums. */
@@ -152,8 +136,10 @@ static mt_status squares(mt_stream *stream, double *partial, const E *grad, int6
                          int64_t blocks)
 {
     if (!blocks) return MT_OK;
-    squares_kernel<E><<<mt_blocks(stream, blocks * squares_of<E>::EACH, THREADS), THREADS, 0,
-                        mt_cuda_stream(stream)>>>(partial, grad, count, (uintptr_t)grad % 16 == 0);
+    auto kernel =
+        (uintptr_t)grad % 16 == 0 ? squares_kernel<16 / sizeof(E), E> : squares_kernel<1, E>;
+    kernel<<<(unsigned)mt_ceil_div(blocks, 2), 32, 0, mt_cuda_stream(stream)>>>(partial, grad,
+                                                                                count);
     MT_LAUNCHED(stream, "grad_norm");
     return MT_OK;
 }

@@ -201,6 +201,76 @@ static void test_grad_norm(void **state)
         }
 }
 
+/* The norm as the contract orders its sums: lane l of 16 adds elements l, l + 16, ... of a block of
+ * 4096, the lanes in pairs, runs of blocks, the runs. */
+static double scalar_norm(const void *grad, mt_dtype dtype, int64_t count)
+{
+    volatile double sum = 0, run = 0;
+    for (int64_t block = 0; block * 4096 < count; block++) {
+        volatile double lane[16] = { 0 };
+        int64_t first = block * 4096, n = count - first < 4096 ? count - first : 4096;
+        for (int64_t i = 0; i < n; i++) {
+            double g = mt_load_f64(grad, dtype, first + i);
+            volatile double square = g * g;
+            lane[i % 16] += square;
+        }
+        for (int half = 8; half > 0; half /= 2)
+            for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+        run += lane[0];
+        if ((block + 1) % MT_NORM_RUN == 0) sum += run, run = 0;
+    }
+    return sqrt(sum + run);
+}
+
+static void expect_norm(const void *grad, mt_dtype dtype, int64_t count)
+{
+    struct mt_step_state *s = test_alloc(sizeof *s, MT_U8);
+    mt_stream stream = on_threads(1);
+    bool half = dtype == MT_BF16;
+    *s = fresh;
+    assert_ok(mt_grad_norm(&stream, &(struct mt_grad_norm_args){ .dtype = half ? MT_F32 : dtype,
+                                                                 .count = half ? 0 : count,
+                                                                 .grad = half ? NULL : grad,
+                                                                 .bf16_count = half ? count : 0,
+                                                                 .bf16_grad = half ? grad : NULL,
+                                                                 .state = s }));
+    double want = scalar_norm(grad, dtype, count);
+    if (isnan(want) ? !isnan(s->grad_norm) : s->grad_norm != want)
+        fail_msg("the norm of %lld elements of %s is %.17g, must be %.17g", (long long)count,
+                 mt_dtype_name(dtype), s->grad_norm, want);
+    assert_int_equal(s->skip, !isfinite(want));
+    test_free(s);
+}
+
+/* Bit for bit, whole blocks and parts of them, wherever the gradient begins. A scale for each
+ * element lets an order of sums show; what lies behind the gradient is NaN. */
+static void test_norm_bits(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = { 1,     15,    16,    17,    511,   512,    513,     1535,
+                                     1537,  4095,  4096,  4097,  8191,  8192,   8193,    12287,
+                                     12288, 12289, 16384, 24581, 65536, 100003, 2097152, 2101249 };
+    enum { SIZES = sizeof sizes / sizeof *sizes };
+    for (int d = 0; d < 3; d++)
+        for (int i = 0; i < SIZES; i++)
+            for (int shift = 0; shift < 4; shift += shift ? 2 : 1) {
+                size_t size = mt_dtype_size(dtypes[d]);
+                unsigned char *all = test_alloc(sizes[i] + 3 + 16, dtypes[d]);
+                void *grad = all + (size_t)shift * size;
+                test_random(grad, sizes[i], dtypes[d], 1, 7);
+                for (int64_t j = 0; j < sizes[i]; j++)
+                    mt_store_f64(grad, dtypes[d], j,
+                                 ldexp(mt_load_f64(grad, dtypes[d], j), (int)(j * 7 % 61) - 30));
+                expect_norm(grad, dtypes[d], sizes[i]);
+                static const double bad[] = { HUGE_VAL, -HUGE_VAL, (double)NAN };
+                for (int b = 0; b < 3 && sizes[i] <= 24581; b++) {
+                    mt_store_f64(grad, dtypes[d], b < 2 ? sizes[i] - 1 : sizes[i] / 2, bad[b]);
+                    expect_norm(grad, dtypes[d], sizes[i]);
+                }
+                test_free(all);
+            }
+}
+
 /* Gradients in bf16 come after the others, in blocks of their own: the same bits as one buffer of
  * f32 whose first part is filled up with zeros. Of all sizes, so that an order of sums would show.
  */
@@ -460,15 +530,11 @@ static void test_kernel_sets_agree(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw_bits),
-        cmocka_unit_test(test_adamw_textbook),
-        cmocka_unit_test(test_grad_norm),
-        cmocka_unit_test(test_bf16_norm),
-        cmocka_unit_test(test_skip),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_together),
-        cmocka_unit_test(test_others),
-        cmocka_unit_test(test_kernel_sets_agree),
+        cmocka_unit_test(test_adamw_bits), cmocka_unit_test(test_adamw_textbook),
+        cmocka_unit_test(test_grad_norm),  cmocka_unit_test(test_norm_bits),
+        cmocka_unit_test(test_bf16_norm),  cmocka_unit_test(test_skip),
+        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_together),
+        cmocka_unit_test(test_others),     cmocka_unit_test(test_kernel_sets_agree),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }
