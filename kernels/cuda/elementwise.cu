@@ -1,6 +1,7 @@
 /* Elementwise ops, SwiGLU, embedding. */
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -268,74 +269,256 @@ static mt_status embedding_fwd(mt_stream *stream, const struct mt_embedding_fwd_
 }
 MT_CUDA_OP(embedding_fwd)
 
-/* Adds the rows of `count` tokens, N columns from dy on, in order; loads running ROWS ahead. */
-template <typename T, int N>
-static __device__ __forceinline__ void add_tokens(mt_real<T> *sum, const T *dy, int64_t width,
-                                                  const int32_t *tokens, int count)
+/* A block of the backward pass owns the rows whose number ends in its bits, and PART bytes of dy's
+ * columns. It reads all tokens, SPAN at a time, and keeps those of its rows in a list; before the
+ * list can overflow, and at the end, it sorts it by rows and adds it to them. Half a warp adds a
+ * row's tokens; those of a row with more than FEW of them the whole block brings to shared memory,
+ * ROWS of them a stage, where a thread for each column adds them. */
+enum { LIST = 1536, SPAN = 1024, PART = 256, LANES = 16 };
+enum { FEW = 16, ROWS = THREADS / LANES, STAGES = 6 };
+
+/* A token of the list: where it is, and its row of dw. */
+struct listed {
+    int32_t at, row;
+};
+
+template <typename T> struct embedding_room {
+    enum { COLUMNS = PART / sizeof(T) };
+    listed list[LIST];
+    alignas(16) T stages[STAGES][ROWS][COLUMNS];
+    int32_t many[LIST / FEW];
+    int many_count, before[WARPS];
+};
+
+/* Appends the tokens from `base` on whose row ends in `mine`, in order; returns what the list has
+ * then. Starts and ends with the list as all threads see it. */
+static __device__ __forceinline__ int list_span(listed *list, int *before, int count,
+                                                const int32_t span[SPAN / THREADS], int64_t base,
+                                                int32_t mine, int32_t mask, int64_t tokens)
 {
-    enum { ROWS = 8 };
-    for (int first = 0; first < count; first += ROWS) {
-        mt_words<T, N> in[ROWS];
-        mt_real<T> e[N];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned lanes[SPAN / THREADS];
+    int at = count, found = 0;
+    base += warp * (SPAN / WARPS) + lane;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
-            if (first + i < count) in[i] = mt_ask<N>(dy + tokens[first + i] * width);
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            if (first + i >= count) continue;
-            mt_open<T, N>(e, in[i]);
-#pragma unroll
-            for (int j = 0; j < N; j++) sum[j] += e[j];
-        }
+    for (int k = 0; k < SPAN / THREADS; k++) {
+        lanes[k] = __ballot_sync(~0u, base + k * 32 < tokens && (span[k] & mask) == mine);
+        found += __popc(lanes[k]);
     }
+    if (lane == 0) before[warp] = found;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        if (w < warp) at += before[w];
+        count += before[w];
+    }
+#pragma unroll
+    for (int k = 0; k < SPAN / THREADS; k++) {
+        if (lanes[k] >> lane & 1)
+            list[at + __popc(lanes[k] & ((1u << lane) - 1))] = { (int32_t)(base + k * 32),
+                                                                 span[k] };
+        at += __popc(lanes[k]);
+    }
+    __syncthreads();
+    return count;
 }
 
-/* A block for each token and THREADS * N columns; that of a row's first token adds all tokens of
- * the row, in order. */
-template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS)
-    embedding_bwd_kernel(struct mt_embedding_bwd_args a)
+/* By rows, those of a row in their order: each counts who comes before it. A thread has at most
+ * MOST of them. */
+template <int MOST> static __device__ __forceinline__ void sort_list(listed *list, int count)
 {
-    __shared__ int32_t tokens[THREADS];
-    __shared__ int before[WARPS];
-    const int64_t first = blockIdx.x, from = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * N;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t row = a.tokens[first];
-    bool earlier = false, later = false;
-#pragma unroll 8
-    for (int64_t t = threadIdx.x; t < a.tokens_count; t += THREADS) {
-        bool same = a.tokens[t] == row;
-        earlier |= same && t < first;
-        later |= same && t > first;
-    }
-    if (__syncthreads_or(earlier)) return;
-    const bool alone = !__syncthreads_or(later), mine = from < a.width;
-    mt_real<T> *dw = (mt_real<T> *)a.dw + row * a.width + from, sum[N] = { 0 };
-    const T *dy = (const T *)a.dy + from;
-    if (a.accumulate && mine) mt_get_vec<N>(sum, dw);
-    if (alone) {
-        const int32_t only = (int32_t)first;
-        if (mine) add_tokens<T, N>(sum, dy, a.width, &only, 1);
-    }
-    for (int64_t base = first; base < a.tokens_count && !alone; base += THREADS) {
-        int64_t t = base + threadIdx.x;
-        bool same = t < a.tokens_count && a.tokens[t] == row;
-        /* also: everyone has read the list of the last round */
-        if (!__syncthreads_or(same)) continue;
-        unsigned lanes = __ballot_sync(~0u, same);
-        if (lane == 0) before[warp] = __popc(lanes);
-        __syncthreads();
-        int at = 0, count = 0;
+    listed mine[MOST];
+    int place[MOST] = {};
+    bool one_row = true;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            if (w < warp) at += before[w];
-            count += before[w];
-        }
-        if (same) tokens[at + __popc(lanes & ((1u << lane) - 1))] = (int32_t)t;
-        __syncthreads();
-        if (mine) add_tokens<T, N>(sum, dy, a.width, tokens, count);
+    for (int k = 0; k < MOST; k++) {
+        const int i = k * THREADS + threadIdx.x;
+        mine[k] = list[i < count ? i : 0];
+        one_row &= mine[k].row == list[0].row;
     }
-    if (mine) mt_put_vec<N>(dw, sum);
+    if (__syncthreads_and(one_row)) return;
+    for (int j = 0; j < count; j++) {
+        const int32_t row = list[j].row;
+#pragma unroll
+        for (int k = 0; k < MOST; k++) {
+            const bool before = j < k * THREADS + (int)threadIdx.x;
+            place[k] += before ? row <= mine[k].row : row < mine[k].row;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < MOST; k++)
+        if (k * THREADS + (int)threadIdx.x < count) list[place[k]] = mine[k];
+    __syncthreads();
+}
+
+/* The columns of a part that a lane has: PIECES of N, LANES * N apart. */
+template <typename T, int N> struct lane_columns {
+    enum { PIECES = 16 / sizeof(T) / N, AHEAD = N > 1 ? 4 : 1 };
+};
+
+/* A row's tokens, of which there are at most FEW, by the lanes of half a warp. */
+template <typename T, int N>
+static __device__ __forceinline__ void add_few(mt_real<T> *dw, const T *dy, int64_t width,
+                                               int64_t from, const listed *list, int count,
+                                               bool fresh)
+{
+    enum { PIECES = lane_columns<T, N>::PIECES, AHEAD = lane_columns<T, N>::AHEAD };
+    mt_real<T> sum[PIECES][N] = {}, e[N];
+    from += threadIdx.x % LANES * N;
+#pragma unroll
+    for (int p = 0; p < PIECES; p++)
+        if (!fresh && from + p * LANES * N < width)
+            mt_get_vec<N>(sum[p], dw + from + p * LANES * N);
+    for (int first = 0; first < count; first += AHEAD) {
+        mt_words<T, N> in[AHEAD][PIECES];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int p = 0; p < PIECES; p++)
+                if (first + i < count && from + p * LANES * N < width)
+                    in[i][p] = mt_ask<N>(dy + list[first + i].at * width + from + p * LANES * N);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                if (first + i >= count || from + p * LANES * N >= width) continue;
+                mt_open<T, N>(e, in[i][p]);
+#pragma unroll
+                for (int j = 0; j < N; j++) sum[p][j] += e[j];
+            }
+    }
+#pragma unroll
+    for (int p = 0; p < PIECES; p++)
+        if (from + p * LANES * N < width) mt_put_vec<N>(dw + from + p * LANES * N, sum[p]);
+}
+
+/* Asks for a stage of a row's tokens: LANES threads for each. */
+template <typename T, int N>
+static __device__ __forceinline__ void bring_rows(T (*stage)[PART / sizeof(T)], const T *dy,
+                                                  int64_t width, int64_t from, const listed *list,
+                                                  int count)
+{
+    enum { PIECES = lane_columns<T, N>::PIECES };
+    const int r = threadIdx.x / LANES, c = threadIdx.x % LANES * N;
+    if (r < count) {
+        const T *x = dy + list[r].at * width + from + c;
+        T one[PIECES]; /* of a size that no copy has */
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            if (from + c + p * LANES * N >= width) continue;
+            if constexpr (N * sizeof(T) >= 4)
+                mt_copy_ask<N * sizeof(T)>(&stage[r][c + p * LANES * N], x + p * LANES * N,
+                                           N * sizeof(T));
+            else
+                one[p] = x[p * LANES];
+        }
+        if constexpr (N * sizeof(T) < 4)
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) stage[r][c + p * LANES] = one[p];
+    }
+    mt_copies_group();
+}
+
+/* A row's tokens by the whole block. */
+template <typename T, int N>
+static __device__ __forceinline__ void add_many(embedding_room<T> &room, mt_real<T> *dw,
+                                                const T *dy, int64_t width, int64_t from,
+                                                const listed *list, int count, bool fresh)
+{
+    const int c = threadIdx.x;
+    const bool adds = c < embedding_room<T>::COLUMNS && from + c < width;
+    mt_real<T> sum = adds && !fresh ? dw[from + c] : 0;
+#pragma unroll 1
+    for (int s = 0; s < STAGES - 1; s++)
+        bring_rows<T, N>(room.stages[s], dy, width, from, list + s * ROWS, count - s * ROWS);
+    int stage = 0;
+    for (int first = 0; first < count; first += ROWS) {
+        const int next = first + (STAGES - 1) * ROWS, free = stage ? stage - 1 : STAGES - 1;
+        mt_copies_wait<STAGES - 2>();
+        __syncthreads(); /* also: everyone has added the stage that is brought next */
+        bring_rows<T, N>(room.stages[free], dy, width, from, list + next, count - next);
+        if (adds && first + ROWS <= count) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) sum += mt_get(&room.stages[stage][r][c]);
+        } else if (adds) {
+            for (int r = 0; r < count - first; r++) sum += mt_get(&room.stages[stage][r][c]);
+        }
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    if (adds) dw[from + c] = sum;
+    mt_copies_wait<0>();
+    __syncthreads();
+}
+
+/* Adds the list to its rows. fresh: dw has nothing of them that counts. */
+template <typename T, int N>
+static __device__ __forceinline__ void add_list(embedding_room<T> &room,
+                                                const struct mt_embedding_bwd_args &a, int64_t from,
+                                                int count, bool fresh)
+{
+    const listed *list = room.list;
+    const T *dy = (const T *)a.dy;
+    if (threadIdx.x == 0) room.many_count = 0;
+    if (count <= THREADS)
+        sort_list<1>(room.list, count);
+    else
+        sort_list<LIST / THREADS>(room.list, count);
+    for (int i = threadIdx.x / LANES; i < count; i += ROWS) {
+        const int32_t row = list[i].row;
+        if (i && list[i - 1].row == row) continue;
+        if (i + FEW < count && list[i + FEW].row == row) {
+            if (threadIdx.x % LANES == 0) room.many[atomicAdd(&room.many_count, 1)] = i;
+            continue;
+        }
+        int n = 1;
+        while (i + n < count && list[i + n].row == row) n++;
+        add_few<T, N>((mt_real<T> *)a.dw + row * a.width, dy, a.width, from, list + i, n, fresh);
+    }
+    __syncthreads();
+    for (int m = 0; m < room.many_count; m++) {
+        const int i = room.many[m];
+        const int32_t row = list[i].row;
+        int end = i + FEW, past = count; /* the row's last token is in [end, past) */
+        while (past - end > 1) {
+            const int middle = (end + past) / 2;
+            if (list[middle].row == row)
+                end = middle;
+            else
+                past = middle;
+        }
+        add_many<T, N>(room, (mt_real<T> *)a.dw + row * a.width, dy, a.width, from, list + i,
+                       past - i, fresh);
+    }
+    __syncthreads();
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS, N > 1 ? 4 : 3)
+    embedding_bwd_kernel(struct mt_embedding_bwd_args a, int parts, int32_t mask)
+{
+    __shared__ embedding_room<T> room;
+    const int32_t mine = (int32_t)(blockIdx.x / parts);
+    const int64_t from = (int64_t)(blockIdx.x % parts) * embedding_room<T>::COLUMNS;
+    const int first = threadIdx.x / 32 * (SPAN / WARPS) + threadIdx.x % 32;
+    bool fresh = !a.accumulate;
+    int count = 0;
+    int32_t next[SPAN / THREADS], span[SPAN / THREADS];
+#pragma unroll
+    for (int k = 0; k < SPAN / THREADS; k++)
+        next[k] = first + k * 32 < a.tokens_count ? a.tokens[first + k * 32] : 0;
+    for (int64_t base = 0; base < a.tokens_count; base += SPAN) {
+#pragma unroll
+        for (int k = 0; k < SPAN / THREADS; k++) {
+            const int64_t t = base + SPAN + first + k * 32;
+            span[k] = next[k];
+            next[k] = t < a.tokens_count ? a.tokens[t] : 0;
+        }
+        count = list_span(room.list, room.before, count, span, base, mine, mask, a.tokens_count);
+        if (count == 0 || (count <= LIST - SPAN && base + SPAN < a.tokens_count)) continue;
+        add_list<T, N>(room, a, from, count, fresh);
+        fresh = false, count = 0;
+    }
 }
 
 template <typename T>
@@ -347,10 +530,11 @@ static mt_status embedding_bwd(mt_stream *stream, const struct mt_embedding_bwd_
     if (!a->accumulate && bytes) MT_CUDA(cudaMemsetAsync(a->dw, 0, bytes, on));
     const void *operands[] = { a->dw, a->dy };
     bool whole = mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T));
-    dim3 grid((unsigned)a->tokens_count,
-              (unsigned)mt_ceil_div(a->width, THREADS * (whole ? (int)N : 1)));
+    int64_t parts = mt_ceil_div(a->width, embedding_room<T>::COLUMNS), rows = 1;
+    if (!a->tokens_count || !parts) return MT_OK;
+    while (rows < a->vocab && 2 * rows * parts <= 8 * mt_cuda_multiprocessors(stream)) rows *= 2;
     auto kernel = whole ? embedding_bwd_kernel<T, N> : embedding_bwd_kernel<T, 1>;
-    if (grid.x && grid.y) kernel<<<grid, THREADS, 0, on>>>(*a);
+    kernel<<<(unsigned)(rows * parts), THREADS, 0, on>>>(*a, (int)parts, (int32_t)(rows - 1));
     MT_LAUNCHED(stream, "embedding_bwd");
     return MT_OK;
 }

@@ -353,6 +353,76 @@ static void embedding_bwd_sums_in_order(void **state)
             }
 }
 
+/* Tokens of which half are row 0 in runs, the others spread over the vocabulary; or, with `few`
+ * rows, of these alone. */
+static int32_t *skewed_tokens(int64_t count, int64_t vocab, int64_t few)
+{
+    int32_t *tokens = test_alloc(count, MT_I32);
+    for (int64_t t = 0; t < count; t++)
+        tokens[t] = (int32_t)(few           ? (t * t + t / 7) % few * (vocab / few)
+                              : t % 64 < 32 ? 0
+                                            : t * 7919 % vocab);
+    return tokens;
+}
+
+/* Shapes at which a frequent row is longer than what is looked at, listed or brought at a time, of
+ * rows that lie anywhere: bit for bit, with values that are not finite and zeros of both signs. */
+static void embedding_bwd_of_frequent_rows(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t tokens, vocab, width, few;
+    } shapes[] = {
+        { 16, 1, 8, 0 },         { 17, 1, 8, 0 },         { 18, 1, 9, 0 },
+        { 80, 1, 64, 0 },        { 81, 1, 64, 0 },        { 97, 1, 65, 0 },
+        { 512, 1, 33, 0 },       { 513, 1, 128, 0 },      { 1023, 3, 24, 3 },
+        { 1024, 3, 24, 3 },      { 1025, 3, 24, 3 },      { 1536, 1, 16, 0 },
+        { 1537, 1, 1, 0 },       { 2048, 256, 64, 0 },    { 2049, 255, 63, 0 },
+        { 5000, 256, 264, 0 },   { 5000, 2, 1, 2 },       { 2600, 5000, 40, 0 },
+        { 2600, 151936, 8, 0 },  { 3000, 151936, 2, 70 }, { 1500, 4096, 2064, 300 },
+        { 300, 4096, 2051, 12 },
+    };
+    static const double odd[] = { 0.0, -0.0, HUGE_VAL, -HUGE_VAL, (double)NAN };
+    for (int d = 0; d < DTYPES; d++)
+        for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++)
+            for (int kind = 0; kind < 4; kind++) {
+                const bool accumulate = kind & 1;
+                const int64_t tokens = shapes[c].tokens, vocab = shapes[c].vocab;
+                const int64_t width = shapes[c].width, shift = kind / 2;
+                const mt_dtype dtype = dtypes[d], real = mt_dtype_wide(dtype);
+                void *dw = random_buffer(vocab * width, real, 2, 8);
+                char *all = random_buffer(tokens * width + shift, dtype, 2, 9);
+                void *dy = all + (size_t)shift * mt_dtype_size(dtype);
+                int32_t *ids = skewed_tokens(tokens, vocab, shapes[c].few);
+                for (int64_t i = 0; i < tokens * width; i += 977)
+                    mt_store_f64(dy, dtype, i, odd[i % (kind & 1 ? 5 : 2)]);
+                double *want = accumulate ? as_f64(dw, real, vocab * width) : zeros(vocab * width);
+                for (int64_t i = 0; i < tokens * width; i++) {
+                    double *sum = want + ids[i / width] * width + i % width;
+                    double next = *sum + mt_load_f64(dy, dtype, i);
+                    *sum = real == MT_F32 ? (double)(float)next : next;
+                }
+                assert_ok(mt_embedding_bwd(
+                    stream(), &(struct mt_embedding_bwd_args){ .dtype = dtype,
+                                                               .tokens_count = tokens,
+                                                               .vocab = vocab,
+                                                               .width = width,
+                                                               .accumulate = accumulate,
+                                                               .dw = dw,
+                                                               .dy = dy,
+                                                               .tokens = ids }));
+                for (int64_t i = 0; i < vocab * width; i++)
+                    if (!same(mt_load_f64(dw, real, i), want[i]))
+                        fail_msg("dw[%lld] of %lld tokens (%s) is %.17g, must be %.17g",
+                                 (long long)i, (long long)tokens, mt_dtype_name(dtype),
+                                 mt_load_f64(dw, real, i), want[i]);
+                free(want);
+                test_free(dw);
+                test_free(all);
+                test_free(ids);
+            }
+}
+
 static void bad_arguments_are_named(void **state)
 {
     (void)state;
@@ -396,6 +466,7 @@ int main(void)
         cmocka_unit_test(swiglu_gradient),
         cmocka_unit_test(embedding_fwd_copies_rows),
         cmocka_unit_test(embedding_bwd_sums_in_order),
+        cmocka_unit_test(embedding_bwd_of_frequent_rows),
         cmocka_unit_test(bad_arguments_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
