@@ -531,10 +531,10 @@ static mt_status embedding_bwd(mt_stream *stream, const struct mt_embedding_bwd_
     const void *operands[] = { a->dw, a->dy };
     bool whole = mt_rows_aligned(operands, 2, a->width * (int64_t)sizeof(T));
     int64_t parts = mt_ceil_div(a->width, embedding_room<T>::COLUMNS), rows = 1;
-    if (!a->tokens_count || !parts) return MT_OK;
     while (rows < a->vocab && 2 * rows * parts <= 8 * mt_cuda_multiprocessors(stream)) rows *= 2;
     auto kernel = whole ? embedding_bwd_kernel<T, N> : embedding_bwd_kernel<T, 1>;
-    kernel<<<(unsigned)(rows * parts), THREADS, 0, on>>>(*a, (int)parts, (int32_t)(rows - 1));
+    if (a->tokens_count && parts)
+        kernel<<<(unsigned)(rows * parts), THREADS, 0, on>>>(*a, (int)parts, (int32_t)(rows - 1));
     MT_LAUNCHED(stream, "embedding_bwd");
     return MT_OK;
 }
