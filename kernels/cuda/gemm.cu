@@ -88,12 +88,21 @@ template <> mt_status multiply<float>(mt_stream *stream, gemm_problem *g)
     return simt<mt_bf16>(stream, g);
 }
 
+/* The product that runs: of parts, whose results lie at 16 bytes. */
+static gemm_problem product_of(const gemm_problem *g, const mt_cuda_gemm_path *path, void *results)
+{
+    return path->parts > 1 ? mt_cuda_gemm_part(g, path->parts, results) : *g;
+}
+
 static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
-    path->variant = MT_CUDA_GEMM_TILED;
+    const int multiprocessors = mt_cuda_multiprocessors(stream);
+    path->variant = MT_CUDA_GEMM_TILED, path->parts = 1;
     if (!mt_cuda_is_hopper(stream) || gemm_is_empty(g)) return;
-    mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
-    if (!mt_cuda_gemm_sm90_suits(g, path)) path->variant = MT_CUDA_GEMM_TILED;
+    path->parts = mt_cuda_gemm_parts(g, multiprocessors);
+    const gemm_problem p = product_of(g, path, NULL);
+    mt_cuda_gemm_sm90_plan(path, &p, multiprocessors);
+    if (!mt_cuda_gemm_sm90_suits(&p, path)) path->variant = MT_CUDA_GEMM_TILED, path->parts = 1;
 }
 
 /* The product as cuBLASLt's, which the kernel set may have; *why: it does not take it. */
@@ -123,7 +132,7 @@ static mt_status try_cublaslt(mt_stream *stream, const gemm_problem *g, bool run
 /* cuBLASLt where the kernel set has it and it can, else ours. */
 static mt_status choose_any(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
-    path->width = path->super = 0;
+    path->width = path->super = 0, path->parts = 1;
     MT_TRY(try_cublaslt(stream, g, false, &path->variant, &path->why));
     if (path->variant == MT_CUDA_GEMM_TILED) choose(stream, g, path);
     return MT_OK;
@@ -131,9 +140,16 @@ static mt_status choose_any(mt_stream *stream, const gemm_problem *g, mt_cuda_ge
 
 static mt_status multiply_by(mt_stream *stream, gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    if (path->variant != MT_CUDA_GEMM_TILED) return mt_cuda_gemm_sm90(stream, g, path);
-    align<mt_bf16>(g, MMA_RUN);
-    return mma_launch(stream, g);
+    const size_t bytes = mt_cuda_gemm_parts_bytes(g, path->parts);
+    void *results = NULL;
+    if (path->variant == MT_CUDA_GEMM_TILED) {
+        align<mt_bf16>(g, MMA_RUN);
+        return mma_launch(stream, g);
+    }
+    if (bytes) MT_TRY(mt_cuda_scratch(stream, &results, bytes));
+    const gemm_problem p = product_of(g, path, results);
+    MT_TRY(mt_cuda_gemm_sm90(stream, &p, path));
+    return bytes ? mt_cuda_gemm_add_parts(stream, g, (const float *)results, path->parts) : MT_OK;
 }
 
 template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
@@ -182,9 +198,16 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
     mt_cuda_gemm_path path = {};
     path.variant = MT_CUDA_GEMM_TILED;
     if (mt_cuda_reads_fp8(stream) && mt_cuda_gemm_codes(&g, args)) choose(stream, &g, &path);
-    bool codes = mt_cuda_gemm_of_codes(path.variant);
-    *scratch = codes ? 0 : mt_cuda_gemm_plain_scratch(stream, args);
-    *operands = codes ? mt_cuda_gemm_codes_bytes(&g, &path) : mt_cuda_gemm_plain_bytes(args);
+    if (mt_cuda_gemm_of_codes(path.variant)) {
+        *scratch = 0, *operands = mt_cuda_gemm_codes_bytes(&g, &path);
+        return;
+    }
+    *scratch = mt_cuda_gemm_plain_scratch(stream, args), *operands = mt_cuda_gemm_plain_bytes(args);
+    g = {};
+    if (mt_cuda_cublaslt(stream) || !mt_cuda_gemm_foresee(&g, args)) return;
+    choose(stream, &g, &path);
+    const size_t parts = mt_cuda_gemm_parts_bytes(&g, path.parts);
+    if (parts > *scratch) *scratch = parts;
 }
 
 /* ---- paths by name -----------------------------------------------------------------------------
@@ -239,7 +262,9 @@ mt_status mt_cuda_gemm_choose(mt_stream *stream, const struct mt_gemm_args *args
 
 static void print_path(char text[MT_GEMM_TEXT], const mt_cuda_gemm_path *path)
 {
-    snprintf(text, MT_GEMM_TEXT, "%s%s%s", mt_cuda_gemm_path_name(path),
+    char parts[40] = "";
+    if (path->parts > 1) snprintf(parts, sizeof parts, ", %d parts of the rows", path->parts);
+    snprintf(text, MT_GEMM_TEXT, "%s%s%s%s", mt_cuda_gemm_path_name(path), parts,
              path->why ? ", not cuBLASLt: " : "", path->why ? path->why : "");
 }
 
@@ -272,7 +297,12 @@ static bool can(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_pat
 {
     const bool lt = path->variant >= MT_CUDA_GEMM_CUBLASLT;
     if (lt || path->variant == MT_CUDA_GEMM_TILED) return !g->fp8; /* any size, but no codes */
-    return mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(g, path);
+    if (!mt_cuda_is_hopper(stream)) return false;
+    const gemm_problem p = product_of(g, path, NULL);
+    const bool whole = g->layout == MT_GEMM_NT && g->rows.members == 1 && !g->rows.first_dims &&
+                       !g->fp8 && path->parts > 0 && path->parts <= MT_CUDA_GEMM_PARTS &&
+                       g->rows.m % path->parts == 0 && g->cols % 8 == 0;
+    return (path->parts <= 1 || whole) && mt_cuda_gemm_sm90_suits(&p, path);
 }
 
 bool mt_cuda_gemm_can(mt_stream *stream, const struct mt_gemm_args *args,

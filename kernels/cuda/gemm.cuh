@@ -3,6 +3,7 @@
  *
  *   gemm.cu           the choice of a path, the entries of the table
  *   gemm_operands.cu  operands of other formats made plain
+ *   gemm_parts.cu     gradients of dense weights in parts
  *   gemm_codes.cu     operands of fp8 read as they are, on Hopper
  *   gemm_simt.cuh     fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
  *   gemm_mma.cuh      bf16 on tensor cores, any card from 8.0 on, any size and alignment
@@ -105,6 +106,14 @@ static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_gro
     }
     return false;
 }
+
+/* gemm_parts.cu: into how many parts the rows of a dense weight's gradient are cut, 1 where it is
+ * none or they are not; what their results take; the product that they are; what adds them. */
+int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors);
+size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts);
+gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results);
+mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g, const float *results,
+                                 int parts);
 
 /* A sum by its factor, whose second part is above 0 and below the first's last bit: rounded once,
  * and an infinite sum stays what it is. */

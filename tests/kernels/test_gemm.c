@@ -33,6 +33,8 @@ static const struct shape shapes[] = {
     { 2, 0, 5, false, { 3 } },
     { 2, 0, 256, false, { 3 } },
     { 2, 1032, 64, false, { 0 } },
+    { 1, 40, 72, false, { 2048 } },
+    { 1, 24, 200, false, { 1024 } },
     { 1, 8, 8, false, { 0 } },
     { 3, 31, 48, true, { 0, 0, 0 } },
     { 0, 31, 48, false, { 4 } },

@@ -58,6 +58,60 @@ static void far_scales(void **state)
     for_each_kernel_set(check_formats);
 }
 
+/* Gradients of a dense weight of few elements from many rows, which may be summed in parts. */
+static void check_dense(mt_device *device, const char *format)
+{
+    enum { ROWS = 1024, HIGH = 24, WIDE = 72 };
+    struct quantize_case c[2];
+    struct quantize_result r[2];
+    float *values[2], *d = test_alloc(HIGH * WIDE, MT_F32);
+    mt_stream stream = { device, NULL };
+    for (int i = 0; i < 2; i++) {
+        const int64_t wide = i ? HIGH : WIDE;
+        case_make(&c[i], MT_GROUP_UNIFORM, 1, &(int64_t){ ROWS }, &wide, 0);
+        float *x = test_alloc(c[i].total, MT_F32);
+        test_random(x, c[i].total, MT_F32, 3, (uint64_t)i + 1);
+        result_make(&r[i], &c[i], NULL, format, false);
+        assert_ok(case_quantize(device, &c[i], x, MT_F32, &r[i], 1));
+        values[i] = case_values(device, &r[i].q, MT_COL, MT_F32);
+        test_free(x);
+    }
+    for (int i = 0; i < HIGH * WIDE; i++) d[i] = (float)i;
+    assert_ok(mt_gemm(&stream, &(struct mt_gemm_args){ .dtype = MT_BF16,
+                                                       .layout = MT_GEMM_NT,
+                                                       .a = &r[0].q,
+                                                       .b = &r[1].q,
+                                                       .c = d,
+                                                       .d = d,
+                                                       .d_dtype = MT_F32 }));
+    assert_ok(mt_device_synchronize(device));
+    int roundings = mt_gemm_scale_roundings(r[0].q.dir[MT_COL].format, r[1].q.dir[MT_COL].format);
+    for (int i = 0; i < HIGH * WIDE; i++) {
+        double want = i, size = i;
+        for (int k = 0; k < ROWS; k++) {
+            const double x = (double)values[0][k * WIDE + i % WIDE],
+                         dy = (double)values[1][k * HIGH + i / WIDE];
+            want += x * dy, size += fabs(x * dy);
+        }
+        if (!(fabs((double)d[i] - want) <= (ROWS + 2 + roundings) * 0x1p-24 * size))
+            fail_msg("%s, %s: %g, not %g", device->kernel_set, format, (double)d[i], want);
+    }
+    for (int i = 0; i < 2; i++) result_free(&r[i]), test_free(values[i]);
+    test_free(d);
+}
+
+static void check_dense_formats(mt_device *device)
+{
+    static const char *const formats[] = { "fp8_tensor", "fp8_block", "mxfp8", "nvfp4" };
+    for (int f = 0; f < 4; f++) check_dense(device, formats[f]);
+}
+
+static void dense_gradients(void **state)
+{
+    (void)state;
+    for_each_kernel_set(check_dense_formats);
+}
+
 /* Subnormals of one operand by large numbers of the other: exact, but where pairs of bf16 are
  * multiplied, which takes them for zeros. */
 static void check_subnormals(mt_device *device)
@@ -170,9 +224,8 @@ static void codes_of_no_members(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(far_scales),
-        cmocka_unit_test(subnormals),
-        cmocka_unit_test(codes_of_no_rows),
+        cmocka_unit_test(far_scales),          cmocka_unit_test(dense_gradients),
+        cmocka_unit_test(subnormals),          cmocka_unit_test(codes_of_no_rows),
         cmocka_unit_test(codes_of_no_members),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,86 @@
+/* Gradients of dense weights in parts: a result of few tiles leaves most of the card idle while
+ * sums over all rows are made, so rows are taken as those of several members, whose results are
+ * added. */
+#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_path.h"
+#include "kernels/cuda/scratch.h"
+
+enum {
+    THREADS = 256,
+    N = 4,
+    MOST_PARTS = MT_CUDA_GEMM_PARTS,
+    LEAST_ROWS = 512,
+    TILE_ROWS = 128,
+    TILE_COLS = 192
+};
+
+int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors)
+{
+    const mt_group *rows = &g->rows;
+    const int64_t tiles = mt_ceil_div(g->height, TILE_ROWS) * mt_ceil_div(g->cols, TILE_COLS);
+    if (g->layout != MT_GEMM_NT || rows->members != 1 || rows->first_dims || g->fp8 || g->bias)
+        return 1;
+    if (g->cols % (2 * N) || ((uintptr_t)g->d | (uintptr_t)g->c) % 16 || !tiles) return 1;
+    for (int parts = MOST_PARTS; parts > 1; parts /= 2)
+        if (parts * tiles <= multiprocessors && rows->m % (parts * LEAST_ROWS) == 0) return parts;
+    return 1;
+}
+
+size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts)
+{
+    return parts > 1 ? (size_t)(parts * g->height * g->cols) * sizeof(float) : 0;
+}
+
+gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results)
+{
+    gemm_problem p = *g;
+    p.rows.members = parts, p.rows.m = g->rows.m / parts;
+    p.c = NULL, p.d = results, p.d_real = true, p.alpha = NULL;
+    return p;
+}
+
+/* D = C + the sum of the parts, in order. */
+template <typename D>
+static __global__ void __launch_bounds__(THREADS)
+    add_kernel(D *d, const D *c, const float *results, const float2 *alpha, int parts,
+               int64_t count)
+{
+    const float2 by = alpha ? *alpha : make_float2(1, 0);
+    MT_GRID_STRIDE(i, count / N)
+    {
+        float4 x[MOST_PARTS];
+#pragma unroll
+        for (int p = 0; p < MOST_PARTS; p++)
+            if (p < parts) x[p] = __ldcs((const float4 *)(results + p * count) + i);
+        float sum[N] = { x[0].x, x[0].y, x[0].z, x[0].w };
+#pragma unroll
+        for (int p = 1; p < MOST_PARTS; p++) {
+            if (p >= parts) continue;
+            sum[0] += x[p].x, sum[1] += x[p].y, sum[2] += x[p].z, sum[3] += x[p].w;
+        }
+        mt_vec<D, N> y, old;
+        if (c) old = ((const mt_vec<D, N> *)c)[i];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float own = alpha ? gemm_scaled(sum[j], by.x, by.y) : sum[j];
+            mt_put(&y.at[j], c ? own + mt_get(&old.at[j]) : own);
+        }
+        ((mt_vec<D, N> *)d)[i] = y;
+    }
+}
+
+mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g, const float *results,
+                                 int parts)
+{
+    const int64_t count = g->height * g->cols;
+    const unsigned blocks = mt_blocks(stream, count / N, THREADS);
+    cudaStream_t on = mt_cuda_stream(stream);
+    if (g->d_real)
+        add_kernel<<<blocks, THREADS, 0, on>>>((float *)g->d, (const float *)g->c, results,
+                                               g->alpha, parts, count);
+    else
+        add_kernel<<<blocks, THREADS, 0, on>>>((mt_bf16 *)g->d, (const mt_bf16 *)g->c, results,
+                                               g->alpha, parts, count);
+    MT_LAUNCHED(stream, "gemm: parts");
+    return MT_OK;
+}
