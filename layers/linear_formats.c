@@ -208,13 +208,18 @@ mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
 /* ---- operands ----------------------------------------------------------------------------------
  */
 
-/* Whether wgrad multiplies the codes of both its operands: it reads them padded. */
-static bool pads(const mt_device *device, const mt_param *w)
+/* Whether the product that reads this direction of X or dY multiplies the codes of both its
+ * operands; those of wgrad it reads padded. */
+static bool multiplies_codes(const mt_device *device, const mt_param *w, mt_operand operand,
+                             mt_dir dir)
 {
     const struct mt_kernels *kernels = device->kernels[w->compute];
-    mt_format_spec x = spec_of(recipe_of(w), w->compute, MT_OPERAND_X, MT_COL),
-                   dy = spec_of(recipe_of(w), w->compute, MT_OPERAND_DY, MT_COL);
-    return kernels && kernels->gemm_codes && kernels->gemm_codes(MT_GEMM_NT, &x, &dy);
+    const bool wgrad = dir == MT_COL, fprop = !wgrad && operand == MT_OPERAND_X;
+    mt_format_spec a = spec_of(recipe_of(w), w->compute, wgrad ? MT_OPERAND_X : MT_OPERAND_W,
+                               fprop ? MT_ROW : MT_COL),
+                   b = spec_of(recipe_of(w), w->compute, fprop ? MT_OPERAND_X : MT_OPERAND_DY, dir);
+    mt_gemm_layout layout = wgrad ? MT_GEMM_NT : fprop ? MT_GEMM_TN : MT_GEMM_NN;
+    return kernels && kernels->gemm_codes && kernels->gemm_codes(layout, &a, &b);
 }
 
 /* Whether the backend keeps what it makes of an operand as what it decodes to, which the GEMM would
@@ -238,10 +243,11 @@ static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_o
                                 mt_dir dir, mt_group group, bool kept)
 {
     mt_qtensor q = { .group = group };
+    const bool codes = multiplies_codes(device, w, operand, dir);
     q.dir[dir] = mt_direction_of(spec_of(recipe_of(w), w->compute, operand, dir));
-    if (!kept && decodes(device, w, operand, &group)) q.dir[dir].layout = MT_LAYOUT_DECODED;
-    if (mt_direction_pads(&q.dir[dir], dir, &group) && pads(device, w))
-        q.dir[dir].layout = MT_LAYOUT_PADDED;
+    if (!kept && !codes && decodes(device, w, operand, &group))
+        q.dir[dir].layout = MT_LAYOUT_DECODED;
+    if (mt_direction_pads(&q.dir[dir], dir, &group) && codes) q.dir[dir].layout = MT_LAYOUT_PADDED;
     return q;
 }
 
