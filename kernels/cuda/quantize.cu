@@ -186,10 +186,27 @@ static size_t zero_bytes(const mt_group *g)
     return sizeof *job().blocks_done + n * sizeof(int64_t) + MT_DIR_COUNT * n * sizeof(float);
 }
 
+/* Whether the bias gradient is a sweep of its own: sweeps that keep bytes decoded leave no sums. */
+static bool sums_apart(const struct mt_quantize_args *a)
+{
+    const mt_direction *source = &a->src->dir[a->src_dir];
+    if (!a->bias_grad || a->pass == MT_QUANTIZE_AMAX || a->row_token || a->swiglu || a->z ||
+        source->format != mt_format_plain(MT_BF16) || a->src->group.last_dims)
+        return false;
+    bool any = false;
+    for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
+        const mt_direction *d = &a->out->dir[dir];
+        any |= d->format && d->layout == MT_LAYOUT_DECODED && !d->format->second_level;
+    }
+    return any;
+}
+
 static size_t sums_bytes(const struct mt_quantize_args *a)
 {
     const mt_group *g = &a->src->group;
-    return a->bias_grad ? rounded((size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float)) : 0;
+    return a->bias_grad && !sums_apart(a)
+               ? rounded((size_t)mt_cuda_plan_blocks(g, TILE, 1) * sizeof(float))
+               : 0;
 }
 
 /* Bytes for the most strips that there may be. */
@@ -209,12 +226,11 @@ static bool fuses(const struct mt_quantize_args *args)
     c.args = args;
     c.j.p.group = args->src->group;
     set_sides(&c);
-    c.j.codes = true;
+    c.j.codes = true, c.j.sums = args->bias_grad;
     const side *sides = c.j.p.sides;
     if (args->swiglu && (sides[MT_ROW].second_level || sides[MT_COL].second_level)) return false;
     return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
-           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0 &&
-           !((args->weights || args->z) && args->bias_grad);
+           (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0;
 }
 
 /* Whether codes need the member's amax before them. */
@@ -291,7 +307,8 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     if (mt_cuda_short_suffices(&sweep) && mt_cuda_rotated_suffices(&sweep))
         sweep.p.sides[MT_COL].present = false;
     const bool nvfp4 = mt_cuda_nvfp4_suffices(&sweep) || mt_cuda_chosen_suffices(&sweep);
-    const bool bytes = mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep);
+    const bool bytes = mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep) ||
+                       (sweep.codes && mt_cuda_values_suffice(&sweep));
     if (nvfp4 || (bytes && !mt_cuda_tokens_suffice(&sweep, a))) {
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = c->j.row_token || c->j.z, c->j.table.swiglu = a->swiglu;
@@ -448,16 +465,33 @@ static mt_status quantize_apart(mt_stream *stream, const struct mt_quantize_args
     return MT_OK;
 }
 
+/* The same of the bias gradient and the rest. */
+static mt_status quantize_summed(mt_stream *stream, const struct mt_quantize_args *args)
+{
+    const mt_qtensor dy =
+        mt_qtensor_plain(args->src->group, MT_BF16, args->src->dir[args->src_dir].codes);
+    const struct mt_bias_grad_args sums = {
+        .dtype = MT_BF16, .dy = &dy, .accumulate = args->accumulate, .db = args->bias_grad
+    };
+    struct mt_quantize_args rest = *args;
+    rest.bias_grad = NULL;
+    MT_TRY(mt_cuda_bias_grad_bf16(stream, &sums));
+    return mt_cuda_quantize(stream, &rest);
+}
+
 extern "C" bool mt_cuda_quantize_decodes(const mt_format_spec *spec)
 {
     const mt_format_options *o = &spec->options;
-    return spec->format->second_level && o->element == MT_ELEMENT_E2M1 && !o->two_d &&
-           !o->four_over_six && !o->from_dequantized;
+    if (o->two_d || o->four_over_six || o->from_dequantized) return false;
+    if (spec->format->second_level) return o->element == MT_ELEMENT_E2M1;
+    return (o->element == MT_ELEMENT_E4M3 || o->element == MT_ELEMENT_E5M2) && !o->sr && !o->rht &&
+           mt_format_spec_fits_bf16(spec);
 }
 
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
 {
     call c = {};
+    if (sums_apart(args)) return quantize_summed(stream, args);
     if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args)) {
         if (!makes_source(args)) return mt_quantize_parts(stream, args);
         MT_REQUIRE(args->scratch || mt_group_capacity(&args->src->group) == 0, MT_EINVAL,

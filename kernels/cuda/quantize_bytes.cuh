@@ -15,9 +15,12 @@ enum { BESIDE = 4 }; /* tiles of a strip beside each other, at most */
 template <int KIND, int DIRS, int FROM> struct layout {
     enum {
         IS_PLANAR = kind<KIND>::IS_PLANAR,
-        IN_ROWS = (DIRS & ROW_CODES) != 0,
-        IN_COLUMNS = (DIRS & COLUMN_CODES) != 0,
-        TURNED = IN_COLUMNS && !IS_PLANAR,
+        IN_ROWS = (DIRS & (ROW_CODES | ROW_VALUES)) != 0,
+        IN_COLUMNS = (DIRS & (COLUMN_CODES | COLUMN_VALUES)) != 0,
+        WORTH = (DIRS & (ROW_VALUES | COLUMN_VALUES)) != 0,
+        ROW_SCALES = (DIRS & ROW_CODES) != 0, /* are stored */
+        COLUMN_SCALES = (DIRS & COLUMN_CODES) != 0,
+        TURNED = COLUMN_SCALES && !IS_PLANAR,
         ACROSS = IS_PLANAR && IN_COLUMNS ? 8 : 16,
         DOWN = 32 / ACROSS,
         SLOTS = FROM == SWIGLU     ? 2 * ROWS
@@ -41,10 +44,10 @@ template <int KIND, int DIRS, int FROM> struct bytes_space {
     typedef layout<KIND, DIRS, FROM> at;
     uint4 slots[at::SLOTS][TILE_THREADS]; /* elements on their way, each thread's own */
     alignas(16) uint8_t codes[at::TURNED ? TURNED_BYTES : 16]; /* of columns, turned */
-    alignas(16) uint32_t partial[at::TURNED && KIND == LINES ? WARPS : 1][PAIRS];
-    alignas(16) float enc[at::TURNED && KIND == LINES ? TILE : 4];    /* of columns */
-    strip strips[WARPS];                                              /* each warp's own */
-    uint32_t scales[BESIDE][at::IS_PLANAR && at::IN_ROWS ? TILE : 1]; /* four of each row */
+    alignas(16) uint32_t partial[at::IN_COLUMNS && KIND == LINES ? WARPS : 1][PAIRS];
+    alignas(16) float enc[at::IN_COLUMNS && KIND == LINES ? TILE : 4];   /* of columns */
+    strip strips[WARPS];                                                 /* each warp's own */
+    uint32_t scales[BESIDE][at::IS_PLANAR && at::ROW_SCALES ? TILE : 1]; /* four of each row */
     uint32_t most[WARPS]; /* what warps found of the member */
     int nans[WARPS];
 };
@@ -269,7 +272,7 @@ static __device__ __forceinline__ uint32_t exponent_pair(const side &s, uint32_t
     return (uint32_t)low | (uint32_t)high << 16;
 }
 
-/* Of rows' blocks of 32, whose scales are left. */
+/* Of rows' blocks of 32, whose scales are left, if they are stored. */
 template <typename AT>
 static __device__ __forceinline__ void planar_rows(float enc[ROWS], const job &j,
                                                    uint32_t scales[TILE], const reach &it)
@@ -278,7 +281,7 @@ static __device__ __forceinline__ void planar_rows(float enc[ROWS], const job &j
     const uint32_t e = exponent_pair(j.p.sides[MT_ROW], share_out(it.rows, 2, 1));
     const uint32_t own = power_pair(e);
     uint8_t *to = (uint8_t *)(scales + row) + AT::column() / 32;
-    to[0] = (uint8_t)e, to[4] = (uint8_t)(e >> 16);
+    if (AT::ROW_SCALES) to[0] = (uint8_t)e, to[4] = (uint8_t)(e >> 16);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const uint32_t w = __shfl_sync(~0u, own, (lane_of_warp() & ~3) + k);
@@ -329,6 +332,7 @@ static __device__ __forceinline__ void planar_columns(float enc[RUN], const job 
         enc[k * 2] = low_bf16(w), enc[k * 2 + 1] = high_bf16(w);
         stored[k] = 0x00fe00feu - (w >> 7 & 0x00ff00ffu);
     }
+    if (!AT::COLUMN_SCALES) return;
     if (lane_of_warp() >= 8 || c >= p.width || block * 32 >= p.height) return;
     const lattice l = scales_of(p.parts[MT_COL]);
     uint8_t *to = l.at + scale_offset(l, c, block);
@@ -366,7 +370,7 @@ static __device__ __forceinline__ void line_rows(float enc[ROWS], const job &j, 
         most = larger_halves(most, __shfl_xor_sync(~0u, most, near));
     const float2 e = line_cell(j.p.sides[MT_ROW], lane & 1 ? most >> 16 : most & 0xffff);
     const lattice l = scales_of(p.parts[MT_ROW]);
-    if (!(lane & 2) && row < p.height)
+    if (AT::ROW_SCALES && !(lane & 2) && row < p.height)
         store_4(l.at + scale_offset(l, row, 0) * 4, mt_f32_bits(e.y));
 #pragma unroll
     for (int i = 0; i < ROWS; i++) enc[i] = __shfl_sync(~0u, e.x, (lane & 16) + i / 2 * 4 + i % 2);
@@ -385,6 +389,7 @@ static __device__ __forceinline__ void leave_pairs(uint32_t partial[WARPS][PAIRS
 }
 
 /* Of columns' blocks of 128, from what all warps have left: a thread a column. */
+template <typename AT>
 static __device__ __forceinline__ void line_columns(float enc[TILE], const job &j, const strip &p,
                                                     const uint32_t partial[WARPS][PAIRS])
 {
@@ -396,5 +401,6 @@ static __device__ __forceinline__ void line_columns(float enc[TILE], const job &
     const float2 e = line_cell(j.p.sides[MT_COL], c & 1 ? most >> 16 : most & 0xffff);
     enc[c] = e.x;
     const lattice l = scales_of(p.parts[MT_COL]);
-    if (c < p.width) store_4(l.at + scale_offset(l, c, 0) * 4, mt_f32_bits(e.y));
+    if (AT::COLUMN_SCALES && c < p.width)
+        store_4(l.at + scale_offset(l, c, 0) * 4, mt_f32_bits(e.y));
 }

@@ -105,7 +105,7 @@ static __device__ __noinline__ bool find_strip(strip *own, const plan &p, const 
         const side &s = p.sides[lane];
         part *d = &own->parts[lane];
         member m = {};
-        m.rows = it.rows, m.cols = g.k;
+        m.rows = it.rows, m.cols = g.k, m.offset = it.before.rows * g.k;
         m.at[AT_CODES] = codes_before(s, g.k, it.before);
         m.at[AT_SCALES] = scales_before(s, g.k, it.index, it.before);
         fill_part(d, s, m, 0);

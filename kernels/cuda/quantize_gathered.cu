@@ -479,7 +479,8 @@ bool mt_cuda_gathered_suffice(const job *j)
     const mt_group *g = &j->p.group;
     const int kind = mt_cuda_short_kind(j);
     const bool both = row->present;
-    if (!col->present || !col->padded || (uintptr_t)col->codes % 16) return false;
+    if (keeps_values(j) || !col->present || !col->padded || (uintptr_t)col->codes % 16)
+        return false;
     if (j->z && (!both || g->k % (2 * TILE) || (uintptr_t)j->z % 16)) return false;
     if ((!j->row_token && !j->z) || !j->codes || j->sums || g->last_dims || g->k % RUN)
         return false;

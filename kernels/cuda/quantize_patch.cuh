@@ -5,7 +5,8 @@
 #include "kernels/cuda/quantize_turns.cuh"
 
 enum { RUN = 8, ROWS = 8 }; /* of a thread's patch: elements, rows */
-enum { ROW_CODES = 1, COLUMN_CODES = 2 };
+/* What a kernel makes: codes of directions, or what they are worth (MT_LAYOUT_DECODED). */
+enum { ROW_CODES = 1, COLUMN_CODES = 2, ROW_VALUES = 4, COLUMN_VALUES = 8 };
 
 /* A warp has sixteen rows of a tile, half warps eight that follow each other. */
 static __device__ __forceinline__ int patch_row(void)

@@ -435,10 +435,11 @@ static bool any_choice(const job *j, bool squared)
 static int kind_of(const side *s)
 {
     bool nibbles = s->options.element == MT_ELEMENT_E2M1;
-    if (!mt_is_short(*s) || s->square) return KINDS;
-    if (s->decoded && (s->scale != MT_SCALE_E4M3 || s->options.four_over_six)) return KINDS;
+    if (!mt_is_short(*s) || s->square || (s->decoded && s->options.four_over_six)) return KINDS;
     if (s->options.sr || s->options.rht) return s->scale == MT_SCALE_E4M3 ? NIBBLES : KINDS;
     if (s->scale == MT_SCALE_E4M3) return NIBBLES;
+    if (s->decoded && (nibbles || !(s->whole || s->scale == MT_SCALE_E8M0 || s->options.pow2)))
+        return KINDS;
     if (s->scale == MT_SCALE_E8M0) return nibbles ? PLANAR_NIBBLES : PLANAR;
     return s->whole ? WHOLE : LINES;
 }
@@ -462,7 +463,9 @@ int mt_cuda_short_kind(const job *j)
 
 bool mt_cuda_short_suffices(const job *j)
 {
-    return mt_cuda_short_kind(j) != KINDS && (!(j->row_weight || j->z) || mt_cuda_bytes_suffice(j));
+    const int kind = mt_cuda_short_kind(j);
+    if (kind != KINDS && kind != NIBBLES && keeps_values(j)) return mt_cuda_values_suffice(j);
+    return kind != KINDS && (!(j->row_weight || j->z) || mt_cuda_bytes_suffice(j));
 }
 
 template <int KIND, bool SR, int FOUR> static mt_status launch(mt_stream *stream, const job *j)
@@ -487,10 +490,9 @@ mt_status mt_cuda_quantize_short(mt_stream *stream, const job *j)
         launch<PLANAR_NIBBLES, false, NO_CHOICE>
     };
     if (mt_cuda_rotated_suffices(j)) return mt_cuda_quantize_rotated(stream, j);
-    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
-    const bool decoded = (row->present && row->decoded) || (col->present && col->decoded);
-    if ((decoded || !j->codes) && mt_cuda_warps_suffice(j))
+    if ((keeps_values(j) || !j->codes) && mt_cuda_warps_suffice(j))
         return mt_cuda_quantize_warps(stream, j);
+    if (mt_cuda_values_suffice(j)) return mt_cuda_quantize_values(stream, j);
     if (mt_cuda_gathered_suffice(j)) return mt_cuda_quantize_gathered(stream, j);
     if (mt_cuda_bytes_suffice(j)) return mt_cuda_quantize_bytes(stream, j);
     if (mt_cuda_nvfp4_suffices(j)) return mt_cuda_quantize_nvfp4(stream, j);

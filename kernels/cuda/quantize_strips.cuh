@@ -67,6 +67,10 @@ static __device__ __forceinline__ void fill_part(part *to, const side &s, const 
     to->line = (uint32_t)l.line, to->block = (uint32_t)l.block, to->swizzled = l.swizzled;
     to->padded = s.padded;
     to->aligned = (((uintptr_t)to->codes | (uintptr_t)p.pitch) & 15) == 0;
+    if (s.decoded) { /* elements as they lie */
+        to->codes = s.codes + m.offset * 2, to->pitch = (uint32_t)m.cols * 2;
+        to->codes_down = TILE * m.cols * 2, to->codes_across = TILE * 2;
+    }
 }
 
 /* Strip n of member m in the first column of tiles. */

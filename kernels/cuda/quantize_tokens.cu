@@ -172,7 +172,8 @@ bool mt_cuda_tokens_suffice(const job *j, const struct mt_quantize_args *args)
     const int kind = mt_cuda_short_kind(j);
     if (!j->row_token || j->row_weight || !args->position || args->top_k < 1 || args->top_k > 32)
         return false;
-    if (!row->present || j->p.sides[MT_COL].present || !j->codes || j->sums) return false;
+    if (!row->present || row->decoded || j->p.sides[MT_COL].present || !j->codes || j->sums)
+        return false;
     if ((kind != WHOLE && kind != LINES) || mt_codes_kind(*row) != CODES_E4M3) return false;
     return !g->last_dims && g->k % RUN == 0 && g->k <= INT32_MAX && g->m <= INT32_MAX &&
            g->members <= MOST_MEMBERS && (uintptr_t)row->codes % RUN == 0 &&

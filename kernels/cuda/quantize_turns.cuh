@@ -44,6 +44,13 @@ static __device__ __forceinline__ void set_turn(frame *f, const job &j, int64_t 
     if (turn < units && lane_of_warp() == 0) set_target(&f->to[dir], j, f->t, dir);
 }
 
+/* Whether a direction is kept decoded. */
+static inline bool keeps_values(const job *j)
+{
+    const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
+    return (row->present && row->decoded) || (col->present && col->decoded);
+}
+
 /* What all elements of a member are multiplied by. */
 static __device__ __forceinline__ float whole_scale(const job &j, int dir, int member)
 {

@@ -24,6 +24,9 @@ bool mt_cuda_bytes_give(const struct job *j);
 int mt_cuda_bytes_rows(const struct job *j);
 int mt_cuda_bytes_wide(const struct job *j);
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
+/* quantize_values.cu: the same where a direction is kept decoded; not of amaxes. */
+bool mt_cuda_values_suffice(const struct job *j);
+mt_status mt_cuda_quantize_values(mt_stream *stream, const struct job *j);
 /* The same of nvfp4: quantize_nvfp4.cu, and quantize_chosen.cu under 4over6. */
 enum { MT_CUDA_NVFP4_ROWS = 3 * TILE };
 bool mt_cuda_nvfp4_suffices(const struct job *j);
