@@ -94,7 +94,8 @@ static inline void result_make(struct quantize_result *r, const struct quantize_
     }
 }
 
-/* The direction's result as what codes decode to (MT_LAYOUT_DECODED), over 0xAA. */
+/* The direction's result as what codes decode to (MT_LAYOUT_DECODED), over 0xAA; of scales it has
+ * those of whole members. */
 static inline void result_decode(struct quantize_result *r, const struct quantize_case *c,
                                  mt_dir dir)
 {
@@ -103,7 +104,8 @@ static inline void result_decode(struct quantize_result *r, const struct quantiz
     test_free(d->codes);
     d->layout = MT_LAYOUT_DECODED, d->codes = test_alloc(capacity, MT_BF16);
     memset(d->codes, 0xAA, (size_t)capacity * sizeof(uint16_t));
-    r->code_bytes[dir] = (size_t)capacity * sizeof(uint16_t), r->scale_bytes[dir] = 0;
+    r->code_bytes[dir] = (size_t)capacity * sizeof(uint16_t);
+    if (d->format->block) r->scale_bytes[dir] = 0;
 }
 
 static inline void result_free(struct quantize_result *r)

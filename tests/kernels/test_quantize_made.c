@@ -9,7 +9,7 @@ enum { N = 9, PADDED = 1 << MT_DIR_COUNT };
 
 static const struct pair {
     const char *row, *col;
-    int decoded; /* bits of directions that are kept so, or PADDED: the column direction is so */
+    int decoded; /* bits of directions that are kept so; PADDED: the column direction is so */
 } pairs[] = { { "fp8_tensor", "fp8_tensor", 0 },
               { "fp8_delayed:e5m2", "fp8_delayed:e5m2", 0 },
               { "fp8_block", "fp8_block", 0 },
@@ -35,7 +35,40 @@ static const struct pair {
               { "fp8_delayed:e5m2", "fp8_delayed:e5m2", PADDED },
               { "fp8_block", "fp8_block", PADDED },
               { "fp8_block:pow2=off", "fp8_block:pow2=off", PADDED },
-              { NULL, "fp8_block", PADDED } };
+              { NULL, "fp8_block", PADDED },
+              { "fp8_tensor", "fp8_tensor", 1 },
+              { "fp8_tensor", "fp8_tensor", 1 | PADDED },
+              { "fp8_tensor", "fp8_tensor", 2 },
+              { "fp8_tensor", "fp8_tensor", 3 },
+              { "fp8_tensor:pow2", "fp8_tensor", 3 },
+              { "fp8_tensor:e5m2", "fp8_tensor:e5m2", 3 },
+              { "fp8_tensor:e5m2", "fp8_tensor:e5m2", 1 | PADDED },
+              { "fp8_tensor", NULL, 1 },
+              { NULL, "fp8_tensor", 2 },
+              { "fp8_delayed", "fp8_delayed", 1 },
+              { "fp8_delayed:e5m2", "fp8_delayed:e5m2", 3 },
+              { "fp8_delayed", NULL, 1 },
+              { NULL, "fp8_delayed", 2 },
+              { NULL, "fp8_delayed:e5m2", 2 },
+              { "fp8_block", "fp8_block", 1 },
+              { "fp8_block", "fp8_block:pow2=off", 1 | PADDED },
+              { "fp8_block", "fp8_block", 2 },
+              { "fp8_block", "fp8_block", 3 },
+              { "fp8_block:e5m2", "fp8_block:e5m2", 3 },
+              { "fp8_block", NULL, 1 },
+              { NULL, "fp8_block", 2 },
+              { "mxfp8", "mxfp8", 1 },
+              { "mxfp8", "mxfp8", 2 },
+              { "mxfp8", "mxfp8", 3 },
+              { "mxfp8:e5m2", "mxfp8:e5m2", 3 },
+              { "mxfp8:e5m2", "mxfp8:e5m2", 1 },
+              { "mxfp8:scale=floor", "mxfp8", 3 },
+              { "mxfp8", NULL, 1 },
+              { NULL, "mxfp8", 2 },
+              { "fp8_tensor", "mxfp8", 3 },
+              { "mxfp8", "fp8_block", 1 | PADDED },
+              { "mxfp8", "nvfp4:rht", 3 },
+              { "mxfp8", "mxfp8:e5m2", 3 } };
 
 enum way { GATHERED, WEIGHTED, SWIGLU, GRADIENT, WAYS };
 
