@@ -415,7 +415,9 @@ static bool strips_suffice(const job *j)
     if (g->m > INT32_MAX || g->k > INT32_MAX || mt_cuda_plan_units(g) > INT32_MAX) return false;
     if ((uintptr_t)j->p.sides[SOURCE].codes % 16) return false;
     if (j->z && (g->k % (2 * RUN) || (uintptr_t)j->z % 16)) return false;
-    if (row->present && (uintptr_t)row->codes % run) return false;
-    if (col->present && !col->transposed && (uintptr_t)col->codes % run) return false;
+    if (row->present && (uintptr_t)row->codes % (row->decoded ? 16 : run)) return false;
+    if (col->present && (col->decoded || !col->transposed) &&
+        (uintptr_t)col->codes % (col->decoded ? 16 : run))
+        return false;
     return !row->present || !col->present || row->options.element == col->options.element;
 }
