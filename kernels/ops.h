@@ -109,8 +109,8 @@ struct mt_kernels {
      * is named after. NULL: gemm_path. */
     mt_status (*gemm_chosen)(char text[MT_GEMM_TEXT], mt_stream *stream,
                              const struct mt_gemm_args *args);
-    /* Whether quantize of bf16 elements keeps directions of this format decoded in the same pass,
-     * as many as there are, rows being multiples of 16 bytes; NULL: never. */
+    /* Whether quantize of bf16 elements makes directions of this format decoded no slower than
+     * their codes, rows being multiples of 16 bytes; NULL: never. */
     bool (*quantize_decodes)(const mt_format_spec *spec);
     /* Whether the rows of dY of a down projection [D, F] are gathered in its products, and weighted
      * after the first of them (mt_moe_gemm_args); NULL: they are weighted before, for all. */

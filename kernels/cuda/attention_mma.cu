@@ -34,7 +34,8 @@ static __device__ __forceinline__ void copy_rows(mt_bf16 *to, const mt_bf16 *fro
 #pragma unroll
     for (int i = 0; i < ROWS; i += LINES) {
         bool valid = i + r < rows;
-        mt_copy<16>(to + i * padded<D>::PITCH, from + (valid ? (i + r) * line + c : 0), valid);
+        mt_copy_ask<16>(to + i * padded<D>::PITCH, from + (valid ? (i + r) * line + c : 0),
+                        valid ? 16 : 0);
     }
 }
 
@@ -249,7 +250,7 @@ static __global__ void __launch_bounds__(FWD_THREADS)
     copy_keys<D>(pairs, keys, values, 0, s);
     int now = 0;
     for (int64_t k = 0; k < end; k += STEP, now ^= 1) {
-        mt_copies_wait();
+        mt_copies_wait_all();
         __syncthreads(); /* these are there, and those before them are done with */
         if (k + STEP < end) copy_keys<D>(pairs + (now ^ 1) * PAIR, keys, values, k + STEP, s);
         if (k >= row + 16 * FWD_MT) continue; /* no row of this warp sees them */
@@ -320,7 +321,7 @@ static __device__ __forceinline__ void copy_step(mt_bf16 *to, float *sums, const
     int i = threadIdx.x % STEP;
     if (!KEYS || threadIdx.x >= 2 * STEP) return;
     const float *p = (threadIdx.x < STEP ? of.lse : of.dot) + from;
-    mt_copy<4>(sums + threadIdx.x, i < count ? p + i : p, i < count);
+    mt_copy_ask<4>(sums + threadIdx.x, i < count ? p + i : p, i < count ? 4 : 0);
 }
 
 /* p, scores, becomes the probabilities, dp the gradient of the scores, masked ones 0. lse (times
@@ -384,7 +385,7 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
     for (int64_t at = begin; h < last; now ^= 1) {
         int64_t next = at + STEP;
         bool more = next < end;
-        mt_copies_wait();
+        mt_copies_wait_all();
         __syncthreads(); /* these are there, and those before them are done with */
         if (!more) {
             next = begin;

@@ -2,6 +2,7 @@
  * operands from shared memory, copies that do not wait, exp2. */
 #pragma once
 
+#include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/element.cuh"
 
 /* Two elements of an operand in one register, the first in the lower half. */
@@ -48,27 +49,6 @@ static __device__ __forceinline__ void mt_load_transposed(uint32_t *m, const mt_
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                  : "r"((uint32_t)__cvta_generic_to_shared(row))
                  : "memory");
-}
-
-/* BYTES (4 or 16) to shared memory, zeros where not `valid`; `from` is an address that exists in
- * either case. They are there after mt_copies_wait and, for other threads, a barrier. */
-template <int BYTES>
-static __device__ __forceinline__ void mt_copy(void *to, const void *from, bool valid)
-{
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
-    int bytes = valid ? BYTES : 0;
-    if (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-                     "r"(bytes)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
-                     "r"(bytes)
-                     : "memory");
-}
-static __device__ __forceinline__ void mt_copies_wait(void)
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 static __device__ __forceinline__ float mt_exp2(float x)

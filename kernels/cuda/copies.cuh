@@ -34,3 +34,10 @@ template <int LATER> static __device__ __forceinline__ void mt_copies_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 #endif
 }
+/* For all that the thread has asked for, whether of a group or not. */
+static __device__ __forceinline__ void mt_copies_wait_all()
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}

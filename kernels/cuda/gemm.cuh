@@ -109,11 +109,11 @@ static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_gro
 
 /* gemm_parts.cu: into how many parts the rows of a dense weight's gradient are cut, 1 where it is
  * none or they are not; what their results take; the product that they are; what adds them. */
-int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors);
-size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts);
-gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results);
-mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g, const float *results,
-                                 int parts);
+extern "C" int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors);
+extern "C" size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts);
+extern "C" gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results);
+extern "C" mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g,
+                                            const float *results, int parts);
 
 /* A sum by its factor, whose second part is above 0 and below the first's last bit: rounded once,
  * and an infinite sum stays what it is. */

@@ -445,7 +445,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
     int64_t next = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     for (int i = 0; i < (MOST == 1 ? 1 : l.count); i++) {
-        const int64_t before = l.before[i], end = l.before[i + 1];
+        const int64_t before = MOST == 1 ? 0 : l.before[i], end = l.before[i + 1];
         if (next >= end) continue;
         const struct mt_adamw_args &a = l.params[i];
         const bool vectors = l.vectors >> i & 1;

@@ -117,6 +117,33 @@ static inline void result_free(struct quantize_result *r)
     }
 }
 
+/* What a call gives beside directions. */
+struct beside {
+    int64_t *nan, *running_nan;
+    float *running[MT_DIR_COUNT], *scale[MT_DIR_COUNT];
+};
+
+static inline struct beside beside_make(int64_t n, bool scales)
+{
+    struct beside b = { .nan = test_alloc(n, MT_I64), .running_nan = test_alloc(n, MT_I64) };
+    for (int64_t i = 0; i < n; i++) b.running_nan[i] = 5 * i;
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        b.running[d] = test_alloc(n, MT_F32);
+        if (scales) b.scale[d] = test_alloc(n, MT_F32);
+        for (int64_t i = 0; i < n; i++) {
+            b.running[d][i] = i % 2 ? 3e38f : 0;
+            if (scales) b.scale[d][i] = (i + d) % 3 ? 12.5f : 1;
+        }
+    }
+    return b;
+}
+
+static inline void beside_free(struct beside *b)
+{
+    test_free(b->nan), test_free(b->running_nan);
+    for (int d = 0; d < MT_DIR_COUNT; d++) test_free(b->running[d]), test_free(b->scale[d]);
+}
+
 static inline void assert_same_direction(const struct quantize_result *a,
                                          const struct quantize_result *b, mt_dir dir)
 {
