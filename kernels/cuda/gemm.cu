@@ -96,12 +96,11 @@ static gemm_problem product_of(const gemm_problem *g, const mt_cuda_gemm_path *p
 
 static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
-    const int multiprocessors = mt_cuda_multiprocessors(stream);
     path->variant = MT_CUDA_GEMM_TILED, path->parts = 1;
     if (!mt_cuda_is_hopper(stream) || gemm_is_empty(g)) return;
-    path->parts = mt_cuda_gemm_parts(g, multiprocessors);
+    path->parts = mt_cuda_gemm_parts(g);
     const gemm_problem p = product_of(g, path, NULL);
-    mt_cuda_gemm_sm90_plan(path, &p, multiprocessors);
+    mt_cuda_gemm_sm90_plan(path, &p, mt_cuda_multiprocessors(stream));
     if (!mt_cuda_gemm_sm90_suits(&p, path)) path->variant = MT_CUDA_GEMM_TILED, path->parts = 1;
 }
 

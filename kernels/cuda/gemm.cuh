@@ -109,7 +109,7 @@ static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_gro
 
 /* gemm_parts.cu: into how many parts the rows of a dense weight's gradient are cut, 1 where it is
  * none or they are not; what their results take; the product that they are; what adds them. */
-extern "C" int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors);
+extern "C" int mt_cuda_gemm_parts(const gemm_problem *g);
 extern "C" size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts);
 extern "C" gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results);
 extern "C" mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g,

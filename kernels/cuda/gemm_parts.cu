@@ -5,16 +5,12 @@
 #include "kernels/cuda/gemm_path.h"
 #include "kernels/cuda/scratch.h"
 
-enum {
-    THREADS = 256,
-    N = 4,
-    MOST_PARTS = MT_CUDA_GEMM_PARTS,
-    LEAST_ROWS = 512,
-    TILE_ROWS = 128,
-    TILE_COLS = 192
-};
+enum { THREADS = 256, N = 4, MOST_PARTS = MT_CUDA_GEMM_PARTS };
+/* Extents alone decide, since parts have bits of their own: the card, and what of it ranks leave to
+ * products, may not. */
+enum { BLOCKS = 132, LEAST_ROWS = 512, TILE_ROWS = 128, TILE_COLS = 192 };
 
-int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors)
+int mt_cuda_gemm_parts(const gemm_problem *g)
 {
     const mt_group *rows = &g->rows;
     const int64_t tiles = mt_ceil_div(g->height, TILE_ROWS) * mt_ceil_div(g->cols, TILE_COLS);
@@ -22,7 +18,7 @@ int mt_cuda_gemm_parts(const gemm_problem *g, int multiprocessors)
         return 1;
     if (g->cols % (2 * N) || ((uintptr_t)g->d | (uintptr_t)g->c) % 16 || !tiles) return 1;
     for (int parts = MOST_PARTS; parts > 1; parts /= 2)
-        if (parts * tiles <= multiprocessors && rows->m % (parts * LEAST_ROWS) == 0) return parts;
+        if (parts * tiles <= BLOCKS && rows->m % (parts * LEAST_ROWS) == 0) return parts;
     return 1;
 }
 
