@@ -244,8 +244,11 @@ static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_o
 {
     mt_qtensor q = { .group = group };
     const bool codes = multiplies_codes(device, w, operand, dir);
+    /* both directions of dY are made in one pass, which makes codes or what they decode to */
+    const bool other = operand == MT_OPERAND_DY &&
+                       multiplies_codes(device, w, operand, dir == MT_ROW ? MT_COL : MT_ROW);
     q.dir[dir] = mt_direction_of(spec_of(recipe_of(w), w->compute, operand, dir));
-    if (!kept && !codes && decodes(device, w, operand, &group))
+    if (!kept && !codes && !other && decodes(device, w, operand, &group))
         q.dir[dir].layout = MT_LAYOUT_DECODED;
     if (mt_direction_pads(&q.dir[dir], dir, &group) && codes) q.dir[dir].layout = MT_LAYOUT_PADDED;
     return q;

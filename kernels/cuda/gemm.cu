@@ -203,7 +203,7 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
     }
     *scratch = mt_cuda_gemm_plain_scratch(stream, args), *operands = mt_cuda_gemm_plain_bytes(args);
     g = {};
-    if (mt_cuda_cublaslt(stream) || !mt_cuda_gemm_foresee(&g, args)) return;
+    if (!mt_cuda_gemm_foresee(&g, args)) return;
     choose(stream, &g, &path);
     const size_t parts = mt_cuda_gemm_parts_bytes(&g, path.parts);
     if (parts > *scratch) *scratch = parts;
@@ -300,7 +300,8 @@ static bool can(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_pat
     const gemm_problem p = product_of(g, path, NULL);
     const bool whole = g->layout == MT_GEMM_NT && g->rows.members == 1 && !g->rows.first_dims &&
                        !g->fp8 && path->parts > 0 && path->parts <= MT_CUDA_GEMM_PARTS &&
-                       g->rows.m % path->parts == 0 && g->cols % 8 == 0;
+                       g->rows.m % path->parts == 0 && g->cols % 8 == 0 &&
+                       ((uintptr_t)g->d | (uintptr_t)g->c) % 16 == 0;
     return (path->parts <= 1 || whole) && mt_cuda_gemm_sm90_suits(&p, path);
 }
 

@@ -417,7 +417,8 @@ static int faster(const void *a, const void *b)
 
 static bool same_path(const mt_cuda_gemm_path *a, const mt_cuda_gemm_path *b)
 {
-    return a->variant == b->variant && a->width == b->width && a->super == b->super;
+    return a->variant == b->variant && a->width == b->width && a->super == b->super &&
+           (a->parts > 1) == (b->parts > 1);
 }
 
 /* The fastest of one launch each, then beside the chosen one in turns: medians. A card's clock
