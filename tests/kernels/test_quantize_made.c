@@ -148,8 +148,8 @@ static void made_free(struct made *m)
     test_free(m->weights), test_free(m->position), test_free(m->z);
 }
 
-/* What a call gives beside directions. */
-struct beside {
+/* What a call of a made source gives beside directions. */
+struct made_beside {
     int64_t *nan;
     float *bias;
     void *dweights;
@@ -174,7 +174,7 @@ static bool is_made(const struct made *m, const struct pair *p)
 }
 
 static void run(const struct made *m, const struct pair *p, struct quantize_result *r,
-                const struct beside *b, bool in_turn)
+                const struct made_beside *b, bool in_turn)
 {
     mt_stream stream = { test_device(), NULL };
     mt_qtensor source = mt_qtensor_plain(m->c.group, m->dtype, m->from);
@@ -220,8 +220,8 @@ static void check_pair(const struct made *m, const struct pair *p, bool sums, bo
     float *bias = test_alloc(2 * N * k, MT_F32);
     void *dweights[2] = { slots ? test_alloc(slots, real) : NULL,
                           slots ? test_alloc(slots, real) : NULL };
-    struct beside first = { nan, sums ? bias : NULL, dweights[0] },
-                  second = { nan + N, sums ? bias + N * k : NULL, dweights[1] };
+    struct made_beside first = { nan, sums ? bias : NULL, dweights[0] },
+                       second = { nan + N, sums ? bias + N * k : NULL, dweights[1] };
     run(m, p, &one, &first, false);
     run(m, p, &turns, &second, true);
     assert_memory_equal(nan, nan + N, N * sizeof *nan);
