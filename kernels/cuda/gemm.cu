@@ -298,11 +298,8 @@ static bool can(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_pat
     if (lt || path->variant == MT_CUDA_GEMM_TILED) return !g->fp8; /* any size, but no codes */
     if (!mt_cuda_is_hopper(stream)) return false;
     const gemm_problem p = product_of(g, path, NULL);
-    const bool whole = g->layout == MT_GEMM_NT && g->rows.members == 1 && !g->rows.first_dims &&
-                       !g->fp8 && path->parts > 0 && path->parts <= MT_CUDA_GEMM_PARTS &&
-                       g->rows.m % path->parts == 0 && g->cols % 8 == 0 &&
-                       ((uintptr_t)g->d | (uintptr_t)g->c) % 16 == 0;
-    return (path->parts <= 1 || whole) && mt_cuda_gemm_sm90_suits(&p, path);
+    return (path->parts <= 1 || mt_cuda_gemm_divides(g, path->parts)) &&
+           mt_cuda_gemm_sm90_suits(&p, path);
 }
 
 bool mt_cuda_gemm_can(mt_stream *stream, const struct mt_gemm_args *args,

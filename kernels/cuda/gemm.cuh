@@ -107,8 +107,10 @@ static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_gro
     return false;
 }
 
-/* gemm_parts.cu: into how many parts the rows of a dense weight's gradient are cut, 1 where it is
- * none or they are not; what their results take; the product that they are; what adds them. */
+/* gemm_parts.cu: whether a product is a dense weight's gradient whose rows may be cut into so many
+ * parts; into how many they are, 1: not; what their results take; the product that they are; what
+ * adds them. */
+extern "C" bool mt_cuda_gemm_divides(const gemm_problem *g, int parts);
 extern "C" int mt_cuda_gemm_parts(const gemm_problem *g);
 extern "C" size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts);
 extern "C" gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results);

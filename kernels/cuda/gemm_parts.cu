@@ -10,15 +10,22 @@ enum { THREADS = 256, N = 4, MOST_PARTS = MT_CUDA_GEMM_PARTS };
  * products, may not. */
 enum { BLOCKS = 132, LEAST_ROWS = 512, TILE_ROWS = 128, TILE_COLS = 192 };
 
-int mt_cuda_gemm_parts(const gemm_problem *g)
+bool mt_cuda_gemm_divides(const gemm_problem *g, int parts)
 {
     const mt_group *rows = &g->rows;
+    return g->layout == MT_GEMM_NT && rows->members == 1 && !rows->first_dims && !g->fp8 &&
+           !g->bias && parts > 0 && parts <= MOST_PARTS && rows->m % parts == 0 &&
+           g->cols % (2 * N) == 0 && ((uintptr_t)g->d | (uintptr_t)g->c) % 16 == 0;
+}
+
+int mt_cuda_gemm_parts(const gemm_problem *g)
+{
     const int64_t tiles = mt_ceil_div(g->height, TILE_ROWS) * mt_ceil_div(g->cols, TILE_COLS);
-    if (g->layout != MT_GEMM_NT || rows->members != 1 || rows->first_dims || g->fp8 || g->bias)
-        return 1;
-    if (g->cols % (2 * N) || ((uintptr_t)g->d | (uintptr_t)g->c) % 16 || !tiles) return 1;
+    if (!tiles) return 1;
     for (int parts = MOST_PARTS; parts > 1; parts /= 2)
-        if (parts * tiles <= BLOCKS && rows->m % (parts * LEAST_ROWS) == 0) return parts;
+        if (parts * tiles <= BLOCKS && g->rows.m % (parts * LEAST_ROWS) == 0 &&
+            mt_cuda_gemm_divides(g, parts))
+            return parts;
     return 1;
 }
 

@@ -315,7 +315,20 @@ static void run_embedding_bwd(void *context)
     assert_ok(mt_embedding_bwd(stream(), context));
 }
 
-/* The sum is in order of the tokens, so it is known to the bit. */
+/* What dw will be: sums in order of the tokens, known to the bit. */
+static double *embedding_sums(const struct mt_embedding_bwd_args *a)
+{
+    const mt_dtype real = mt_dtype_wide(a->dtype);
+    const int64_t width = a->width;
+    double *want = a->accumulate ? as_f64(a->dw, real, a->vocab * width) : zeros(a->vocab * width);
+    for (int64_t i = 0; i < a->tokens_count * width; i++) {
+        double *sum = want + a->tokens[i / width] * width + i % width;
+        double next = *sum + mt_load_f64(a->dy, a->dtype, i);
+        *sum = real == MT_F32 ? (double)(float)next : next;
+    }
+    return want;
+}
+
 static void embedding_bwd_sums_in_order(void **state)
 {
     (void)state;
@@ -328,12 +341,6 @@ static void embedding_bwd_sums_in_order(void **state)
                 void *dw = random_buffer(vocab * width, real, 2, 8);
                 void *dy = random_buffer(tokens * width, dtype, 2, 9);
                 int32_t *ids = draw_tokens(tokens, vocab);
-                double *want = accumulate ? as_f64(dw, real, vocab * width) : zeros(vocab * width);
-                for (int64_t i = 0; i < tokens * width; i++) {
-                    double *sum = want + ids[i / width] * width + i % width;
-                    double next = *sum + mt_load_f64(dy, dtype, i);
-                    *sum = real == MT_F32 ? (double)(float)next : next;
-                }
                 struct mt_embedding_bwd_args args = { .dtype = dtype,
                                                       .tokens_count = tokens,
                                                       .vocab = vocab,
@@ -342,6 +349,7 @@ static void embedding_bwd_sums_in_order(void **state)
                                                       .dw = dw,
                                                       .dy = dy,
                                                       .tokens = ids };
+                double *want = embedding_sums(&args);
                 assert_ok(mt_embedding_bwd(stream(), &args));
                 test_assert_near("dw", dw, real, want, vocab * width, 0, 0);
                 args.accumulate = false;
@@ -396,21 +404,16 @@ static void embedding_bwd_of_frequent_rows(void **state)
                 int32_t *ids = skewed_tokens(tokens, vocab, shapes[c].few);
                 for (int64_t i = 0; i < tokens * width; i += 977)
                     mt_store_f64(dy, dtype, i, odd[i % (kind & 1 ? 5 : 2)]);
-                double *want = accumulate ? as_f64(dw, real, vocab * width) : zeros(vocab * width);
-                for (int64_t i = 0; i < tokens * width; i++) {
-                    double *sum = want + ids[i / width] * width + i % width;
-                    double next = *sum + mt_load_f64(dy, dtype, i);
-                    *sum = real == MT_F32 ? (double)(float)next : next;
-                }
-                assert_ok(mt_embedding_bwd(
-                    stream(), &(struct mt_embedding_bwd_args){ .dtype = dtype,
-                                                               .tokens_count = tokens,
-                                                               .vocab = vocab,
-                                                               .width = width,
-                                                               .accumulate = accumulate,
-                                                               .dw = dw,
-                                                               .dy = dy,
-                                                               .tokens = ids }));
+                struct mt_embedding_bwd_args args = { .dtype = dtype,
+                                                      .tokens_count = tokens,
+                                                      .vocab = vocab,
+                                                      .width = width,
+                                                      .accumulate = accumulate,
+                                                      .dw = dw,
+                                                      .dy = dy,
+                                                      .tokens = ids };
+                double *want = embedding_sums(&args);
+                assert_ok(mt_embedding_bwd(stream(), &args));
                 for (int64_t i = 0; i < vocab * width; i++)
                     if (!same(mt_load_f64(dw, real, i), want[i]))
                         fail_msg("dw[%lld] of %lld tokens (%s) is %.17g, must be %.17g",
