@@ -22,9 +22,9 @@ static __device__ __forceinline__ int64_t mt_head_at(const struct mt_attention_s
     return b * s.sequence * s.width + h * s.dim;
 }
 
-/* On the tensor cores: bf16, heads of 32, 64 or 128, all on 16 bytes, scale > 0, rows of less than
- * 2^24 elements. *done is false where a call is not of this kind, or the device has too little
- * shared memory for it. dot [batch, nq, sequence] = <dy, y>. */
+/* On the tensor cores: bf16, heads of a multiple of 8 up to 128, all on 16 bytes, scale > 0, rows
+ * of less than 2^24 elements. *done is false where a call is not of this kind, or the device has
+ * too little shared memory for it. dot [batch, nq, sequence] = <dy, y>. */
 extern "C" mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_attention_fwd_args *a,
                                           bool *done);
 extern "C" mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_args *a,

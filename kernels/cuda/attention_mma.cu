@@ -1,4 +1,5 @@
-/* Causal attention on tensor cores: bf16, heads of 32, 64 or 128.
+/* Causal attention on tensor cores: bf16, heads of a multiple of 8 up to 128, which zeros widen to
+ * the next of 16, 32, 64, 96 and 128 in shared memory.
  *
  * A block owns rows (queries, or keys with their gradients) and passes over tiles of STEP columns,
  * copied to shared memory one tile ahead. A warp owns 16 MT rows of every product, so that scores
@@ -21,19 +22,21 @@ template <int D> struct padded {
 /* ---- copies -----------------------------------------------------------------------------------
  */
 
-/* to [ROWS][PITCH] = `count` rows of D, `pitch` apart; the others 0. A tile spans less than 2^31
- * elements (suits). */
+/* to [ROWS][PITCH] = `count` rows of `dim`, `pitch` apart; the others, and columns up to D, 0. A
+ * tile spans less than 2^31 elements (suits). */
 template <int D, int ROWS, int THREADS>
 static __device__ __forceinline__ void copy_rows(mt_bf16 *to, const mt_bf16 *from, int64_t pitch,
-                                                 int64_t count)
+                                                 int64_t count, int64_t dim)
 {
     enum { EACH = D / 8, LINES = THREADS / EACH };
     int r = (int)threadIdx.x / EACH, c = (int)threadIdx.x % EACH * 8, line = (int)pitch;
-    int rows = (int)(count < ROWS ? count : ROWS);
+    int rows = c < dim ? (int)(count < ROWS ? count : ROWS) : 0;
+    if (THREADS % EACH && r >= LINES) return;
     to += r * padded<D>::PITCH + c;
 #pragma unroll
     for (int i = 0; i < ROWS; i += LINES) {
         bool valid = i + r < rows;
+        if (ROWS % LINES && i + r >= ROWS) break;
         mt_copy_ask<16>(to + i * padded<D>::PITCH, from + (valid ? (i + r) * line + c : 0),
                         valid ? 16 : 0);
     }
@@ -74,7 +77,7 @@ static __device__ __forceinline__ void inner_products(float (*sum)[TILES][4], co
     }
 }
 
-/* Of sum [16 MT, D] the columns of tiles n to n + 3. */
+/* Of sum [16 MT, D] the columns of tiles n to n + 3, if there are so many. */
 template <int D, int MT>
 static __device__ __forceinline__ void multiply(float (*sum)[D / 8][4], const uint32_t (*left)[4],
                                                 const uint32_t (*right)[4], int n)
@@ -82,7 +85,7 @@ static __device__ __forceinline__ void multiply(float (*sum)[D / 8][4], const ui
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < 4 && n + j < D / 8; j++)
             mt_mma(sum[m][n + j], left[m], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
 }
 
@@ -107,7 +110,7 @@ static __device__ __forceinline__ void add_product(float (*sum)[D / 8][4],
 #pragma unroll
         for (int n = 0; n < D / 8; n += 4) { /* sums that wait for each other lie far apart */
             mt_load_transposed(right[0], b + k * 8 * PITCH + n * 8);
-            mt_load_transposed(right[1], b + k * 8 * PITCH + n * 8 + 16);
+            if (n + 2 < D / 8) mt_load_transposed(right[1], b + k * 8 * PITCH + n * 8 + 16);
             multiply<D, MT>(sum, left, right, n);
         }
     }
@@ -123,10 +126,12 @@ static __device__ __forceinline__ int column_in(int e)
     return threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* The first `count` rows of to, `pitch` apart, = scale * sum [16, D]; for each of a lane's two. */
+/* The first `count` rows of to, `pitch` apart, = scale * sum [16, D]; for each of a lane's two. Of
+ * D columns the first `dim`. */
 template <int D>
 static __device__ __forceinline__ void store_rows(mt_bf16 *to, int64_t pitch, int64_t count,
-                                                  const float (*sum)[4], const float *scale)
+                                                  int64_t dim, const float (*sum)[4],
+                                                  const float *scale)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -135,7 +140,8 @@ static __device__ __forceinline__ void store_rows(mt_bf16 *to, int64_t pitch, in
         uint32_t *row = (uint32_t *)(to + r * pitch + column_in(0));
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
-            row[n * 4] = mt_pack(scale[i] * sum[n][2 * i], scale[i] * sum[n][2 * i + 1]);
+            if (n * 8 < dim)
+                row[n * 4] = mt_pack(scale[i] * sum[n][2 * i], scale[i] * sum[n][2 * i + 1]);
     }
 }
 
@@ -220,9 +226,9 @@ static __device__ __forceinline__ void copy_keys(mt_bf16 *to, const mt_bf16 *key
                                                  const mt_bf16 *values, int64_t k,
                                                  const struct mt_attention_shape &s)
 {
-    copy_rows<D, STEP, FWD_THREADS>(to, keys + k * s.width, s.width, s.sequence - k);
+    copy_rows<D, STEP, FWD_THREADS>(to, keys + k * s.width, s.width, s.sequence - k, s.dim);
     copy_rows<D, STEP, FWD_THREADS>(to + STEP * padded<D>::PITCH, values + k * s.width, s.width,
-                                    s.sequence - k);
+                                    s.sequence - k, s.dim);
 }
 
 template <int D>
@@ -246,7 +252,7 @@ static __global__ void __launch_bounds__(FWD_THREADS)
         state.sum[i / 2][i % 2] = 0;
     }
     copy_rows<D, FWD_ROWS, FWD_THREADS>(q, qkv + mt_head_at(s, o.b, o.h) + o.row * s.width, s.width,
-                                        s.sequence - o.row);
+                                        s.sequence - o.row, s.dim);
     copy_keys<D>(pairs, keys, values, 0, s);
     int now = 0;
     for (int64_t k = 0; k < end; k += STEP, now ^= 1) {
@@ -260,7 +266,7 @@ static __global__ void __launch_bounds__(FWD_THREADS)
         add_product<D, FWD_MT>(y, p, pair + STEP * PITCH);
     }
     float *lse = (float *)a.lse + (o.b * s.nq + o.h) * s.sequence;
-    mt_bf16 *to = (mt_bf16 *)a.y + o.b * s.sequence * s.pitch + o.h * D;
+    mt_bf16 *to = (mt_bf16 *)a.y + o.b * s.sequence * s.pitch + o.h * s.dim;
 #pragma unroll
     for (int m = 0; m < FWD_MT; m++) {
         float inverse[2];
@@ -272,8 +278,8 @@ static __global__ void __launch_bounds__(FWD_THREADS)
             if (threadIdx.x % 4 == 0 && r < s.sequence)
                 lse[r] = state.most[m][i] * (float)a.scale + logf(sum);
         }
-        store_rows<D>(to + (row + m * 16) * s.pitch, s.pitch, s.sequence - row - m * 16, y[m],
-                      inverse);
+        store_rows<D>(to + (row + m * 16) * s.pitch, s.pitch, s.sequence - row - m * 16, s.dim,
+                      y[m], inverse);
     }
 }
 
@@ -315,9 +321,10 @@ static __device__ __forceinline__ void copy_step(mt_bf16 *to, float *sums, const
                                                  int64_t from, const struct mt_attention_shape &s)
 {
     int64_t count = s.sequence - from, pitch = KEYS ? s.pitch : s.width;
-    copy_rows<D, STEP, BWD_THREADS>(to, (KEYS ? of.q : of.key) + from * s.width, s.width, count);
+    copy_rows<D, STEP, BWD_THREADS>(to, (KEYS ? of.q : of.key) + from * s.width, s.width, count,
+                                    s.dim);
     copy_rows<D, STEP, BWD_THREADS>(to + STEP * padded<D>::PITCH,
-                                    (KEYS ? of.dy : of.value) + from * pitch, pitch, count);
+                                    (KEYS ? of.dy : of.value) + from * pitch, pitch, count, s.dim);
     int i = threadIdx.x % STEP;
     if (!KEYS || threadIdx.x >= 2 * STEP) return;
     const float *p = (threadIdx.x < STEP ? of.lse : of.dot) + from;
@@ -367,10 +374,10 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
     int64_t end = KEYS || o.row + BWD_ROWS > s.sequence ? s.sequence : o.row + BWD_ROWS;
     struct heads of = heads_of(a, dot, o.b, h, s);
     copy_rows<D, BWD_ROWS, BWD_THREADS>(left, (KEYS ? of.key : of.q) + o.row * s.width, s.width,
-                                        count);
+                                        count, s.dim);
     copy_rows<D, BWD_ROWS, BWD_THREADS>(right,
                                         KEYS ? of.value + o.row * s.width : of.dy + o.row * s.pitch,
-                                        KEYS ? s.width : s.pitch, count);
+                                        KEYS ? s.width : s.pitch, count, s.dim);
     copy_step<D, KEYS>(pairs, sums, of, begin, s);
     float dleft[1][D / 8][4] = {}, dright[1][KEYS ? D / 8 : 1][4] = {}, p[1][TILES][4],
                        dp[1][TILES][4], scale2 = (float)(a.scale * M_LOG2E), row_lse[2] = {},
@@ -406,9 +413,9 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
     const float scale[2] = { (float)a.scale, (float)a.scale }, one[2] = { 1, 1 };
     mt_bf16 *to = (mt_bf16 *)a.dqkv + row * s.width;
     store_rows<D>(to + mt_head_at(s, o.b, KEYS ? s.nq + o.h : o.h), s.width, s.sequence - row,
-                  dleft[0], scale);
+                  s.dim, dleft[0], scale);
     if constexpr (KEYS)
-        store_rows<D>(to + mt_head_at(s, o.b, s.nq + s.nkv + o.h), s.width, s.sequence - row,
+        store_rows<D>(to + mt_head_at(s, o.b, s.nq + s.nkv + o.h), s.width, s.sequence - row, s.dim,
                       dright[0], one);
 }
 
@@ -460,23 +467,25 @@ static mt_status backward(mt_stream *stream, const struct mt_attention_bwd_args 
     return MT_OK;
 }
 
-/* The widths of a head, the kernels for them. */
+/* The widths of a head, ascending, the kernels for them. */
 static const struct {
     int64_t dim;
     mt_status (*forward)(mt_stream *, const struct mt_attention_fwd_args *,
                          const struct mt_attention_shape &, bool *);
     mt_status (*backward)(mt_stream *, const struct mt_attention_bwd_args *, const float *,
                           const struct mt_attention_shape &, bool *);
-} widths[] = { { 32, forward<32>, backward<32> },
+} widths[] = { { 16, forward<16>, backward<16> },
+               { 32, forward<32>, backward<32> },
                { 64, forward<64>, backward<64> },
+               { 96, forward<96>, backward<96> },
                { 128, forward<128>, backward<128> } };
 enum { WIDTHS = sizeof widths / sizeof widths[0] };
 
-/* Whether all lies on 16 bytes, and a tile's elements are counted in 32 bits. */
+/* Whether all lies on 16 bytes, heads among them, and a tile's elements are counted in 32 bits. */
 static bool suits(const struct mt_attention_shape &s, uintptr_t addresses, double scale)
 {
     enum { MOST = (int)FWD_ROWS > (int)BWD_ROWS ? (int)FWD_ROWS : (int)BWD_ROWS };
-    return addresses % 16 == 0 && scale > 0 && s.width <= INT32_MAX / MOST;
+    return s.dim % 8 == 0 && addresses % 16 == 0 && scale > 0 && s.width <= INT32_MAX / MOST;
 }
 
 mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_attention_fwd_args *a, bool *done)
@@ -486,7 +495,7 @@ mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_attention_fwd_
     *done = false;
     if (!suits(s, (uintptr_t)a->qkv | (uintptr_t)a->y, a->scale)) return MT_OK;
     for (int i = 0; i < WIDTHS; i++)
-        if (widths[i].dim == s.dim) return widths[i].forward(stream, a, s, done);
+        if (widths[i].dim >= s.dim) return widths[i].forward(stream, a, s, done);
     return MT_OK;
 }
 
@@ -499,6 +508,6 @@ mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_
     if (!suits(s, (uintptr_t)a->qkv | (uintptr_t)a->dqkv | (uintptr_t)a->dy, a->scale))
         return MT_OK;
     for (int i = 0; i < WIDTHS; i++)
-        if (widths[i].dim == s.dim) return widths[i].backward(stream, a, dot, s, done);
+        if (widths[i].dim >= s.dim) return widths[i].backward(stream, a, dot, s, done);
     return MT_OK;
 }

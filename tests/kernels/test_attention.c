@@ -124,7 +124,7 @@ static struct query query_of(const struct attention *a, const double *qkv, int64
 static bool on_tiles(const struct attention *a)
 {
     const mt_device *device = stream()->device;
-    bool gpu = !strcmp(device->name, "cuda") && (a->dim == 32 || a->dim == 64 || a->dim == 128);
+    bool gpu = !strcmp(device->name, "cuda") && a->dim % 8 == 0 && a->dim <= 128;
     return a->dtype == MT_BF16 && (gpu || test_multiplies_pairs(device, a->dtype));
 }
 
@@ -258,7 +258,9 @@ static const struct {
     { 1, 33, 2, 2, 16 },  { 1, 47, 3, 1, 33 },   { 2, 48, 2, 1, 8 },    { 1, 49, 4, 1, 64 },
     { 1, 97, 1, 1, 5 },   { 1, 191, 2, 1, 32 },  { 1, 192, 1, 1, 7 },   { 1, 193, 2, 1, 9 },
     { 1, 250, 2, 2, 40 }, { 1, 401, 1, 1, 4 },   { 2, 131, 4, 2, 128 }, { 1, 128, 1, 1, 128 },
-    { 1, 257, 2, 2, 64 }, { 1, 321, 2, 1, 128 }, { 2, 193, 3, 1, 64 },
+    { 1, 257, 2, 2, 64 }, { 1, 321, 2, 1, 128 }, { 2, 193, 3, 1, 64 },  { 1, 271, 4, 2, 16 },
+    { 2, 130, 4, 1, 24 }, { 1, 255, 2, 1, 80 },  { 1, 140, 6, 2, 96 },  { 1, 129, 2, 2, 120 },
+    { 1, 65, 1, 1, 136 },
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
