@@ -309,14 +309,17 @@ static mt_status take_scratch(call *c, mt_stream *stream)
     const bool nvfp4 = mt_cuda_nvfp4_suffices(&sweep) || mt_cuda_chosen_suffices(&sweep);
     const bool bytes = mt_cuda_bytes_suffice(&sweep) || mt_cuda_gathered_suffice(&sweep) ||
                        (sweep.codes && mt_cuda_values_suffice(&sweep));
-    if (nvfp4 || (bytes && !mt_cuda_tokens_suffice(&sweep, a))) {
+    const bool in_strips = nvfp4 || (bytes && !mt_cuda_tokens_suffice(&sweep, a));
+    const bool masters = mt_cuda_masters_suffice(&c->j) || mt_cuda_master_nibbles_suffice(&c->j, a);
+    c->j.gives = a->pass == MT_QUANTIZE_ALL && !needs_amax(&c->j.p.sides[MT_ROW]) &&
+                 !needs_amax(&c->j.p.sides[MT_COL]) && !nvfp4 &&
+                 (masters || (in_strips && !mt_cuda_gathered_suffice(&sweep)));
+    if (in_strips) {
         c->j.table.strips = (strip *)strips;
         c->j.table.gathered = c->j.row_token || c->j.z, c->j.table.swiglu = a->swiglu;
-        c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(&sweep);
-        c->j.table.wide = nvfp4 ? 1 : mt_cuda_bytes_wide(&sweep);
+        c->j.table.rows = nvfp4 ? (int)MT_CUDA_NVFP4_ROWS : mt_cuda_bytes_rows(stream, &sweep);
+        c->j.table.wide = nvfp4 ? 1 : mt_cuda_bytes_wide(stream, &sweep);
         c->j.table.most = mt_cuda_plan_strips(g, c->j.table.rows);
-        c->j.gives = a->pass == MT_QUANTIZE_ALL && !nvfp4 && !mt_cuda_gathered_suffice(&sweep) &&
-                     !needs_amax(&c->j.p.sides[MT_ROW]) && !needs_amax(&c->j.p.sides[MT_COL]);
     }
     c->j.blocks_done = (unsigned long long *)p, p += sizeof *c->j.blocks_done;
     c->nans = c->j.gives && a->nan ? (unsigned long long *)a->nan : (unsigned long long *)p;
@@ -370,13 +373,18 @@ static mt_status run_sweep(call *c, mt_stream *stream, bool measure_row, bool me
         return mt_cuda_quantize_measure(stream, &c->j, blocks);
     if (codes && mt_cuda_tokens_suffice(&c->j, c->args))
         return mt_cuda_quantize_tokens(stream, &c->j, c->args);
-    if (codes && mt_cuda_masters_suffice(&c->j)) return mt_cuda_quantize_masters(stream, &c->j);
+    if (codes && mt_cuda_masters_suffice(&c->j)) {
+        c->given = c->j.gives;
+        return mt_cuda_quantize_masters(stream, &c->j);
+    }
     if (mt_cuda_short_suffices(&c->j)) {
         c->given = codes && (!c->j.table.strips || c->j.gives || mt_cuda_bytes_give(&c->j));
         return mt_cuda_quantize_short(stream, &c->j);
     }
-    if (codes && mt_cuda_master_nibbles_suffice(&c->j, c->args))
+    if (codes && mt_cuda_master_nibbles_suffice(&c->j, c->args)) {
+        c->given = c->j.gives;
         return mt_cuda_quantize_master_nibbles(stream, &c->j);
+    }
     if (codes && mt_cuda_rows_suffice(&c->j)) return mt_cuda_quantize_rows(stream, &c->j, blocks);
     if (codes && col->padded) { /* tiles write no more than their codes */
         const mt_group *g = &c->j.p.group;

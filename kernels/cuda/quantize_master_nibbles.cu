@@ -1,8 +1,8 @@
-/* Quantize to E2M1 from f32 whose extents are multiples of a tile's, as those of weights' masters
- * are: nvfp4 under square blocks, mxfp4 under blocks of lines. A thread block has one tile and no
- * more, a warp 32 x 64 elements of it, a thread sixteen rows of four columns, from memory to
- * registers to memory; only nvfp4's codes of columns meet in shared memory. The arithmetic is that
- * of the tiles. */
+/* Quantize to E2M1 from f32 whose extents are multiples of a tile's (of 16 where it is kept
+ * decoded), as those of weights' masters are: nvfp4 under square blocks, mxfp4 under blocks of
+ * lines. A thread block has one tile and no more, a warp 32 x 64 elements of it, a thread sixteen
+ * rows of four columns, from memory to registers to memory; only nvfp4's codes of columns meet in
+ * shared memory. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_choose.cuh"
 #include "kernels/cuda/quantize_decoded.cuh"
 
@@ -14,6 +14,7 @@ struct place {
     int64_t row, first; /* the thread's; the member's, in columns */
     uint32_t pitch;     /* the group's k */
     int member, column; /* the thread's first */
+    bool within;        /* the member has the thread's elements; otherwise they are 0 */
 };
 
 static __device__ __forceinline__ int lane_across(void)
@@ -28,15 +29,18 @@ static __device__ __forceinline__ int part_of_rows(void)
 
 static __device__ __forceinline__ place place_of(const mt_group &g)
 {
-    const uint32_t across = (uint32_t)(g.k / TILE), down = (uint32_t)(g.m / TILE);
-    const uint32_t row = blockIdx.x / across, column = blockIdx.x - row * across;
+    const uint32_t across = (uint32_t)((g.k + TILE - 1) / TILE);
+    const uint32_t down = (uint32_t)((g.m + TILE - 1) / TILE);
+    const uint32_t n = blockIdx.x / across, column = blockIdx.x - n * across;
     place p;
-    p.member = (int)(row / down);
+    p.member = (int)(n / down);
+    const uint32_t row = (n - p.member * down) * TILE + part_of_rows() * ROWS;
     p.first = p.member * g.k;
     p.pitch = (uint32_t)g.k;
-    p.row = (int64_t)row * TILE + part_of_rows() * ROWS;
+    p.row = p.member * g.m + row;
     p.column =
         (int)(column * TILE) + (int)threadIdx.x / 32 % 2 * WARP_COLUMNS + lane_across() * RUN;
+    p.within = row < g.m && p.column < g.k;
     return p;
 }
 
@@ -88,8 +92,8 @@ static __device__ __forceinline__ void raise_member(const job &j, int member, co
     const int lane = lane_of_warp();
     if (lane < MT_DIR_COUNT && j.measure[lane] &&
         bits > __ldcg((const uint32_t *)j.amax[lane] + member))
-        atomicMax((int *)j.amax[lane] + member, (int)bits);
-    if (lane == 0 && j.nans && nans) atomicAdd(j.nans + member, (unsigned long long)nans);
+        raise_amax(j, lane, member, bits);
+    if (lane == 0 && j.nans && nans) add_nans(j, member, nans);
 }
 
 /* ---- codes ------------------------------------------------------------------------------------
@@ -228,8 +232,8 @@ static __device__ __forceinline__ void run_squares(const job &j, const place &p,
         upper_halves(w, x + i * 2);
         q[i] = codes_of_two(x + i * 2, enc);
         if (!DECODED) q[i] |= nibble_signs(w, false);
-        if (IN_ROWS) put_two<DECODED>(to, pitch, q[i], w, scales);
-        if (other) put_two<DECODED>(to + other, pitch, q[i], w, scales);
+        if (IN_ROWS && p.within) put_two<DECODED>(to, pitch, q[i], w, scales);
+        if (other && p.within) put_two<DECODED>(to + other, pitch, q[i], w, scales);
     }
     if constexpr (TURNED) {
         __shared__ turned space;
@@ -311,7 +315,7 @@ static __device__ __forceinline__ void run_rows(const side &s, const place &p,
             upper_halves(w, x + i + k);
             uint32_t q = codes_of_two(x + i + k, enc);
             if (!DECODED) q |= nibble_signs(w, false);
-            put_two<DECODED>(to, pitch, q, w, scales);
+            if (p.within) put_two<DECODED>(to, pitch, q, w, scales);
         }
     }
 }
@@ -341,7 +345,7 @@ static __device__ __forceinline__ void run_columns(const side &s, const place &p
         upper_halves(w, x + i);
         uint32_t q = codes_of_two(x + i, enc);
         if (!DECODED) q |= nibble_signs(w, false);
-        put_two<DECODED>(to, pitch, q, w, scales);
+        if (p.within) put_two<DECODED>(to, pitch, q, w, scales);
     }
 }
 
@@ -358,7 +362,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
     const float *from = (const float *)j.p.sides[SOURCE].codes + p.row * p.pitch + p.column;
 #pragma unroll
     for (int i = 0; i < ROWS; i++, from += p.pitch) {
-        const float4 q = __ldg((const float4 *)from);
+        const float4 q = p.within ? __ldg((const float4 *)from) : make_float4(0, 0, 0, 0);
         x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
     }
     wait_for_results(); /* none of them is the source */
@@ -392,10 +396,11 @@ bool mt_cuda_master_nibbles_suffice(const job *j, const struct mt_quantize_args 
     const side *source = &j->p.sides[SOURCE];
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const mt_group *g = &j->p.group;
-    const bool both = row->present && col->present;
+    const bool both = row->present && col->present, decoded = (row->present ? row : col)->decoded;
+    const int whole = decoded ? SEGMENT : TILE;
     if (!source->plain || source->dtype != MT_F32 || (uintptr_t)source->codes % 16) return false;
     if (j->dequantized || j->sums || j->row_token || j->swiglu || j->z) return false;
-    if (mt_group_mode_of(g) != MT_GROUP_UNIFORM || g->m % TILE || g->k % TILE) return false;
+    if (mt_group_mode_of(g) != MT_GROUP_UNIFORM || g->m % whole || g->k % whole) return false;
     if (mt_cuda_plan_units(g) > INT32_MAX || g->k > INT32_MAX / 8) return false;
     if ((row->present && !knows(j, MT_ROW)) || (col->present && !knows(j, MT_COL))) return false;
     /* square blocks are those of both directions where they have one amax */

@@ -1,9 +1,9 @@
-/* Quantize of weights from f32 masters to E4M3: members alike, whole tiles. One scale a member, or
- * one a tile, so that both directions have the same codes but for their places; or directions that
- * are kept decoded, of 1-D blocks of 32 too. A thread block has a tile, a warp sixteen of its rows,
- * a thread four columns of these in registers: only what warps find of columns, and codes turned,
- * meet in shared memory. Nothing is looked up, so that elements are on their way at once. The
- * arithmetic is that of the tiles. */
+/* Quantize of weights from f32 masters to E4M3: members alike, of whole segments. One scale a
+ * member, or one a tile, so that both directions have the same codes but for their places; or
+ * directions that are kept decoded, of 1-D blocks of 32 too. A thread block has a tile, a warp
+ * sixteen of its rows, a thread four columns of these in registers: only what warps find of
+ * columns, and codes turned, meet in shared memory. Nothing is looked up, so that elements are on
+ * their way at once. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_turns.cuh"
 
 enum { ROW_CODES = 1, COLUMN_CODES = 2, BOTH_CODES = 3 };
@@ -23,18 +23,25 @@ struct masters_space {
 struct place {
     int64_t first; /* a thread's first element */
     uint32_t pitch, index, down, right;
+    bool within; /* the member has the thread's elements; otherwise they are 0 */
 };
+
+static __device__ __forceinline__ uint32_t tiles_of(int64_t extent)
+{
+    return (uint32_t)(extent + TILE - 1) / TILE;
+}
 
 static __device__ __forceinline__ place place_of(const mt_group &g)
 {
-    const uint32_t across = (uint32_t)g.k / TILE, below = (uint32_t)g.m / TILE;
-    const uint32_t n = blockIdx.x / across;
+    const uint32_t across = tiles_of(g.k), below = tiles_of(g.m), n = blockIdx.x / across;
     place p;
     p.pitch = (uint32_t)g.k;
     p.right = blockIdx.x - n * across;
     p.index = n / below, p.down = n - p.index * below;
-    p.first =
-        ((int64_t)n * TILE + threadIdx.x / 32 * ROWS) * g.k + p.right * TILE + lane_of_warp() * 4;
+    const uint32_t row = p.down * TILE + threadIdx.x / 32 * ROWS;
+    const uint32_t column = p.right * TILE + (uint32_t)lane_of_warp() * 4;
+    p.first = ((int64_t)p.index * g.m + row) * g.k + column;
+    p.within = row < g.m && column < g.k;
     return p;
 }
 
@@ -43,7 +50,8 @@ static __device__ __forceinline__ void load_rows(float4 x[ROWS], const job &j, c
 {
     const float *from = (const float *)j.p.sides[SOURCE].codes + p.first;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++, from += p.pitch) x[i] = __ldg((const float4 *)from);
+    for (int i = 0; i < ROWS; i++, from += p.pitch)
+        x[i] = p.within ? __ldg((const float4 *)from) : make_float4(0, 0, 0, 0);
 }
 
 /* ---- magnitudes -------------------------------------------------------------------------------
@@ -113,9 +121,11 @@ static __device__ __forceinline__ int turned_place(int c, int at)
     return c * LINE + (at ^ (c >> 2 & (LINE - 1)));
 }
 
-/* Columns of a tile's codes; all threads have left theirs when lines go out. */
+/* Columns of a tile's codes, height x width of them; all threads have left theirs when lines go
+ * out. */
 static __device__ __forceinline__ void put_columns(uint4 *turned, const uint32_t q[ROWS],
-                                                   uint8_t *codes, uint32_t pitch)
+                                                   uint8_t *codes, uint32_t pitch, uint32_t height,
+                                                   uint32_t width)
 {
     enum { STEP = TILE_THREADS / LINE };
     const int c0 = lane_of_warp() * 4, warp = (int)threadIdx.x / 32;
@@ -131,7 +141,7 @@ static __device__ __forceinline__ void put_columns(uint4 *turned, const uint32_t
 #pragma unroll
     for (int i = 0; i < TILE; i += STEP, codes += (uint64_t)pitch * STEP) {
         const uint4 w = turned[turned_place(first + i, at)];
-        store_16(codes, w.x, w.y, w.z, w.w);
+        if (at * SEGMENT < height && first + i < width) store_16(codes, w.x, w.y, w.z, w.w);
     }
 }
 
@@ -147,24 +157,24 @@ static __device__ __forceinline__ void put_codes(const job &j, uint4 *turned, co
     if (DIRS & ROW_CODES) {
         uint8_t *to = to_row.codes + p.first;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++, to += p.pitch) store_4(to, q[i]);
+        for (int i = 0; i < ROWS; i++, to += p.pitch)
+            if (p.within) store_4(to, q[i]);
     }
     if (!(DIRS & COLUMN_CODES)) return;
     if ((DIRS & ROW_CODES) && mt_f32_bits(row) != mt_f32_bits(column)) { /* seldom */
         load_rows(x, j, p);
         encode_rows(q, to_col, x, column);
     }
-    put_columns(turned, q,
-                to_col.codes + ((int64_t)p.index * p.pitch + p.right * TILE) * lines +
-                    p.down * TILE,
-                lines);
+    const uint32_t down = p.down * TILE, right = p.right * TILE;
+    put_columns(turned, q, to_col.codes + ((int64_t)p.index * p.pitch + right) * lines + down,
+                lines, lines - down, p.pitch - right);
 }
 
 /* That of a tile. */
 template <int DIRS>
 static __device__ __forceinline__ void put_square_scales(const job &j, const place &p, float dec)
 {
-    const uint32_t down = (uint32_t)j.p.group.m / TILE, across = p.pitch / TILE;
+    const uint32_t down = tiles_of(j.p.group.m), across = tiles_of(p.pitch);
     float *row = (float *)j.p.sides[MT_ROW].scales, *column = (float *)j.p.sides[MT_COL].scales;
     if (DIRS & ROW_CODES) row[(p.index * down + p.down) * across + p.right] = dec;
     if (DIRS & COLUMN_CODES) column[(p.index * across + p.right) * down + p.down] = dec;
@@ -217,10 +227,10 @@ static __device__ __forceinline__ void put_decoded_alike(const job &j, const pla
 #pragma unroll
     for (int i = 0; i < ROWS; i++, at += p.pitch) {
         uint2 w = decoded(own, x[i], first);
-        if (DIRS & ROW_CODES) store_8((mt_bf16 *)to_row.codes + at, w.x, w.y);
+        if ((DIRS & ROW_CODES) && p.within) store_8((mt_bf16 *)to_row.codes + at, w.x, w.y);
         if (!(DIRS & COLUMN_CODES) || one) continue;
         if (!alike) w = decoded(to_col, x[i], column); /* seldom */
-        store_8((mt_bf16 *)to_col.codes + at, w.x, w.y);
+        if (p.within) store_8((mt_bf16 *)to_col.codes + at, w.x, w.y);
     }
 }
 
@@ -236,7 +246,7 @@ static __device__ __forceinline__ void put_decoded_rows(const side &s, const pla
         for (int lane = 1; lane < 8; lane *= 2)
             most = fmaxf(most, __shfl_xor_sync(~0u, most, lane));
         const uint2 w = decoded(s, x[i], micro_scale(s, most));
-        store_8(to, w.x, w.y);
+        if (p.within) store_8(to, w.x, w.y);
     }
 }
 
@@ -251,7 +261,7 @@ static __device__ __forceinline__ void put_decoded_columns(const side &s, const 
 #pragma unroll
     for (int i = 0; i < ROWS; i++, to += p.pitch) {
         const uint2 w = decoded(s, x[i], scales);
-        store_8(to, w.x, w.y);
+        if (p.within) store_8(to, w.x, w.y);
     }
 }
 
@@ -279,8 +289,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, RESIDENT)
     __syncthreads(); /* all have left what they found */
     most = mt_f32_from_bits(__reduce_max_sync(~0u, sp.most[lane % WARPS]));
     if (threadIdx.x < MT_DIR_COUNT && j.measure[threadIdx.x])
-        atomicMax((int *)j.amax[threadIdx.x] + p.index, mt_bits(most));
-    if (nans && j.nans) atomicAdd(j.nans + p.index, (unsigned long long)nans); /* seldom */
+        raise_amax(j, (int)threadIdx.x, (int)p.index, mt_f32_bits(most));
+    if (nans && j.nans) add_nans(j, (int)p.index, nans); /* seldom */
     if (KIND == WHOLES || KIND == DECODED_WHOLES) {
         const float row = DIRS & ROW_CODES ? whole_scale(j, MT_ROW, (int)p.index) : 0;
         const float column = DIRS & COLUMN_CODES ? whole_scale(j, MT_COL, (int)p.index) : 0;
@@ -329,7 +339,7 @@ bool mt_cuda_masters_suffice(const job *j)
     const int kind = kind_of(row->present ? *row : *col);
     if (!source->plain || source->dtype != MT_F32 || (uintptr_t)source->codes % 16) return false;
     if (j->sums || j->dequantized || kind == MASTER_KINDS) return false;
-    if (mt_group_mode_of(g) != MT_GROUP_UNIFORM || g->m % TILE || g->k % TILE) return false;
+    if (mt_group_mode_of(g) != MT_GROUP_UNIFORM || g->m % SEGMENT || g->k % SEGMENT) return false;
     if (g->m > INT32_MAX || g->k > INT32_MAX || mt_cuda_plan_units(g) > INT32_MAX) return false;
     if (!row->present || !col->present) return true;
     return kind_of(*col) == kind &&

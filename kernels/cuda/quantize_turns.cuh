@@ -59,6 +59,21 @@ static __device__ __forceinline__ float whole_scale(const job &j, int dir, int m
     return j.scale[dir] ? j.scale[dir][member] : 1.0f;
 }
 
+/* Raises the member's amax; `bits` is not negative. */
+static __device__ __forceinline__ void raise_amax(const job &j, int dir, int member, uint32_t bits)
+{
+    atomicMax((int *)j.amax[dir] + member, (int)bits);
+    if (j.gives && j.out.running[dir]) atomicMax((int *)j.out.running[dir] + member, (int)bits);
+}
+
+/* Adds to the count that there is of the member's NaNs. */
+static __device__ __forceinline__ void add_nans(const job &j, int member, int nans)
+{
+    atomicAdd(j.nans + member, (unsigned long long)nans);
+    if (j.gives && j.out.running_nan)
+        atomicAdd((unsigned long long *)j.out.running_nan + member, (unsigned long long)nans);
+}
+
 /* Raises the member's values by what each of a block's warps has left, where that is more than it
  * has had. */
 template <int COUNT, typename SPACE>
@@ -69,15 +84,9 @@ static __device__ __forceinline__ void raise_by(const job &j, SPACE *sp, const s
     if (threadIdx.x >= COUNT) return;
     const uint32_t most = __reduce_max_sync((1u << COUNT) - 1, sp->most[lane]) << 16;
     const int nans = __reduce_add_sync((1u << COUNT) - 1, sp->nans[lane]);
-    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane]) {
-        atomicMax((int *)j.amax[lane] + p.index, (int)most);
-        if (j.gives && j.out.running[lane])
-            atomicMax((int *)j.out.running[lane] + p.index, (int)most);
-    }
-    if (lane || !j.nans || !nans) return;
-    atomicAdd(j.nans + p.index, (unsigned long long)nans);
-    if (j.gives && j.out.running_nan)
-        atomicAdd((unsigned long long *)j.out.running_nan + p.index, (unsigned long long)nans);
+    if (lane < MT_DIR_COUNT && j.measure[lane] && most > p.seen[lane])
+        raise_amax(j, lane, p.index, most);
+    if (lane == 0 && j.nans && nans) add_nans(j, p.index, nans);
 }
 
 template <typename SPACE>

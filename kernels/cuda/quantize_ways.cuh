@@ -21,8 +21,8 @@ int mt_cuda_short_kind(const struct job *j);
  * the sweep over codes. */
 bool mt_cuda_bytes_suffice(const struct job *j);
 bool mt_cuda_bytes_give(const struct job *j);
-int mt_cuda_bytes_rows(const struct job *j);
-int mt_cuda_bytes_wide(const struct job *j);
+int mt_cuda_bytes_rows(const mt_stream *stream, const struct job *j);
+int mt_cuda_bytes_wide(const mt_stream *stream, const struct job *j);
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
 /* quantize_values.cu: the same where a direction is kept decoded; not of amaxes. */
 bool mt_cuda_values_suffice(const struct job *j);

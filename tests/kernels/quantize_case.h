@@ -7,6 +7,10 @@
 #include "kernels/codec.h"
 #include "tests/support/test.h"
 
+#ifdef MT_HAVE_cuda
+#include "kernels/cuda/quantize_path.h"
+#endif
+
 enum { CASE_MEMBERS = 304 };
 
 /* A group with its arrays, in any of the four modes. */
@@ -70,12 +74,30 @@ struct quantize_result {
     size_t code_bytes[MT_DIR_COUNT], scale_bytes[MT_DIR_COUNT];
 };
 
+static inline uint64_t case_mix(uint64_t index)
+{
+    uint64_t z = (index + 1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+/* Every other call, in no order, works as it would on more than a GPU has at a time. */
+static inline void case_turn(void)
+{
+#ifdef MT_HAVE_cuda
+    static uint64_t calls;
+    mt_cuda_quantize_in_strips(case_mix(calls++) & 1);
+#endif
+}
+
 /* Formats as texts, NULL for an absent direction. rht and source are dropped from the row
  * direction. */
 static inline void result_make(struct quantize_result *r, const struct quantize_case *c,
                                const char *row, const char *col, bool swizzled)
 {
     const char *texts[MT_DIR_COUNT] = { row, col };
+    case_turn();
     *r = (struct quantize_result){ .q = { .group = c->group } };
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         if (!texts[dir]) continue;
@@ -177,14 +199,6 @@ static inline uint16_t *case_bare_values(const struct quantize_case *c, const mt
 }
 
 /* ---- inputs: those of golden_quantize.py ---- */
-
-static inline uint64_t case_mix(uint64_t index)
-{
-    uint64_t z = (index + 1) * 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 
 /* Bits of an f32 in 24 binades around 1; with `special` one in 32 is NaN, Inf, 0 or subnormal. */
 static inline uint32_t case_draw(uint64_t seed, int64_t i, bool special)
