@@ -357,9 +357,7 @@ static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args
                                                                          sums, block);
         MT_LAUNCHED(stream, "rmsnorm_bwd");
     }
-    if (a->dw)
-        MT_TRY(mt_add_partials(stream, "rmsnorm_bwd", (mt_real<T> *)a->dw, a->accumulate, sums,
-                               groups, a->width));
-    return MT_OK;
+    return mt_add_partials<mt_real<T>>(
+        stream, "rmsnorm_bwd", { (mt_real<T> *)a->dw, a->accumulate, sums, groups }, {}, a->width);
 }
 MT_CUDA_OP(rmsnorm_bwd)

@@ -356,8 +356,8 @@ static mt_status weight_grad(mt_stream *stream, void *dw, bool accumulate,
             <<<grid, THREADS, 0, mt_cuda_stream(stream)>>>((R *)partials, *a, s, m, block);
         MT_LAUNCHED(stream, "qk_norm_rope_bwd");
     }
-    return mt_add_partials(stream, "qk_norm_rope_bwd", (R *)dw, accumulate, (const R *)partials,
-                           blocks, width);
+    return mt_add_partials<R>(stream, "qk_norm_rope_bwd",
+                              { (R *)dw, accumulate, (const R *)partials, blocks }, {}, width);
 }
 
 /* Which rows the weights of queries and keys are summed over. */

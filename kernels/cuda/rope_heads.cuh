@@ -111,7 +111,8 @@ struct head_blocks {
 static struct head_blocks head_blocks_of(const struct shape &s, bool copies)
 {
     struct head_blocks b;
-    b.rows = mt_row_block(s.tokens * (s.nq + s.nkv), BLOCKS);
+    const int64_t groups = THREADS / s.lanes; /* no thread without a head */
+    b.rows = mt_ceil_div(mt_row_block(s.tokens * (s.nq + s.nkv), BLOCKS), groups) * groups;
     b.queries = mt_ceil_div(s.tokens * s.nq, b.rows);
     b.normed = b.queries + mt_ceil_div(s.tokens * s.nkv, b.rows);
     b.all = b.normed + (copies ? b.normed - b.queries : 0);
@@ -138,6 +139,7 @@ static __device__ __forceinline__ struct head_part head_part_of(const struct hea
     return h;
 }
 
+/* No less for a thread's pair of elements than for its pairs of vectors. */
 template <typename T> static size_t heads_bytes(const struct shape &s)
 {
     return (size_t)(head_blocks_of(s, false).normed * s.dim) * sizeof(mt_real<T>);
@@ -198,23 +200,34 @@ one_head(T *dx, struct pairs_of<mt_real<T>, N> &dw, const struct head_in<T, N> &
     mt_put_vec<N>(dx + s.dim / 2, high);
 }
 
-/* The sums of a block's threads, in the order of their groups, to its row of partials. */
+/* The sums of a block's threads to its row of partials: those of neighbouring groups in order, as
+ * many as give each thread a column, then theirs. */
 template <typename T, int N>
 static __device__ __forceinline__ void put_sums(mt_real<T> *partials,
                                                 const struct pairs_of<mt_real<T>, N> &dw,
                                                 const struct shape &s, const struct place &p)
 {
     typedef mt_real<T> R;
-    __shared__ R sums[THREADS * 2 * N];
-    R *mine = sums + p.group * s.dim + p.first;
+    __shared__ R sums[THREADS * 2 * N], runs[THREADS];
+    const int dim = (int)s.dim, parts = max(1, THREADS / dim), each = (int)p.groups / parts;
+    R *mine = sums + p.group * dim + p.first;
 #pragma unroll
-    for (int j = 0; j < N; j++) mine[j] = dw.low[j], mine[s.dim / 2 + j] = dw.high[j];
+    for (int j = 0; j < N; j++) mine[j] = dw.low[j], mine[dim / 2 + j] = dw.high[j];
     __syncthreads();
-    for (int i = threadIdx.x; i < (int)s.dim; i += THREADS) {
+    for (int i = threadIdx.x; i < dim * parts; i += THREADS) {
+        const R *from = sums + i / dim * each * dim + i % dim;
         R sum = 0;
-        for (int g = 0; g < (int)p.groups; g++) sum += sums[g * (int)s.dim + i];
-        partials[blockIdx.x * s.dim + i] = sum;
+        for (int g = 0; g < each; g++) sum += from[g * dim];
+        if (parts == 1)
+            partials[blockIdx.x * s.dim + i] = sum;
+        else
+            runs[i] = sum;
     }
+    __syncthreads();
+    if (parts == 1 || (int)threadIdx.x >= dim) return;
+    R sum = 0;
+    for (int i = 0; i < parts; i++) sum += runs[i * dim + threadIdx.x];
+    partials[blockIdx.x * s.dim + threadIdx.x] = sum;
 }
 
 /* partials [blocks.normed, dim]: what a block's heads give to the gradient of their weights. */
@@ -272,11 +285,6 @@ static mt_status backward_of_heads(mt_stream *stream, const struct mt_qk_norm_ro
     R *q = (R *)partials, *k = q + b.queries * s.dim;
     heads_bwd_kernel<T, N><<<(unsigned)b.all, THREADS, 0, mt_cuda_stream(stream)>>>(*a, s, b, q);
     MT_LAUNCHED(stream, op);
-    if (a->dw_q)
-        MT_TRY(mt_add_partials(stream, op, (R *)a->dw_q, a->accumulate_q, (const R *)q, b.queries,
-                               s.dim));
-    if (a->dw_k)
-        MT_TRY(mt_add_partials(stream, op, (R *)a->dw_k, a->accumulate_k, (const R *)k,
-                               b.normed - b.queries, s.dim));
-    return MT_OK;
+    return mt_add_partials<R>(stream, op, { (R *)a->dw_q, a->accumulate_q, q, b.queries },
+                              { (R *)a->dw_k, a->accumulate_k, k, b.normed - b.queries }, s.dim);
 }

@@ -42,36 +42,47 @@ static inline int64_t mt_row_block(int64_t rows, int64_t most)
     return block < 4 ? 4 : block;
 }
 
-/* out[c] = (accumulate ? out[c] : 0) + sum of partials[b][c]: 32 columns a block, 32 threads for
- * each, each of which adds a run of rows in order; their sums are added in order too. */
+/* out[c] = (accumulate ? out[c] : 0) + sum of rows[b][c] over `blocks` rows; out NULL: not wanted.
+ */
+template <typename R> struct mt_partials {
+    R *out;
+    bool accumulate;
+    const R *rows;
+    int64_t blocks;
+};
+
+/* One, or two, blockIdx.y: 32 columns a block, 32 threads for each, each of which adds a run of
+ * rows in order; their sums are added in order too. */
 template <typename R>
-static __global__ void mt_add_partials_kernel(R *out, bool accumulate, const R *partials,
-                                              int64_t blocks, int64_t width)
+static __global__ void mt_add_partials_kernel(struct mt_partials<R> one, struct mt_partials<R> two,
+                                              int64_t width)
 {
     __shared__ R sums[32][33];
-    int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x, run = mt_ceil_div(blocks, 32);
-    int64_t from = threadIdx.y * run, to = from + run < blocks ? from + run : blocks;
+    const struct mt_partials<R> p = blockIdx.y ? two : one;
+    int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x, run = mt_ceil_div(p.blocks, 32);
+    int64_t from = threadIdx.y * run, to = from + run < p.blocks ? from + run : p.blocks;
     R sum = 0;
     if (c < width) {
 #pragma unroll 8
-        for (int64_t b = from; b < to; b++) sum += partials[b * width + c];
+        for (int64_t b = from; b < to; b++) sum += p.rows[b * width + c];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y || c >= width) return;
     sum = 0;
     for (int i = 0; i < 32; i++) sum += sums[i][threadIdx.x];
-    out[c] = (accumulate ? out[c] : 0) + sum;
+    p.out[c] = (p.accumulate ? p.out[c] : 0) + sum;
 }
 
 template <typename R>
-static mt_status mt_add_partials(mt_stream *stream, const char *op, R *out, bool accumulate,
-                                 const R *partials, int64_t blocks, int64_t width)
+static mt_status mt_add_partials(mt_stream *stream, const char *op,
+                                 const struct mt_partials<R> &one, const struct mt_partials<R> &two,
+                                 int64_t width)
 {
-    if (!width) return MT_OK;
+    const dim3 blocks((unsigned)mt_ceil_div(width, 32), one.out && two.out ? 2 : 1);
+    if (!width || (!one.out && !two.out)) return MT_OK;
     mt_add_partials_kernel<R>
-        <<<(unsigned)mt_ceil_div(width, 32), dim3(32, 32), 0, mt_cuda_stream(stream)>>>(
-            out, accumulate, partials, blocks, width);
+        <<<blocks, dim3(32, 32), 0, mt_cuda_stream(stream)>>>(one.out ? one : two, two, width);
     MT_LAUNCHED(stream, op);
     return MT_OK;
 }
