@@ -1,9 +1,12 @@
 /* Causal attention in tiles of TILE queries by TILE keys, for every dtype and width of a head.
  *
- * A block owns TILE rows (queries, or keys with their gradients) and TILE columns of their result;
- * wider heads take several blocks, each of which computes the scores anew. Thread (y, x) of 16 x 16
- * holds rows y + 16 i and columns x + 16 j of a tile, so that the threads of a row are half a warp.
- * Masked probabilities are 0 and so is what they multiply, unless it is not finite. */
+ * A block owns TILE rows (queries, or keys with their gradients) and 16 W columns of their result,
+ * W up to TILE / 16; wider heads take several blocks, each of which computes the scores anew.
+ * Thread (y, x) of 16 x 16 holds EACH = TILE / 16 rows from EACH y on and as many columns from EACH
+ * x on of a tile, W columns from W x on of the result, so that the threads of a row are half a
+ * warp. Masked probabilities are 0 and so is what they multiply, unless it is not finite. */
+#include <type_traits>
+
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/rowsums.cuh"
 #include "kernels/cuda/scratch.h"
@@ -13,9 +16,19 @@ enum { SIDE = 16, THREADS = SIDE * SIDE, DEPTH = 16 };
 /* What a block keeps in shared memory: slices of the two factors, and a tile of probabilities. */
 template <typename T> struct tile {
     typedef mt_real<T> R;
-    enum { SIZE = sizeof(R) == 8 ? 32 : 64, EACH = SIZE / SIDE };
-    R left[SIZE][DEPTH + 1], right[SIZE][DEPTH + 1], product[SIZE][SIZE + 1];
+    enum { SIZE = sizeof(R) == 8 ? 32 : 64, EACH = SIZE / SIDE, RUN = 16 / sizeof(R) };
+    enum { PITCH = SIZE + RUN };
+    alignas(16) R left[DEPTH][PITCH], right[DEPTH][PITCH], product[SIZE][PITCH];
 };
+
+static __device__ __forceinline__ int first_row(int each)
+{
+    return (int)threadIdx.x / SIDE * each;
+}
+static __device__ __forceinline__ int first_column(int each)
+{
+    return (int)threadIdx.x % SIDE * each;
+}
 
 /* The rows of a matrix that a tile meets: `count` of them from `p` on; the others read as 0. */
 template <typename T> struct rows {
@@ -29,14 +42,14 @@ static __device__ __forceinline__ struct rows<T> rows_from(const T *p, int64_t p
     return { p + from * pitch, pitch, sequence - from };
 }
 
-/* slice[r][c] = row r, columns from `from` on, of a matrix `dim` wide. */
+/* slice[c][r] = row r, column from + c, of a matrix `dim` wide. */
 template <typename T>
 static __device__ __forceinline__ void
-load_slice(mt_real<T> (*slice)[DEPTH + 1], const struct rows<T> &m, int64_t from, int64_t dim)
+load_slice(mt_real<T> (*slice)[tile<T>::PITCH], const struct rows<T> &m, int64_t from, int64_t dim)
 {
     int c = threadIdx.x % DEPTH;
     for (int r = threadIdx.x / DEPTH; r < tile<T>::SIZE; r += THREADS / DEPTH)
-        slice[r][c] = r < m.count && from + c < dim ? mt_get(m.p + r * m.pitch + from + c) : 0;
+        slice[c][r] = r < m.count && from + c < dim ? mt_get(m.p + r * m.pitch + from + c) : 0;
 }
 
 /* sum = a b^T: element (i, j) is the inner product of rows i of a and j of b. */
@@ -45,9 +58,9 @@ static __device__ __forceinline__ void
 inner_products(mt_real<T> (*sum)[tile<T>::EACH], struct tile<T> &shared, const struct rows<T> &a,
                const struct rows<T> &b, int64_t dim)
 {
-    typedef mt_real<T> R;
     enum { EACH = tile<T>::EACH };
-    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    typedef mt_vec<mt_real<T>, EACH> vec;
+    const int row = first_row(EACH), column = first_column(EACH);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll
@@ -59,53 +72,57 @@ inner_products(mt_real<T> (*sum)[tile<T>::EACH], struct tile<T> &shared, const s
         __syncthreads();
 #pragma unroll
         for (int c = 0; c < DEPTH; c++) {
-            R right[EACH];
+            const vec left = *(const vec *)&shared.left[c][row];
+            const vec right = *(const vec *)&shared.right[c][column];
 #pragma unroll
-            for (int j = 0; j < EACH; j++) right[j] = shared.right[x + SIDE * j][c];
+            for (int i = 0; i < EACH; i++)
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                R left = shared.left[y + SIDE * i][c];
-#pragma unroll
-                for (int j = 0; j < EACH; j++) sum[i][j] = fma(left, right[j], sum[i][j]);
-            }
+                for (int j = 0; j < EACH; j++) sum[i][j] = fma(left.at[i], right.at[j], sum[i][j]);
         }
     }
 }
 
 /* sum += p m, of m the columns from `from` on; p is a tile held by the threads. */
-template <typename T>
+template <typename T, int W>
 static __device__ __forceinline__ void
-add_product(mt_real<T> (*sum)[tile<T>::EACH], struct tile<T> &shared,
-            const mt_real<T> (*p)[tile<T>::EACH], const struct rows<T> &m, int64_t from,
-            int64_t dim)
+add_product(mt_real<T> (*sum)[W], struct tile<T> &shared, const mt_real<T> (*p)[tile<T>::EACH],
+            const struct rows<T> &m, int64_t from, int64_t dim)
 {
     typedef mt_real<T> R;
-    enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
-    R(*slice)[SIZE] = (R(*)[SIZE])shared.left; /* [DEPTH][SIZE], no larger than it */
-    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH, RUN = tile<T>::RUN, WIDTH = SIDE * W };
+    typedef mt_vec<R, EACH> vec;
+    typedef mt_vec<R, RUN> run;
+    R *slice = shared.left[0]; /* [DEPTH][WIDTH], no larger than it */
+    const int row = first_row(EACH), column = first_column(EACH), own = first_column(W);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
+    for (int i = 0; i < EACH; i++) {
+        vec line;
 #pragma unroll
-        for (int j = 0; j < EACH; j++) shared.product[y + SIDE * i][x + SIDE * j] = p[i][j];
+        for (int j = 0; j < EACH; j++) line.at[j] = p[i][j];
+        *(vec *)&shared.product[row + i][column] = line;
+    }
     for (int k = 0; k < SIZE; k += DEPTH) {
         if (k >= m.count) break; /* for all threads: rows of 0 from here on */
         __syncthreads();
-        for (int i = threadIdx.x; i < DEPTH * SIZE; i += THREADS) {
-            int64_t r = k + i / SIZE, c = from + i % SIZE;
-            slice[i / SIZE][i % SIZE] = r < m.count && c < dim ? mt_get(m.p + r * m.pitch + c) : 0;
+        for (int i = threadIdx.x; i < DEPTH * WIDTH; i += THREADS) {
+            int64_t r = k + i / WIDTH, c = from + i % WIDTH;
+            slice[i] = r < m.count && c < dim ? mt_get(m.p + r * m.pitch + c) : 0;
         }
         __syncthreads();
 #pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            R right[EACH];
+        for (int d = 0; d < DEPTH; d += RUN) {
+            run left[EACH];
 #pragma unroll
-            for (int j = 0; j < EACH; j++) right[j] = slice[d][x + SIDE * j];
+            for (int i = 0; i < EACH; i++) left[i] = *(const run *)&shared.product[row + i][k + d];
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                R left = shared.product[y + SIDE * i][k + d];
+            for (int e = 0; e < RUN; e++) {
+                const mt_vec<R, W> right = *(const mt_vec<R, W> *)&slice[(d + e) * WIDTH + own];
 #pragma unroll
-                for (int j = 0; j < EACH; j++) sum[i][j] = fma(left, right[j], sum[i][j]);
+                for (int i = 0; i < EACH; i++)
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        sum[i][j] = fma(left[i].at[e], right.at[j], sum[i][j]);
             }
         }
     }
@@ -117,34 +134,42 @@ struct own {
     int64_t row, column, h, b;
 };
 
-static __device__ __forceinline__ struct own own_of(const struct mt_attention_shape &s,
-                                                    int64_t heads, int size, bool last_first)
+static __device__ __forceinline__ struct own
+own_of(const struct mt_attention_shape &s, int64_t heads, int size, int width, bool last_first)
 {
-    int64_t tiles = mt_ceil_div(s.sequence, size), parts = mt_ceil_div(s.dim, size);
+    int64_t tiles = mt_ceil_div(s.sequence, size), parts = mt_ceil_div(s.dim, width);
     int64_t each = heads * parts * s.batch, i = blockIdx.x / each, rest = blockIdx.x % each;
-    return { (last_first ? tiles - 1 - i : i) * size, rest % parts * size, rest / parts % heads,
+    return { (last_first ? tiles - 1 - i : i) * size, rest % parts * width, rest / parts % heads,
              rest / parts / heads };
 }
 
-static unsigned blocks_of(const struct mt_attention_shape &s, int64_t heads, int size)
+static unsigned blocks_of(const struct mt_attention_shape &s, int64_t heads, int size, int width)
 {
-    return (unsigned)(mt_ceil_div(s.sequence, size) * mt_ceil_div(s.dim, size) * heads * s.batch);
+    return (unsigned)(mt_ceil_div(s.sequence, size) * mt_ceil_div(s.dim, width) * heads * s.batch);
 }
 
 /* to[r][c] = scale * sum, of the rows and columns that there are. */
-template <typename T>
-static __device__ __forceinline__ void
-store_tile(T *to, int64_t pitch, const mt_real<T> (*sum)[tile<T>::EACH], mt_real<T> scale,
-           const struct own &o, const struct mt_attention_shape &s)
+template <typename T, int W>
+static __device__ __forceinline__ void store_tile(T *to, int64_t pitch, const mt_real<T> (*sum)[W],
+                                                  mt_real<T> scale, const struct own &o,
+                                                  const struct mt_attention_shape &s)
 {
-    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
 #pragma unroll
     for (int i = 0; i < tile<T>::EACH; i++)
 #pragma unroll
-        for (int j = 0; j < tile<T>::EACH; j++) {
-            int64_t r = o.row + y + SIDE * i, c = o.column + x + SIDE * j;
+        for (int j = 0; j < W; j++) {
+            int64_t r = o.row + first_row(tile<T>::EACH) + i, c = o.column + first_column(W) + j;
             if (r < s.sequence && c < s.dim) mt_put(to + r * pitch + c, scale * sum[i][j]);
         }
+}
+
+/* Launches with the W that a head needs. */
+template <typename T, typename F> static mt_status by_width(int64_t dim, F launch)
+{
+    if (dim <= SIDE) return launch(std::integral_constant<int, 1>());
+    if constexpr (tile<T>::EACH > 2)
+        if (dim <= 2 * SIDE) return launch(std::integral_constant<int, 2>());
+    return launch(std::integral_constant<int, tile<T>::EACH>());
 }
 
 /* ---- forward ----------------------------------------------------------------------------------
@@ -164,18 +189,18 @@ template <typename R> static __device__ __forceinline__ R row_sum(R x)
 
 /* Scores become exp(score - largest so far), masked ones 0; y and sum shrink to that maximum.
  * diagonal: row r sees the columns c <= r + diagonal. */
-template <typename R, int EACH>
-static __device__ __forceinline__ void soften(R (*p)[EACH], R *most, R *sum, R (*y)[EACH], R scale,
+template <typename R, int EACH, int W>
+static __device__ __forceinline__ void soften(R (*p)[EACH], R *most, R *sum, R (*y)[W], R scale,
                                               int64_t diagonal)
 {
     const R least = -(R)INFINITY;
-    int from = threadIdx.x % SIDE, row = threadIdx.x / SIDE;
+    const int from = first_column(EACH), row = first_row(EACH);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         R largest = most[i], total = 0;
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            p[i][j] = from + SIDE * j <= row + SIDE * i + diagonal ? p[i][j] * scale : least;
+            p[i][j] = from + j <= row + i + diagonal ? p[i][j] * scale : least;
             largest = fmax(largest, p[i][j]);
         }
         largest = row_max(largest);
@@ -189,24 +214,24 @@ static __device__ __forceinline__ void soften(R (*p)[EACH], R *most, R *sum, R (
         most[i] = largest;
         sum[i] = sum[i] * shrink + row_sum(total);
 #pragma unroll
-        for (int j = 0; j < EACH; j++) y[i][j] *= shrink;
+        for (int j = 0; j < W; j++) y[i][j] *= shrink;
     }
 }
 
-template <typename T>
+template <typename T, int W>
 static __global__ void __launch_bounds__(THREADS)
     attention_fwd_kernel(struct mt_attention_fwd_args a, struct mt_attention_shape s)
 {
     typedef mt_real<T> R;
     enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
     __shared__ struct tile<T> shared;
-    struct own o = own_of(s, s.nq, SIZE, true);
+    struct own o = own_of(s, s.nq, SIZE, SIDE * W, true);
     int64_t g = o.h / (s.nq / s.nkv);
     const T *qkv = (const T *)a.qkv;
     const T *keys = qkv + mt_head_at(s, o.b, s.nq + g);
     const T *values = qkv + mt_head_at(s, o.b, s.nq + s.nkv + g);
     struct rows<T> q = rows_from(qkv + mt_head_at(s, o.b, o.h), s.width, o.row, s.sequence);
-    R y[EACH][EACH] = {}, p[EACH][EACH], most[EACH], sum[EACH];
+    R y[EACH][W] = {}, p[EACH][EACH], most[EACH], sum[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         most[i] = -(R)INFINITY;
@@ -214,19 +239,19 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t k = 0; k <= o.row; k += SIZE) {
         inner_products<T>(p, shared, q, rows_from(keys, s.width, k, s.sequence), s.dim);
-        soften<R, EACH>(p, most, sum, y, (R)a.scale, o.row - k);
-        add_product<T>(y, shared, p, rows_from(values, s.width, k, s.sequence), o.column, s.dim);
+        soften<R, EACH, W>(p, most, sum, y, (R)a.scale, o.row - k);
+        add_product<T, W>(y, shared, p, rows_from(values, s.width, k, s.sequence), o.column, s.dim);
     }
     R *lse = (R *)a.lse + (o.b * s.nq + o.h) * s.sequence;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        int64_t r = o.row + threadIdx.x / SIDE + SIDE * i;
+        int64_t r = o.row + first_row(EACH) + i;
         if (o.column == 0 && threadIdx.x % SIDE == 0 && r < s.sequence)
             lse[r] = most[i] + log(sum[i]);
 #pragma unroll
-        for (int j = 0; j < EACH; j++) y[i][j] *= 1 / sum[i];
+        for (int j = 0; j < W; j++) y[i][j] *= 1 / sum[i];
     }
-    store_tile<T>((T *)a.y + o.b * s.sequence * s.pitch + o.h * s.dim, s.pitch, y, 1, o, s);
+    store_tile<T, W>((T *)a.y + o.b * s.sequence * s.pitch + o.h * s.dim, s.pitch, y, 1, o, s);
 }
 
 /* What the kernels of Hopper count their tiles by. */
@@ -248,10 +273,13 @@ static mt_status attention_fwd(mt_stream *stream, const struct mt_attention_fwd_
     if (a->dtype == MT_BF16) MT_TRY(mt_attention_fwd_sm90(stream, a, &done));
     if (a->dtype == MT_BF16 && !done) MT_TRY(mt_attention_fwd_mma(stream, a, &done));
     if (done) return MT_OK;
-    attention_fwd_kernel<T>
-        <<<blocks_of(s, s.nq, tile<T>::SIZE), THREADS, 0, mt_cuda_stream(stream)>>>(*a, s);
-    MT_LAUNCHED(stream, "attention_fwd");
-    return MT_OK;
+    return by_width<T>(s.dim, [&](auto wide) {
+        enum { SIZE = tile<T>::SIZE, W = decltype(wide)::value };
+        attention_fwd_kernel<T, W>
+            <<<blocks_of(s, s.nq, SIZE, SIDE * W), THREADS, 0, mt_cuda_stream(stream)>>>(*a, s);
+        MT_LAUNCHED(stream, "attention_fwd");
+        return MT_OK;
+    });
 }
 MT_CUDA_OP(attention_fwd)
 
@@ -285,12 +313,11 @@ static __device__ __forceinline__ void soften_bwd(R (*p)[EACH], R (*dp)[EACH], c
                                                   const R *dot, R scale, bool by_row,
                                                   int64_t queries, int64_t seen)
 {
-    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            int row = y + SIDE * i, column = x + SIDE * j;
+            int row = first_row(EACH) + i, column = first_column(EACH) + j;
             int query = by_row ? row : column, key = by_row ? column : row;
             bool sees = query < queries && key <= query + seen;
             p[i][j] = sees ? exp(p[i][j] * scale - lse[query]) : 0;
@@ -317,7 +344,7 @@ heads_of(const struct mt_attention_bwd_args &a, const mt_real<T> *dot, int64_t b
 
 /* A block owns keys: it adds up their gradients over the query heads of their group, in order, and
  * over the queries that see them. Rows of a tile are keys. */
-template <typename T>
+template <typename T, int W>
 static __global__ void __launch_bounds__(THREADS)
     attention_bwd_keys_kernel(struct mt_attention_bwd_args a, const mt_real<T> *dot,
                               struct mt_attention_shape s)
@@ -325,9 +352,9 @@ static __global__ void __launch_bounds__(THREADS)
     typedef mt_real<T> R;
     enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
     __shared__ struct tile<T> shared;
-    struct own o = own_of(s, s.nkv, SIZE, false);
+    struct own o = own_of(s, s.nkv, SIZE, SIDE * W, false);
     int64_t group = s.nq / s.nkv;
-    R dk[EACH][EACH] = {}, dv[EACH][EACH] = {}, p[EACH][EACH], dp[EACH][EACH];
+    R dk[EACH][W] = {}, dv[EACH][W] = {}, p[EACH][EACH], dp[EACH][EACH];
     for (int64_t h = o.h * group; h < (o.h + 1) * group; h++) {
         struct heads<T> of = heads_of<T>(a, dot, o.b, h, s);
         struct rows<T> key = rows_from(of.key, s.width, o.row, s.sequence);
@@ -339,17 +366,17 @@ static __global__ void __launch_bounds__(THREADS)
             inner_products<T>(dp, shared, value, dy, s.dim);
             soften_bwd<R, EACH>(p, dp, of.lse + from, of.dot + from, (R)a.scale, false, q.count,
                                 from - o.row);
-            add_product<T>(dv, shared, p, dy, o.column, s.dim);
-            add_product<T>(dk, shared, dp, q, o.column, s.dim);
+            add_product<T, W>(dv, shared, p, dy, o.column, s.dim);
+            add_product<T, W>(dk, shared, dp, q, o.column, s.dim);
         }
     }
     T *dqkv = (T *)a.dqkv;
-    store_tile<T>(dqkv + mt_head_at(s, o.b, s.nq + o.h), s.width, dk, (R)a.scale, o, s);
-    store_tile<T>(dqkv + mt_head_at(s, o.b, s.nq + s.nkv + o.h), s.width, dv, 1, o, s);
+    store_tile<T, W>(dqkv + mt_head_at(s, o.b, s.nq + o.h), s.width, dk, (R)a.scale, o, s);
+    store_tile<T, W>(dqkv + mt_head_at(s, o.b, s.nq + s.nkv + o.h), s.width, dv, 1, o, s);
 }
 
 /* A block owns queries. Rows of a tile are queries. */
-template <typename T>
+template <typename T, int W>
 static __global__ void __launch_bounds__(THREADS)
     attention_bwd_queries_kernel(struct mt_attention_bwd_args a, const mt_real<T> *dot,
                                  struct mt_attention_shape s)
@@ -357,20 +384,20 @@ static __global__ void __launch_bounds__(THREADS)
     typedef mt_real<T> R;
     enum { SIZE = tile<T>::SIZE, EACH = tile<T>::EACH };
     __shared__ struct tile<T> shared;
-    struct own o = own_of(s, s.nq, SIZE, true);
+    struct own o = own_of(s, s.nq, SIZE, SIDE * W, true);
     struct heads<T> of = heads_of<T>(a, dot, o.b, o.h, s);
     struct rows<T> q = rows_from(of.q, s.width, o.row, s.sequence);
     struct rows<T> dy = rows_from(of.dy, s.pitch, o.row, s.sequence);
-    R dq[EACH][EACH] = {}, p[EACH][EACH], dp[EACH][EACH];
+    R dq[EACH][W] = {}, p[EACH][EACH], dp[EACH][EACH];
     for (int64_t k = 0; k <= o.row; k += SIZE) {
         struct rows<T> key = rows_from(of.key, s.width, k, s.sequence);
         inner_products<T>(p, shared, q, key, s.dim);
         inner_products<T>(dp, shared, dy, rows_from(of.value, s.width, k, s.sequence), s.dim);
         soften_bwd<R, EACH>(p, dp, of.lse + o.row, of.dot + o.row, (R)a.scale, true, q.count,
                             o.row - k);
-        add_product<T>(dq, shared, dp, key, o.column, s.dim);
+        add_product<T, W>(dq, shared, dp, key, o.column, s.dim);
     }
-    store_tile<T>((T *)a.dqkv + mt_head_at(s, o.b, o.h), s.width, dq, (R)a.scale, o, s);
+    store_tile<T, W>((T *)a.dqkv + mt_head_at(s, o.b, o.h), s.width, dq, (R)a.scale, o, s);
 }
 
 /* <dy, y> of each query, and what the kernels of Hopper keep beside it */
@@ -404,12 +431,15 @@ static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_
     MT_LAUNCHED(stream, "attention_bwd");
     if (a->dtype == MT_BF16) MT_TRY(mt_attention_bwd_mma(stream, a, (const float *)scratch, &done));
     if (done) return MT_OK;
-    attention_bwd_keys_kernel<T>
-        <<<blocks_of(s, s.nkv, tile<T>::SIZE), THREADS, 0, on>>>(*a, dot, s);
-    MT_LAUNCHED(stream, "attention_bwd");
-    attention_bwd_queries_kernel<T>
-        <<<blocks_of(s, s.nq, tile<T>::SIZE), THREADS, 0, on>>>(*a, dot, s);
-    MT_LAUNCHED(stream, "attention_bwd");
-    return MT_OK;
+    return by_width<T>(s.dim, [&](auto wide) {
+        enum { SIZE = tile<T>::SIZE, W = decltype(wide)::value, WIDTH = SIDE * W };
+        attention_bwd_keys_kernel<T, W>
+            <<<blocks_of(s, s.nkv, SIZE, WIDTH), THREADS, 0, on>>>(*a, dot, s);
+        MT_LAUNCHED(stream, "attention_bwd");
+        attention_bwd_queries_kernel<T, W>
+            <<<blocks_of(s, s.nq, SIZE, WIDTH), THREADS, 0, on>>>(*a, dot, s);
+        MT_LAUNCHED(stream, "attention_bwd");
+        return MT_OK;
+    });
 }
 MT_CUDA_OP(attention_bwd)

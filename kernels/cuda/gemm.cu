@@ -33,22 +33,29 @@ static gemm_operand operand(const mt_qtensor *q, const mt_direction *d, mt_dtype
     return x;
 }
 
+/* All but the operands. */
+static void describe_result(gemm_problem *g, const struct mt_gemm_args *args)
+{
+    const mt_group *rows = &args->b->group, *other = &args->a->group;
+    const bool along = args->layout == MT_GEMM_TN;
+    g->layout = args->layout;
+    g->rows = *rows;
+    g->height = args->layout == MT_GEMM_NT ? rows->k : 0;
+    g->cols = along ? other->m : other->k;
+    g->depth = along ? other->k : other->m;
+    g->c = args->c, g->d = args->d, g->bias = args->bias;
+    g->d_real = args->d_dtype != args->dtype || args->dtype == mt_dtype_wide(args->dtype);
+}
+
 mt_status mt_cuda_gemm_describe(gemm_problem *g, const struct mt_gemm_args *args)
 {
     const mt_direction *a = mt_gemm_b(args), *b = mt_gemm_a(args);
-    const mt_group *rows = &args->b->group, *other = &args->a->group;
-    bool wgrad = args->layout == MT_GEMM_NT, along = args->layout == MT_GEMM_TN;
+    const bool wgrad = args->layout == MT_GEMM_NT;
     MT_TRY(check_operand(b, "a", args->dtype, !wgrad));
     MT_TRY(check_operand(a, "b", args->dtype, false));
-    g->layout = args->layout;
-    g->rows = *rows;
-    g->height = wgrad ? rows->k : 0;
-    g->cols = along ? other->m : other->k;
-    g->depth = along ? other->k : other->m;
+    describe_result(g, args);
     g->a = operand(args->b, a, args->dtype, true);
     g->b = operand(args->a, b, args->dtype, wgrad);
-    g->c = args->c, g->d = args->d, g->bias = args->bias;
-    g->d_real = args->d_dtype != args->dtype || args->dtype == mt_dtype_wide(args->dtype);
     return MT_OK;
 }
 
@@ -67,13 +74,29 @@ template <typename T> static void align(gemm_problem *g, int run)
 }
 
 /* Tiles of 64 where those of 128 would leave processors idle, and for f64. */
-template <typename T> static mt_status simt(mt_stream *stream, gemm_problem *g)
+template <typename T> static mt_status simt_tiles(mt_stream *stream, gemm_problem *g)
 {
     align<T>(g, SIMT_RUN);
     if constexpr (sizeof(T) < sizeof(double))
         if (gemm_blocks(g, 128, 128) >= LARGE_TILES_PER_PROCESSOR * mt_cuda_multiprocessors(stream))
             return simt_launch<T, 128>(stream, g);
     return simt_launch<T, 64>(stream, g);
+}
+
+/* In parts, whose sums are f32, where that makes more tiles. */
+template <typename T> static mt_status simt(mt_stream *stream, gemm_problem *g)
+{
+    if constexpr (sizeof(mt_real<T>) == sizeof(float)) {
+        const int parts = mt_cuda_gemm_parts(g);
+        void *results;
+        if (parts > 1) {
+            MT_TRY(mt_cuda_scratch(stream, &results, mt_cuda_gemm_parts_bytes(g, parts)));
+            gemm_problem p = mt_cuda_gemm_part(g, parts, results);
+            MT_TRY(simt_tiles<T>(stream, &p));
+            return mt_cuda_gemm_add_parts(stream, g, (const float *)results, parts);
+        }
+    }
+    return simt_tiles<T>(stream, g);
 }
 
 template <typename T> static mt_status multiply(mt_stream *stream, gemm_problem *g)
@@ -203,8 +226,12 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
     }
     *scratch = mt_cuda_gemm_plain_scratch(stream, args), *operands = mt_cuda_gemm_plain_bytes(args);
     g = {};
-    if (!mt_cuda_gemm_foresee(&g, args)) return;
-    choose(stream, &g, &path);
+    if (mt_cuda_gemm_foresee(&g, args)) {
+        choose(stream, &g, &path);
+    } else if (args->dtype != MT_F64) {
+        describe_result(&g, args);
+        path.parts = mt_cuda_gemm_parts(&g);
+    }
     const size_t parts = mt_cuda_gemm_parts_bytes(&g, path.parts);
     if (parts > *scratch) *scratch = parts;
 }
