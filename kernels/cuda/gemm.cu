@@ -11,7 +11,7 @@
 #include "kernels/cuda/gemm_sm90_plan.cuh"
 #include "kernels/cuda/scratch.h"
 
-enum { LARGE_TILES_PER_PROCESSOR = 2 };
+enum { LARGE_TILES = 3 /* for two processors */ };
 
 /* ---- the product -------------------------------------------------------------------------------
  */
@@ -78,7 +78,7 @@ template <typename T> static mt_status simt_tiles(mt_stream *stream, gemm_proble
 {
     align<T>(g, SIMT_RUN);
     if constexpr (sizeof(T) < sizeof(double))
-        if (gemm_blocks(g, 128, 128) >= LARGE_TILES_PER_PROCESSOR * mt_cuda_multiprocessors(stream))
+        if (2 * gemm_blocks(g, 128, 128) >= LARGE_TILES * mt_cuda_multiprocessors(stream))
             return simt_launch<T, 128>(stream, g);
     return simt_launch<T, 64>(stream, g);
 }
