@@ -15,12 +15,14 @@
 
 enum { ONES = MT_DIR_COUNT * NIBBLE_SCALES }; /* before the second parts */
 
-/* 1 over that power; 0 where it does not hold. */
+/* 1 over that power; 0 where it does not hold: an error of an element that has a code is 2^-29 of
+ * amax or more, or 0, and what counts beside its square is no subnormal from 2^-18 on. */
 static __device__ __forceinline__ float unit_of(const side &s, const level &l, bool wide = false)
 {
     const uint32_t bits = mt_f32_bits(l.amax);
+    const float least = s.options.squared_error ? 0x1p-18f : 0x1p-60f;
     const bool holds = (wide || s.options.four_over_six == 256) && !(bits & 0xffff) &&
-                       l.amax >= 0x1p-60f && l.amax <= 0x1p60f;
+                       l.amax >= least && l.amax <= 0x1p60f;
     return holds ? mt_f32_from_bits(0x7f000000u - (bits & 0x7f800000u)) : 0;
 }
 
