@@ -38,8 +38,8 @@ FIELD(saturated, part(m->saturated, m->count))
 FIELD(mse, ratio(m->error_squares, (double)m->count))
 FIELD(snr, m->squares > 0 ? 10 * log10(ratio(m->squares, m->error_squares)) : (double)NAN)
 FIELD(cosine, ratio(m->product, sqrt(m->squares) * sqrt(m->decoded_squares)))
-FIELD(scale_min, m->scale_max > 0 ? m->scale_min : (double)NAN)
-FIELD(scale_max, m->scale_max > 0 ? m->scale_max : (double)NAN)
+FIELD(scale_min, m->scales ? m->scale_min : (double)NAN)
+FIELD(scale_max, m->scales ? m->scale_max : (double)NAN)
 
 #define ENTRY(name) { #name, field_##name },
 const mt_measure_field mt_measure_fields[] = { ENTRY(count) ENTRY(nonfinite) ENTRY(min) ENTRY(max)
@@ -49,10 +49,11 @@ const mt_measure_field mt_measure_fields[] = { ENTRY(count) ENTRY(nonfinite) ENT
                                                                ENTRY(scale_max) };
 const int mt_measure_field_count = sizeof mt_measure_fields / sizeof *mt_measure_fields;
 
-static void add_scale(mt_measure *m, double scale)
+static void add_scales(mt_measure *m, int64_t count, double least, double most)
 {
-    if (m->scale_max == 0 || scale < m->scale_min) m->scale_min = scale;
-    if (scale > m->scale_max) m->scale_max = scale;
+    if (count && (!m->scales || least < m->scale_min)) m->scale_min = least;
+    if (count && (!m->scales || most > m->scale_max)) m->scale_max = most;
+    m->scales += count;
 }
 
 void mt_measure_merge(mt_measure *to, const mt_measure *from)
@@ -65,7 +66,7 @@ void mt_measure_merge(mt_measure *to, const mt_measure *from)
     to->sum += from->sum, to->squares += from->squares;
     to->error_squares += from->error_squares, to->product += from->product;
     to->decoded_squares += from->decoded_squares;
-    if (from->scale_max > 0) add_scale(to, from->scale_min), add_scale(to, from->scale_max);
+    add_scales(to, from->scales, from->scale_min, from->scale_max);
     for (int i = 0; i < 256; i++) to->codes[i] += from->codes[i];
 }
 
@@ -184,7 +185,7 @@ static void add_cell(mt_measure *m, const struct view *v, int64_t i, int64_t j)
         }
     double decode;
     float enc = encoding_scale(v, i, j, amax, &decode);
-    if (coded && amax > 0) add_scale(m, decode);
+    if (coded && amax > 0) add_scales(m, 1, decode, decode);
     for (int64_t r = i * v->cell_rows; r < r1; r++)
         for (int64_t c = j * v->cell_cols; c < c1; c++) {
             int64_t at = r * v->k + c;

@@ -15,7 +15,8 @@ typedef struct mt_measure {
     int64_t saturated; /* beyond the largest code before they are cut */
     double min, max, amax, sum, squares;
     double error_squares, product, decoded_squares; /* of x - q, x q, q */
-    double scale_min, scale_max; /* as values; blocks of zeros left out; 0, 0: no scales */
+    int64_t scales;                                 /* of blocks that are not all zeros */
+    double scale_min, scale_max;                    /* of these, as values */
     int64_t codes[256];
 } mt_measure;
 

@@ -61,6 +61,30 @@ static void known_numbers(void **state)
     assert_true(up.codes[0x78] == 1 && up.codes[0] == 63 && down.codes[0x7e] == 1);
 }
 
+/* A scale that rounds to 0 is the least one, wherever its block comes; blocks of zeros have none.
+ */
+static void scales_of_zero(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        float x[WIDTH] = { 0 };
+        x[first ? 0 : 16] = 1, x[first ? 16 : 0] = 1e-6f;
+        mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 1, WIDTH), MT_F32, x);
+        mt_measure m, other, none, all = { 0 };
+        measure(&m, &plain, "nvfp4", MT_ROW);
+        assert_true(m.scales == 2 && field(&m, "scale_min") == 0 && field(&m, "scale_max") > 0);
+        x[first ? 16 : 0] = 0;
+        measure(&other, &plain, "nvfp4", MT_ROW);
+        assert_true(other.scales == 1 && field(&other, "scale_min") == field(&m, "scale_max"));
+        x[first ? 0 : 16] = 0;
+        measure(&none, &plain, "nvfp4", MT_ROW);
+        assert_true(none.scales == 0 && isnan(field(&none, "scale_min")));
+        mt_measure_merge(&all, &none), mt_measure_merge(&all, first ? &m : &other);
+        mt_measure_merge(&all, first ? &other : &m);
+        assert_true(field(&all, "scale_min") == 0 && all.scale_max == m.scale_max);
+    }
+}
+
 /* Columns that are made from rows have scales of what those hold: 0.3 is 128 / 448 there. */
 static void columns_of_rows(void **state)
 {
@@ -269,6 +293,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_numbers),
+        cmocka_unit_test(scales_of_zero),
         cmocka_unit_test(columns_of_rows),
         cmocka_unit_test(members_and_merging),
         cmocka_unit_test(rotations_keep_the_length),
