@@ -110,7 +110,8 @@ struct mt_swizzle_scales_args {
 /* fp8_delayed, once per step (section 2): rolls the amax histories of `members` and sets their
  * scales. history f32 [length, members], slot 0 (the step's amax, over ranks) first; scale f32
  * [members]. max: of the element type. most_recent: A is the last amax, else the largest of the
- * history. */
+ * history. other f32 [members]: slot 0 of the operand's other direction, or NULL; both become the
+ * larger, for an operand has one amax whichever of its directions a step quantizes. */
 struct mt_delayed_update_args {
     mt_dtype dtype;
     int64_t members, length;
@@ -119,6 +120,7 @@ struct mt_delayed_update_args {
     bool most_recent;
     float *history;
     float *scale;
+    float *other;
 };
 
 #ifdef __cplusplus

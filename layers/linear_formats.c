@@ -170,6 +170,15 @@ mt_status mt_linear_master(const mt_param *weight, mt_stream *stream, void **mas
                                                                  .low = weight->low });
 }
 
+/* What is rotated, or made of another direction's codes, has an amax that is not the operand's. */
+static void leave_amaxes(struct mt_quantize_args *args)
+{
+    for (int d = 0; d < MT_DIR_COUNT; d++) {
+        const mt_format_options *o = &args->out->dir[d].options;
+        if (o->rht || o->from_dequantized) args->running_amax[d] = NULL;
+    }
+}
+
 /* Directions that are not packed, from the master. */
 static mt_status make_codes(mt_stream *stream, const mt_qtensor *codes, const mt_param *weight)
 {
@@ -179,6 +188,7 @@ static mt_status make_codes(mt_stream *stream, const mt_qtensor *codes, const mt
     mt_qtensor source = mt_qtensor_plain(weight->group, weight->dtype, master);
     struct mt_quantize_args args = mt_linear_quantize_args(weight, MT_OPERAND_W);
     args.src = &source, args.out = codes;
+    leave_amaxes(&args);
     if (weight->linear) args.running_nan = weight->linear->nan[MT_OPERAND_W];
     return mt_quantize(stream, &args);
 }
@@ -315,6 +325,7 @@ mt_status mt_linear_quantize(mt_tape *tape, const mt_param *w, mt_operand operan
     if (!any) return MT_OK;
     struct mt_quantize_args args = mt_linear_quantize_args(w, operand);
     args.src = &plain, args.out = &made;
+    leave_amaxes(&args);
     args.first_row = (uint32_t)o->first_row;
     args.bias_grad = o->bias_grad, args.accumulate = o->accumulate;
     args.row_token = o->row_token, args.tokens = o->tokens;

@@ -123,16 +123,18 @@ mt_status mt_precision_end_step(mt_precision *p, mt_stream *stream)
         mt_precision_layer *l = &p->layers[i];
         for (int s = 0; s < MT_PRECISION_SLOTS; s++) {
             const struct mt_delayed *d = delayed_of(l, s);
+            const bool both = s % MT_DIR_COUNT == MT_ROW && l->delayed[s + MT_COL - MT_ROW];
             if (!l->delayed[s]) continue;
-            MT_TRY(mt_delayed_update(
-                stream, &(struct mt_delayed_update_args){ .dtype = l->weight->compute,
-                                                          .members = l->weight->group.members,
-                                                          .length = p->history,
-                                                          .margin = p->margin,
-                                                          .element = l->element[s],
-                                                          .most_recent = p->most_recent,
-                                                          .history = d->history,
-                                                          .scale = d->scale }));
+            MT_TRY(mt_delayed_update(stream, &(struct mt_delayed_update_args){
+                                                 .dtype = l->weight->compute,
+                                                 .members = l->weight->group.members,
+                                                 .length = p->history,
+                                                 .margin = p->margin,
+                                                 .element = l->element[s],
+                                                 .most_recent = p->most_recent,
+                                                 .history = d->history,
+                                                 .scale = d->scale,
+                                                 .other = both ? d[MT_COL].history : NULL }));
         }
     }
     return MT_OK;

@@ -115,8 +115,14 @@ mt_status MT_CPU_ISA(delayed_update)(mt_stream *stream, const struct mt_delayed_
     (void)stream;
     int64_t n = args->members, slots = args->length;
     for (int64_t i = 0; i < n; i++) {
-        float *slot = args->history + i, last = slot[0], most = last;
+        float *slot = args->history + i, last = slot[0];
+        if (args->other) {
+            const float other = args->other[i];
+            if (other > last || other != other) last = other;
+            args->other[i] = last;
+        }
         if (last == 0.0f) continue;
+        float most = last;
         for (int64_t t = 1; t < slots && !args->most_recent; t++)
             if (slot[t * n] > most) most = slot[t * n];
         for (int64_t t = 1; t + 1 < slots; t++) slot[t * n] = slot[(t + 1) * n];

@@ -154,8 +154,11 @@ static __global__ void delayed_update_kernel(struct mt_delayed_update_args a, fl
 {
     __shared__ float warps[THREADS / 32];
     int64_t n = a.members;
-    float *slot = a.history + blockIdx.x, last = slot[0], most = fmaxf(last, slot[n]);
+    float *slot = a.history + blockIdx.x, last = slot[0];
+    const float other = a.other ? a.other[blockIdx.x] : 0;
+    if (other > last || isnan(other)) last = other;
     if (last == 0.0f) return;
+    float most = fmaxf(last, slot[n]);
     for (int64_t first = 2; first < a.length; first += THREADS) {
         int64_t t = first + threadIdx.x;
         float x = t < a.length ? slot[t * n] : 0;
@@ -169,6 +172,7 @@ static __global__ void delayed_update_kernel(struct mt_delayed_update_args a, fl
     if (threadIdx.x) return;
     slot[(a.length - 1) * n] = last;
     slot[0] = 0;
+    if (a.other) a.other[blockIdx.x] = last;
     for (int i = 1; i < THREADS / 32; i++) most = fmaxf(most, warps[i]);
     if (a.most_recent || isnan(last)) most = last;
     if (!(most > 0.0f && most <= FLT_MAX)) return;

@@ -271,6 +271,15 @@ static void test_delayed(void **state)
     history[0][0] = 0x1p-149f, history[0][1] = 0;
     assert_ok(mt_delayed_update(&stream, &update));
     assert_true(scale[0] == FLT_MAX && isinf(history[L - 1][1]));
+    float other[N] = { 9, 3 }; /* the larger becomes that of both, a NaN too */
+    update.other = other;
+    history[0][0] = 4, history[0][1] = NAN;
+    assert_ok(mt_delayed_update(&stream, &update));
+    assert_true(scale[0] == 224.0f / 9 && other[0] == 9 && isnan(other[1]));
+    assert_true(history[L - 1][0] == 9 && isnan(history[L - 1][1]) && history[0][0] == 0);
+    other[0] = NAN, other[1] = 2, history[0][1] = 8;
+    assert_ok(mt_delayed_update(&stream, &update));
+    assert_true(isnan(other[0]) && other[1] == 8 && scale[0] == 224.0f / 9 && scale[1] == 28);
     update.length = 1;
     assert_fails(mt_delayed_update(&stream, &update), MT_EINVAL, "needs 2");
     result_free(&r);

@@ -212,6 +212,47 @@ static void scales_begin_at_one(void **state)
     mt_trainer_destroy(&t);
 }
 
+/* An operand has one amax, whichever of its directions the steps before have quantized, and rotated
+ * or not: both get scales by it. */
+static void directions_share_an_amax(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = {
+        "fprop=fp8_delayed dgrad=fp8_delayed wgrad=f32; steps=2.. fp8_delayed",
+        "nvfp4; steps=2.. fp8_delayed",
+    };
+    for (int i = 0; i < 2; i++) {
+        mt_trainer_config c = config_of(MT_F32, recipes[i]);
+        int64_t compared = 0, moved = 0;
+        mt_trainer *t;
+        assert_ok(mt_trainer_create(&t, test_device(), &c));
+        for (int step = 0; step < 2; step++) {
+            int32_t tokens[TOKENS];
+            mt_step_result r;
+            for (int64_t k = 0; k < TOKENS; k++) tokens[k] = (int32_t)(k * 7 % 23);
+            assert_ok(mt_trainer_step(t, tokens, tokens, &r));
+            const mt_param_store *store = mt_model_params(mt_trainer_model(t));
+            for (int64_t p = 0; p < mt_param_store_count(store); p++) {
+                const mt_param *w = mt_param_store_get(store, p);
+                for (int o = 0; w->linear && o < MT_OPERAND_COUNT; o++) {
+                    float scales[MT_DIR_COUNT][8];
+                    const struct mt_delayed *d = w->linear->delayed[o];
+                    const size_t bytes = (size_t)w->group.members * sizeof(float);
+                    assert_in_range(w->group.members, 1, 8);
+                    assert_non_null(d[MT_ROW].scale);
+                    for (int dir = 0; dir < MT_DIR_COUNT; dir++)
+                        assert_ok(mt_device_copy(test_device(), scales[dir], d[dir].scale, bytes));
+                    assert_memory_equal(scales[MT_ROW], scales[MT_COL], bytes);
+                    for (int64_t e = 0; e < w->group.members; e++, compared++)
+                        moved += scales[MT_ROW][e] != 1;
+                }
+            }
+        }
+        assert_true(compared > 0 && moved > compared / 2);
+        mt_trainer_destroy(&t);
+    }
+}
+
 /* Weights that are drawn before a checkpoint is read leave no amax, where it has no histories: what
  * follows is the same whatever they were. In two ways: `train --resume --force`, and `trace
  * --steps`, there also from histories of another length, which are not taken. */
@@ -282,6 +323,7 @@ int main(void)
         cmocka_unit_test(histories_of_another_recipe_are_refused),
         cmocka_unit_test(weights_are_loaded_with_the_formats_of_their_step),
         cmocka_unit_test(scales_begin_at_one),
+        cmocka_unit_test(directions_share_an_amax),
         cmocka_unit_test(histories_begin_with_the_weights_that_are_loaded),
         cmocka_unit_test(histories_begin_with_quantized_masters),
     };
