@@ -83,5 +83,7 @@ mt_status mt_qk_norm_rope_bwd_check(const struct mt_qk_norm_rope_bwd_args *args)
     MT_CHECK_POINTER("qk_norm_rope_bwd", args, rstd, normed);
     MT_CHECK_POINTER("qk_norm_rope_bwd", args, w_q, normed);
     MT_CHECK_POINTER("qk_norm_rope_bwd", args, w_k, normed);
+    MT_REQUIRE(!args->dw_q || args->dw_q != args->dw_k, MT_EINVAL,
+               "qk_norm_rope_bwd: dw_q is dw_k, and they are not added to each other");
     return MT_OK;
 }

@@ -59,7 +59,7 @@ struct mt_qk_norm_rope_fwd_args {
 };
 
 /* dx from dy (same shape as x), overwriting; dw_q, dw_k = (accumulate ? dw : 0) + sums. Either dw
- * may be NULL (skip). dx may alias dy. */
+ * may be NULL (skip); they do not overlap. dx may alias dy. */
 struct mt_qk_norm_rope_bwd_args {
     mt_dtype dtype;
     int64_t batch, sequence, query_heads, kv_heads, head_dim;

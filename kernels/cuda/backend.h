@@ -19,6 +19,8 @@ extern "C" {
 /* What mt_stream.impl points at is the cudaStream_t itself; NULL is the device's own stream. */
 cudaStream_t mt_cuda_stream(const mt_stream *stream);
 int mt_cuda_multiprocessors(const mt_stream *stream);
+/* Whether quantize takes strips of tiles of small groups as well (quantize_path.h). */
+bool mt_cuda_in_strips(const mt_stream *stream);
 /* Lets a kernel's blocks have so many bytes of dynamic shared memory. MT_EDEVICE: the GPU has less
  * for a block (99 KB at 8.6, 8.9 and 12.0, where 8.0 has 163 and 9.0 227). */
 mt_status mt_cuda_give_shared(const void *kernel, size_t bytes, const char *what);

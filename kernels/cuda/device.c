@@ -7,6 +7,7 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/device_priv.h"
 #include "kernels/cuda/fold.h"
+#include "kernels/cuda/quantize_path.h"
 
 enum { SCRATCH_GRAIN = 1 << 20 };
 
@@ -63,6 +64,16 @@ cudaStream_t mt_cuda_stream(const mt_stream *stream)
 int mt_cuda_multiprocessors(const mt_stream *stream)
 {
     return cuda_of(stream->device)->multiprocessors;
+}
+
+void mt_cuda_quantize_in_strips(mt_device *device, bool always)
+{
+    cuda_of(device)->in_strips = always;
+}
+
+bool mt_cuda_in_strips(const mt_stream *stream)
+{
+    return cuda_of(stream->device)->in_strips;
 }
 
 mt_status mt_cuda_give_shared(const void *kernel, size_t bytes, const char *what)

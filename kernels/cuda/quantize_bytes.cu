@@ -4,7 +4,6 @@
  * tile are on their way meanwhile, each to where only its thread looks. Only magnitudes, codes of
  * columns and planar scales of rows meet in shared memory. The arithmetic is that of the tiles. */
 #include "kernels/cuda/quantize_bytes_kernel.cuh"
-#include "kernels/cuda/quantize_path.h"
 
 typedef mt_status (*launcher)(mt_stream *, const job *);
 
@@ -37,38 +36,36 @@ bool mt_cuda_bytes_give(const job *j)
            !mt_cuda_gathered_suffice(j) && mt_cuda_short_kind(j) == WHOLE && gives_found(*j);
 }
 
-static bool in_strips;
-
-extern "C" void mt_cuda_quantize_in_strips(bool always)
-{
-    in_strips = always;
-}
-
 /* Strips of so many tiles, where those of the group give each place of a block on the card one;
  * otherwise a tile each. */
 static int strip_of(const mt_stream *stream, const job *j, int tiles)
 {
     enum { PLACES = 3 /* on a multiprocessor */ };
     const int64_t fill = (int64_t)mt_cuda_multiprocessors(stream) * PLACES * tiles;
-    return in_strips || mt_cuda_plan_units(&j->p.group) >= fill ? tiles : 1;
+    return mt_cuda_in_strips(stream) || mt_cuda_plan_units(&j->p.group) >= fill ? tiles : 1;
 }
 
 /* Where scales of rows are bytes, strips go along the rows, so that more of them are written at
- * once. */
-int mt_cuda_bytes_wide(const mt_stream *stream, const job *j)
+ * once: tiles of such a one; 1: down the columns. */
+static int tiles_along(const job *j)
 {
     const side *row = &j->p.sides[MT_ROW], *col = &j->p.sides[MT_COL];
     const int kind = mt_cuda_short_kind(j);
     const bool lying = !j->row_token && !j->swiglu && !j->z;
     if (!lying || j->p.group.k <= TILE || keeps_values(j)) return 1;
-    if (kind == PLANAR) return strip_of(stream, j, col->present ? 2 : 4);
-    return kind == PLANAR_NIBBLES && row->present ? strip_of(stream, j, 4) : 1;
+    if (kind == PLANAR) return col->present ? 2 : 4;
+    return kind == PLANAR_NIBBLES && row->present ? 4 : 1;
+}
+
+int mt_cuda_bytes_wide(const mt_stream *stream, const job *j)
+{
+    return strip_of(stream, j, tiles_along(j));
 }
 
 int mt_cuda_bytes_rows(const mt_stream *stream, const job *j)
 {
     const bool made = j->row_token || j->swiglu || j->z;
-    if (mt_cuda_bytes_wide(stream, j) > 1) return TILE;
+    if (tiles_along(j) > 1) return TILE;
     return strip_of(stream, j, made ? 4 : j->p.sides[MT_ROW].present ? 2 : 3) * TILE;
 }
 

@@ -401,7 +401,7 @@ bool mt_cuda_master_nibbles_suffice(const job *j, const struct mt_quantize_args 
     if (!source->plain || source->dtype != MT_F32 || (uintptr_t)source->codes % 16) return false;
     if (j->dequantized || j->sums || j->row_token || j->swiglu || j->z) return false;
     if (mt_group_mode_of(g) != MT_GROUP_UNIFORM || g->m % whole || g->k % whole) return false;
-    if (mt_cuda_plan_units(g) > INT32_MAX || g->k > INT32_MAX / 8) return false;
+    if (mt_cuda_plan_units(g) > INT32_MAX || g->m > INT32_MAX || g->k > INT32_MAX / 8) return false;
     if ((row->present && !knows(j, MT_ROW)) || (col->present && !knows(j, MT_COL))) return false;
     /* square blocks are those of both directions where they have one amax */
     return !both || (row->scale == col->scale && row->decoded == col->decoded &&

@@ -282,8 +282,9 @@ static void extreme_scores(void **state)
     (void)state;
     static const double spreads[] = { 0, 30, 1000 };
     for (int d = 0; d < DTYPES; d++)
-        for (int i = 0; i < 3; i++) {
-            struct attention a = attention_create(dtypes[d], 1, 210, 2, 1, 12, spreads[i]);
+        for (int i = 0; i < 2 * 3; i++) {
+            struct attention a =
+                attention_create(dtypes[d], 1, 210, 2, 1, i % 2 ? 12 : 24, spreads[i / 2]);
             /* Values and dy of order 1. */
             for (int64_t r = 0; r < a.rows; r++)
                 test_random((char *)a.qkv + (size_t)head_at(&a, r, 3) * mt_dtype_size(a.dtype),
@@ -298,8 +299,8 @@ static void extreme_scores(void **state)
 static void causal(void **state)
 {
     (void)state;
-    for (int d = 0; d < DTYPES; d++) {
-        struct attention a = attention_create(dtypes[d], 1, 101, 4, 2, 10, 2);
+    for (int d = 0; d < 2 * DTYPES; d++) {
+        struct attention a = attention_create(dtypes[d / 2], 1, 101, 4, 2, d % 2 ? 10 : 40, 2);
         int64_t from = 53, y_before = from * a.nq * a.dim;
         forward(&a);
         double *y = as_f64(a.y, a.dtype, a.y_count), *lse = as_f64(a.lse, a.real, a.lse_count);

@@ -313,8 +313,13 @@ static void qk_norm_rope_takes_many_heads(void **state)
         mt_dtype dtype;
         mt_qk_norm norm;
         int64_t batch, sequence, nq, nkv, dim;
-    } many[] = { { MT_F64, MT_QK_NORM_HEAD, 4, 2111, 6, 2, 8 }, /* 128 heads at once, of 132 */
+    } many[] = { { MT_F64, MT_QK_NORM_HEAD, 4, 2111, 6, 2, 8 }, /* 128 heads at once, of 256 */
                  { MT_F64, MT_QK_NORM_HEAD, 1, 8321, 2, 1, 2 }, /* 32 rows of 33 */
+                 { MT_BF16, MT_QK_NORM_HEAD, 1, 701, 2, 1, 16 },
+                 { MT_BF16, MT_QK_NORM_HEAD, 1, 37, 2, 1, 128 }, /* of several parts, one, and */
+                 { MT_BF16, MT_QK_NORM_HEAD, 1, 41, 2, 1, 256 }, /* more columns than threads */
+                 { MT_BF16, MT_QK_NORM_HEAD, 1, 19, 2, 1, 512 },
+                 { MT_F32, MT_QK_NORM_HEAD, 1, 43, 2, 1, 256 },
                  { MT_F32, MT_QK_NORM_PROJECTION, 3, 5611, 1, 1, 2 },
                  { MT_BF16, MT_QK_NORM_PROJECTION, 3, 5611, 1, 1, 2 } };
     for (size_t i = 0; i < sizeof many / sizeof many[0]; i++) {
