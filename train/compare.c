@@ -131,7 +131,7 @@ static mt_status read_run(mt_compare_run *run, const char *path)
     char config[MT_PATH_BYTES];
     run->path = path;
     MT_TRY(mt_path_format(config, "%s/config.resolved.yaml", path));
-    MT_REQUIRE(mt_path_exists(path), MT_ECONFIG, "there is no run '%.*s'", PATH_SHOWN, path);
+    MT_REQUIRE(mt_path_exists(path), MT_EIO, "there is no run '%.*s'", PATH_SHOWN, path);
     MT_REQUIRE(mt_path_exists(config), MT_ECONFIG,
                "'%.*s' is %s, not the directory of a run: it has no config.resolved.yaml",
                PATH_SHOWN, path, mt_path_kind_of(path));

@@ -417,6 +417,8 @@ mt_status mt_config_load_recorded(mt_config *config, const char *path)
     mt_config_reader reader = { .config = config, .file = path };
     mt_status status = read_file(&text, &length, path);
     if (status == MT_OK) status = read_config(&reader, text, length, NULL, 0);
+    if (status == MT_ECONFIG) /* a run's record is no one's to write: it has been damaged */
+        status = MT_FAIL(MT_EDAMAGED, "%.1200s", mt_error_message());
     if (status == MT_OK) status = check_whole(&reader, length);
     free(text);
     return status;

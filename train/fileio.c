@@ -202,6 +202,16 @@ static mt_status parent_of(char dir[MT_PATH_BYTES], const char *path)
     return n ? MT_OK : mt_path_format(dir, ".");
 }
 
+mt_status mt_file_check_outside(const char *path, const char *dir)
+{
+    char parent[MT_PATH_BYTES];
+    MT_TRY(parent_of(parent, path));
+    MT_REQUIRE(!mt_path_same(parent, dir), MT_ECONFIG,
+               "'%s' is read and would be changed by '%s': the result needs another place", dir,
+               path);
+    return MT_OK;
+}
+
 static mt_status create_failed(const char *path, const char *temp, int error)
 {
     char dir[MT_PATH_BYTES];

@@ -38,6 +38,9 @@ mt_status mt_file_check_name(const char *path);
 /* The same for what is made of the file `source`, which must not be lost: MT_ECONFIG where the new
  * file, or what becomes it, would be that one. */
 mt_status mt_file_check_result(const char *path, const char *source);
+/* Whether the new file `path` lies elsewhere than in the directory `dir`, which is read as a whole:
+ * MT_ECONFIG where it does not. */
+mt_status mt_file_check_outside(const char *path, const char *dir);
 
 /* Begins the file that will be called `path`: opens `temp`, which becomes `<path>.tmp`, empty and
  * for one writer. MT_ECONFIG, with nothing changed, if another has it; a writer that died has

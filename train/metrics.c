@@ -56,6 +56,7 @@ static mt_status read_line(json_t **object, int64_t *step, const char *path, int
 static void remember(mt_metrics_past *past, const json_t *object, int64_t step)
 {
     const json_t *seconds = json_object_get(object, "seconds");
+    past->last_step = step;
     if (json_is_number(seconds)) past->seconds = json_number_value(seconds);
     if (json_object_get(object, "valid_loss"))
         *(json_is_true(json_object_get(object, "full")) ? &past->last_full_eval
@@ -99,6 +100,15 @@ static mt_status scan_file(size_t *kept, const char *path, int64_t step, mt_metr
     mt_file_map_close(&map);
     if (status == MT_OK && past->unread_line) mt_error_clear();
     return status;
+}
+
+mt_status mt_metrics_last_step(int64_t *step, const char *path)
+{
+    mt_metrics_past past = { 0 };
+    size_t kept;
+    if (mt_path_exists(path)) MT_TRY(scan_file(&kept, path, INT64_MAX - 1, &past));
+    *step = past.last_step;
+    return MT_OK;
 }
 
 mt_status mt_metrics_check(const char *path, int64_t step)

@@ -33,6 +33,7 @@ typedef struct mt_metrics_step {
 /* What the lines up to the resumed step say. */
 typedef struct mt_metrics_past {
     double seconds;                    /* of the last training line */
+    int64_t last_step;                 /* of the last line; 0: none */
     int64_t last_eval, last_full_eval; /* steps; -1: none */
     int64_t unread_line;               /* was cut off; 0: none */
 } mt_metrics_past;
@@ -45,6 +46,8 @@ typedef struct mt_metrics mt_metrics;
  * MT_EDAMAGED names the line. */
 mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
                           int64_t step);
+/* The step of its last line; 0 where it has none, or is not there. */
+mt_status mt_metrics_last_step(int64_t *step, const char *path);
 /* Whether it would be opened, as far as its lines go; it need not be there. */
 mt_status mt_metrics_check(const char *path, int64_t step);
 mt_status mt_metrics_train(mt_metrics *metrics, const mt_metrics_step *line);

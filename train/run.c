@@ -59,14 +59,7 @@ static mt_status save(run *r, int64_t step)
                        r->saved_path);
     r->saved_step = step, r->saved = true;
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
-    if (r->lead && mt_checkpoint_name_latest(r->dir.checkpoints, path) != MT_OK)
-        mt_progress_note(&r->progress,
-                         "the checkpoint of step %lld is saved, %s/latest does not "
-                         "name it: %s",
-                         (long long)step, r->dir.checkpoints, mt_error_message());
-    if (r->lead && mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last,
-                                       r->config->keep_every) != MT_OK)
-        mt_progress_note(&r->progress, "old checkpoints stay: %s", mt_error_message());
+    mt_run_settle_checkpoints(r);
     return MT_OK;
 }
 

@@ -53,6 +53,9 @@ mt_status mt_run_start(run *r);
 /* What every rank finds by itself, a fault of the configuration or of numbers that all have, they
  * find together: one of them speaks. Collective where `status` is no success. */
 mt_status mt_run_together(run *r, mt_status status, const char *what);
+/* What follows a checkpoint's last rename: `latest` names the newest, r's, and older ones go. A
+ * kill may come between, so a run that goes on does it, too. */
+void mt_run_settle_checkpoints(run *r);
 /* What this rank will take in memory. */
 mt_status mt_run_plan(const run *r, mt_plan *plan);
 /* A line of progress; `context` is a mt_progress. */

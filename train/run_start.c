@@ -99,7 +99,6 @@ static mt_status announce(run *r)
                          mt_comm_size(r->comm), mt_comm_backend(r->comm),
                          (long long)t->expert_parallel);
     if (r->changed) mt_progress_note(&r->progress, "changed since: %s", r->changed);
-    if (r->lead) announce_plan(r);
     const mt_config *c = r->config;
     bool asked = *c->statistics_layers || *c->statistics_tensors || *c->statistics_what_if;
     if (c->statistics_every > t->steps || (asked && !c->statistics_every))
@@ -117,8 +116,18 @@ static mt_status announce(run *r)
  * steps would be lost. */
 static mt_status count_checkpoints(const run *r, bool force, int64_t *there)
 {
+    const int64_t every = r->config->checkpoint_every;
+    int64_t last = 0;
     if (!force) MT_TRY(mt_checkpoint_check_moved(r->dir.checkpoints));
-    return mt_checkpoint_count_dirs(there, r->dir.checkpoints);
+    MT_TRY(mt_checkpoint_count_dirs(there, r->dir.checkpoints));
+    if (force || *there || !every) return MT_OK;
+    MT_TRY(mt_metrics_last_step(&last, r->dir.metrics));
+    MT_REQUIRE(
+        last <= every, MT_EIO,
+        "%s tells of step %lld, a checkpoint was due at %lld, and %s has none: put them back, "
+        "or --force to begin again without them",
+        r->dir.metrics, (long long)last, (long long)every, r->dir.checkpoints);
+    return MT_OK;
 }
 
 /* Finds the newest complete checkpoint, as rank 0 sees it; *path is "" where there is none at all.
@@ -141,6 +150,18 @@ static mt_status find_checkpoint(run *r, bool force, char path[MT_CHECKPOINT_PAT
     return status;
 }
 
+void mt_run_settle_checkpoints(run *r)
+{
+    if (r->lead && mt_checkpoint_name_latest(r->dir.checkpoints, r->saved_path) != MT_OK)
+        mt_progress_note(&r->progress,
+                         "the checkpoint of step %lld is saved, %s/latest does not "
+                         "name it: %s",
+                         (long long)r->saved_step, r->dir.checkpoints, mt_error_message());
+    if (r->lead && mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last,
+                                       r->config->keep_every) != MT_OK)
+        mt_progress_note(&r->progress, "old checkpoints stay: %s", mt_error_message());
+}
+
 /* Goes on from the newest complete checkpoint. */
 static mt_status resume(run *r, bool force)
 {
@@ -154,7 +175,10 @@ static mt_status resume(run *r, bool force)
     if (r->lead && r->damaged) MT_TRY(mt_checkpoint_prune_after(r->dir.checkpoints, r->saved_step));
     mt_progress_note(&r->progress, "resumed from %s, after %lld sequences of %lld tokens", path,
                      (long long)mt_run_sequences(r), (long long)r->config->trainer.sequence_length);
-    if (r->saved_step <= r->config->trainer.steps) return MT_OK;
+    if (r->saved_step <= r->config->trainer.steps) {
+        mt_run_settle_checkpoints(r);
+        return MT_OK;
+    }
     status = MT_FAIL(MT_ECONFIG, "%.300s has made %lld steps, train.steps is %lld", path,
                      (long long)r->saved_step, (long long)r->config->trainer.steps);
     return mt_run_together(r, status, "steps to go");
@@ -268,6 +292,9 @@ mt_status mt_run_start(run *r)
     MT_TRY(check_trainer(r));
     MT_TRY(open_corpora(r));
     MT_TRY(enter_directory(r));
+    mt_progress_begin(&r->progress, 0, c->trainer.steps);
+    r->progress.silent = !r->lead;
+    if (r->lead) announce_plan(r); /* before memory is asked for, which may be the end */
     MT_TRY(create_trainer(r));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);
     r->tokens = malloc(count * sizeof *r->tokens);

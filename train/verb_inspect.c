@@ -382,9 +382,7 @@ static mt_status inspect(const char *given, struct table *t, bool moments)
         MT_TRY(is_corpus(given, &corpus));
         return corpus ? inspect_corpus(given) : inspect_h5(given, t);
     }
-    char config[MT_PATH_BYTES];
-    MT_TRY(mt_path_format(config, "%s/config.json", given));
-    if (mt_path_exists(config)) return inspect_safetensors(given, false, t);
+    if (kind == MT_KIND_HUGGING_FACE) return inspect_safetensors(given, false, t);
     return inspect_checkpoint(given, t, moments);
 }
 

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/backends.h"
 #include "train/cli.h"
 #include "train/ranks.h"
 #include "train/run.h"
@@ -16,6 +17,11 @@ static mt_status start_ranks(int64_t gpus, const mt_config *config, char *const 
                "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)gpus);
     MT_REQUIRE(gpus == 1 || strncmp(config->device, "cuda:", 5), MT_ECONFIG,
                "--gpus %lld on device %s: one GPU", (long long)gpus, config->device);
+    if (gpus == 1 && !strcmp(config->device, "auto")) { /* which would do without */
+        int count;
+        MT_REQUIRE(MT_CUDA_BUILT, MT_EUNSUPPORTED, "--gpus 1: this build has no CUDA");
+        MT_TRY(mt_device_count(&count, "cuda"));
+    }
     return mt_ranks_start(gpus, words);
 }
 

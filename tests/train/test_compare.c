@@ -345,11 +345,11 @@ static void what_is_no_finished_run_is_refused(void **state)
     put_in("bad", "metrics.jsonl", "{\"step\":30,\"loss\":1}\n");
     assert_verb(compare("bad", ""), MT_EXIT_USAGE, "its data.valid is empty");
     put_in("bad", "config.resolved.yaml", "modle: {}\n");
-    assert_verb(compare("bad", ""), MT_EXIT_USAGE, "modle");
+    assert_verb(compare("bad", ""), MT_EXIT_FILES, "modle");
     assert_ok(mt_dir_create(in_dir("empty")));
     assert_verb(compare("bf16-0 empty", ""), MT_EXIT_USAGE,
                 "empty' is a directory, not the directory of a run");
-    assert_verb(compare("nothing", ""), MT_EXIT_USAGE, "there is no run '");
+    assert_verb(compare("nothing", ""), MT_EXIT_FILES, "there is no run '");
     assert_verb("compare", MT_EXIT_USAGE, "0 arguments given");
 }
 

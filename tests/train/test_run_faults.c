@@ -28,6 +28,7 @@ static void bad_input_has_the_code_of_its_class(void **state)
 #ifdef MT_HAVE_cuda
         { "--device cuda", 6, "cuda" },
         { "--device cuda:7", 6, "cuda" },
+        { "--gpus 1", 6, "cuda" }, /* not a CPU in its place */
 #else
         { "--device cuda", 2, "cuda" },
         { "--device cuda:7", 2, "cuda" },
@@ -207,6 +208,8 @@ static void a_damaged_record_of_a_run_is_named(void **state)
     assert_program("train t.yaml --run unrecorded --resume", 5,
                    "unrecorded/config.resolved.yaml: the file is not whole: it has no "
                    "model.hidden_size");
+    write_file(path, "model: [\n");
+    assert_program("train t.yaml --run unrecorded --resume", 5, "(--force to go on");
     assert_program("train t.yaml --run unrecorded --resume --force --set train.steps=3", 0, "done");
     assert_program("train t.yaml --run unrecorded --resume --set train.steps=4", 0, "done");
     FILE *metrics = fopen("unrecorded/metrics.jsonl", "a"); /* and nothing has been written then */
@@ -257,6 +260,35 @@ static void checkpoints_that_were_moved_away_are_missed(void **state)
     assert_false(has_line("moved", "\"step\":5,"));
     assert_program("train t.yaml --run moved --resume --set train.steps=2", 0,
                    "nothing saved in moved yet"); /* nor is anything missed again */
+    assert_program("train t.yaml --run away --set train.steps=7", 0, "done");
+    assert_int_equal(rename("away/ckpt", "away/kept"), 0); /* `latest` with it */
+    assert_program("train t.yaml --run away --resume", 5,
+                   "away/metrics.jsonl tells of step 7, a checkpoint was due at 5");
+    assert_true(has_line("away", "\"step\":7,"));
+    assert_program("train t.yaml --run away --resume --force --set train.steps=3", 0,
+                   "nothing saved in away yet");
+}
+
+/* What a kill after a checkpoint's last rename has left undone. */
+static void a_run_that_goes_on_settles_its_checkpoints(void **state)
+{
+    (void)state;
+    char *latest = NULL;
+    size_t bytes;
+    assert_program("train t.yaml --run late --set train.steps=10 --set checkpoint.keep_last=3", 0,
+                   "done");
+    assert_program("train t.yaml --run late --resume --set train.steps=15 "
+                   "--set checkpoint.keep_last=3",
+                   0, "done");
+    write_file("late/ckpt/latest", "step_00000010\n");
+    write_file("late/ckpt/latest.tmp", "step");
+    assert_program("train t.yaml --run late --resume --set train.steps=15", 0, "all made before");
+    assert_ok(mt_file_read_all(&latest, &bytes, "late/ckpt/latest", 100));
+    assert_string_equal(latest, "step_00000015\n");
+    free(latest);
+    assert_int_equal(access("late/ckpt/latest.tmp", F_OK), -1);
+    assert_int_equal(access("late/ckpt/step_00000005", F_OK), -1); /* keep_last is 2 */
+    assert_int_equal(access("late/ckpt/step_00000010", F_OK), 0);
 }
 
 /* What only people and scripts read does not decide whether a checkpoint is one. */
@@ -356,6 +388,7 @@ int main(void)
         cmocka_unit_test(a_damaged_record_of_a_run_is_named),
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(checkpoints_that_were_moved_away_are_missed),
+        cmocka_unit_test(a_run_that_goes_on_settles_its_checkpoints),
         cmocka_unit_test(a_checkpoint_without_its_name_in_latest_is_one),
         cmocka_unit_test(another_model_is_no_damage),
         cmocka_unit_test(more_windows_than_there_are_numbers_are_all),

@@ -224,6 +224,23 @@ static void idle_experts_have_zero_gradients(void **state)
     assert_true(idle > 0 && idle < E);
 }
 
+/* A trace into the checkpoint that it reads would end it. */
+static void a_trace_stays_out_of_its_checkpoint(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "model.h5", "trace.h5" };
+    make_model(false);
+    make_input(false, NULL);
+    for (int i = 0; i < 2; i++) {
+        mt_checkpoint *c = NULL;
+        snprintf(line, sizeof line, "trace %s --tokens %s -o %s/%s", in_dir("ckpt"),
+                 in_dir("in.h5"), in_dir("ckpt"), names[i]);
+        assert_verb(line, MT_EXIT_USAGE, "is read and would be changed by");
+        assert_ok(mt_checkpoint_open(&c, in_dir("ckpt")));
+        mt_checkpoint_close(&c);
+    }
+}
+
 /* One counted target: the loss is -log softmax of the logits that were written. */
 static void ignored_targets_do_not_count(void **state)
 {
@@ -544,6 +561,7 @@ int main(void)
         cmocka_unit_test(a_tied_gradient_is_one_sum),
         cmocka_unit_test(idle_experts_have_zero_gradients),
         cmocka_unit_test(ignored_targets_do_not_count),
+        cmocka_unit_test(a_trace_stays_out_of_its_checkpoint),
         cmocka_unit_test(activations_follow_the_pattern),
         cmocka_unit_test(bf16_is_written_as_f32),
         cmocka_unit_test(gradients_are_those_of_the_run),
