@@ -11,6 +11,7 @@
 #include "dist/launch.h"
 #include "train/build_info.h"
 #include "train/nearest.h"
+#include "train/signals.h"
 
 typedef struct verb {
     const char *name, *arguments, *about;
@@ -263,5 +264,6 @@ int mt_cli_main(int argc, char **argv)
                     near ? ": did you mean " : "", near ? near : "");
         return MT_EXIT_USAGE;
     }
+    mt_signals_clean_up();
     return end(found->name, rank, found->run(argc - 1, argv + 1));
 }

@@ -34,7 +34,7 @@ static int edit_distance(const char *a, const char *b)
 const char *mt_nearest(const char *text, const void *names, int count, size_t stride)
 {
     const char *best = NULL;
-    int least = (int)strlen(text) / 2 + 2; /* further away is no likeness */
+    int least = (int)strlen(text) / 3 + 2; /* further away is no likeness */
     for (int i = 0; i < count; i++) {
         const char *name;
         memcpy(&name, (const char *)names + (size_t)i * stride, sizeof name);

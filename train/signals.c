@@ -3,9 +3,51 @@
 
 #include <signal.h>
 #include <stddef.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t pending;
+
+/* The last files that were begun; the name may be another file's by now. */
+enum { BEGUN = 32, NAME = 4096 };
+static struct {
+    char path[NAME];
+    struct stat file;
+    volatile sig_atomic_t there;
+} begun[BEGUN];
+static int begun_count;
+
+void mt_signals_begun(const char *path, int fd)
+{
+    const int i = begun_count++ % BEGUN;
+    begun[i].there = 0;
+    if (strlen(path) >= NAME || fstat(fd, &begun[i].file) != 0) return;
+    strcpy(begun[i].path, path);
+    begun[i].there = 1;
+}
+
+static void clean_up(int number)
+{
+    for (int i = 0; i < BEGUN; i++) {
+        struct stat now;
+        if (begun[i].there && lstat(begun[i].path, &now) == 0 &&
+            now.st_dev == begun[i].file.st_dev && now.st_ino == begun[i].file.st_ino)
+            unlink(begun[i].path);
+    }
+    raise(number); /* which is as it was when the program began */
+}
+
+void mt_signals_clean_up(void)
+{
+    static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        struct sigaction action = { .sa_handler = clean_up, .sa_flags = SA_RESETHAND }, old;
+        sigemptyset(&action.sa_mask);
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler == SIG_DFL)
+            sigaction(numbers[i], &action, NULL);
+    }
+}
 
 static const struct {
     int number;

@@ -1,6 +1,12 @@
 /* Files: one writer at a time. */
 #include "tests/train/files.h"
 #include "train/corpus.h"
+#include "train/signals.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* Two at once would mix their tokens. The second has touched nothing; what one that died has left
  * holds nobody. */
@@ -38,8 +44,42 @@ static void test_one_writer(void **state)
     assert_false(mt_path_exists(temp));
 }
 
+/* What a signal that ends a process finds begun goes, what has its name already, or another's file
+ * of the name it had, stays; a signal that is ignored is. */
+static void test_ended_by_a_signal(void **state)
+{
+    (void)state;
+    char path[300], done[300], temp[MT_PATH_BYTES], other[MT_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/ended", files_dir);
+    snprintf(done, sizeof done, "%s/done", files_dir);
+    for (int k = 0; k < 3; k++) {
+        static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+        int status, fd, own;
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            if (k == 2) signal(SIGINT, SIG_IGN);
+            mt_signals_clean_up();
+            bool ok = mt_file_begin(&own, other, done) == MT_OK && rename(other, done) == 0 &&
+                      (fd = open(other, O_CREAT | O_WRONLY, 0600)) >= 0 &&
+                      mt_file_begin(&own, temp, path) == MT_OK;
+            if (k == 2) raise(SIGINT);
+            if (ok) raise(numbers[k]);
+            _exit(1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == numbers[k]);
+        assert_ok(mt_path_format(temp, "%s.tmp", path));
+        assert_ok(mt_path_format(other, "%s.tmp", done));
+        assert_false(mt_path_exists(temp));
+        assert_true(mt_path_exists(done) && mt_path_exists(other));
+        assert_int_equal(unlink(other), 0);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_writer) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_writer),
+                                        cmocka_unit_test(test_ended_by_a_signal) };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
