@@ -29,35 +29,37 @@ const char *mt_bench_quantize_shape(int i)
 }
 
 /* Of activations; of weights, with what recipes turn on for them. */
-static const char *const formats[2][10] = {
+static const char *const formats[2][11] = {
     { "fp8_tensor", "fp8_delayed", "fp8_block", "mxfp8", "mxfp4", "nvfp4", "nvfp4:sr", "nvfp4:rht",
-      "nvfp4:4over6" },
+      "nvfp4:rht+sr", "nvfp4:4over6" },
     { "fp8_tensor", "fp8_delayed", "fp8_block:2d", "mxfp8", "mxfp4", "nvfp4:2d" }
 };
 enum { ROTATED = 2 };
 
-/* padded: columns are quantized as products of codes read them, MT_LAYOUT_PADDED. */
+/* Columns as products of codes read them, and both directions as those of bf16 do. */
 static const struct way {
     const char *name;
-    bool quantizes, dir[MT_DIR_COUNT], padded;
+    bool quantizes, dir[MT_DIR_COUNT];
+    mt_layout layout;
 } ways[] = {
-    { "quantize_row", true, { true, false }, false },
-    { "quantize_col", true, { false, true }, false },
-    { "quantize_both", true, { true, true }, false },
-    { "quantize_col_padded", true, { false, true }, true },
-    { "quantize_both_padded", true, { true, true }, true },
-    { "dequantize_row", false, { true, false }, false },
-    { "dequantize_col", false, { false, true }, false },
+    { "quantize_row", true, { true, false }, MT_LAYOUT_COMPACT },
+    { "quantize_col", true, { false, true }, MT_LAYOUT_COMPACT },
+    { "quantize_both", true, { true, true }, MT_LAYOUT_COMPACT },
+    { "quantize_col_padded", true, { false, true }, MT_LAYOUT_PADDED },
+    { "quantize_both_padded", true, { true, true }, MT_LAYOUT_PADDED },
+    { "quantize_both_decoded", true, { true, true }, MT_LAYOUT_DECODED },
+    { "dequantize_row", false, { true, false }, MT_LAYOUT_COMPACT },
+    { "dequantize_col", false, { false, true }, MT_LAYOUT_COMPACT },
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
 struct job {
     const struct shape *shape;
-    mt_dtype from;                        /* of the source */
-    mt_qtensor source[ROTATED], whole, q; /* plain; codes of both directions; those of this way */
-    mt_direction padded;                  /* columns in that layout; absent: there is none */
-    int64_t padded_rows;                  /* of all members, each rounded up to its next part */
-    mt_dir dir;                           /* that is dequantized */
+    mt_dtype from;                     /* of the source */
+    mt_qtensor source[ROTATED], q;     /* plain; the directions of this way */
+    mt_qtensor laid[MT_LAYOUT_PACKED]; /* both, by layout; where it has no columns there is none */
+    int64_t padded_rows;               /* of all members, each rounded up to its next part */
+    mt_dir dir;                        /* that is dequantized */
     void *y;
 };
 
@@ -110,18 +112,26 @@ static mt_status count_padded(mt_bench *b, int64_t *rows, const mt_group *g)
     return MT_OK;
 }
 
-/* Columns' codes padded, where the format and the device have such; all else as in `whole`. */
-static mt_status place_padded(mt_bench *b, struct job *j)
+/* The same codes, or what they decode to, in a layout that the format and the device may have. */
+static mt_status place_laid(mt_bench *b, struct job *j, mt_layout layout)
 {
-    const mt_group *g = &j->whole.group;
-    mt_direction col = j->whole.dir[MT_COL];
-    if (j->shape->weights || !mt_direction_pads(&col, MT_COL, g)) return MT_OK;
-    col.layout = MT_LAYOUT_PADDED;
-    MT_TRY(count_padded(b, &j->padded_rows, g));
-    MT_TRY(mt_bench_alloc(b, &col.codes, mt_direction_code_bytes(&col, MT_COL, g)));
-    j->q = j->whole, j->q.dir[MT_COL] = col;
+    const mt_group *g = &j->source[0].group;
+    mt_direction *col = &j->q.dir[MT_COL];
+    void *memory;
+    j->q = j->laid[MT_LAYOUT_COMPACT];
+    if (j->shape->weights) return MT_OK;
+    if (layout == MT_LAYOUT_PADDED) {
+        if (!mt_direction_pads(col, MT_COL, g)) return MT_OK;
+        col->layout = layout;
+        MT_TRY(count_padded(b, &j->padded_rows, g));
+        MT_TRY(mt_bench_alloc(b, &col->codes, mt_direction_code_bytes(col, MT_COL, g)));
+    } else {
+        for (int d = 0; d < MT_DIR_COUNT; d++) j->q.dir[d].layout = layout;
+        MT_TRY(mt_bench_alloc(b, &memory, mt_qtensor_bytes(&j->q)));
+        mt_qtensor_place(&j->q, memory);
+    }
     mt_status status = launch_quantize(b, j, 0);
-    if (status == MT_OK) j->padded = col;
+    if (status == MT_OK) j->laid[layout] = j->q;
     if (status != MT_EUNSUPPORTED) return status;
     mt_error_clear();
     return MT_OK;
@@ -135,31 +145,34 @@ static mt_status place(mt_bench *b, struct job *j, const char *format)
     bool decoded = false;
     MT_TRY(mt_format_spec_parse(&spec, format));
     if (j->shape->weights) MT_TRY(is_decoded(&decoded, b, &spec));
-    j->whole = (mt_qtensor){ .group = j->source[0].group };
-    j->whole.dir[MT_ROW] = mt_direction_of(spec);
-    if (decoded) j->whole.dir[MT_ROW].layout = MT_LAYOUT_DECODED;
-    j->whole.dir[MT_COL] = j->whole.dir[MT_ROW];
-    j->whole.dir[MT_ROW].options.rht = false, j->whole.dir[MT_ROW].options.rht_mask = 0;
-    MT_TRY(mt_bench_alloc(b, &memory, mt_qtensor_bytes(&j->whole)));
-    mt_qtensor_place(&j->whole, memory);
-    MT_TRY(place_padded(b, j));
-    j->q = j->whole;
+    j->q = (mt_qtensor){ .group = j->source[0].group };
+    j->q.dir[MT_ROW] = mt_direction_of(spec);
+    if (decoded) j->q.dir[MT_ROW].layout = MT_LAYOUT_DECODED;
+    j->q.dir[MT_COL] = j->q.dir[MT_ROW];
+    j->q.dir[MT_ROW].options.rht = false, j->q.dir[MT_ROW].options.rht_mask = 0;
+    MT_TRY(mt_bench_alloc(b, &memory, mt_qtensor_bytes(&j->q)));
+    mt_qtensor_place(&j->q, memory);
+    j->laid[MT_LAYOUT_COMPACT] = j->q; /* as they are kept: weights may be decoded */
+    MT_TRY(place_laid(b, j, MT_LAYOUT_PADDED));
+    MT_TRY(place_laid(b, j, MT_LAYOUT_DECODED));
+    j->q = j->laid[MT_LAYOUT_COMPACT];
     return launch_quantize(b, j, 0);
 }
 
 static double way_bytes(const struct job *j, const struct way *w)
 {
-    const mt_group *g = &j->source[0].group;
+    const mt_qtensor *q = &j->laid[w->layout];
+    const mt_group *g = &q->group;
     double plain = (double)mt_group_capacity(g) * (double)mt_dtype_size(j->from);
     double bytes = 0;
     bool amax = false;
     for (int d = 0; d < MT_DIR_COUNT; d++) {
-        const mt_direction *dir = &j->whole.dir[d];
-        bool twin = d && w->dir[MT_ROW] && dir->codes == j->whole.dir[MT_ROW].codes;
-        bool padded = d == MT_COL && w->padded;
+        const mt_direction *dir = &q->dir[d];
+        bool twin = d && w->dir[MT_ROW] && dir->codes == q->dir[MT_ROW].codes;
         if (!w->dir[d] || twin) continue;
-        bytes += padded ? (double)(j->padded_rows * g->k)
-                        : (double)mt_direction_code_bytes(dir, (mt_dir)d, g);
+        bytes += dir->layout == MT_LAYOUT_PADDED
+                     ? (double)(j->padded_rows * g->k)
+                     : (double)mt_direction_code_bytes(dir, (mt_dir)d, g);
         bytes += (double)mt_direction_scale_bytes(dir, (mt_dir)d, g);
         amax |= mt_format_needs_amax(dir->format);
     }
@@ -169,8 +182,7 @@ static double way_bytes(const struct job *j, const struct way *w)
 static mt_status bench_way(mt_bench *b, struct job *j, const struct way *w, mt_bench_case *c)
 {
     double seconds, bytes = way_bytes(j, w);
-    j->q = j->whole;
-    if (w->padded) j->q.dir[MT_COL] = j->padded;
+    j->q = j->laid[w->layout];
     for (int d = 0; d < MT_DIR_COUNT; d++)
         if (!w->dir[d]) j->q.dir[d] = (mt_direction){ 0 };
     j->dir = w->dir[MT_ROW] ? MT_ROW : MT_COL;
@@ -198,7 +210,7 @@ static mt_status bench_format(mt_bench *b, const struct shape *s, const char *fo
         MT_TRY_CLEANUP(mt_bench_alloc(b, &j.y, (size_t)count * mt_dtype_size(b->options.dtype)));
     MT_TRY_CLEANUP(place(b, &j, format));
     for (int w = 0; w < WAYS; w++) {
-        if (ways[w].padded && !j.padded.format) continue;
+        if (!j.laid[ways[w].layout].dir[MT_COL].format) continue;
         if (ways[w].quantizes || !s->weights) MT_TRY_CLEANUP(bench_way(b, &j, &ways[w], &c));
     }
 cleanup:

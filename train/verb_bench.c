@@ -70,8 +70,8 @@ mt_status mt_verb_bench(int argc, char **argv)
             "each launch, inputs are\nrandom and taken in turns, times are the device's, "
             "medians count. First come copy bandwidth\nand a dense product: the floor of a "
             "case is the time that they allow, its share floor / time.\nCases of quantize that "
-            "are padded write columns as products of 8-bit codes read them;\nits copy is of the "
-            "source.",
+            "are padded write columns as products of 8-bit codes read them,\ndecoded ones what "
+            "products of bf16 read; its copy is of the source.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 0,

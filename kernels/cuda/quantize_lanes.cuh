@@ -9,7 +9,8 @@
 enum { LANE_ROWS = 4, COLUMNS = 8, CHUNK_WORDS = COLUMNS / 2 };
 
 /* A warp has sixteen rows. Of four threads each has four of them: eight elements from its first
- * column on, and eight TILE / 2 columns further. */
+ * column on, and where it has 2 CHUNK_WORDS (WORDS) of a row eight TILE / 2 columns further. As
+ * many squares are in them: columns g and g + 8 of one are in a row's first and last half. */
 static __device__ __forceinline__ int first_column(void)
 {
     return lane_of_warp() / 4 * COLUMNS;
@@ -21,11 +22,14 @@ static __device__ __forceinline__ int first_row(void)
     return lane_of_warp() % 4 * LANE_ROWS;
 }
 
-/* Of rows `row` below `from`, a part of TILE columns; as far as the warp's sixteen are there. */
-static __device__ __forceinline__ void load_lanes(uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                  const mt_bf16 *from, uint32_t pitch,
-                                                  const uint32_t row[LANE_ROWS], int rows, int cols)
+/* Of rows `row` below `from`, a part of 16 WORDS columns; as far as the warp's sixteen are there.
+ */
+template <int WORDS>
+static __device__ __forceinline__ void load_lanes(uint32_t x[LANE_ROWS][WORDS], const mt_bf16 *from,
+                                                  uint32_t pitch, const uint32_t row[LANE_ROWS],
+                                                  int rows, int cols)
 {
+    enum { CHUNKS = WORDS / CHUNK_WORDS };
     const uint4 *p[LANE_ROWS];
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
@@ -35,36 +39,38 @@ static __device__ __forceinline__ void load_lanes(uint32_t x[LANE_ROWS][2 * CHUN
         if (inside) q = __ldg(p[i] + h * (TILE / COLUMNS / 2));
         x[i][h * 4] = q.x, x[i][h * 4 + 1] = q.y, x[i][h * 4 + 2] = q.z, x[i][h * 4 + 3] = q.w;
     };
-    if (rows >= SEGMENT && cols >= TILE) {
+    if (rows >= SEGMENT && cols >= 16 * WORDS) {
 #pragma unroll
-        for (int i = 0; i < 2 * LANE_ROWS; i++) load(i / 2, i % 2, true);
+        for (int i = 0; i < CHUNKS * LANE_ROWS; i++) load(i / CHUNKS, i % CHUNKS, true);
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 2 * LANE_ROWS; i++)
-        load(i / 2, i % 2,
-             first_row() + i / 2 < rows && first_column() + i % 2 * (TILE / 2) < cols);
+    for (int i = 0; i < CHUNKS * LANE_ROWS; i++)
+        load(i / CHUNKS, i % CHUNKS,
+             first_row() + i / CHUNKS < rows && first_column() + i % CHUNKS * (TILE / 2) < cols);
 }
 
-/* The square of column c of each of a warp's sixteen times eight. */
-static __device__ __forceinline__ void
-take_square(uint32_t square[4], const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS], int c)
+/* The square of columns c of all halves. */
+template <int WORDS>
+static __device__ __forceinline__ void take_square(uint32_t square[4],
+                                                   const uint32_t x[LANE_ROWS][WORDS], int c)
 {
     const uint32_t half = c % 2 ? 0x7632 : 0x5410;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int row = i / 2 * 2, word = i % 2 * CHUNK_WORDS + c / 2;
+        const int row = i / 2 * 2, word = i % 2 * (WORDS / 2) + c / 2;
         square[i] = __byte_perm(x[row][word], x[row + 1][word], half);
     }
 }
 
-/* A thread's elements of its columns c, one of each half of the tile to a word. */
-static __device__ __forceinline__ void
-take_pairs(uint32_t z[4], const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS], int c)
+/* A thread's elements of its columns c, one of each half to a word. */
+template <int WORDS>
+static __device__ __forceinline__ void take_pairs(uint32_t z[4], const uint32_t x[LANE_ROWS][WORDS],
+                                                  int c)
 {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
-        z[i] = __byte_perm(x[i][c / 2], x[i][CHUNK_WORDS + c / 2], c % 2 ? 0x7632 : 0x5410);
+        z[i] = __byte_perm(x[i][c / 2], x[i][WORDS / 2 + c / 2], c % 2 ? 0x7632 : 0x5410);
 }
 
 /* The same of a square. */
@@ -110,18 +116,20 @@ static __device__ __forceinline__ uint32_t drawn_nibbles(const uint32_t z[4], co
 }
 
 /* Squares of a warp whose sums may round: a bit each. Threads take half of the words from others
- * twice: each ends with two. */
-static __device__ __forceinline__ uint32_t odd_squares(const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS])
+ * twice: each ends with a quarter. */
+template <int WORDS>
+static __device__ __forceinline__ uint32_t odd_squares(const uint32_t x[LANE_ROWS][WORDS])
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    enum { HALF = WORDS / 2, OWN = WORDS / 4 };
     const int q = lane_of_warp() % 4;
-    uint32_t sum[CHUNK_WORDS], least[CHUNK_WORDS], odd[2], bits = 0;
+    uint32_t sum[HALF], least[HALF], odd[OWN], any = 0, bits = 0;
 #pragma unroll
-    for (int k = 0; k < CHUNK_WORDS; k++) {
+    for (int k = 0; k < HALF; k++) {
         uint32_t a[2], b[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int w = h * CHUNK_WORDS + k;
+            const int w = h * HALF + k;
             a[h] =
                 magnitude_sums(magnitude_sums(x[0][w], x[1][w]), magnitude_sums(x[2][w], x[3][w]));
             b[h] = smaller_pair(smaller_pair(x[0][w], x[1][w]), smaller_pair(x[2][w], x[3][w]));
@@ -130,39 +138,41 @@ static __device__ __forceinline__ uint32_t odd_squares(const uint32_t x[LANE_ROW
         least[k] = smaller_pair(q & 1 ? b[1] : b[0], __shfl_xor_sync(~0u, q & 1 ? b[0] : b[1], 1));
     }
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const uint32_t a = __shfl_xor_sync(~0u, q & 2 ? sum[k] : sum[k + 2], 2);
-        const uint32_t b = __shfl_xor_sync(~0u, q & 2 ? least[k] : least[k + 2], 2);
-        odd[k] = sums_round(magnitude_sums(q & 2 ? sum[k + 2] : sum[k], a),
-                            smaller_pair(q & 2 ? least[k + 2] : least[k], b));
+    for (int k = 0; k < OWN; k++) {
+        const uint32_t a = __shfl_xor_sync(~0u, q & 2 ? sum[k] : sum[k + OWN], 2);
+        const uint32_t b = __shfl_xor_sync(~0u, q & 2 ? least[k] : least[k + OWN], 2);
+        odd[k] = sums_round(magnitude_sums(q & 2 ? sum[k + OWN] : sum[k], a),
+                            smaller_pair(q & 2 ? least[k + OWN] : least[k], b));
+        any |= odd[k];
     }
-    if (!__any_sync(~0u, odd[0] | odd[1])) return 0;
+    if (!__any_sync(~0u, any)) return 0;
 #pragma unroll
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < OWN; k++)
         bits |= (odd[k] & 0xffff ? 1u : 0) << k * 2 | (odd[k] >> 16 ? 2u : 0) << k * 2;
-    return __reduce_or_sync(~0u, bits << (q & 2) * 2);
+    return __reduce_or_sync(~0u, q & 2 ? bits << 2 * OWN : bits);
 #else
     (void)x;
-    return (1u << COLUMNS) - 1;
+    return (1u << WORDS) - 1;
 #endif
 }
 
 /* What is found of the columns of a warp's rows; whole: there are sixteen. */
+template <int WORDS>
 static __device__ __forceinline__ void measure_lanes(const job &j, bool whole,
-                                                     const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
+                                                     const uint32_t x[LANE_ROWS][WORDS],
                                                      const uint32_t rotation[4], found *it)
 {
     const uint32_t mask = j.p.sides[MT_COL].options.rht_mask;
     uint32_t all[4];
 #pragma unroll
-    for (int i = 0; i < LANE_ROWS; i++) all[i] = magnitude_of<8>(x[i], &it->nans);
+    for (int i = 0; i < LANE_ROWS; i++) all[i] = magnitude_of<WORDS>(x[i], &it->nans);
     raise(&it->most[MT_ROW],
           larger_halves(larger_halves(all[0], all[1]), larger_halves(all[2], all[3])));
     int again = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t near = 0; /* as measure_rotated looks */
 #pragma unroll
-    for (int c = 0; whole && c < COLUMNS; c++) {
+    for (int c = 0; whole && c < WORDS; c++) {
         uint32_t square[4];
         take_square(square, x, c);
         near = larger_pair(near, magnitudes_near(square, rotation));
@@ -172,7 +182,7 @@ static __device__ __forceinline__ void measure_lanes(const job &j, bool whole,
     if (!__any_sync(~0u, !whole || near >= most || most < LEAST || most > MOST)) return;
 #endif
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
+    for (int c = 0; c < WORDS; c++) {
         uint32_t square[4];
         take_square(square, x, c);
         if (whole)
@@ -219,10 +229,10 @@ static __device__ __forceinline__ float enc_of_stored(const job &j, const level 
 /* Four squares rotated, columns g and g + 8 of each in a word, and the larger magnitudes of both;
  * NaNs, which do not count, without a sign. odd: a bit for each whose sums may round, or that is
  * not whole: those are not rotated. */
-static __device__ __forceinline__ void rotate_squares(uint32_t z[4][4], uint32_t most[4],
-                                                      const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                      int c0, const uint32_t rotation[4],
-                                                      uint32_t mask, uint32_t odd, bool whole)
+template <int WORDS>
+static __device__ __forceinline__ void
+rotate_squares(uint32_t z[4][4], uint32_t most[4], const uint32_t x[LANE_ROWS][WORDS], int c0,
+               const uint32_t rotation[4], uint32_t mask, uint32_t odd, bool whole)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -261,11 +271,12 @@ static __device__ __forceinline__ void rotate_squares(uint32_t z[4][4], uint32_t
 }
 
 /* The bits of a warp's elements, as they lie; row: its first in the tile. */
-static __device__ __forceinline__ void draw_lanes(uint32_t bits[LANE_ROWS][2 * CHUNK_WORDS],
-                                                  const job &j, const tile &t, int row)
+template <int WORDS>
+static __device__ __forceinline__ void draw_lanes(uint32_t bits[LANE_ROWS][WORDS], const job &j,
+                                                  const tile &t, int row)
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
+    for (int h = 0; h < WORDS / CHUNK_WORDS; h++) {
         const draws d = draws_of(j, t, row + first_row(), first_column() + h * (TILE / 2));
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; i++) draw_row(bits[i] + h * CHUNK_WORDS, j, d, i);

@@ -124,12 +124,15 @@ static __device__ __forceinline__ void multiply_square(float y[4], const uint32_
 enum { LEAST = 40 << 7, MOST = 240 << 7, BINADES = 12 << 7 };
 
 /* Whether a column's sums, wherever they round, become the same bf16 as y does. They and the tensor
- * cores' lie less than 2^-15.6 of the largest product apart: 15 roundings of sums below 16 such
- * products, and what tensor cores that keep 24 bits cut of 16 products and 2 sums; `off` is 2^-15
- * of it. most: the largest element. */
-static __device__ __forceinline__ bool rounds_alike(const float y[8], int column, uint32_t most)
+ * cores' lie less than 9.5 2^-23 of the sum of the products' magnitudes and 2^-19 of the largest
+ * product apart: 15 roundings of sums, and what tensor cores that keep 24 bits cut of 16 products
+ * and 2 sums. most, sum: of magnitudes of elements, four times those of products; the sum has been
+ * rounded four times and is off by less than 2 of 256, as y by `off` by 2^-24 of it. */
+static __device__ __forceinline__ bool rounds_alike(const float y[8], int column, uint32_t most,
+                                                    uint32_t sum)
 {
-    const float off = mt_f32_from_bits(most << 16) * 0x1p-17f;
+    const float off =
+        fmaf(mt_f32_from_bits(sum << 16), 0x3p-23f, mt_f32_from_bits(most << 16) * 0x1p-21f);
     bool alike = true;
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
@@ -181,6 +184,25 @@ static __device__ __forceinline__ uint32_t sums_round(uint32_t sum, uint32_t lea
            (smaller_halves(least & 0x7fff7fffu, LEAST * both) ^ LEAST * both);
 }
 
+/* The sums of columns' magnitudes, that of g in the low half. */
+static __device__ __forceinline__ uint32_t sum_of_columns(const uint32_t x[4])
+{
+    const uint32_t a = magnitude_sums(x[0], x[2]), b = magnitude_sums(x[1], x[3]);
+    return magnitude_sums(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+}
+
+/* The least magnitudes but for zeros, which no sum rounds for: there they are the largest ones. */
+static __device__ __forceinline__ uint32_t least_of_columns(const uint32_t x[4])
+{
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t m = x[i] & 0x7fff7fffu, zeros = ~(m + 0x7fff7fffu) & 0x80008000u;
+        w[i] = m | ((zeros - (zeros >> 15)) & 0x7f7f7f7fu);
+    }
+    return smaller_of_columns(w);
+}
+
 /* A square rotated, whatever it is. */
 static __device__ __noinline__ uint4 rotated_square(uint4 square, uint4 rotation, uint32_t mask)
 {
@@ -189,20 +211,22 @@ static __device__ __noinline__ uint4 rotated_square(uint4 square, uint4 rotation
     float y[8];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const uint32_t h[4] = { rotation.x, rotation.y, rotation.z, rotation.w };
-    uint32_t most = larger_of_columns(x), least = smaller_of_columns(x);
+    uint32_t most = larger_of_columns(x), least = least_of_columns(x), sum = sum_of_columns(x);
     multiply_square(y, x, h), multiply_square(y + 4, x, h + 2);
 #pragma unroll
     for (int lane = 1; lane < 4; lane *= 2) {
         most = larger_halves(most, __shfl_xor_sync(~0u, most, lane));
         least = smaller_halves(least, __shfl_xor_sync(~0u, least, lane));
+        sum = magnitude_sums(sum, __shfl_xor_sync(~0u, sum, lane));
     }
-    const uint32_t odd = rounds(most, least);
+    const uint32_t odd = sums_round(sum, smaller_halves(least, sum)); /* 0 of zeros alone */
     bool alike = true;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         const uint32_t m = most >> 16 * c & 0xffff;
         if (odd >> 16 * c & 0xffff)
-            alike &= rounds_alike(y, c, m) && (m == 0 || (m >= LEAST && m <= MOST));
+            alike &= rounds_alike(y, c, m, sum >> 16 * c & 0xffff) &&
+                     (m == 0 || (m >= LEAST && m <= MOST));
     }
     if (!__all_sync(~0u, alike)) sum_in_order(y, x, mask);
 #else

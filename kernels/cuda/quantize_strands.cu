@@ -12,10 +12,13 @@
 enum { MEASURES, MAKES, COLUMNS_ALONE, BOTH }; /* MAKES: and measures */
 template <int SWEEP> static constexpr bool DECODES = SWEEP >= COLUMNS_ALONE;
 
-/* Of a multiprocessor; columns of a strand that a warp takes at a time, of each half if it makes.
- */
-template <int SWEEP> static constexpr int BLOCKS = SWEEP == MEASURES ? 3 : 2;
-template <int SWEEP> static constexpr int PART = SWEEP == MAKES ? (int)DOTS_PART : (int)TILE;
+/* Of a multiprocessor; words of a row that a thread has; columns of a strand that a warp takes at a
+ * time, of each half if it makes. Code that warps run at their own pace should stay below 32 KB. */
+template <int SWEEP, bool SR>
+static constexpr int BLOCKS = SWEEP == MAKES || (SWEEP == BOTH && SR) ? 2 : 3;
+template <int SWEEP> static constexpr int WORDS = DECODES<SWEEP> ? CHUNK_WORDS : 2 * CHUNK_WORDS;
+template <int SWEEP>
+static constexpr int PART = SWEEP == MAKES ? (int)DOTS_PART : 16 * WORDS<SWEEP>;
 
 /* ---- where a warp is --------------------------------------------------------------------------
  */
@@ -68,78 +71,69 @@ static __device__ __forceinline__ void get_tokens(strand_space *sp, const job &j
 /* ---- decoding ---------------------------------------------------------------------------------
  */
 
-/* Rows to where they go, as their codes are times their scales: two lanes have a segment. */
-static __device__ __forceinline__ void put_rows(const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                const uint32_t (*bits)[2 * CHUNK_WORDS],
-                                                const job &j, float g, const float *scale_enc,
-                                                mt_bf16 *to, int64_t pitch, int rows, int cols)
+/* Rows to where they go, as their codes are times their scales, two at a time: two lanes have a
+ * segment. */
+static __device__ __forceinline__ void put_rows(const uint32_t x[LANE_ROWS][CHUNK_WORDS],
+                                                const uint32_t (*bits)[CHUNK_WORDS], const job &j,
+                                                float g, const float *scale_enc, mt_bf16 *to,
+                                                int64_t pitch, int rows, int cols)
 {
 #pragma unroll
-    for (int i = 0; i < LANE_ROWS; i++, to += pitch) {
+    for (int i = 0; i < LANE_ROWS; i += 2) {
         __syncwarp(); /* or rows are mixed, for which there are no registers */
         const uint4 in[2] = { make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]),
-                              make_uint4(x[i][4], x[i][5], x[i][6], x[i][7]) };
+                              make_uint4(x[i + 1][0], x[i + 1][1], x[i + 1][2], x[i + 1][3]) };
         uint4 y[2];
-        decode_halves<32 / COLUMNS>(y, j, in, g, scale_enc,
-                                    bits ? (const uint32_t(*)[CHUNK_WORDS])bits[i] : NULL);
+        decode_halves<32 / COLUMNS>(y, j, in, g, scale_enc, bits ? bits + i : NULL);
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (first_row() + i < rows && first_column() + h * (TILE / 2) < cols)
-                store_16(to + h * (TILE / 2), y[h].x, y[h].y, y[h].z, y[h].w);
+        for (int h = 0; h < 2; h++, to += pitch)
+            if (first_row() + i + h < rows && first_column() < cols)
+                store_16(to, y[h].x, y[h].y, y[h].z, y[h].w);
     }
 }
 
 /* Columns in place of x, as their codes are times their scales; whole: there are sixteen rows. */
-static __device__ __forceinline__ void decode_lanes(uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
-                                                    const uint32_t (*bits)[2 * CHUNK_WORDS],
+static __device__ __forceinline__ void decode_lanes(uint32_t x[LANE_ROWS][CHUNK_WORDS],
+                                                    const uint32_t (*bits)[CHUNK_WORDS],
                                                     const job &j, float g, const float *scale_enc,
                                                     const uint32_t rotation[4], bool whole)
 {
     const uint32_t mask = j.p.sides[MT_COL].options.rht_mask;
     const uint32_t odd = whole ? odd_squares(x) : ~0u;
+    uint32_t z[4][4], most[4];
+    float enc[4][2];
+    rotate_squares(z, most, x, 0, rotation, mask, odd, whole);
+    const uint32_t stored = stored_of_squares(j, g, most);
+    const uint32_t both = __byte_perm(scale_twice(stored & 0xff), scale_twice(stored >> 8), 0x5410);
+    enc_of_squares(enc, scale_enc, stored);
 #pragma unroll
-    for (int c0 = 0; c0 < COLUMNS; c0 += 4) {
-        uint32_t z[4][4], most[4];
-        float enc[4][2];
-        rotate_squares(z, most, x, c0, rotation, mask, odd, whole);
-        const uint32_t stored = stored_of_squares(j, g, most);
-        const uint32_t both =
-            __byte_perm(scale_twice(stored & 0xff), scale_twice(stored >> 8), 0x5410);
-        enc_of_squares(enc, scale_enc, stored);
+    for (int i = 0; i < 4; i++) {
+        const float by[8] = { enc[i][0], enc[i][1], enc[i][0], enc[i][1],
+                              enc[i][0], enc[i][1], enc[i][0], enc[i][1] };
+        const uint32_t scale = __shfl_sync(~0u, both, i, 4), scales[2] = { scale, scale };
+        uint32_t drawn[4], v[4];
+        if (bits) take_pairs(drawn, bits, i);
+        nibble_values(v, magnitude_nibbles(z[i], by, bits ? drawn : NULL), z[i], scales, false);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float by[8] = { enc[i][0], enc[i][1], enc[i][0], enc[i][1],
-                                  enc[i][0], enc[i][1], enc[i][0], enc[i][1] };
-            const uint32_t scale = __shfl_sync(~0u, both, i, 4), scales[2] = { scale, scale };
-            uint32_t drawn[4], v[4];
-            if (bits) take_pairs(drawn, bits, c0 + i);
-            nibble_values(v, magnitude_nibbles(z[i], by, bits ? drawn : NULL), z[i], scales, false);
-#pragma unroll
-            for (int k = 0; k < 4; k++) z[i][k] = v[k];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i += 2)
-#pragma unroll
-            for (int k = 0; k < LANE_ROWS; k++) {
-                const int w = (c0 + i) / 2;
-                x[k][w] = __byte_perm(z[i][k], z[i + 1][k], 0x5410);
-                x[k][CHUNK_WORDS + w] = __byte_perm(z[i][k], z[i + 1][k], 0x7632);
-            }
+        for (int k = 0; k < 4; k++) z[i][k] = v[k];
     }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+#pragma unroll
+        for (int k = 0; k < LANE_ROWS; k++) {
+            x[k][i / 2] = __byte_perm(z[i][k], z[i + 1][k], 0x5410);
+            x[k][CHUNK_WORDS / 2 + i / 2] = __byte_perm(z[i][k], z[i + 1][k], 0x7632);
+        }
 }
 
 /* A warp's rows to where they go. */
-static __device__ __forceinline__ void store_lanes(const uint32_t x[LANE_ROWS][2 * CHUNK_WORDS],
+static __device__ __forceinline__ void store_lanes(const uint32_t x[LANE_ROWS][CHUNK_WORDS],
                                                    mt_bf16 *to, int64_t pitch, int rows, int cols)
 {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++, to += pitch)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t *w = x[i] + h * CHUNK_WORDS;
-            if (first_row() + i < rows && first_column() + h * (TILE / 2) < cols)
-                store_16(to + h * (TILE / 2), w[0], w[1], w[2], w[3]);
-        }
+        if (first_row() + i < rows && first_column() < cols)
+            store_16(to, x[i][0], x[i][1], x[i][2], x[i][3]);
 }
 
 /* ---- making -----------------------------------------------------------------------------------
@@ -209,7 +203,7 @@ static __device__ __forceinline__ void give_strands(const job &j, int index, fou
     *it = found{};
 }
 
-/* A part of TILE columns of the warp's strand, from column c0 on. */
+/* A part of the warp's strand, from column c0 on. */
 template <int SWEEP, bool SR>
 static __device__ __forceinline__ void run_part(const job &j, const strand_space *sp, int64_t c0,
                                                 const uint32_t rotation[4], found *it)
@@ -218,26 +212,31 @@ static __device__ __forceinline__ void run_part(const job &j, const strand_space
     const int64_t k = j.p.group.k, first = s.row0 + s.at;
     const int rows = s.rows - s.at, cols = (int)(k - c0);
     const mt_bf16 *from = (const mt_bf16 *)j.p.sides[SOURCE].codes + c0;
-    uint32_t x[LANE_ROWS][2 * CHUNK_WORDS], bits[LANE_ROWS][2 * CHUNK_WORDS], row[LANE_ROWS];
+    uint32_t x[LANE_ROWS][WORDS<SWEEP>], row[LANE_ROWS];
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
         row[i] = (uint32_t)(j.row_token ? sp->tokens[first_row() + i] : first_row() + i);
     load_lanes(x, j.row_token ? from : from + first * k, (uint32_t)k * 2, row, rows, cols);
-    if (SWEEP == MEASURES) return measure_lanes(j, rows >= SEGMENT, x, rotation, it);
-    tile t = {};
-    t.index = s.index, t.r0 = s.at, t.c0 = c0;
-    if (SR) draw_lanes(bits, j, t, 0);
-    const int64_t to = (first + first_row()) * k + c0 + first_column();
-    if (SWEEP == BOTH)
-        put_rows(x, SR ? bits : NULL, j, sp->g[MT_ROW], sp->enc[MT_ROW],
-                 (mt_bf16 *)j.p.sides[MT_ROW].codes + to, k, rows, cols);
-    decode_lanes(x, SR ? bits : NULL, j, sp->g[MT_COL], sp->enc[MT_COL], rotation, rows >= SEGMENT);
-    store_lanes(x, (mt_bf16 *)j.p.sides[MT_COL].codes + to, k, rows, cols);
+    if constexpr (!DECODES<SWEEP>) {
+        measure_lanes(j, rows >= SEGMENT, x, rotation, it);
+    } else {
+        uint32_t bits[LANE_ROWS][WORDS<SWEEP>];
+        tile t = {};
+        t.index = s.index, t.r0 = s.at, t.c0 = c0;
+        if (SR) draw_lanes(bits, j, t, 0);
+        const int64_t to = (first + first_row()) * k + c0 + first_column();
+        if (SWEEP == BOTH)
+            put_rows(x, SR ? bits : NULL, j, sp->g[MT_ROW], sp->enc[MT_ROW],
+                     (mt_bf16 *)j.p.sides[MT_ROW].codes + to, k, rows, cols);
+        decode_lanes(x, SR ? bits : NULL, j, sp->g[MT_COL], sp->enc[MT_COL], rotation,
+                     rows >= SEGMENT);
+        store_lanes(x, (mt_bf16 *)j.p.sides[MT_COL].codes + to, k, rows, cols);
+    }
 }
 
 /* All warps have as many parts of strands, which follow each other. */
 template <int SWEEP, bool SR>
-static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
+static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP, SR>)
     strand_kernel(const __grid_constant__ job j)
 {
     __shared__ strand_space space[WARPS];
@@ -285,7 +284,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS<SWEEP>)
 
 template <int SWEEP, bool SR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    const unsigned blocks = (unsigned)mt_cuda_multiprocessors(stream) * BLOCKS<SWEEP>;
+    const unsigned blocks = (unsigned)mt_cuda_multiprocessors(stream) * BLOCKS<SWEEP, SR>;
     MT_TRY(follow(stream, strand_kernel<SWEEP, SR>, blocks, TILE_THREADS, 0, *j));
     MT_LAUNCHED(stream, "quantize: strands");
     return MT_OK;
