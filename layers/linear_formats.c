@@ -1,7 +1,7 @@
 /* The formats of a linear layer: its compute copy of the weight, and its operands. */
 #include "layers/linear_priv.h"
 
-enum { ALIGN = 256, NARROW = 512 };
+enum { ALIGN = 256, NARROW = 512, SMALL = 1 << 22 };
 
 static mt_format_spec spec_of(const mt_recipe *recipe, mt_dtype compute, mt_operand operand,
                               mt_dir dir)
@@ -248,11 +248,13 @@ static bool decodes(const mt_device *device, const mt_param *w, mt_operand opera
     return true;
 }
 
-/* kept: past the GEMMs that follow. */
+/* kept: from the forward to wgrad, which is room: codes then, but where an operand is small, and
+ * a launch that decodes them later takes longer than it has work. */
 static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_operand operand,
                                 mt_dir dir, mt_group group, bool kept)
 {
     mt_qtensor q = { .group = group };
+    kept &= mt_group_capacity(&group) > SMALL;
     const bool codes = multiplies_codes(device, w, operand, dir);
     /* both directions of dY are made in one pass, which makes codes or what they decode to */
     const bool other = operand == MT_OPERAND_DY &&
