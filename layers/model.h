@@ -122,8 +122,11 @@ mt_status mt_model_reduce_load(mt_model *model, mt_comm *comm, mt_stream *stream
 /* Aux-loss-free balancing from the step's load, where the configuration asks for it; nothing where
  * *skip (device, NULL: 0) is not 0. */
 mt_status mt_model_update_router_bias(mt_model *model, mt_stream *stream, const int64_t *skip);
-/* Selection biases, device f32 [E] of a MoE layer (zeros where unused): saved in checkpoints. */
+/* Selection biases, device f32 [E] of a MoE layer (zeros where unused): saved in checkpoints. Who
+ * has written them calls mt_model_use_router_bias: routers choose by biases that are not 0 also
+ * where a rate of 0 leaves them as they are. */
 float *mt_model_router_bias(const mt_model *model, int64_t moe_layer);
+mt_status mt_model_use_router_bias(mt_model *model);
 
 #ifdef __cplusplus
 }

@@ -46,7 +46,9 @@ double mt_schedule_lr(const mt_optim_config *c, int64_t step, int64_t total)
 {
     if (step < c->warmup_steps) return c->lr * (double)(step + 1) / (double)c->warmup_steps;
     int64_t span = total - c->warmup_steps;
-    double progress = span > 1 ? (double)(step - c->warmup_steps) / (double)(span - 1) : 0;
+    /* of a run's only step behind the warm-up: it is the last */
+    double progress =
+        span > 1 ? (double)(step - c->warmup_steps) / (double)(span - 1) : c->warmup_steps > 0;
     if (progress > 1) progress = 1;
     return c->min_lr + (c->lr - c->min_lr) * shares[c->schedule](progress);
 }

@@ -129,6 +129,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
     if (status == MT_OK) status = count_tokens(&tokens, meta, path);
     if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
+    if (status == MT_OK) status = mt_model_use_router_bias(mt_trainer_model(trainer));
     if (status == MT_EDAMAGED && state.misfit)
         status = blame_config(meta, mt_trainer_get_config(trainer), path);
     MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
@@ -159,6 +160,7 @@ mt_status mt_checkpoint_restore_model(mt_model *model, mt_checkpoint *checkpoint
     describe_model(&state, model);
     mt_stream stream = { .device = mt_param_store_device(state.params) };
     MT_TRY(mt_checkpoint_restore(&state, checkpoint));
+    MT_TRY(mt_model_use_router_bias(model));
     MT_TRY(load_formats(model, &state, checkpoint));
     return mt_model_refresh(model, &stream);
 }

@@ -148,15 +148,25 @@ static bool is_seed(const mt_config_key *key)
     return strcmp(key->path, "train.seed") == 0;
 }
 
-static bool same_value(const mt_config_key *key, const mt_config *a, const mt_config *b)
+static bool same_corpus(const char *a, const char *b)
+{
+    return *a && strcmp(a, b) == 0;
+}
+
+/* A corpus is what the run has read of it, where both say so: it may lie elsewhere now. */
+static bool same_value(const mt_config_key *key, const mt_compare_run *a, const mt_compare_run *b)
 {
     char first[MT_CONFIG_FORMATTED], second[MT_CONFIG_FORMATTED];
-    mt_config_format(first, a, key);
-    mt_config_format(second, b, key);
+    if (!strcmp(key->path, "data.train") && same_corpus(a->train_corpus, b->train_corpus))
+        return true;
+    if (!strcmp(key->path, "data.valid") && same_corpus(a->valid_corpus, b->valid_corpus))
+        return true;
+    mt_config_format(first, &a->config, key);
+    mt_config_format(second, &b->config, key);
     return strcmp(first, second) == 0;
 }
 
-static bool same_group(const mt_config *a, const mt_config *b)
+static bool same_group(const mt_compare_run *a, const mt_compare_run *b)
 {
     for (int i = 0; i < mt_config_key_count; i++) {
         const mt_config_key *key = &mt_config_keys[i];
@@ -170,11 +180,11 @@ static uint64_t seed_of(const mt_compare_run *run)
     return run->config.trainer.seed;
 }
 
-/* The group of a configuration, -1 when there is none yet. */
-static int64_t find_group(const mt_comparison *c, const mt_config *config)
+/* The group of a run's configuration, -1 when there is none yet. */
+static int64_t find_group(const mt_comparison *c, const mt_compare_run *run)
 {
     for (int64_t g = 0; g < c->group_count; g++)
-        if (same_group(&c->runs[c->groups[g].first].config, config)) return g;
+        if (same_group(&c->runs[c->groups[g].first], run)) return g;
     return -1;
 }
 
@@ -215,7 +225,7 @@ static void settle_units(mt_comparison *c)
 static mt_status place(mt_comparison *c, int64_t i)
 {
     mt_compare_run *run = &c->runs[i];
-    int64_t g = find_group(c, &run->config);
+    int64_t g = find_group(c, run);
     MT_REQUIRE(!strcmp(run->unit, c->runs[0].unit), MT_ECONFIG,
                "'%.*s' has bits per %s, '%.*s' bits per %s: they have no difference", PATH_SHOWN,
                c->runs[0].path, c->runs[0].unit, PATH_SHOWN, run->path, run->unit);
@@ -315,11 +325,17 @@ static mt_status take_differences(mt_comparison *c)
         mt_compare_group *group = &c->groups[g];
         group->bits /= (double)group->count;
         group->difference = difference_of(c, g, 0, bits_of);
-        MT_REQUIRE(g == c->baseline || group->difference.pairs, MT_ECONFIG,
-                   "'%.*s' and the runs of its configuration share no seed with the baseline, the "
-                   "configuration of '%.*s'",
-                   PATH_SHOWN, c->runs[group->first].path, PATH_SHOWN,
-                   c->runs[c->groups[c->baseline].first].path);
+        if (g == c->baseline || group->difference.pairs) continue;
+        char *differs;
+        MT_TRY(mt_compare_configuration(&differs, c, g));
+        mt_status status =
+            MT_FAIL(MT_ECONFIG,
+                    "'%.*s' and the runs of its configuration (%.300s) share no seed with the "
+                    "baseline, the configuration of '%.*s'",
+                    PATH_SHOWN, c->runs[group->first].path, differs, PATH_SHOWN,
+                    c->runs[c->groups[c->baseline].first].path);
+        free(differs);
+        return status;
     }
     return MT_OK;
 }
@@ -399,16 +415,16 @@ mt_compare_mean mt_compare_difference_at(const mt_comparison *c, int64_t group, 
 /* Whether any group differs from the baseline in a key. */
 static bool varies(const mt_comparison *c, const mt_config_key *key)
 {
-    const mt_config *base = &c->runs[c->groups[c->baseline].first].config;
+    const mt_compare_run *base = &c->runs[c->groups[c->baseline].first];
     for (int64_t g = 0; g < c->group_count; g++)
-        if (!same_value(key, &c->runs[c->groups[g].first].config, base)) return true;
+        if (!same_value(key, &c->runs[c->groups[g].first], base)) return true;
     return false;
 }
 
 mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t group)
 {
-    const mt_config *config = &c->runs[c->groups[group].first].config;
-    const mt_config *base = &c->runs[c->groups[c->baseline].first].config;
+    const mt_compare_run *run = &c->runs[c->groups[group].first];
+    const mt_compare_run *base = &c->runs[c->groups[c->baseline].first];
     size_t length = 0;
     char value[MT_CONFIG_FORMATTED];
     const char *between = "";
@@ -418,8 +434,8 @@ mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t 
     for (int i = 0; i < mt_config_key_count; i++) {
         const mt_config_key *key = &mt_config_keys[i];
         if (key->alias_of || is_seed(key)) continue;
-        if (group == c->baseline ? !varies(c, key) : same_value(key, config, base)) continue;
-        mt_config_format(value, config, key);
+        if (group == c->baseline ? !varies(c, key) : same_value(key, run, base)) continue;
+        mt_config_format(value, &run->config, key);
         fprintf(file, "%s%s: %s", between, key->path, value);
         between = ", ";
     }

@@ -41,7 +41,7 @@ const mt_config_key mt_config_keys[] = {
     { MODEL_SIZE(vocab_size), .required = true,
       .help = "tokens; above every token of the corpora" },
     { MODEL_SIZE(hidden_size), .required = true, .help = "width D of the residual stream" },
-    { MODEL_SIZE(num_hidden_layers), .required = true, .help = "blocks" },
+    { MODEL_SIZE(num_hidden_layers), .required = true, .help = "blocks, at most 128" },
     { MODEL_SIZE(num_attention_heads), .required = true, .help = "query heads" },
     { MODEL(num_key_value_heads), .kind = MT_KEY_INT, COUNT_RANGE,
       .help = "key and value heads, dividing the query heads; 0: as many" },
@@ -116,9 +116,9 @@ const mt_config_key mt_config_keys[] = {
 
     { "optim.lr", MT_KEY_REAL, AT(trainer.optim.lr), POSITIVE_RANGE, .help = "peak learning rate" },
     { "optim.min_lr", MT_KEY_REAL, AT(trainer.optim.min_lr), POSITIVE_RANGE,
-      .help = "learning rate at the last step" },
+      .help = "learning rate at the last step, but of the constant schedule" },
     { "optim.schedule", MT_KEY_ENUM, AT(trainer.optim.schedule), .names = mt_schedule_names,
-      .help = "from lr to min_lr" },
+      .help = "from lr to min_lr; wsd: in the last fifth after warm-up" },
     { "optim.warmup_steps", MT_KEY_INT, AT(trainer.optim.warmup_steps), COUNT_RANGE,
       .help = "steps of linear warm-up" },
     { "optim.weight_decay", MT_KEY_REAL, AT(trainer.optim.weight_decay), POSITIVE_RANGE,
@@ -183,7 +183,9 @@ const mt_config_key mt_config_keys[] = {
     { "memory.offload", MT_KEY_BOOL, AT(trainer.offload), .names = NAMES("none", "saved"),
       .value = "none", .help = "saved values wait for backward in host memory" },
     { "memory.defer_wgrad", MT_KEY_BOOL, AT(trainer.defer_wgrad), .value = "false",
-      .help = "weight gradients after the rest of backward" },
+      .help =
+          "weight gradients after the rest of backward; what they are of stays until then, also "
+          "what recompute, offload and loss_chunk would let go" },
     { "memory.loss_chunk", MT_KEY_INT, AT(trainer.loss_chunk), COUNT_RANGE, .value = "0",
       .help = "tokens that have logits at a time, which backward makes again; 0: a micro-batch's" },
 

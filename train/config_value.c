@@ -27,7 +27,7 @@ static mt_status parse_int(int64_t *out, const mt_config_key *key, const char *t
     char *end = NULL;
     errno = 0;
     long long x = strtoll(text, &end, 10);
-    MT_REQUIRE(errno != ERANGE, MT_ECONFIG, "%s is beyond 64 bits", text);
+    MT_REQUIRE(errno != ERANGE, MT_ECONFIG, "%s is not in -2^63..2^63-1", text);
     MT_REQUIRE(end != text && !*end && errno == 0, MT_ECONFIG, "'%s' is not an integer", text);
     MT_REQUIRE((key->min == 0 && key->max == 0) || is_between(x, key->min, key->max), MT_ECONFIG,
                "%lld is not in %.0f..%.0f", x, key->min, key->max);

@@ -181,16 +181,6 @@ bool mt_path_same(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-mt_status mt_file_check_result(const char *path, const char *source)
-{
-    char temp[MT_PATH_BYTES];
-    MT_TRY(mt_path_format(temp, "%s.tmp", path));
-    MT_REQUIRE(!mt_path_same(path, source) && !mt_path_same(temp, source), MT_ECONFIG,
-               "'%s' is read and would be written over by '%s': the result needs another name",
-               source, path);
-    return mt_file_check_name(path);
-}
-
 /* The directory that holds `path`: "." where it names none. */
 static mt_status parent_of(char dir[MT_PATH_BYTES], const char *path)
 {
@@ -203,14 +193,20 @@ static mt_status parent_of(char dir[MT_PATH_BYTES], const char *path)
     return n ? MT_OK : mt_path_format(dir, ".");
 }
 
-mt_status mt_file_check_outside(const char *path, const char *dir)
+mt_status mt_file_check_result(const char *path, const char *source)
 {
-    char parent[MT_PATH_BYTES];
-    MT_TRY(parent_of(parent, path));
-    MT_REQUIRE(!mt_path_same(parent, dir), MT_ECONFIG,
-               "'%s' is read and would be changed by '%s': the result needs another place", dir,
-               path);
-    return MT_OK;
+    char temp[MT_PATH_BYTES], dir[MT_PATH_BYTES], done[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(temp, "%s.tmp", path));
+    MT_REQUIRE(!mt_path_same(path, source) && !mt_path_same(temp, source), MT_ECONFIG,
+               "'%s' is read and would be written over by '%s': the result needs another name",
+               source, path);
+    MT_TRY(parent_of(dir, path));
+    MT_TRY(mt_path_format(done, "%s/DONE", dir));
+    MT_REQUIRE(!mt_path_exists(done), MT_ECONFIG,
+               "'%s' is a complete checkpoint and would be changed by '%s': the result needs "
+               "another place",
+               dir, path);
+    return mt_file_check_name(path);
 }
 
 static mt_status create_failed(const char *path, const char *temp, int error)
@@ -288,9 +284,20 @@ void mt_file_writer_abandon(mt_file_writer **writer)
     *writer = NULL;
 }
 
+static bool holds(const char *path, const void *data, size_t bytes)
+{
+    mt_file_map map;
+    bool same = mt_file_map_open(&map, path) == MT_OK;
+    if (!same) mt_error_clear();
+    same = same && map.bytes == bytes && (!bytes || !memcmp(map.data, data, bytes));
+    mt_file_map_close(&map);
+    return same;
+}
+
 mt_status mt_file_write_all(const char *path, const void *data, size_t bytes)
 {
     mt_file_writer *writer;
+    if (holds(path, data, bytes)) return MT_OK;
     MT_TRY(mt_file_writer_open(&writer, path));
     mt_file_writer_put(writer, data, bytes); /* a failure comes back from commit */
     return mt_file_writer_commit(&writer);
@@ -321,16 +328,19 @@ mt_status mt_parent_sync(const char *path)
 mt_status mt_dir_create(const char *dir)
 {
     char path[MT_PATH_BYTES];
+    int error = 0; /* of the first component that is not there and cannot be made */
     MT_TRY(mt_path_format(path, "%s", dir));
     for (char *p = path + 1; *p; p++) {
         if (*p != '/') continue;
         *p = '\0';
-        mkdir(path, 0777); /* a failure shows at the last component */
+        int failed = mkdir(path, 0777) ? errno : 0;
+        if (failed && !error && !mt_path_exists(path)) error = failed;
         *p = '/';
     }
     struct stat st;
     if (mkdir(path, 0777) && errno != EEXIST)
-        return MT_FAIL(MT_EIO, "cannot create directory '%s': %s", dir, strerror(errno));
+        return MT_FAIL(MT_EIO, "cannot create directory '%s': %s", dir,
+                       strerror(error ? error : errno));
     MT_REQUIRE(stat(path, &st) == 0 && S_ISDIR(st.st_mode), MT_EIO, "'%s' is not a directory", dir);
     return MT_OK;
 }

@@ -36,11 +36,8 @@ mt_status mt_file_check_readable(const char *path);
  * pipe, a directory or a link is not replaced: MT_EIO. */
 mt_status mt_file_check_name(const char *path);
 /* The same for what is made of the file `source`, which must not be lost: MT_ECONFIG where the new
- * file, or what becomes it, would be that one. */
+ * file, or what becomes it, would be that one, or would lie in a complete checkpoint. */
 mt_status mt_file_check_result(const char *path, const char *source);
-/* Whether the new file `path` lies elsewhere than in the directory `dir`, which is read as a whole:
- * MT_ECONFIG where it does not. */
-mt_status mt_file_check_outside(const char *path, const char *dir);
 
 /* Begins the file that will be called `path`: opens `temp`, which becomes `<path>.tmp`, empty and
  * for one writer. MT_ECONFIG, with nothing changed, if another has it; a writer that died has
@@ -61,7 +58,7 @@ mt_status mt_file_writer_commit(mt_file_writer **writer);
 /* Drops an unfinished file. NULL-safe. */
 void mt_file_writer_abandon(mt_file_writer **writer);
 
-/* The three above at once. */
+/* The three above at once; a file that holds these bytes already is left as it is. */
 mt_status mt_file_write_all(const char *path, const void *data, size_t bytes);
 /* A whole small file as text, NUL-terminated, freed by the caller; MT_EDAMAGED above `limit` bytes.
  */

@@ -40,6 +40,7 @@ mt_status mt_hf_import_params(const char *checkpoint, const char *dir,
 typedef struct mt_hf_left_out {
     bool router_bias;       /* of some router: selection biases other than 0 */
     double capacity_factor; /* 0: no expert drops rows */
+    int64_t head_dim;       /* 0: hidden_size / num_attention_heads, as OLMoE's norms have it */
 } mt_hf_left_out;
 
 /* Writes the checkpoint's model into DIR (made if absent): config.json, one tensor per expert, each

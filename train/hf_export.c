@@ -59,6 +59,9 @@ static mt_status find_left_out(mt_hf_left_out *left, mt_checkpoint *c)
     mt_status status = MT_OK;
     bool any;
     *left = (mt_hf_left_out){ .capacity_factor = m->capacity_factor };
+    if (m->architecture->qk_norm == MT_QK_NORM_PROJECTION &&
+        m->head_dim * m->num_attention_heads != m->hidden_size)
+        left->head_dim = m->head_dim;
     MT_TRY(mt_checkpoint_has(c, "/state/router_bias", &any));
     float *values = calloc((size_t)m->num_experts + 1, sizeof *values);
     MT_REQUIRE(values, MT_ENOMEM, "no memory for %lld biases", (long long)m->num_experts);
@@ -82,6 +85,7 @@ mt_status mt_hf_export_checkpoint(const char *dir, mt_checkpoint *checkpoint, in
 {
     exporter out = { checkpoint, NULL };
     mt_st_entry *entries = NULL;
+    bool made = false;
     int lock = -1; /* two exports at once would mix their files */
     mt_status status;
     mt_tensor embed;
@@ -95,11 +99,13 @@ mt_status mt_hf_export_checkpoint(const char *dir, mt_checkpoint *checkpoint, in
     }
     MT_TRY_CLEANUP(
         mt_checkpoint_tensor(out.checkpoint, "/model", "model.embed_tokens.weight", &embed));
+    made = !mt_path_exists(dir);
     MT_TRY_CLEANUP(mt_dir_create(dir));
     MT_TRY_CLEANUP(mt_dir_lock(&lock, dir));
     MT_TRY_CLEANUP(write_tensors(&out, entries, dir, shard_bytes));
     MT_TRY_CLEANUP(write_config(out.checkpoint, dir, embed.dtype));
 cleanup:
+    if (status != MT_OK && made) rmdir(dir); /* where nothing is in it */
     if (lock >= 0) close(lock);
     free(entries);
     free(out.tensors);

@@ -42,16 +42,22 @@ static void end_process(void *context, int by, const char *sentence)
     _exit(MT_EXIT_DEVICE);
 }
 
-mt_status mt_ranks_start(int64_t count, char *const *argv)
+mt_status mt_ranks_start(int64_t count, const char *device, char *const *argv)
 {
     mt_launch launch;
-    int code, rank;
+    int code, rank, gpus;
+    if (count == MT_GPUS_NOT_GIVEN) return MT_OK;
+    MT_REQUIRE(strcmp(device, "cpu") != 0, MT_ECONFIG,
+               "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)count);
+    MT_REQUIRE(count == 1 || strncmp(device, "cuda:", 5), MT_ECONFIG,
+               "--gpus %lld on device %s: one GPU", (long long)count, device);
     MT_REQUIRE(count > 0 && count <= MOST_RANKS, MT_ECONFIG, "--gpus %lld: must be from 1 to %d",
                (long long)count, MOST_RANKS);
     MT_REQUIRE(MT_CUDA_BUILT, MT_EUNSUPPORTED, "--gpus %lld: this build has no CUDA",
                (long long)count);
     MT_REQUIRE(count == 1 || mt_comm_has("nccl"), MT_EUNSUPPORTED,
                "--gpus %lld: this build has no NCCL to connect them", (long long)count);
+    if (count == 1) MT_TRY(mt_device_count(&gpus, "cuda")); /* auto would do without */
     MT_TRY(mt_launch_detect(&launch));
     MT_REQUIRE(launch.world == 1 || !strcmp(launch.launcher, "mixtape"), MT_ECONFIG,
                "--gpus %lld: %s has started this as rank %d of %d already", (long long)count,

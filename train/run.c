@@ -31,8 +31,12 @@ static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
     *stopped = false;
     if (!r->valid || !due) return MT_OK;
     const bool all = last || c->eval_batches > INT64_MAX / c->trainer.batch_size;
-    MT_TRY(
-        mt_evaluate(&e, r->trainer, r->valid, all ? 0 : c->eval_batches * c->trainer.batch_size));
+    mt_status status =
+        mt_evaluate(&e, r->trainer, r->valid, all ? 0 : c->eval_batches * c->trainer.batch_size);
+    if (status == MT_ENUMERIC)
+        return MT_FAIL(status, "step %lld: %.300s; nothing was saved after %.200s", (long long)step,
+                       mt_error_message(), r->saved_step < 0 ? "the start" : r->saved_path);
+    MT_TRY(status);
     *stopped = e.stopped;
     if (e.stopped) return MT_OK;
     const char *unit = mt_corpus_unit(mt_corpus_get_info(r->valid));
@@ -52,6 +56,7 @@ static mt_status save(run *r, int64_t step)
                                       .corpus = r->corpus };
     if (r->lead) MT_TRY(mt_metrics_sync(r->metrics));
     mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
+    r->unsaved = status != MT_OK;
     if (status != MT_OK)
         return MT_FAIL(status, "the checkpoint of step %lld was not saved: %.700s (%s%.200s)",
                        (long long)step, mt_error_message(),
@@ -242,6 +247,24 @@ static void announce_end(run *r)
                      steps == 1 ? "" : "s", when, r->saved_path);
 }
 
+/* After a file's fault in the loop, be it of metrics or of the corpus: the trainer's state is
+ * whole, and saved where that was not what failed. Of one rank: the others may be in a step. The
+ * error stays the one that it was. */
+static void rescue(run *r, mt_status status)
+{
+    char sentence[MT_RUN_REASONS];
+    const int64_t step = mt_trainer_steps(r->trainer);
+    if ((status != MT_EIO && status != MT_EDAMAGED) || r->unsaved || step <= 0 ||
+        step == r->saved_step || (r->comm && mt_comm_size(r->comm) > 1))
+        return;
+    snprintf(sentence, sizeof sentence, "%s", mt_error_message());
+    if (save(r, step) == MT_OK)
+        mt_progress_note(&r->progress, "step %lld is saved: %s", (long long)step, r->saved_path);
+    else
+        mt_progress_note(&r->progress, "%s", mt_error_message());
+    (void)MT_FAIL(status, "%s", sentence);
+}
+
 /* After a failure that is no fault of the configuration: what was to be had, and what stands. The
  * error stays the one that it was. */
 static void explain(run *r, mt_status status)
@@ -285,7 +308,10 @@ mt_status mt_run_train(const mt_config *config, const mt_rundir_options *options
     r->saved_step = -1;
     mt_signals_install();
     mt_status status = mt_run_start(r);
-    if (status == MT_OK) status = loop(r);
+    if (status == MT_OK) {
+        status = loop(r);
+        rescue(r, status);
+    }
     if (r->lead) explain(r, status);
     if (status == MT_OK) announce_end(r);
     mt_ranks_fail(r->comm, status);

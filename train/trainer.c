@@ -135,6 +135,11 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
     MT_REQUIRE(c->micro_batch_size <= INT32_MAX / c->sequence_length, MT_ECONFIG,
                "micro_batch_size is %lld, of %lld tokens each: must be at most 2^31-1 in all",
                (long long)c->micro_batch_size, (long long)c->sequence_length);
+    int64_t tokens = c->micro_batch_size * c->sequence_length, k = c->model.num_experts_per_tok;
+    MT_REQUIRE(k <= 0 || tokens <= INT32_MAX / k, MT_ECONFIG,
+               "micro_batch_size is %lld, of %lld tokens each for %lld experts: must be at most "
+               "2^31-1 rows in all",
+               (long long)c->micro_batch_size, (long long)c->sequence_length, (long long)k);
     int size = c->comm ? mt_comm_size(c->comm) : 1;
     MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
                "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",

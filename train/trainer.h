@@ -86,7 +86,7 @@ mt_status mt_trainer_gradients(mt_trainer *trainer, const int32_t *tokens, const
                                mt_step_result *result);
 mt_status mt_trainer_update(mt_trainer *trainer, double lr, mt_step_result *result);
 
-/* Forward only on up to micro_batch_size host sequences: sum of token losses and their number. */
+/* Forward only on up to batch_size host sequences: sum of token losses and their number. */
 mt_status mt_trainer_eval(mt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                           int64_t sequences, double *loss_sum, int64_t *count);
 /* Forward only of any [batch, sequence] up to sequence_length: logits as f64 into host memory, [V]

@@ -263,6 +263,16 @@ static mt_status check_fabric(const char *name, const mt_launch *launch)
     return status;
 }
 
+/* The one that was asked for by name; others were looked at where they are. */
+static mt_status check_gpu(const char *name)
+{
+    mt_device *device;
+    mt_status status = mt_ranks_open_device(&device, name);
+    if (status == MT_OK) row("device", device->name);
+    mt_device_destroy(&device);
+    return status;
+}
+
 static mt_status check_all(void)
 {
     mt_device *device;
@@ -278,10 +288,10 @@ static mt_status check_all(void)
 mt_status mt_verb_doctor(int argc, char **argv)
 {
     const char *device = "auto";
-    int64_t gpus = 1;
+    int64_t gpus = MT_GPUS_NOT_GIVEN;
     const mt_option options[] = {
         { "gpus", MT_OPTION_INT, &gpus, "N", "start N ranks, one on each GPU of this host" },
-        { "device", MT_OPTION_TEXT, &device, "NAME", "of the ranks: auto, cpu or cuda" },
+        { "device", MT_OPTION_TEXT, &device, "NAME", "auto, cpu or cuda, which must be there" },
     };
     const mt_command command = {
         .usage = "mixtape doctor [--gpus N] [--device NAME]",
@@ -299,14 +309,15 @@ mt_status mt_verb_doctor(int argc, char **argv)
     mt_launch launch;
     MT_TRY(mt_ranks_copy_words(&words, argc, argv));
     mt_status status = mt_command_parse(&command, argc, argv, &count, &help);
-    if (status == MT_OK && !help && gpus != 1) status = mt_ranks_start(gpus, words);
+    if (status == MT_OK && !help) status = mt_config_check_device(device);
+    if (status == MT_OK && !help) status = mt_ranks_start(gpus, device, words);
     free(words);
     MT_TRY(status);
     if (help) return MT_OK;
-    MT_TRY(mt_config_check_device(device));
     MT_TRY(mt_launch_detect(&launch));
     if (launch.rank > 0 && !freopen("/dev/null", "w", stdout))
         return MT_FAIL(MT_EIO, "rank %d: cannot be silent", launch.rank);
     status = check_all();
-    return status == MT_OK && launch.world > 1 ? check_fabric(device, &launch) : status;
+    if (status == MT_OK && launch.world > 1) return check_fabric(device, &launch);
+    return status == MT_OK && !strncmp(device, "cuda", 4) ? check_gpu(device) : status;
 }

@@ -13,6 +13,11 @@ static void report(const char *dir, const mt_checkpoint *checkpoint, const mt_hf
     if (left->capacity_factor > 0)
         fprintf(stderr, "not in it: experts that drop rows (capacity_factor %g)\n",
                 left->capacity_factor);
+    if (left->head_dim)
+        fprintf(stderr,
+                "not in it: heads of %lld, which are hidden_size / num_attention_heads in "
+                "transformers' OLMoE: it does not load this model\n",
+                (long long)left->head_dim);
     printf("%s: from %s\n", dir, mt_checkpoint_path(checkpoint));
 }
 
@@ -32,7 +37,8 @@ mt_status mt_verb_export(int argc, char **argv)
         .about =
             "Writes config.json and safetensors, one tensor per expert, each in the type it has "
             "in the checkpoint.\nTransformers' models have no selection biases of routers and no "
-            "capacity_factor: where the\nmodel computes with them, that is said.",
+            "capacity_factor, and OLMoE has no\nhead_dim: where the model computes with them, "
+            "that is said.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .min_arguments = 2,

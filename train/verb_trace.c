@@ -176,7 +176,6 @@ static mt_status trace(const char *given, const struct options *o)
     MT_TRY(mt_checkpoint_open_given(&checkpoint, skipped, sizeof skipped, given));
     if (*skipped) fprintf(stderr, "left aside: %s\n", skipped);
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
-    MT_TRY_CLEANUP(mt_file_check_outside(o->out, mt_checkpoint_path(checkpoint)));
     MT_TRY_CLEANUP(mt_trace_input_read(&in, o->tokens, o->steps > 0, meta->config.vocab_size));
     if (in.sequence > meta->config.max_position_embeddings)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG,

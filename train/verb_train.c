@@ -2,28 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/backends.h"
 #include "train/cli.h"
 #include "train/ranks.h"
 #include "train/run.h"
-
-static const int64_t not_given = INT64_MIN; /* --gpus */
-
-/* --gpus: the same again, once for each. Returns in the ranks, and where there is only one. */
-static mt_status start_ranks(int64_t gpus, const mt_config *config, char *const *words)
-{
-    if (gpus == not_given) return MT_OK;
-    MT_REQUIRE(strcmp(config->device, "cpu") != 0, MT_ECONFIG,
-               "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)gpus);
-    MT_REQUIRE(gpus == 1 || strncmp(config->device, "cuda:", 5), MT_ECONFIG,
-               "--gpus %lld on device %s: one GPU", (long long)gpus, config->device);
-    if (gpus == 1 && !strcmp(config->device, "auto")) { /* which would do without */
-        int count;
-        MT_REQUIRE(MT_CUDA_BUILT, MT_EUNSUPPORTED, "--gpus 1: this build has no CUDA");
-        MT_TRY(mt_device_count(&count, "cuda"));
-    }
-    return mt_ranks_start(gpus, words);
-}
 
 /* What the command line gave. */
 typedef struct given {
@@ -45,14 +26,14 @@ static mt_status train(const char *path, given *g, char *const *words)
         g->sets.items[g->sets.count++] = device_set;
     }
     MT_TRY(mt_config_load(&config, path, g->sets.items, g->sets.count));
-    MT_TRY(start_ranks(g->gpus, &config, words));
+    MT_TRY(mt_ranks_start(g->gpus, config.device, words));
     g->run.words = words;
     return mt_run_train(&config, &g->run);
 }
 
 mt_status mt_verb_train(int argc, char **argv)
 {
-    given g = { .gpus = not_given };
+    given g = { .gpus = MT_GPUS_NOT_GIVEN };
     bool help_config = false, help;
     int count;
     char **words = NULL;

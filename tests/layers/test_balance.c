@@ -236,6 +236,16 @@ static void test_router_bias(void **state)
     assert_ok(mt_model_update_router_bias(r.model, &r.stream, NULL));
     for (int l = 0; l < LAYERS; l++)
         for (int e = 0; e < E; e++) assert_true(mt_model_router_bias(r.model, l)[e] == 0);
+    for (int l = 0; l < LAYERS; l++) /* what a checkpoint brings is used, and stays */
+        mt_model_router_bias(r.model, l)[3] = 100;
+    assert_ok(mt_model_use_router_bias(r.model));
+    rig_step(&r);
+    assert_ok(mt_model_update_router_bias(r.model, &r.stream, NULL));
+    for (int l = 0; l < LAYERS; l++) {
+        assert_int_equal(mt_model_load(r.model, l)[3], T);
+        for (int e = 0; e < E; e++)
+            assert_true(mt_model_router_bias(r.model, l)[e] == (e == 3 ? 100 : 0));
+    }
     rig_close(&r);
 }
 

@@ -75,6 +75,8 @@ static void test_schedule_shapes(void **state)
     for (int i = 0; i < 3; i++) {
         near(mt_schedule_lr(ending[i], TOTAL - 1, TOTAL), 0.1);
         near(mt_schedule_lr(ending[i], TOTAL + 5, TOTAL), 0.1); /* a run that goes on too long */
+        near(mt_schedule_lr(ending[i], 2, 4), 1);
+        near(mt_schedule_lr(ending[i], 3, 4), 0.1); /* the only one behind the warm-up */
         ending[i]->warmup_steps = 0;
         near(mt_schedule_lr(ending[i], 0, 1), 1); /* a run of one step */
     }

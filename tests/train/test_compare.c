@@ -358,6 +358,7 @@ static void runs_must_pair(void **state)
     (void)state;
     put_runs();
     assert_verb(compare("bf16-0 mxfp8-1 mxfp8-2", ""), MT_EXIT_USAGE, "share no seed");
+    assert_non_null(strstr(verb_output, "its configuration (recipe.use: "));
     assert_verb(compare("bf16-0 mxfp8-0 bf16-0", ""), MT_EXIT_USAGE, "is given twice");
     put_run("copy", "mxfp8", 1, 3);
     assert_verb(compare("bf16-1 mxfp8-1 copy", ""), MT_EXIT_USAGE, "mxfp8-1' and");
@@ -415,6 +416,13 @@ static void corpora_are_compared_by_what_they_hold(void **state)
                 "Not all runs read the same in a.h5: ");
     assert_non_null(strstr(verb_output, "bf16-0 sha256 a, "));
     assert_non_null(strstr(verb_output, "mxfp8-0 sha256 b.\n"));
+    put_in("mxfp8-1", "env.json", CORPORA("sha256 b", "sha256 v")); /* wherever they lie */
+    put_run("mxfp8-1", "mxfp8", 1, 3.5);
+    put_config("mxfp8-1", "mxfp8", 1, "elsewhere/b.h5");
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-1 mxfp8-0", ""), 0, "configuration");
+    assert_null(strstr(verb_output, "elsewhere"));
+    put_run("mxfp8-1", "mxfp8", 1, 3.5);
+    assert_int_equal(unlink(in_dir("mxfp8-1/env.json")), 0);
     put_in("mxfp8-0", "env.json", CORPORA("sha256 a", "sha256 w"));
     assert_verb(compare("bf16-1 bf16-0 mxfp8-1 mxfp8-0", ""), MT_EXIT_USAGE,
                 "bf16-0' was validated on sha256 v, ");

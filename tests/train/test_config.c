@@ -140,7 +140,7 @@ static const struct bad {
     { "train: {steps: [3]}\n", NULL, MT_ECONFIG, "t.yaml:11: train.steps: a single value" },
     { "train: {steps: {a: 3}}\n", NULL, MT_ECONFIG, "a value is expected" },
     { "train: {steps: 3k}\n", NULL, MT_ECONFIG, "train.steps: '3k' is not an integer" },
-    { "train: {steps: 99999999999999999999}\n", NULL, MT_ECONFIG, "is beyond 64 bits" },
+    { "train: {steps: 99999999999999999999}\n", NULL, MT_ECONFIG, "is not in -2^63..2^63-1" },
     { "train: {steps: -1}\n", NULL, MT_ECONFIG, "train.steps: -1 is not in 0.." },
     { "train: {seed: -1}\n", NULL, MT_ECONFIG, "train.seed: -1 is not in" },
     { "train: {seed: 2305843009213693953}\n", NULL, MT_ECONFIG,

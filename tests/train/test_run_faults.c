@@ -52,6 +52,15 @@ static void bad_input_has_the_code_of_its_class(void **state)
         assert_program(line, cases[i].code, cases[i].words);
         assert_int_equal(access("refused", F_OK), -1); /* before anything is written */
     }
+#ifdef MT_HAVE_cuda
+    enum { NONE = 6 };
+#else
+    enum { NONE = 2 };
+#endif
+    assert_program("doctor --gpus 1", NONE, "");
+    assert_program("doctor --device cuda", NONE, "");
+    assert_program("doctor --gpus 1 --device cpu", 2, "--gpus 1 on device cpu");
+    assert_program("doctor", 0, "");
     /* as --gpus starts them: no other device is what was asked for */
     setenv("MIXTAPE_RANK", "0", 1), setenv("MIXTAPE_WORLD_SIZE", "2", 1);
     assert_program("train t.yaml --run refused", program("train t.yaml --device cuda"), "cuda");
@@ -375,10 +384,64 @@ static void ten_skipped_updates_end_the_run(void **state)
     assert_false(has_line("skips", "\"step\":11,"));
 }
 
+/* Of a file that grows past what the disk takes the steps made are not lost. */
+static void steps_are_saved_where_metrics_cannot_be_written(void **state)
+{
+    (void)state;
+    long size = 0;
+    assert_program("train t.yaml --run small --set train.steps=1 --set optim.warmup_steps=0", 0,
+                   "done");
+    FILE *file = fopen("small/ckpt/step_00000001/model.h5", "r");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    size = ftell(file);
+    fclose(file);
+    const char *line = "train t.yaml --run grows --set train.steps=1000000 --set train.log_every=1 "
+                       "--set train.eval_every=0 --set checkpoint.every=0";
+    assert_int_equal(program_wait(program_start(line, "1", size + 65536)), MT_EXIT_FILES);
+    char end[2048];
+    file = fopen("out", "r");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 1 - (long)sizeof end, SEEK_END), 0);
+    end[fread(end, 1, sizeof end - 1, file)] = '\0';
+    fclose(file);
+    assert_non_null(strstr(end, " is saved: grows/ckpt/step_"));
+    assert_non_null(strstr(end, "grows/metrics.jsonl: File too large"));
+    const char *at = strstr(end, "step_0");
+    int64_t step = atoll(at + 5);
+    assert_true(step > 1);
+    snprintf(end, sizeof end,
+             "train t.yaml --run grows --resume --set train.steps=%lld --set train.eval_every=0",
+             (long long)step + 1);
+    assert_program(end, 0, "done");
+    assert_true(has_line("grows", "\"valid_loss\""));
+}
+
+static void an_import_replaces_no_checkpoint_of_a_run(void **state)
+{
+    (void)state;
+    const char *path = "kept/ckpt/step_00000001";
+    assert_program("train t.yaml --run kept --set train.steps=1 --set optim.warmup_steps=0", 0,
+                   "done");
+    assert_program("export kept kept-hf", 0, "kept-hf");
+    assert_program("import kept-hf -o kept/ckpt/step_00000001", 5,
+                   "'kept/ckpt/step_00000001' is a run's checkpoint of step 1, with optimizer "
+                   "state: not replaced");
+    assert_program("import kept-hf -o kept/ckpt/step_00000001/", 5, "optimizer state");
+    assert_program("inspect kept", 0, path);
+    assert_program("train t.yaml --run kept --resume --set train.steps=2 "
+                   "--set optim.warmup_steps=0",
+                   0, path);
+    for (int i = 0; i < 2; i++) /* what was imported may be imported again */
+        assert_program("import kept-hf -o kept-imported", 0, "kept-imported");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_are_saved_where_metrics_cannot_be_written),
         cmocka_unit_test(bad_input_has_the_code_of_its_class),
+        cmocka_unit_test(an_import_replaces_no_checkpoint_of_a_run),
         cmocka_unit_test(records_stay_whole_without_standard_files),
         cmocka_unit_test(files_that_may_be_open_are_open),
         cmocka_unit_test(a_reader_that_leaves_does_not_end_the_run),

@@ -235,7 +235,7 @@ static void a_trace_stays_out_of_its_checkpoint(void **state)
         mt_checkpoint *c = NULL;
         snprintf(line, sizeof line, "trace %s --tokens %s -o %s/%s", in_dir("ckpt"),
                  in_dir("in.h5"), in_dir("ckpt"), names[i]);
-        assert_verb(line, MT_EXIT_USAGE, "is read and would be changed by");
+        assert_verb(line, MT_EXIT_USAGE, "is a complete checkpoint and would be changed by");
         assert_ok(mt_checkpoint_open(&c, in_dir("ckpt")));
         mt_checkpoint_close(&c);
     }
