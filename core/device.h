@@ -111,10 +111,11 @@ mt_status mt_device_copy_lines(mt_stream *stream, const struct mt_copy_lines *li
 /* Waits for all that the device was given. */
 mt_status mt_device_synchronize(mt_device *device);
 
-/* A stream beside the device's own (whose impl is NULL), for transfers: what is ready in both runs
- * here first. Streams know nothing of each other's order but what events say. Kernels that need
- * scratch of the device (kernels/cuda/backend.h) belong to the own stream. Where every call has
- * finished when it returns (CPU), impl stays NULL. */
+/* A stream beside the device's own (whose impl is NULL): what is ready in both runs here first.
+ * Streams know nothing of each other's order but what events say. For transfers, and for kernels:
+ * of such streams 64 at most may have scratch (kernels/cuda/backend.h), each its own, and
+ * products of operands that are decoded belong to the device's own. Where every call has finished
+ * when it returns (CPU), impl stays NULL. */
 mt_status mt_stream_create(mt_stream *stream, mt_device *device);
 void mt_stream_destroy(mt_stream *stream); /* waits for its work; also one that is all zero */
 /* Waits for all that the stream was given. */

@@ -74,6 +74,21 @@ static mt_status plan_timer_read(mt_device *device, void *timer, double *seconds
     return MT_OK;
 }
 
+/* Streams have scratch of their own where a GPU is planned for: they must differ. */
+static mt_status plan_stream_create(mt_device *device, void **stream)
+{
+    (void)device;
+    *stream = malloc(1);
+    MT_REQUIRE(*stream, MT_ENOMEM, "device plan: no memory for a stream");
+    return MT_OK;
+}
+
+static void plan_stream_destroy(mt_device *device, void *stream)
+{
+    (void)device;
+    free(stream);
+}
+
 static void plan_destroy(mt_device *device)
 {
     free(device->impl);
@@ -86,6 +101,8 @@ static const struct mt_device_ops plan_ops = {
     .copy = plan_copy,
     .zero = plan_zero,
     .synchronize = plan_synchronize,
+    .stream_create = plan_stream_create,
+    .stream_destroy = plan_stream_destroy,
     .timer_create = plan_timer_create,
     .timer_destroy = plan_timer_destroy,
     .timer_mark = plan_timer_mark,

@@ -256,8 +256,9 @@ static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_o
     mt_qtensor q = { .group = group };
     kept &= mt_group_capacity(&group) > SMALL;
     const bool codes = multiplies_codes(device, w, operand, dir);
-    /* both directions of dY are made in one pass, which makes codes or what they decode to */
-    const bool other = operand == MT_OPERAND_DY &&
+    /* both directions are made in one pass: of dY codes or what they decode to, of X columns of
+     * codes beside either */
+    const bool other = (operand == MT_OPERAND_DY || dir == MT_COL) &&
                        multiplies_codes(device, w, operand, dir == MT_ROW ? MT_COL : MT_ROW);
     q.dir[dir] = mt_direction_of(spec_of(recipe_of(w), w->compute, operand, dir));
     if (!kept && !codes && !other && decodes(device, w, operand, &group))

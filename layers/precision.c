@@ -66,6 +66,17 @@ static mt_status check_rules(const mt_precision *p)
     return MT_OK;
 }
 
+static mt_status open_lanes(mt_precision *p)
+{
+    mt_device *device = mt_precision_device(p);
+    MT_TRY(mt_event_create(&p->begun, device));
+    for (int i = 0; i < MT_PRECISION_LANES; i++) {
+        MT_TRY(mt_stream_create(&p->lanes[i], device));
+        MT_TRY(mt_event_create(&p->ended[i], device));
+    }
+    return MT_OK;
+}
+
 static mt_status build(mt_precision *p, const mt_precision_options *o)
 {
     int64_t params = mt_param_store_count(p->store);
@@ -73,6 +84,7 @@ static mt_status build(mt_precision *p, const mt_precision_options *o)
     MT_REQUIRE(p->layers, MT_ENOMEM, "precision: out of memory for %" PRId64 " layers", params);
     if (o && o->rules) {
         MT_TRY(check_options(o));
+        MT_TRY(open_lanes(p));
         MT_TRY(mt_recipe_rules_copy(&p->rules, o->rules));
         p->history = o->history, p->margin = (int)o->margin, p->most_recent = o->most_recent;
     }
@@ -127,6 +139,9 @@ void mt_precision_destroy(mt_precision **precision)
     mt_fsdp_destroy(&p->fsdp);
     mt_device_free(mt_precision_device(p), &p->first_pass, sizeof(uint32_t), MT_MEMORY_STATE);
     mt_precision_free_state(p);
+    for (int i = 0; i < MT_PRECISION_LANES; i++)
+        mt_stream_destroy(&p->lanes[i]), mt_event_destroy(&p->ended[i]);
+    mt_event_destroy(&p->begun);
     mt_recipe_rules_destroy(&p->rules);
     free(p->layers);
     free(p);
@@ -245,12 +260,46 @@ bool mt_precision_changes_after(const mt_precision *p, int64_t step)
     return p->rules && mt_recipe_rules_next_change(p->rules, step) == step + 1;
 }
 
+/* What begins on the lanes comes after what the stream was given; the stream goes on behind it. */
+static mt_status fork_lanes(mt_precision *p, mt_stream *stream)
+{
+    MT_TRY(mt_event_record(&p->begun, stream));
+    for (int i = 0; i < MT_PRECISION_LANES; i++) MT_TRY(mt_event_wait(&p->begun, &p->lanes[i]));
+    return MT_OK;
+}
+static mt_status join_lanes(mt_precision *p, mt_stream *stream)
+{
+    for (int i = 0; i < MT_PRECISION_LANES; i++) {
+        MT_TRY(mt_event_record(&p->ended[i], &p->lanes[i]));
+        MT_TRY(mt_event_wait(&p->ended[i], stream));
+    }
+    return MT_OK;
+}
+
+/* Whether a weight has codes of its own master: split ones are joined in one place. */
+static bool goes_aside(const mt_param *w)
+{
+    enum { SMALL = 1 << 22 };
+    bool coded = false;
+    for (int d = 0; d < MT_DIR_COUNT; d++)
+        coded |= w->weight.dir[d].format && w->weight.dir[d].layout != MT_LAYOUT_PACKED;
+    return coded && w->master && mt_param_count(w) <= SMALL;
+}
+
 mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
 {
+    int64_t aside = 0;
     if (p->fsdp) return mt_fsdp_refresh(p->fsdp, stream);
     MT_TRY(mt_param_store_refresh(p->store, stream));
-    for (int64_t i = 0; i < p->count; i++) MT_TRY(mt_linear_refresh(p->layers[i].weight, stream));
-    return MT_OK;
+    for (int64_t i = 0; p->lanes[0].impl && i < p->count; i++)
+        aside += goes_aside(p->layers[i].weight);
+    if (aside) MT_TRY(fork_lanes(p, stream));
+    for (int64_t i = 0, n = 0; i < p->count; i++) {
+        mt_param *w = p->layers[i].weight;
+        int lane = aside && goes_aside(w) ? (int)(n++ % (MT_PRECISION_LANES + 1)) : 0;
+        MT_TRY(mt_linear_refresh(w, lane ? &p->lanes[lane - 1] : stream));
+    }
+    return aside ? join_lanes(p, stream) : MT_OK;
 }
 
 /* The master of a weight from codes of a direction: those of its compute copy, or, where that holds

@@ -16,6 +16,8 @@ typedef struct mt_precision_layer {
     mt_element element[MT_PRECISION_SLOTS];
 } mt_precision_layer;
 
+enum { MT_PRECISION_LANES = 3 }; /* beside the stream that asks */
+
 struct mt_precision {
     mt_param_store *store;
     mt_recipe_rules *rules; /* NULL: none */
@@ -39,6 +41,10 @@ struct mt_precision {
     int64_t amax_count, amax_shared; /* shared: before those */
     void *kept; /* the same, and behind it the counts of NaN, when a step begins */
     size_t kept_bytes;
+    /* Small weights are refreshed side by side: each is a chain of launches that have little work.
+     */
+    mt_stream lanes[MT_PRECISION_LANES];
+    mt_event begun, ended[MT_PRECISION_LANES];
 };
 
 static inline bool mt_precision_is_shared(const mt_precision *p)

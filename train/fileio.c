@@ -195,14 +195,15 @@ static mt_status parent_of(char dir[MT_PATH_BYTES], const char *path)
 
 mt_status mt_file_check_result(const char *path, const char *source)
 {
-    char temp[MT_PATH_BYTES], dir[MT_PATH_BYTES], done[MT_PATH_BYTES];
+    char temp[MT_PATH_BYTES], dir[MT_PATH_BYTES], done[MT_PATH_BYTES], model[MT_PATH_BYTES];
     MT_TRY(mt_path_format(temp, "%s.tmp", path));
     MT_REQUIRE(!mt_path_same(path, source) && !mt_path_same(temp, source), MT_ECONFIG,
                "'%s' is read and would be written over by '%s': the result needs another name",
                source, path);
     MT_TRY(parent_of(dir, path));
     MT_TRY(mt_path_format(done, "%s/DONE", dir));
-    MT_REQUIRE(!mt_path_exists(done), MT_ECONFIG,
+    MT_TRY(mt_path_format(model, "%s/model.h5", dir));
+    MT_REQUIRE(!mt_path_exists(done) || !mt_path_exists(model), MT_ECONFIG,
                "'%s' is a complete checkpoint and would be changed by '%s': the result needs "
                "another place",
                dir, path);

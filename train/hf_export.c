@@ -105,7 +105,7 @@ mt_status mt_hf_export_checkpoint(const char *dir, mt_checkpoint *checkpoint, in
     MT_TRY_CLEANUP(write_tensors(&out, entries, dir, shard_bytes));
     MT_TRY_CLEANUP(write_config(out.checkpoint, dir, embed.dtype));
 cleanup:
-    if (status != MT_OK && made) rmdir(dir); /* where nothing is in it */
+    if (status != MT_OK && made && lock >= 0) rmdir(dir); /* where nothing is in it */
     if (lock >= 0) close(lock);
     free(entries);
     free(out.tensors);

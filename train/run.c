@@ -56,7 +56,7 @@ static mt_status save(run *r, int64_t step)
                                       .corpus = r->corpus };
     if (r->lead) MT_TRY(mt_metrics_sync(r->metrics));
     mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
-    r->unsaved = status != MT_OK;
+    r->unfit |= status != MT_OK;
     if (status != MT_OK)
         return MT_FAIL(status, "the checkpoint of step %lld was not saved: %.700s (%s%.200s)",
                        (long long)step, mt_error_message(),
@@ -181,8 +181,10 @@ static mt_status one_step(run *r, int64_t step)
     const mt_trainer_config *t = &r->config->trainer;
     mt_step_result result;
     double began = mt_progress_clock(), waited = mt_comm_waited(r->comm);
+    r->unfit = true;
     MT_TRY(mt_statistics_begin(r->statistics, step + 1));
     MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
+    r->unfit = !result.loss_finite;
     MT_TRY(mt_statistics_end(r->statistics));
     count_seconds(r, began);
     r->pace_waited += mt_comm_waited(r->comm) - waited;
@@ -247,14 +249,14 @@ static void announce_end(run *r)
                      steps == 1 ? "" : "s", when, r->saved_path);
 }
 
-/* After a file's fault in the loop, be it of metrics or of the corpus: the trainer's state is
- * whole, and saved where that was not what failed. Of one rank: the others may be in a step. The
- * error stays the one that it was. */
+/* After a file's fault between steps, be it of metrics, which then lack a line, or of the corpus:
+ * the trainer's state is saved where that was not what failed. Of one rank: the others may be in a
+ * step. The error stays the one that it was. */
 static void rescue(run *r, mt_status status)
 {
     char sentence[MT_RUN_REASONS];
     const int64_t step = mt_trainer_steps(r->trainer);
-    if ((status != MT_EIO && status != MT_EDAMAGED) || r->unsaved || step <= 0 ||
+    if ((status != MT_EIO && status != MT_EDAMAGED) || r->unfit || step <= 0 ||
         step == r->saved_step || (r->comm && mt_comm_size(r->comm) > 1))
         return;
     snprintf(sentence, sizeof sentence, "%s", mt_error_message());

@@ -34,7 +34,8 @@ typedef struct run {
     int32_t *tokens, *targets; /* [batch_size, sequence_length] */
     bool damaged;              /* a newer checkpoint than the one resumed from */
     int64_t saved_step;        /* of the newest checkpoint; -1: none */
-    bool saved, unsaved;       /* by this process; the last attempt failed */
+    bool saved;                /* by this process */
+    bool unfit;                /* to be saved: amid a step, its loss is not finite, saving failed */
     char saved_path[MT_CHECKPOINT_PATH];
     int64_t signal;      /* that some rank has received */
     double token_share;  /* a token's products, of what all GPUs are said to do in a second; 0: not

@@ -31,9 +31,10 @@ bool mt_cuda_reads_fp8(const mt_stream *stream);
 /* cuBLASLt (cublaslt.h), where the kernel set multiplies bf16 by it; else NULL. */
 struct mt_cublaslt *mt_cuda_cublaslt(const mt_stream *stream);
 
-/* Scratch of the device, 256-byte aligned, kept between calls and grown when a call needs more. One
+/* Scratch of the stream, 256-byte aligned, kept between calls and grown when a call needs more. One
  * user at a time: an op asks once and divides what it got; kernels in stream order share it.
- * mt_cuda_operands: more of it, for operands that are made before the kernel runs which reads them.
+ * mt_cuda_operands: more of it, for operands that are made before the kernel runs which reads them,
+ * on the device's own stream.
  * Growing waits for the device and is refused while a graph is captured. */
 mt_status mt_cuda_scratch(mt_stream *stream, void **p, size_t bytes);
 mt_status mt_cuda_operands(mt_stream *stream, void **p, size_t bytes);

@@ -1,4 +1,4 @@
-/* The cuda device: memory, its stream, scratch, errors. */
+/* The cuda device: memory, its stream, errors. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,6 @@
 #include "kernels/cuda/device_priv.h"
 #include "kernels/cuda/fold.h"
 #include "kernels/cuda/quantize_path.h"
-
-enum { SCRATCH_GRAIN = 1 << 20 };
 
 static const mt_dtype compute_dtypes[MT_CUDA_COMPUTE_DTYPES] = { MT_F64, MT_F32, MT_BF16 };
 
@@ -110,44 +108,6 @@ mt_cublaslt *mt_cuda_cublaslt(const mt_stream *stream)
     return cuda_of(stream->device)->lt;
 }
 
-/* Memory in use may move only when nothing runs; a plan's is never used. */
-static mt_status stand_still(mt_stream *stream, size_t has, size_t wanted)
-{
-    enum cudaStreamCaptureStatus capture;
-    if (!stream->device->computes) return MT_OK;
-    MT_CUDA(cudaStreamIsCapturing(mt_cuda_stream(stream), &capture));
-    MT_REQUIRE(capture == cudaStreamCaptureStatusNone, MT_EINTERNAL,
-               "cuda: scratch of %zu bytes must grow to %zu while a graph is captured", has,
-               wanted);
-    MT_CUDA(cudaDeviceSynchronize());
-    return MT_OK;
-}
-
-static mt_status grow(mt_stream *stream, struct mt_cuda_scratch *s, void **p, size_t bytes)
-{
-    mt_device *device = stream->device;
-    if (bytes > s->bytes) {
-        size_t padded = (bytes + SCRATCH_GRAIN - 1) / SCRATCH_GRAIN * SCRATCH_GRAIN;
-        MT_TRY(stand_still(stream, s->bytes, bytes));
-        mt_device_free(device, &s->p, s->bytes, MT_MEMORY_WORKSPACE);
-        s->bytes = 0;
-        MT_TRY(mt_device_alloc(device, &s->p, padded, MT_MEMORY_WORKSPACE));
-        s->bytes = padded;
-    }
-    *p = s->p;
-    return MT_OK;
-}
-
-mt_status mt_cuda_scratch(mt_stream *stream, void **p, size_t bytes)
-{
-    return grow(stream, &cuda_of(stream->device)->scratch, p, bytes);
-}
-
-mt_status mt_cuda_operands(mt_stream *stream, void **p, size_t bytes)
-{
-    return grow(stream, &cuda_of(stream->device)->operands, p, bytes);
-}
-
 /* ---- memory -----------------------------------------------------------------------------------
  */
 
@@ -221,8 +181,8 @@ static mt_status cuda_stream_create(mt_device *device, void **stream)
 
 static void cuda_stream_destroy(mt_device *device, void *stream)
 {
-    (void)device;
     (void)cudaStreamSynchronize((cudaStream_t)stream);
+    mt_cuda_leave_lane(device, stream);
     (void)cudaStreamDestroy((cudaStream_t)stream);
 }
 

@@ -5,7 +5,7 @@
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/cublaslt.h"
 
-enum { MT_CUDA_COMPUTE_DTYPES = 3 };
+enum { MT_CUDA_COMPUTE_DTYPES = 3, MT_CUDA_LANES = 64 };
 
 struct cuda {
     mt_device device;
@@ -22,7 +22,14 @@ struct cuda {
         void *p;
         size_t bytes;
     } scratch, operands;
+    struct mt_cuda_lane {
+        void *stream; /* mt_stream's impl; NULL: free */
+        struct mt_cuda_scratch scratch;
+    } lanes[MT_CUDA_LANES]; /* streams beside the own one whose kernels have asked for scratch */
 };
+
+/* Gives back the scratch of a stream that ends. */
+void mt_cuda_leave_lane(mt_device *device, const void *stream);
 
 enum {
 #define MT_CUDA_SET(name) MT_CUDA_SET_##name,

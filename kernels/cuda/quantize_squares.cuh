@@ -175,10 +175,10 @@ static __device__ __forceinline__ uint32_t magnitude_sums(uint32_t a, uint32_t b
 /* As `rounds`, of the sums of columns' magnitudes and the least of them, with any sign: no sum has
  * more than 24 bits, nor any element one beyond 24 from its column's largest, where the sum is
  * below 2^17 times the least one's power of two; the sums have been rounded four times, and are off
- * by less than 2 of 256. */
+ * by less than 4 of 256. */
 static __device__ __forceinline__ uint32_t sums_round(uint32_t sum, uint32_t least)
 {
-    const uint32_t both = 0x10001, within = ((17 << 7) - 3) * both;
+    const uint32_t both = 0x10001, within = ((17 << 7) - 4) * both;
     return (larger_halves(sum - (least & 0x7f807f80u), within) ^ within) |
            (larger_halves(sum, MOST * both) ^ MOST * both) |
            (smaller_halves(least & 0x7fff7fffu, LEAST * both) ^ LEAST * both);

@@ -17,20 +17,20 @@ static int made_of(const job *j)
 
 template <int KIND, int CODES, int FROM> static launcher launcher_from(int made)
 {
-    return made == VALUES_AND_CODES ? launch<KIND, VALUES_AND_CODES, CODES, FROM>
-           : made == ROW_VALUES     ? launch<KIND, ROW_VALUES, CODES, FROM>
-           : made == COLUMN_VALUES  ? launch<KIND, COLUMN_VALUES, CODES, FROM>
-                                    : NULL;
+    return made == VALUES             ? launch<KIND, VALUES, CODES, FROM>
+           : made == VALUES_AND_CODES ? launch<KIND, VALUES_AND_CODES, CODES, FROM>
+           : made == ROW_VALUES       ? launch<KIND, ROW_VALUES, CODES, FROM>
+           : made == COLUMN_VALUES    ? launch<KIND, COLUMN_VALUES, CODES, FROM>
+                                      : NULL;
 }
 
-/* NULL: what no pass of training takes. X's columns are kept as codes beside its rows, or made by
- * themselves; both directions of dY, which alone is E5M2, are read at once. */
+/* NULL: what no pass of training takes: dY, which alone is E5M2, is not gathered without weights,
+ * nor is a SwiGLU. */
 template <int KIND, int CODES> static launcher launcher_of(int made, const job *j)
 {
     const bool lying = !j->row_token && !j->swiglu && !j->z;
     if (made == VALUES && j->row_weight) return launch<KIND, VALUES, CODES, WEIGHTED>;
     if (made == VALUES && j->z) return launch<KIND, VALUES, CODES, GRADIENT>;
-    if (made == VALUES && lying) return launch<KIND, VALUES, CODES, LYING>;
     if (lying) return launcher_from<KIND, CODES, LYING>(made);
     if constexpr (CODES == CODES_E4M3) {
         if (j->row_token && !j->row_weight) return launcher_from<KIND, CODES, GATHERED>(made);
