@@ -292,6 +292,7 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
         status = MT_FAIL(MT_EIO, "there is no complete checkpoint in '%s'%s%s", dir,
                          used ? "; " : "", used ? skipped : "");
         if (skipped_bytes) skipped[0] = '\0'; /* said already */
+        if (comm) status = mt_comm_agree(comm, status, "a complete checkpoint");
     }
     return status;
 }

@@ -264,12 +264,18 @@ static void begin_progress(run *r)
     r->progress.silent = !r->lead;
 }
 
+/* Of the configuration, which all ranks have. */
+static bool is_common(mt_status status)
+{
+    return status == MT_ECONFIG || status == MT_EUNSUPPORTED;
+}
+
 /* What the configuration cannot be on so many ranks, or with this model, is said before data is
  * read and anything of the run is there. What else a plan may meet is the plan's own. */
 static mt_status check_trainer(run *r)
 {
     mt_status status = mt_plan_check(r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
-    if (status == MT_ECONFIG) return mt_run_together(r, status, "configuration");
+    if (is_common(status)) return mt_run_together(r, status, "configuration");
     if (status != MT_OK) mt_error_clear();
     return MT_OK;
 }
@@ -278,7 +284,7 @@ static mt_status check_trainer(run *r)
 static mt_status create_trainer(run *r)
 {
     mt_status status = mt_trainer_create(&r->trainer, r->device, &r->trainer_config);
-    return status == MT_ECONFIG ? mt_run_together(r, status, "configuration") : status;
+    return is_common(status) ? mt_run_together(r, status, "configuration") : status;
 }
 
 mt_status mt_run_start(run *r)

@@ -264,6 +264,12 @@ static void test_other_start(void **state)
     assert_int_not_equal(access("odd", F_OK), 0);
 }
 
+static void assert_said_once(const char *line, int code, const char *words)
+{
+    assert_train(2, line, code, words);
+    if (strstr(strstr(ranks_output, words) + 1, words)) fail_msg("said twice:\n%s", ranks_output);
+}
+
 /* What all ranks find by themselves is said once, and decides the exit code. */
 static void test_one_word(void **state)
 {
@@ -283,10 +289,11 @@ static void test_one_word(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char line[256];
         snprintf(line, sizeof line, "--run mute%zu %s", i, rows[i].sets);
-        assert_train(2, line, rows[i].code, rows[i].words);
-        if (strstr(strstr(ranks_output, rows[i].words) + 1, rows[i].words))
-            fail_msg("said twice:\n%s", ranks_output);
+        assert_said_once(line, rows[i].code, rows[i].words);
     }
+    assert_train(2, "--run spoilt", 0, "done");
+    assert_int_equal(system("for f in spoilt/ckpt/*/rank_0001.h5; do echo x >> $f; done"), 0);
+    assert_said_once("--run spoilt --resume", MT_EXIT_FILES, "there is no complete checkpoint in");
     if (on_gpus()) return;
     assert_apart("", "--run mute", "", "--run mute --set optim.lrr=1", "rank 1: --set optim.lrr=1");
     char command[8192];
