@@ -1,6 +1,7 @@
 /* The formats of a linear layer: its compute copy of the weight, and its operands. */
 #include "layers/linear_priv.h"
 
+/* SMALL: elements that a launch more takes longer than. */
 enum { ALIGN = 256, NARROW = 512, SMALL = 1 << 22 };
 
 static mt_format_spec spec_of(const mt_recipe *recipe, mt_dtype compute, mt_operand operand,
@@ -215,6 +216,13 @@ mt_status mt_linear_refresh(mt_param *weight, mt_stream *stream)
     return make_codes(stream, &codes, weight);
 }
 
+bool mt_linear_goes_aside(const mt_param *w)
+{
+    mt_qtensor codes = part_of(&w->weight, false);
+    bool coded = codes.dir[MT_ROW].format || codes.dir[MT_COL].format;
+    return coded && w->master && mt_param_count(w) <= SMALL;
+}
+
 /* ---- operands ----------------------------------------------------------------------------------
  */
 
@@ -248,8 +256,8 @@ static bool decodes(const mt_device *device, const mt_param *w, mt_operand opera
     return true;
 }
 
-/* kept: from the forward to wgrad, which is room: codes then, but where an operand is small, and
- * a launch that decodes them later takes longer than it has work. */
+/* kept: from the forward to wgrad, which is memory: as codes then, but where the operand is small.
+ */
 static mt_qtensor one_direction(const mt_device *device, const mt_param *w, mt_operand operand,
                                 mt_dir dir, mt_group group, bool kept)
 {

@@ -35,6 +35,10 @@ mt_status mt_grouped_linear_part(mt_tape *tape, mt_value **y, mt_value *x,
 /* Whether a GEMM reads this direction as it is, in the activations' dtype. */
 bool mt_linear_is_native(const mt_param *weight, mt_operand operand, mt_dir dir);
 
+/* Whether the refresh of a weight is a few small launches that share nothing with other weights':
+ * split masters are joined in one place. */
+bool mt_linear_goes_aside(const mt_param *weight);
+
 /* Whether X, which is gathered, is kept for wgrad to quantize its columns, rather than these. */
 bool mt_linear_keeps_x(const mt_param *weight);
 

@@ -35,7 +35,6 @@ static mt_status make_tables(mt_model *m)
 
 static mt_status make_state(mt_model *m)
 {
-    m->biased = m->config.router_bias_update_rate > 0;
     size_t cells = (size_t)(m->moe_layers * m->config.num_experts);
     size_t load = (cells + 1) * sizeof(int64_t), bias = (cells + 1) / 2 * 2 * sizeof(float);
     size_t grads = (cells + (size_t)m->moe_layers + 2) * real_size(m);
@@ -49,7 +48,7 @@ static mt_status make_state(mt_model *m)
 }
 
 /* biased: routers choose by their biases, which are not all 0 or will not be. */
-static void wire_routers(mt_model *m)
+static void wire_routers(mt_model *m, bool biased)
 {
     const mt_model_config *c = &m->config;
     int64_t moe = 0, e = c->num_experts;
@@ -60,7 +59,7 @@ static void wire_routers(mt_model *m)
             .experts = e,
             .top_k = c->num_experts_per_tok,
             .normalize = c->norm_topk_prob,
-            .bias = m->biased ? m->router_bias + moe * e : NULL,
+            .bias = biased ? m->router_bias + moe * e : NULL,
             .load = m->load + moe * e,
         };
         b->moe.capacity_factor = c->capacity_factor;
@@ -123,7 +122,7 @@ static mt_status build(mt_model *m, bool training, const mt_precision_options *p
     MT_TRY(mt_precision_start(m->precision));
     MT_TRY(make_tables(m));
     MT_TRY(make_state(m));
-    wire_routers(m);
+    wire_routers(m, m->config.router_bias_update_rate > 0);
     return MT_OK;
 }
 
@@ -406,13 +405,13 @@ float *mt_model_router_bias(const mt_model *m, int64_t moe_layer)
 mt_status mt_model_use_router_bias(mt_model *m)
 {
     size_t cells = (size_t)(m->moe_layers * m->config.num_experts);
-    float *bias = malloc((cells + 1) * sizeof *bias);
+    bool biased = m->config.router_bias_update_rate > 0;
+    float *bias = calloc(cells + 1, sizeof *bias);
     MT_REQUIRE(bias, MT_ENOMEM, "no memory for %zu biases", cells);
     mt_status status = mt_device_copy(m->device, bias, m->router_bias, cells * sizeof *bias);
-    m->biased = m->config.router_bias_update_rate > 0;
-    for (size_t i = 0; status == MT_OK && i < cells; i++) m->biased |= bias[i] != 0;
+    for (size_t i = 0; status == MT_OK && i < cells; i++) biased |= bias[i] != 0;
     free(bias);
-    wire_routers(m);
+    wire_routers(m, biased);
     return status;
 }
 

@@ -25,7 +25,6 @@ struct mt_model {
     size_t tables_bytes, state_bytes;
     int64_t *load, *dropped;
     float *router_bias;
-    bool biased;
     char *
         aux_grads; /* real [L, E] of prob_sums, then [L] of z_sums, then aux and z loss seeds [2] */
     /* This pass: what routers reported, one per MoE layer. */

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "layers/linear_priv.h"
 #include "layers/precision_priv.h"
 
 /* ---- what rules may ask for --------------------------------------------------------------------
@@ -84,7 +85,7 @@ static mt_status build(mt_precision *p, const mt_precision_options *o)
     MT_REQUIRE(p->layers, MT_ENOMEM, "precision: out of memory for %" PRId64 " layers", params);
     if (o && o->rules) {
         MT_TRY(check_options(o));
-        MT_TRY(open_lanes(p));
+        if (!mt_precision_is_shared(p)) MT_TRY(open_lanes(p)); /* ranks refresh unit by unit */
         MT_TRY(mt_recipe_rules_copy(&p->rules, o->rules));
         p->history = o->history, p->margin = (int)o->margin, p->most_recent = o->most_recent;
     }
@@ -276,27 +277,17 @@ static mt_status join_lanes(mt_precision *p, mt_stream *stream)
     return MT_OK;
 }
 
-/* Whether a weight has codes of its own master: split ones are joined in one place. */
-static bool goes_aside(const mt_param *w)
-{
-    enum { SMALL = 1 << 22 };
-    bool coded = false;
-    for (int d = 0; d < MT_DIR_COUNT; d++)
-        coded |= w->weight.dir[d].format && w->weight.dir[d].layout != MT_LAYOUT_PACKED;
-    return coded && w->master && mt_param_count(w) <= SMALL;
-}
-
 mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
 {
     int64_t aside = 0;
     if (p->fsdp) return mt_fsdp_refresh(p->fsdp, stream);
     MT_TRY(mt_param_store_refresh(p->store, stream));
     for (int64_t i = 0; p->lanes[0].impl && i < p->count; i++)
-        aside += goes_aside(p->layers[i].weight);
+        aside += mt_linear_goes_aside(p->layers[i].weight);
     if (aside) MT_TRY(fork_lanes(p, stream));
     for (int64_t i = 0, n = 0; i < p->count; i++) {
         mt_param *w = p->layers[i].weight;
-        int lane = aside && goes_aside(w) ? (int)(n++ % (MT_PRECISION_LANES + 1)) : 0;
+        int lane = aside && mt_linear_goes_aside(w) ? (int)(n++ % (MT_PRECISION_LANES + 1)) : 0;
         MT_TRY(mt_linear_refresh(w, lane ? &p->lanes[lane - 1] : stream));
     }
     return aside ? join_lanes(p, stream) : MT_OK;

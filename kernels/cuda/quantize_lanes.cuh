@@ -8,9 +8,10 @@
 
 enum { LANE_ROWS = 4, COLUMNS = 8, CHUNK_WORDS = COLUMNS / 2 };
 
-/* A warp has sixteen rows. Of four threads each has four of them: eight elements from its first
- * column on, and where it has 2 CHUNK_WORDS (WORDS) of a row eight TILE / 2 columns further. As
- * many squares are in them: columns g and g + 8 of one are in a row's first and last half. */
+/* A warp has sixteen rows, as x[LANE_ROWS][WORDS] of each thread. Of four threads each has four of
+ * them: eight elements from its first column on (WORDS is CHUNK_WORDS), or these and eight TILE / 2
+ * columns further (2 CHUNK_WORDS). That makes WORDS squares of sixteen columns: of eight such
+ * threads, with one column each of the first half of their words and one of the last. */
 static __device__ __forceinline__ int first_column(void)
 {
     return lane_of_warp() / 4 * COLUMNS;

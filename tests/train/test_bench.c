@@ -116,9 +116,12 @@ static void test_moe(void **state)
         assert_true(number(find(lines, "refresh", recipes[i]), "rate") > 0);
     }
     for (size_t i = 1; i < json_array_size(lines); i++) {
-        const json_t *line =
-            json_array_get(lines, i); /* a pass that is the rest of two may be none */
-        if (strcmp(word(line, "case"), "bwd") || !json_object_get(line, "error")) check_line(line);
+        const json_t *line = json_array_get(lines, i);
+        const bool left = json_object_get(line, "error") && !strcmp(word(line, "case"), "bwd");
+        if (left) /* it is the rest of two passes, on a machine that may be busy */
+            assert_non_null(strstr(word(line, "error"), "fwd+bwd took no longer than fwd"));
+        else
+            check_line(line);
     }
     assert_string_equal(word(json_array_get(lines, 0), "grad_dtype"), "f32");
     json_decref(lines);
