@@ -43,7 +43,7 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
 /* The set that the selected card would get, "sm_90a" without one; its multiprocessors and compute
  * capability, major * 10 + minor, both 0 without one. */
 const char *mt_cuda_usual_set(void);
-int mt_cuda_processors(int *capability);
+int mt_cuda_processors(int *capability, int *shared);
 enum { MT_CUDA_BUILT = 1 };
 #else
 enum { MT_CUDA_BUILT = 0 };

@@ -285,12 +285,18 @@ mt_status mt_precision_refresh(mt_precision *p, mt_stream *stream)
     for (int64_t i = 0; p->lanes[0].impl && i < p->count; i++)
         aside += mt_linear_goes_aside(p->layers[i].weight);
     if (aside) MT_TRY(fork_lanes(p, stream));
-    for (int64_t i = 0, n = 0; i < p->count; i++) {
+    mt_status status = MT_OK;
+    for (int64_t i = 0, n = 0; status == MT_OK && i < p->count; i++) {
         mt_param *w = p->layers[i].weight;
         int lane = aside && mt_linear_goes_aside(w) ? (int)(n++ % (MT_PRECISION_LANES + 1)) : 0;
-        MT_TRY(mt_linear_refresh(w, lane ? &p->lanes[lane - 1] : stream));
+        status = mt_linear_refresh(w, lane ? &p->lanes[lane - 1] : stream);
     }
-    return aside ? join_lanes(p, stream) : MT_OK;
+    if (status == MT_OK) return aside ? join_lanes(p, stream) : MT_OK;
+    mt_error_kept why; /* a graph that is being recorded is left whole */
+    mt_error_keep(&why);
+    if (aside) (void)join_lanes(p, stream);
+    mt_error_put_back(&why);
+    return mt_error_pass(status, __FILE__, __LINE__);
 }
 
 /* The master of a weight from codes of a direction: those of its compute copy, or, where that holds

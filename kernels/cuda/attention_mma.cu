@@ -162,11 +162,17 @@ static __device__ __forceinline__ struct own own_of(const struct mt_attention_sh
 /* ---- forward ----------------------------------------------------------------------------------
  */
 
-enum { FWD_THREADS = 128, FWD_MT = 2, FWD_ROWS = FWD_THREADS / 32 * 16 * FWD_MT };
+enum { FWD_WARPS = 4, FWD_MT = 2, FEW_WARPS = 2, WIDE = 96 };
 
-template <int D> static size_t fwd_bytes(void)
+/* FEW_WARPS, for wide heads where a block has too little shared memory for as many as usual: rows
+ * are a warp's own, so that their bits are the same. */
+template <int WARPS> struct fwd_block {
+    enum { THREADS = WARPS * 32, ROWS = WARPS * 16 * FWD_MT };
+};
+
+template <int D, int WARPS> static size_t fwd_bytes(void)
 {
-    return (FWD_ROWS + 4 * STEP) * padded<D>::PITCH * sizeof(mt_bf16);
+    return (fwd_block<WARPS>::ROWS + 4 * STEP) * padded<D>::PITCH * sizeof(mt_bf16);
 }
 
 /* The largest score of each of a lane's rows, and the sum of its exponentials in this lane. */
@@ -221,26 +227,31 @@ static __device__ __forceinline__ void soften(float (*p)[TILES][4], struct row_s
 }
 
 /* The keys and values from `k` on, to their place in shared memory. */
-template <int D>
+template <int D, int THREADS>
 static __device__ __forceinline__ void copy_keys(mt_bf16 *to, const mt_bf16 *keys,
                                                  const mt_bf16 *values, int64_t k,
                                                  const struct mt_attention_shape &s)
 {
-    copy_rows<D, STEP, FWD_THREADS>(to, keys + k * s.width, s.width, s.sequence - k, s.dim);
-    copy_rows<D, STEP, FWD_THREADS>(to + STEP * padded<D>::PITCH, values + k * s.width, s.width,
-                                    s.sequence - k, s.dim);
+    copy_rows<D, STEP, THREADS>(to, keys + k * s.width, s.width, s.sequence - k, s.dim);
+    copy_rows<D, STEP, THREADS>(to + STEP * padded<D>::PITCH, values + k * s.width, s.width,
+                                s.sequence - k, s.dim);
 }
 
-template <int D>
-static __global__ void __launch_bounds__(FWD_THREADS)
+template <int D, int WARPS>
+static __global__ void __launch_bounds__(fwd_block<WARPS>::THREADS)
     attention_fwd_mma_kernel(struct mt_attention_fwd_args a, struct mt_attention_shape s)
 {
-    enum { PITCH = padded<D>::PITCH, PAIR = 2 * STEP * PITCH };
+    enum {
+        THREADS = fwd_block<WARPS>::THREADS,
+        ROWS = fwd_block<WARPS>::ROWS,
+        PITCH = padded<D>::PITCH,
+        PAIR = 2 * STEP * PITCH
+    };
     extern __shared__ __align__(16) mt_bf16 shared[];
-    mt_bf16 *q = shared, *pairs = shared + FWD_ROWS * PITCH;
-    struct own o = own_of(s, s.nq, FWD_ROWS, true);
+    mt_bf16 *q = shared, *pairs = shared + ROWS * PITCH;
+    struct own o = own_of(s, s.nq, ROWS, true);
     int64_t g = o.h / (s.nq / s.nkv), first = threadIdx.x / 32 * 16 * FWD_MT, row = o.row + first;
-    int64_t end = o.row + FWD_ROWS < s.sequence ? o.row + FWD_ROWS : s.sequence;
+    int64_t end = o.row + ROWS < s.sequence ? o.row + ROWS : s.sequence;
     const mt_bf16 *qkv = (const mt_bf16 *)a.qkv;
     const mt_bf16 *keys = qkv + mt_head_at(s, o.b, s.nq + g);
     const mt_bf16 *values = qkv + mt_head_at(s, o.b, s.nq + s.nkv + g);
@@ -251,14 +262,15 @@ static __global__ void __launch_bounds__(FWD_THREADS)
         state.most[i / 2][i % 2] = -INFINITY;
         state.sum[i / 2][i % 2] = 0;
     }
-    copy_rows<D, FWD_ROWS, FWD_THREADS>(q, qkv + mt_head_at(s, o.b, o.h) + o.row * s.width, s.width,
-                                        s.sequence - o.row, s.dim);
-    copy_keys<D>(pairs, keys, values, 0, s);
+    copy_rows<D, ROWS, THREADS>(q, qkv + mt_head_at(s, o.b, o.h) + o.row * s.width, s.width,
+                                s.sequence - o.row, s.dim);
+    copy_keys<D, THREADS>(pairs, keys, values, 0, s);
     int now = 0;
     for (int64_t k = 0; k < end; k += STEP, now ^= 1) {
         mt_copies_wait_all();
         __syncthreads(); /* these are there, and those before them are done with */
-        if (k + STEP < end) copy_keys<D>(pairs + (now ^ 1) * PAIR, keys, values, k + STEP, s);
+        if (k + STEP < end)
+            copy_keys<D, THREADS>(pairs + (now ^ 1) * PAIR, keys, values, k + STEP, s);
         if (k >= row + 16 * FWD_MT) continue; /* no row of this warp sees them */
         const mt_bf16 *pair = pairs + now * PAIR;
         inner_products<D, FWD_MT>(p, q + first * PITCH, pair);
@@ -286,12 +298,16 @@ static __global__ void __launch_bounds__(FWD_THREADS)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-enum { BWD_THREADS = 256, BWD_ROWS = BWD_THREADS / 32 * 16 };
+enum { BWD_WARPS = 8 };
+
+template <int WARPS> struct bwd_block {
+    enum { THREADS = WARPS * 32, ROWS = WARPS * 16 };
+};
 
 /* Own rows of two matrices, two stages of STEP rows of two others and their lse and dot. */
-template <int D> static size_t bwd_bytes(void)
+template <int D, int WARPS> static size_t bwd_bytes(void)
 {
-    return (2 * BWD_ROWS + 4 * STEP) * padded<D>::PITCH * sizeof(mt_bf16) +
+    return (2 * bwd_block<WARPS>::ROWS + 4 * STEP) * padded<D>::PITCH * sizeof(mt_bf16) +
            4 * STEP * sizeof(float);
 }
 
@@ -316,19 +332,19 @@ static __device__ __forceinline__ struct heads heads_of(const struct mt_attentio
 }
 
 /* A stage: rows from `from` on of queries and dy, with lse and dot, or of keys and values. */
-template <int D, bool KEYS>
+template <int D, bool KEYS, int THREADS>
 static __device__ __forceinline__ void copy_step(mt_bf16 *to, float *sums, const struct heads &of,
                                                  int64_t from, const struct mt_attention_shape &s)
 {
     int64_t count = s.sequence - from, pitch = KEYS ? s.pitch : s.width;
-    copy_rows<D, STEP, BWD_THREADS>(to, (KEYS ? of.q : of.key) + from * s.width, s.width, count,
-                                    s.dim);
-    copy_rows<D, STEP, BWD_THREADS>(to + STEP * padded<D>::PITCH,
-                                    (KEYS ? of.dy : of.value) + from * pitch, pitch, count, s.dim);
-    int i = threadIdx.x % STEP;
-    if (!KEYS || threadIdx.x >= 2 * STEP) return;
-    const float *p = (threadIdx.x < STEP ? of.lse : of.dot) + from;
-    mt_copy_ask<4>(sums + threadIdx.x, i < count ? p + i : p, i < count ? 4 : 0);
+    copy_rows<D, STEP, THREADS>(to, (KEYS ? of.q : of.key) + from * s.width, s.width, count, s.dim);
+    copy_rows<D, STEP, THREADS>(to + STEP * padded<D>::PITCH,
+                                (KEYS ? of.dy : of.value) + from * pitch, pitch, count, s.dim);
+    for (int at = threadIdx.x; KEYS && at < 2 * STEP; at += THREADS) {
+        const int i = at % STEP;
+        const float *p = (at < STEP ? of.lse : of.dot) + from;
+        mt_copy_ask<4>(sums + at, i < count ? p + i : p, i < count ? 4 : 0);
+    }
 }
 
 /* p, scores, becomes the probabilities, dp the gradient of the scores, masked ones 0. lse (times
@@ -358,27 +374,31 @@ static __device__ __forceinline__ void soften_bwd(float (*p)[4], float (*dp)[4],
 
 /* Owning keys: dk and dv, over the query heads of their group in order and the queries that see
  * them. Owning queries: dq, over the keys that they see. */
-template <int D, bool KEYS>
-static __global__ void __launch_bounds__(BWD_THREADS, 1)
+template <int D, bool KEYS, int WARPS>
+static __global__ void __launch_bounds__(bwd_block<WARPS>::THREADS, 1)
     attention_bwd_mma_kernel(struct mt_attention_bwd_args a, const float *dot,
                              struct mt_attention_shape s)
 {
-    enum { PITCH = padded<D>::PITCH, PAIR = 2 * STEP * PITCH };
+    enum {
+        THREADS = bwd_block<WARPS>::THREADS,
+        ROWS = bwd_block<WARPS>::ROWS,
+        PITCH = padded<D>::PITCH,
+        PAIR = 2 * STEP * PITCH
+    };
     extern __shared__ __align__(16) mt_bf16 shared[];
-    mt_bf16 *left = shared, *right = left + BWD_ROWS * PITCH, *pairs = right + BWD_ROWS * PITCH;
+    mt_bf16 *left = shared, *right = left + ROWS * PITCH, *pairs = right + ROWS * PITCH;
     float *sums = (float *)(pairs + 2 * PAIR);
-    struct own o = own_of(s, KEYS ? s.nkv : s.nq, BWD_ROWS, !KEYS);
+    struct own o = own_of(s, KEYS ? s.nkv : s.nq, ROWS, !KEYS);
     int64_t group = KEYS ? s.nq / s.nkv : 1, h = o.h * group, last = h + group;
     int64_t place = threadIdx.x / 32 * 16, row = o.row + place, count = s.sequence - o.row;
     int64_t begin = KEYS ? o.row : 0;
-    int64_t end = KEYS || o.row + BWD_ROWS > s.sequence ? s.sequence : o.row + BWD_ROWS;
+    int64_t end = KEYS || o.row + ROWS > s.sequence ? s.sequence : o.row + ROWS;
     struct heads of = heads_of(a, dot, o.b, h, s);
-    copy_rows<D, BWD_ROWS, BWD_THREADS>(left, (KEYS ? of.key : of.q) + o.row * s.width, s.width,
-                                        count, s.dim);
-    copy_rows<D, BWD_ROWS, BWD_THREADS>(right,
-                                        KEYS ? of.value + o.row * s.width : of.dy + o.row * s.pitch,
-                                        KEYS ? s.width : s.pitch, count, s.dim);
-    copy_step<D, KEYS>(pairs, sums, of, begin, s);
+    copy_rows<D, ROWS, THREADS>(left, (KEYS ? of.key : of.q) + o.row * s.width, s.width, count,
+                                s.dim);
+    copy_rows<D, ROWS, THREADS>(right, KEYS ? of.value + o.row * s.width : of.dy + o.row * s.pitch,
+                                KEYS ? s.width : s.pitch, count, s.dim);
+    copy_step<D, KEYS, THREADS>(pairs, sums, of, begin, s);
     float dleft[1][D / 8][4] = {}, dright[1][KEYS ? D / 8 : 1][4] = {}, p[1][TILES][4],
                        dp[1][TILES][4], scale2 = (float)(a.scale * M_LOG2E), row_lse[2] = {},
                        row_dot[2] = {};
@@ -399,7 +419,8 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
             if (++h < last) of = heads_of(a, dot, o.b, h, s);
         }
         if (h < last)
-            copy_step<D, KEYS>(pairs + (now ^ 1) * PAIR, sums + (now ^ 1) * 2 * STEP, of, next, s);
+            copy_step<D, KEYS, THREADS>(pairs + (now ^ 1) * PAIR, sums + (now ^ 1) * 2 * STEP, of,
+                                        next, s);
         int64_t seen = KEYS ? at - row : row - at;
         const mt_bf16 *pair = pairs + now * PAIR, *other = pair + STEP * PITCH;
         at = next;
@@ -422,16 +443,43 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
 /* ---- launches ---------------------------------------------------------------------------------
  */
 
-/* Lets a kernel have `bytes` of shared memory; *fits is false where a block has not as many. */
-static mt_status give_shared(const void *kernel, size_t bytes, bool *fits)
+template <int D, int WARPS>
+static mt_status forward_by(mt_stream *stream, const struct mt_attention_fwd_args *a,
+                            const struct mt_attention_shape &s, bool *done)
 {
-    int device, most;
-    MT_CUDA(cudaGetDevice(&device));
-    MT_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    *fits = bytes <= (size_t)most;
-    if (*fits)
-        MT_CUDA(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    typedef fwd_block<WARPS> block;
+    const size_t bytes = fwd_bytes<D, WARPS>();
+    const void *kernel = (const void *)attention_fwd_mma_kernel<D, WARPS>;
+    *done = bytes <= (size_t)mt_cuda_block_shared(stream);
+    if (!*done) return MT_OK;
+    MT_TRY(mt_cuda_give_shared(stream, kernel, bytes, "attention_fwd"));
+    const unsigned blocks = (unsigned)(mt_ceil_div(s.sequence, block::ROWS) * s.nq * s.batch);
+    attention_fwd_mma_kernel<D, WARPS>
+        <<<blocks, block::THREADS, bytes, mt_cuda_stream(stream)>>>(*a, s);
+    MT_LAUNCHED(stream, "attention_fwd");
+    return MT_OK;
+}
+
+template <int D, int WARPS>
+static mt_status backward_by(mt_stream *stream, const struct mt_attention_bwd_args *a,
+                             const float *dot, const struct mt_attention_shape &s, bool *done)
+{
+    typedef bwd_block<WARPS> block;
+    const size_t bytes = bwd_bytes<D, WARPS>();
+    const void *keys = (const void *)attention_bwd_mma_kernel<D, true, WARPS>;
+    const void *queries = (const void *)attention_bwd_mma_kernel<D, false, WARPS>;
+    const int64_t tiles = mt_ceil_div(s.sequence, block::ROWS) * s.batch;
+    cudaStream_t on = mt_cuda_stream(stream);
+    *done = bytes <= (size_t)mt_cuda_block_shared(stream);
+    if (!*done) return MT_OK;
+    MT_TRY(mt_cuda_give_shared(stream, keys, bytes, "attention_bwd"));
+    MT_TRY(mt_cuda_give_shared(stream, queries, bytes, "attention_bwd"));
+    attention_bwd_mma_kernel<D, true, WARPS>
+        <<<(unsigned)(tiles * s.nkv), block::THREADS, bytes, on>>>(*a, dot, s);
+    MT_LAUNCHED(stream, "attention_bwd");
+    attention_bwd_mma_kernel<D, false, WARPS>
+        <<<(unsigned)(tiles * s.nq), block::THREADS, bytes, on>>>(*a, dot, s);
+    MT_LAUNCHED(stream, "attention_bwd");
     return MT_OK;
 }
 
@@ -439,12 +487,9 @@ template <int D>
 static mt_status forward(mt_stream *stream, const struct mt_attention_fwd_args *a,
                          const struct mt_attention_shape &s, bool *done)
 {
-    size_t bytes = fwd_bytes<D>();
-    MT_TRY(give_shared((const void *)attention_fwd_mma_kernel<D>, bytes, done));
-    if (!*done) return MT_OK;
-    unsigned blocks = (unsigned)(mt_ceil_div(s.sequence, FWD_ROWS) * s.nq * s.batch);
-    attention_fwd_mma_kernel<D><<<blocks, FWD_THREADS, bytes, mt_cuda_stream(stream)>>>(*a, s);
-    MT_LAUNCHED(stream, "attention_fwd");
+    MT_TRY((forward_by<D, FWD_WARPS>(stream, a, s, done)));
+    if constexpr (D >= WIDE)
+        if (!*done) return forward_by<D, FEW_WARPS>(stream, a, s, done);
     return MT_OK;
 }
 
@@ -452,18 +497,9 @@ template <int D>
 static mt_status backward(mt_stream *stream, const struct mt_attention_bwd_args *a,
                           const float *dot, const struct mt_attention_shape &s, bool *done)
 {
-    size_t bytes = bwd_bytes<D>();
-    int64_t tiles = mt_ceil_div(s.sequence, BWD_ROWS) * s.batch;
-    MT_TRY(give_shared((const void *)attention_bwd_mma_kernel<D, true>, bytes, done));
-    if (!*done) return MT_OK;
-    MT_TRY(give_shared((const void *)attention_bwd_mma_kernel<D, false>, bytes, done));
-    cudaStream_t on = mt_cuda_stream(stream);
-    attention_bwd_mma_kernel<D, true>
-        <<<(unsigned)(tiles * s.nkv), BWD_THREADS, bytes, on>>>(*a, dot, s);
-    MT_LAUNCHED(stream, "attention_bwd");
-    attention_bwd_mma_kernel<D, false>
-        <<<(unsigned)(tiles * s.nq), BWD_THREADS, bytes, on>>>(*a, dot, s);
-    MT_LAUNCHED(stream, "attention_bwd");
+    MT_TRY((backward_by<D, BWD_WARPS>(stream, a, dot, s, done)));
+    if constexpr (D >= WIDE)
+        if (!*done) return backward_by<D, FEW_WARPS>(stream, a, dot, s, done);
     return MT_OK;
 }
 
@@ -484,7 +520,11 @@ enum { WIDTHS = sizeof widths / sizeof widths[0] };
 /* Whether all lies on 16 bytes, heads among them, and a tile's elements are counted in 32 bits. */
 static bool suits(const struct mt_attention_shape &s, uintptr_t addresses, double scale)
 {
-    enum { MOST = (int)FWD_ROWS > (int)BWD_ROWS ? (int)FWD_ROWS : (int)BWD_ROWS };
+    enum {
+        FWD = fwd_block<FWD_WARPS>::ROWS,
+        BWD = bwd_block<BWD_WARPS>::ROWS,
+        MOST = (int)FWD > (int)BWD ? (int)FWD : (int)BWD
+    };
     return s.dim % 8 == 0 && addresses % 16 == 0 && scale > 0 && s.width <= INT32_MAX / MOST;
 }
 

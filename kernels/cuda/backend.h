@@ -23,7 +23,9 @@ int mt_cuda_multiprocessors(const mt_stream *stream);
 bool mt_cuda_in_strips(const mt_stream *stream);
 /* Lets a kernel's blocks have so many bytes of dynamic shared memory. MT_EDEVICE: the GPU has less
  * for a block (99 KB at 8.6, 8.9 and 12.0, where 8.0 has 163 and 9.0 227). */
-mt_status mt_cuda_give_shared(const void *kernel, size_t bytes, const char *what);
+mt_status mt_cuda_give_shared(const mt_stream *stream, const void *kernel, size_t bytes,
+                              const char *what);
+int mt_cuda_block_shared(const mt_stream *stream); /* as many as there are */
 /* Whether the device runs the kernels written for compute capability 9.0a (wgmma, TMA). */
 bool mt_cuda_is_hopper(const mt_stream *stream);
 /* Whether the kernel set multiplies fp8 codes as they are (sm_90a_fp8). */

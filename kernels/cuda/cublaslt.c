@@ -163,7 +163,8 @@ void mt_cublaslt_close(mt_cublaslt **lt)
     if (l->fork) (void)cudaEventDestroy(l->fork);
     if (l->handle) (void)l->Destroy(l->handle);
     if (l->workspace) (void)cudaFree(l->workspace);
-    free(l->parts), free(l->first_dims), free(l->offsets), free(l->alpha);
+    free(l->parts), free(l->first_dims), free(l->offsets);
+    for (int i = 0; i < 2; i++) free(l->scales[i]);
     free(l);
     *lt = NULL;
 }

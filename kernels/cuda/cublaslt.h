@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernels/cuda/cublaslt_layout.h"
+#include "kernels/cuda/gemm_factor.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -42,8 +43,6 @@ mt_lt_groups mt_cublaslt_groups(const mt_cublaslt *lt);
 size_t mt_cublaslt_bytes(const mt_cublaslt *lt);
 size_t mt_cublaslt_workspace(mt_lt_groups groups);
 
-struct float2;
-
 /* A product of plain bf16 operands. */
 typedef struct mt_lt_product {
     mt_gemm_layout layout;
@@ -54,7 +53,7 @@ typedef struct mt_lt_product {
     void *d;
     bool d_real; /* f32, else bf16 */
     bool bias;
-    const struct float2 *alpha; /* of gemm_problem */
+    mt_gemm_factor factor; /* of gemm_problem */
 } mt_lt_product;
 
 /* Whether this is one call of a uniform group; else it is as mt_cublaslt_groups says. */

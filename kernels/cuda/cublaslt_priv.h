@@ -72,7 +72,7 @@ struct mt_cublaslt {
     cudaEvent_t fork, joined[MT_LT_STREAMS];
     mt_lt_part *parts;             /* [room] */
     int64_t *first_dims, *offsets; /* [room], [room + 1] */
-    float2 *alpha;                 /* [room] */
+    float *scales[2];              /* [room]: of a, of b, or their amaxes */
     int64_t room;
 };
 

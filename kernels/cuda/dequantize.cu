@@ -61,7 +61,7 @@ extern "C" mt_status mt_cuda_decode(mt_stream *stream, const struct mt_dequantiz
     MT_TRY(mt_cuda_scratch(stream, &scratch, mt_cuda_plan_bytes(&j.p.group)));
     mt_cuda_plan_place(&j.p, scratch);
     MT_TRY(mt_cuda_plan_members(stream, &j.p));
-    MT_TRY(mt_cuda_give_shared((const void *)dequantize_kernel, BYTES, "dequantize"));
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)dequantize_kernel, BYTES, "dequantize"));
     dequantize_kernel<<<(unsigned)(units < most ? units : most), TILE_THREADS, BYTES,
                         mt_cuda_stream(stream)>>>(j);
     MT_LAUNCHED(stream, "dequantize");

@@ -465,7 +465,7 @@ static mt_status launch_columns(mt_stream *stream, const decode_job *j)
     const mt_group *g = &j->p.group;
     const unsigned blocks =
         (unsigned)(mt_cuda_plan_strips(g, space::TALL) * mt_ceil_div(g->k, space::WIDE));
-    MT_TRY(mt_cuda_give_shared((const void *)columns_kernel<CODES, COLUMN>, BYTES,
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)columns_kernel<CODES, COLUMN>, BYTES,
                                "dequantize: columns"));
     MT_TRY(follow(stream, columns_kernel<CODES, COLUMN>, blocks, space::THREADS, BYTES, *j));
     MT_LAUNCHED(stream, "dequantize: bf16");

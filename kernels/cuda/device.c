@@ -74,11 +74,25 @@ bool mt_cuda_in_strips(const mt_stream *stream)
     return cuda_of(stream->device)->in_strips;
 }
 
-mt_status mt_cuda_give_shared(const void *kernel, size_t bytes, const char *what)
+int mt_cuda_block_shared(const mt_stream *stream)
 {
-    int index, most;
-    MT_CUDA(cudaGetDevice(&index));
-    MT_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
+    return cuda_of(stream->device)->shared;
+}
+
+void mt_cuda_limit_shared(mt_device *device, int bytes)
+{
+    cuda_of(device)->shared = bytes;
+}
+
+int mt_cuda_shared(const mt_device *device)
+{
+    return cuda_of(device)->shared;
+}
+
+mt_status mt_cuda_give_shared(const mt_stream *stream, const void *kernel, size_t bytes,
+                              const char *what)
+{
+    const int most = mt_cuda_block_shared(stream);
     MT_REQUIRE(bytes <= (size_t)most, MT_EDEVICE,
                "%s: a block needs %zu bytes of shared memory, the GPU has at most %d", what, bytes,
                most);
@@ -461,12 +475,13 @@ const char *mt_cuda_usual_set(void)
     return set->name;
 }
 
-int mt_cuda_processors(int *capability)
+int mt_cuda_processors(int *capability, int *shared)
 {
     struct cudaDeviceProp card = { .major = 0 };
     int index;
     if (find_card(&card, &index) != MT_OK) mt_error_clear();
     *capability = card.major * 10 + card.minor;
+    *shared = (int)card.sharedMemPerBlockOptin;
     return card.multiProcessorCount;
 }
 
@@ -530,6 +545,7 @@ mt_status mt_cuda_open(mt_device **device, const char *kernel_set, int threads)
         cuda->ops.graph_begin = NULL;
     cuda->index = index, cuda->lt = lt;
     cuda->processors = cuda->multiprocessors = card.multiProcessorCount;
+    cuda->shared = (int)card.sharedMemPerBlockOptin;
     cuda->device = (mt_device){ .name = "cuda",
                                 .kernel_set = set->name,
                                 .computes = true,

@@ -16,6 +16,7 @@ struct cuda {
     int processors, multiprocessors; /* that there are, and that kernels may stay on */
     bool hopper, fp8, synchronous;   /* MT_SYNC=1 */
     bool in_strips;                  /* quantize_path.h */
+    int shared;                      /* bytes of shared memory that a block may have */
     mt_cublaslt *lt;                 /* NULL: GEMMs are ours */
     char gemm_path[MT_GEMM_TEXT];    /* of bf16 */
     struct mt_cuda_scratch {

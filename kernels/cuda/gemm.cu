@@ -144,7 +144,7 @@ static mt_status try_cublaslt(mt_stream *stream, const gemm_problem *g, bool run
     p.n = along ? g->cols : wgrad ? g->height : g->depth;
     p.k = along ? g->depth : g->cols;
     p.a = g->b.data, p.b = g->a.data, p.c = g->c, p.d = g->d;
-    p.d_real = g->d_real, p.bias = g->bias != NULL, p.alpha = g->alpha;
+    p.d_real = g->d_real, p.bias = g->bias != NULL, p.factor = g->factor;
     MT_TRY(mt_cublaslt_gemm(stream, lt, &p, run, why));
     if (*why) return MT_OK;
     *variant = mt_cublaslt_is_uniform(&p) ? MT_CUDA_GEMM_CUBLASLT : ragged[mt_cublaslt_groups(lt)];
@@ -207,7 +207,7 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
     if (done) return MT_OK;
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
     MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
-    g.alpha = plain.alpha;
+    g.factor = plain.factor;
     if (gemm_is_empty(&g)) return MT_OK;
     return multiply<T>(stream, &g);
 }
@@ -307,7 +307,7 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
         g = {};
         MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
-        g.alpha = plain.alpha;
+        g.factor = plain.factor;
         if (g.a.real || g.b.real) {
             snprintf(text, MT_GEMM_TEXT, "tiled, operands of f32");
             return MT_OK;
@@ -358,7 +358,7 @@ mt_status mt_cuda_gemm_by(mt_stream *stream, const struct mt_gemm_args *args,
     } else {
         MT_TRY(mt_cuda_gemm_plain(stream, &plain, args));
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
-        g.alpha = plain.alpha;
+        g.factor = plain.factor;
     }
     if (path->variant >= MT_CUDA_GEMM_CUBLASLT) {
         int variant;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/gemm_factor.h"
 
 /* An operand in place: member e begins at element `first` of e, and its element (i, p) is at i *
  * width + p, or, for one whose lines run across the depth, at p * width + i. */
@@ -31,7 +32,7 @@ struct gemm_problem {
     const void *c;
     void *d;
     const void *bias;
-    const float2 *alpha; /* per member, what its sums are multiplied by, in two parts; NULL: 1 */
+    mt_gemm_factor factor; /* per member, what its sums are multiplied by */
     int fp8; /* operands are codes, 1 + their kind in mt_cuda_gemm_sm90_codes; 0: plain elements */
     const float *scales_a, *scales_b; /* of blocks of codes */
     const uint8_t *levels;            /* of one operand, see mt_cuda_gemm_level */
@@ -49,21 +50,20 @@ static inline bool gemm_is_empty(const gemm_problem *g)
 }
 
 /* The same product with operands of dtype or real, in the stream's operand memory where they were
- * neither; what bf16 does not hold of them is the factor alpha. */
+ * neither; what bf16 does not hold of them is the factor. */
 struct gemm_plain {
     mt_qtensor a, b;
     struct mt_gemm_args args;
-    const float2 *alpha;
+    mt_gemm_factor factor;
 };
 extern "C" mt_status mt_cuda_gemm_describe(gemm_problem *g, const struct mt_gemm_args *args);
 extern "C" mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out,
                                         const struct mt_gemm_args *args);
-/* What it will be, for the choice of a path: of operands that are not bf16 yet, and of the factor,
- * nothing but where they would lie. False: it will not be one of bf16. */
+/* What it will be, for the choice of a path: of operands that are not bf16 yet nothing but where
+ * they would lie. False: it will not be one of bf16. */
 extern "C" bool mt_cuda_gemm_foresee(gemm_problem *g, const struct mt_gemm_args *args);
-/* Their factor alone, in `memory`, a float2 a member; NULL where there is none. */
-extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
-                                        const struct mt_gemm_args *args, void *memory);
+/* The factor of products in bf16. */
+extern "C" mt_gemm_factor mt_cuda_gemm_factor(const struct mt_gemm_args *args);
 
 /* The member and place of a block's tile. */
 struct gemm_tile {
@@ -72,6 +72,7 @@ struct gemm_tile {
     int64_t i0, j0;      /* first row and column of D */
     int64_t height;      /* rows of D */
     int64_t depth;
+    float2 factor; /* before gemm_put */
 };
 
 /* Inclusive sums over a warp. */
@@ -116,6 +117,15 @@ extern "C" size_t mt_cuda_gemm_parts_bytes(const gemm_problem *g, int parts);
 extern "C" gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results);
 extern "C" mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g,
                                             const float *results, int parts);
+
+/* A member's factor in two parts: one that is cut, and what is missing, which is never 0 (so that
+ * it is no NaN times Inf). */
+static __device__ __forceinline__ float2 gemm_factor(const mt_gemm_factor *f, int64_t member)
+{
+    const double x = mt_gemm_factor_of(f, member);
+    const float first = __double2float_rz(x), rest = (float)(x - (double)first);
+    return make_float2(first, fminf(fmaxf(rest, 0x1p-149f), 0x1p104f));
+}
 
 /* A sum by its factor, whose second part is above 0 and below the first's last bit: rounded once,
  * and an infinite sum stays what it is. */
@@ -164,6 +174,11 @@ static __device__ __forceinline__ int64_t gemm_result_at(const gemm_problem *g, 
     return (g->layout == MT_GEMM_NT ? t->member * g->height : t->start) * g->cols;
 }
 
+static __device__ __forceinline__ void gemm_ask_factor(const gemm_problem *g, gemm_tile *t)
+{
+    if (mt_gemm_has_factor(&g->factor)) t->factor = gemm_factor(&g->factor, t->member);
+}
+
 /* N neighbouring columns of row i of the result from column j on, of which those inside are
  * written. */
 template <typename D, int N, typename R>
@@ -177,11 +192,11 @@ static __device__ __forceinline__ void gemm_put(const gemm_problem *g, const gem
     D *d = (D *)g->d + at;
     bool whole = g->d_vectors && count >= N;
     R add[N], value[N];
-    float2 alpha = g->alpha ? g->alpha[t->member] : make_float2(1, 0);
+    const bool scaled = mt_gemm_has_factor(&g->factor);
 #pragma unroll
     for (int x = 0; x < N; x++) {
         add[x] = bias && x < count ? bias[x] : 0;
-        value[x] = g->alpha ? gemm_scaled(sum[x], alpha.x, alpha.y) : sum[x];
+        value[x] = scaled ? gemm_scaled(sum[x], t->factor.x, t->factor.y) : sum[x];
     }
     if (whole) {
         mt_vec<D, N> out;

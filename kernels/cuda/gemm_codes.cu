@@ -138,7 +138,7 @@ static size_t padded(int64_t bytes)
 struct codes_plan {
     bool places_dy, places_x; /* compact codes */
     bool levels_dy, levels_x, levels_rows;
-    size_t dy, x, factors, levels;
+    size_t dy, x, levels;
 };
 
 static int64_t row_room(const gemm_problem *g)
@@ -157,7 +157,6 @@ static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *pat
     p.levels_rows = !wgrad && variant->leveled;
     if (p.places_dy || p.levels_dy) p.dy = padded(g->height * g->a.width);
     if (p.places_x || p.levels_x) p.x = padded(g->cols * g->b.width);
-    p.factors = padded(g->rows.members * (int64_t)sizeof(float2));
     const int64_t lines = p.levels_dy ? g->height : p.levels_x ? g->cols : 0;
     p.levels = padded(g->rows.members * mt_cuda_gemm_levels(lines));
     if (p.levels_rows) p.dy = padded(mt_group_capacity(&g->rows)), p.levels = padded(row_room(g));
@@ -167,7 +166,7 @@ static codes_plan plan_codes(const gemm_problem *g, const mt_cuda_gemm_path *pat
 extern "C" size_t mt_cuda_gemm_codes_bytes(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     const codes_plan p = plan_codes(g, path);
-    return p.dy + p.x + p.factors + p.levels;
+    return p.dy + p.x + p.levels;
 }
 
 static mt_status level(mt_stream *stream, const gemm_problem *g, gemm_operand *x,
@@ -185,10 +184,9 @@ extern "C" mt_status mt_cuda_gemm_place_codes(mt_stream *stream, gemm_problem *g
     const codes_plan p = plan_codes(g, path);
     char *dy;
     MT_TRY(mt_cuda_operands(stream, (void **)&dy, mt_cuda_gemm_codes_bytes(g, path)));
-    char *x = dy + p.dy, *factors = x + p.x;
-    uint8_t *levels = (uint8_t *)factors + p.factors;
-    g->levels = levels;
-    MT_TRY(mt_cuda_gemm_alpha(stream, &g->alpha, args, factors));
+    char *x = dy + p.dy;
+    uint8_t *levels = (uint8_t *)x + p.x;
+    g->levels = levels, g->factor = mt_cuda_gemm_factor(args);
     if (p.places_dy) MT_TRY(place(stream, g, &g->a, mt_gemm_b(args)->codes, g->height, dy));
     if (p.places_x) MT_TRY(place(stream, g, &g->b, mt_gemm_a(args)->codes, g->cols, x));
     if (p.levels_dy) MT_TRY(level(stream, g, &g->a, g->scales_a, g->height, dy, levels));

@@ -156,14 +156,15 @@ static mt_status make_room(mt_cublaslt *lt, int64_t members)
 {
     if (members <= lt->room) return MT_OK;
     size_t n = (size_t)members;
-    free(lt->parts), free(lt->first_dims), free(lt->offsets), free(lt->alpha);
+    free(lt->parts), free(lt->first_dims), free(lt->offsets);
+    for (int i = 0; i < 2; i++) free(lt->scales[i]);
     lt->room = 0;
     lt->parts = malloc(n * sizeof *lt->parts);
     lt->first_dims = malloc(n * sizeof *lt->first_dims);
     lt->offsets = malloc((n + 1) * sizeof *lt->offsets);
-    lt->alpha = malloc(n * sizeof *lt->alpha);
-    MT_REQUIRE(lt->parts && lt->first_dims && lt->offsets && lt->alpha, MT_ENOMEM,
-               "gemm: no memory for the calls of %lld members", (long long)members);
+    for (int i = 0; i < 2; i++) lt->scales[i] = malloc(n * sizeof *lt->scales[i]);
+    MT_REQUIRE(lt->parts && lt->first_dims && lt->offsets && lt->scales[0] && lt->scales[1],
+               MT_ENOMEM, "gemm: no memory for the calls of %lld members", (long long)members);
     lt->room = members;
     return MT_OK;
 }
@@ -174,7 +175,20 @@ static mt_status fetch(void *to, const void *from, size_t bytes, cudaStream_t st
     return MT_OK;
 }
 
-/* Row counts, offsets and factors as the device has them now. */
+static const float *values_of(const mt_gemm_scale *s)
+{
+    return s->scales ? s->scales : s->amax;
+}
+
+/* The same scale, of values on the host. */
+static mt_gemm_scale on_host(mt_gemm_scale s, const float *values)
+{
+    if (s.scales) s.scales = values;
+    if (s.amax) s.amax = values;
+    return s;
+}
+
+/* Row counts, offsets and scales as the device has them now. */
 static mt_status read_members(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product *p)
 {
     cudaStream_t queue = mt_cuda_stream(stream);
@@ -187,12 +201,13 @@ static mt_status read_members(mt_stream *stream, mt_cublaslt *lt, const mt_lt_pr
     MT_TRY(make_room(lt, p->rows.members));
     MT_TRY(fetch(lt->first_dims, p->rows.first_dims, n * sizeof *lt->first_dims, queue));
     MT_TRY(fetch(lt->offsets, p->rows.offsets, (n + 1) * sizeof *lt->offsets, queue));
-    MT_TRY(fetch(lt->alpha, p->alpha, n * sizeof *lt->alpha, queue));
+    MT_TRY(fetch(lt->scales[0], values_of(&p->factor.a), n * sizeof *lt->scales[0], queue));
+    MT_TRY(fetch(lt->scales[1], values_of(&p->factor.b), n * sizeof *lt->scales[1], queue));
     MT_CUDA(cudaStreamSynchronize(queue));
     return MT_OK;
 }
 
-/* A member's place and factor. The factor comes in two parts, of which one f32 is made. */
+/* A member's place and factor, of which one f32 is made. */
 static mt_status read_part(mt_cublaslt *lt, const mt_lt_product *p, int64_t e, const char **why)
 {
     mt_lt_part *part = &lt->parts[e];
@@ -206,7 +221,9 @@ static mt_status read_part(mt_cublaslt *lt, const mt_lt_product *p, int64_t e, c
                "gemm: member %lld has %lld rows from row %lld on, of %lld", (long long)e,
                (long long)part->rows, (long long)start, (long long)capacity);
     part->at = mt_lt_place_of(p->layout, p->n, p->k, e, start);
-    part->alpha = p->alpha ? (float)((double)lt->alpha[e].x + (double)lt->alpha[e].y) : 1;
+    mt_gemm_factor factor = { on_host(p->factor.a, lt->scales[0]),
+                              on_host(p->factor.b, lt->scales[1]) };
+    part->alpha = (float)mt_gemm_factor_of(&factor, e);
     if (!isnormal(part->alpha)) *why = "a member's factor is no normal f32";
     return MT_OK;
 }
@@ -253,7 +270,7 @@ static mt_status loop(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product *p
                       const char **why)
 {
     cudaStream_t queue = mt_cuda_stream(stream);
-    if (!run && p->alpha) return MT_OK; /* the factors are not there yet */
+    if (!run && mt_gemm_has_factor(&p->factor)) return MT_OK; /* they are not there yet */
     MT_TRY(read_members(stream, lt, p));
     MT_TRY(plan_members(lt, p, why));
     if (*why || !run) return MT_OK;
@@ -275,7 +292,7 @@ static mt_status loop(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product *p
 
 bool mt_cublaslt_is_uniform(const mt_lt_product *p)
 {
-    return !p->rows.first_dims && !p->alpha;
+    return !p->rows.first_dims && !mt_gemm_has_factor(&p->factor);
 }
 
 static const char *refusal(const mt_cublaslt *lt, const mt_lt_product *p)
@@ -288,7 +305,8 @@ static const char *refusal(const mt_cublaslt *lt, const mt_lt_product *p)
         return "an extent is over 2^31";
     if (mt_cublaslt_is_uniform(p)) return NULL;
     if (lt->groups != MT_LT_OURS) return NULL;
-    return p->alpha ? "the members have factors of their own" : "ragged rows are ours in this set";
+    return mt_gemm_has_factor(&p->factor) ? "the members have factors of their own"
+                                          : "ragged rows are ours in this set";
 }
 
 mt_status mt_cublaslt_gemm(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product *p, bool run,

@@ -97,7 +97,7 @@ mt_status mt_lt_grouped(mt_stream *stream, mt_cublaslt *lt, const mt_lt_product 
 {
     mt_lt_call call;
     mt_lt_members m;
-    if (p->alpha)
+    if (mt_gemm_has_factor(&p->factor))
         *why = "the members have factors of their own";
     else if (!aligned(p))
         *why = "lines are not at multiples of 16 bytes";

@@ -127,6 +127,7 @@ static __global__ __launch_bounds__(MMA_THREADS, 2) void gemm_mma_kernel(gemm_pr
             }
         }
     }
+    gemm_ask_factor(&g, &t);
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll

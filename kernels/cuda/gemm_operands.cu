@@ -1,9 +1,8 @@
 /* Operands of the grouped GEMM that are of other formats, made plain. */
-#include "kernels/cuda/follow.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/scratch.h"
 
-enum { THREADS = 256, ALIGN = 256 };
+enum { ALIGN = 256 };
 
 /* ---- what an operand is read as ----------------------------------------------------------------
  * The one f32 scale that a member has stays outside, as a factor of its sums. What bf16 does not
@@ -33,15 +32,9 @@ mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec)
 /* ---- the factor of a member's sums -------------------------------------------------------------
  */
 
-/* A member's scale that is not in its decoded codes. */
-struct outer_scale {
-    const float *scales, *amax; /* the one or, of a second level, the other */
-    mt_format_options options;
-};
-
-static outer_scale outer_scale_of(const mt_direction *d, mt_dtype as)
+static mt_gemm_scale scale_of(const mt_direction *d, mt_dtype as)
 {
-    outer_scale s = {};
+    mt_gemm_scale s = {};
     s.options = d->options;
     if (as != MT_BF16 || !mt_format_has_factor(d->format)) return s;
     if (d->format->second_level)
@@ -51,53 +44,9 @@ static outer_scale outer_scale_of(const mt_direction *d, mt_dtype as)
     return s;
 }
 
-static __host__ __device__ bool is_given(const outer_scale &s)
+extern "C" mt_gemm_factor mt_cuda_gemm_factor(const struct mt_gemm_args *args)
 {
-    return s.scales || s.amax;
-}
-
-static __device__ float value_of(const outer_scale &s, int64_t member)
-{
-    if (s.scales) return s.scales[member];
-    return s.amax ? mt_nvfp4_decode_scale(&s.options, s.amax[member]) : 1.0f;
-}
-
-struct alpha_job {
-    float2 *alpha;
-    outer_scale a, b;
-    int64_t members;
-};
-
-/* The product of two scales: a part that is cut, and what is missing, which is never 0 (so that it
- * is no NaN times Inf). */
-static __global__ void alpha_kernel(const __grid_constant__ alpha_job j)
-{
-    wait_for_results();
-    MT_GRID_STRIDE(e, j.members)
-    {
-        double x = (double)value_of(j.a, e) * (double)value_of(j.b, e); /* exact */
-        float first = __double2float_rz(x), rest = (float)(x - (double)first);
-        j.alpha[e] = make_float2(first, fminf(fmaxf(rest, 0x1p-149f), 0x1p104f));
-    }
-}
-
-static mt_status make_alpha(mt_stream *stream, const alpha_job &j)
-{
-    if (j.members == 0) return MT_OK;
-    MT_TRY(follow(stream, alpha_kernel, mt_blocks(stream, j.members, THREADS), THREADS, 0, j));
-    MT_LAUNCHED(stream, "gemm (factors)");
-    return MT_OK;
-}
-
-extern "C" mt_status mt_cuda_gemm_alpha(mt_stream *stream, const float2 **alpha,
-                                        const struct mt_gemm_args *args, void *memory)
-{
-    outer_scale a = outer_scale_of(mt_gemm_a(args), MT_BF16);
-    outer_scale b = outer_scale_of(mt_gemm_b(args), MT_BF16);
-    *alpha = NULL;
-    if (!is_given(a) && !is_given(b)) return MT_OK;
-    *alpha = (const float2 *)memory;
-    return make_alpha(stream, alpha_job{ (float2 *)memory, a, b, args->a->group.members });
+    return { scale_of(mt_gemm_a(args), MT_BF16), scale_of(mt_gemm_b(args), MT_BF16) };
 }
 
 /* ---- operands ----------------------------------------------------------------------------------
@@ -139,9 +88,8 @@ static mt_status decode(mt_stream *stream, mt_qtensor *out, const mt_qtensor *q,
 
 /* A product's operands made plain: the scales that stay outside, and bytes. */
 struct plain_plan {
-    outer_scale a, b;
-    bool outer;
-    size_t first, second, factors;
+    mt_gemm_factor factor;
+    size_t first, second;
 };
 
 static plain_plan plan_plain(const struct mt_gemm_args *args)
@@ -150,11 +98,9 @@ static plain_plan plan_plain(const struct mt_gemm_args *args)
     const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
     mt_dtype as_a, as_b;
     decodes(&as_a, a, args->dtype), decodes(&as_b, b, args->dtype);
-    p.a = outer_scale_of(a, as_a), p.b = outer_scale_of(b, as_b);
-    p.outer = is_given(p.a) || is_given(p.b);
+    p.factor.a = scale_of(a, as_a), p.factor.b = scale_of(b, as_b);
     p.first = decoded_bytes(args->a, a, args->dtype);
     p.second = decoded_bytes(args->b, b, args->dtype);
-    p.factors = p.outer ? padded((size_t)args->a->group.members * sizeof(float2)) : 0;
     return p;
 }
 
@@ -180,14 +126,14 @@ bool mt_cuda_gemm_foresee(gemm_problem *g, const struct mt_gemm_args *args)
         return false;
     plain.a = &a, plain.b = &b;
     if (mt_cuda_gemm_describe(g, &plain) != MT_OK) return false;
-    if (plan_plain(args).outer) g->alpha = (const float2 *)(uintptr_t)ALIGN;
+    g->factor = plan_plain(args).factor;
     return true;
 }
 
 size_t mt_cuda_gemm_plain_bytes(const struct mt_gemm_args *args)
 {
     plain_plan p = plan_plain(args);
-    return p.first + p.second + p.factors;
+    return p.first + p.second;
 }
 
 static size_t decode_scratch(const mt_stream *stream, const mt_qtensor *q)
@@ -209,18 +155,12 @@ mt_status mt_cuda_gemm_plain(mt_stream *stream, gemm_plain *out, const struct mt
 {
     const mt_direction *a = mt_gemm_a(args), *b = mt_gemm_b(args);
     const plain_plan plan = plan_plain(args);
-    const outer_scale &outer_a = plan.a, &outer_b = plan.b;
-    bool outer = plan.outer;
-    int64_t members = args->a->group.members;
-    size_t first = plan.first, second = plan.second;
+    const size_t bytes = plan.first + plan.second;
     char *p = NULL;
-    if (first + second + plan.factors)
-        MT_TRY(mt_cuda_operands(stream, (void **)&p, first + second + plan.factors));
+    if (bytes) MT_TRY(mt_cuda_operands(stream, (void **)&p, bytes));
     MT_TRY(decode(stream, &out->a, args->a, a, args->dtype, p));
-    MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + first));
-    out->alpha = outer ? (const float2 *)(p + first + second) : NULL;
-    if (outer)
-        MT_TRY(make_alpha(stream, alpha_job{ (float2 *)out->alpha, outer_a, outer_b, members }));
+    MT_TRY(decode(stream, &out->b, args->b, b, args->dtype, p + plan.first));
+    out->factor = plan.factor;
     out->args = *args;
     out->args.a = &out->a, out->args.b = &out->b;
     return MT_OK;

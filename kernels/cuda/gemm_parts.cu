@@ -6,8 +6,8 @@
 #include "kernels/cuda/scratch.h"
 
 enum { THREADS = 256, N = 4, MOST_PARTS = MT_CUDA_GEMM_PARTS };
-/* Extents alone decide, since parts have bits of their own: the card, and what of it ranks leave to
- * products, may not. */
+/* Extents decide, of results at 16 bytes, since parts have bits of their own: the card, and what of
+ * it ranks leave to products, may not. */
 enum { BLOCKS = 132, LEAST_ROWS = 512, TILE_ROWS = 128, TILE_COLS = 192 };
 
 bool mt_cuda_gemm_divides(const gemm_problem *g, int parts)
@@ -21,7 +21,7 @@ bool mt_cuda_gemm_divides(const gemm_problem *g, int parts)
 int mt_cuda_gemm_parts(const gemm_problem *g)
 {
     const int64_t tiles = mt_ceil_div(g->height, TILE_ROWS) * mt_ceil_div(g->cols, TILE_COLS);
-    if (!tiles) return 1;
+    if (!tiles || !g->rows.m) return 1;
     for (int parts = MOST_PARTS; parts > 1; parts /= 2)
         if (parts * tiles <= BLOCKS && g->rows.m % (parts * LEAST_ROWS) == 0 &&
             mt_cuda_gemm_divides(g, parts))
@@ -38,17 +38,22 @@ gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results)
 {
     gemm_problem p = *g;
     p.rows.members = parts, p.rows.m = g->rows.m / parts;
-    p.c = NULL, p.d = results, p.d_real = true, p.alpha = NULL;
+    p.c = NULL, p.d = results, p.d_real = true, p.factor = mt_gemm_factor();
     return p;
 }
 
 /* D = C + the sum of the parts, in order. */
 template <typename D>
 static __global__ void __launch_bounds__(THREADS)
-    add_kernel(D *d, const D *c, const float *results, const float2 *alpha, int parts,
-               int64_t count)
+    add_kernel(D *d, const D *c, const float *results,
+               const __grid_constant__ mt_gemm_factor factor, int parts, int64_t count)
 {
-    const float2 by = alpha ? *alpha : make_float2(1, 0);
+    const bool scaled = mt_gemm_has_factor(&factor);
+    __shared__ float2 by;
+    if (scaled) {
+        if (threadIdx.x == 0) by = gemm_factor(&factor, 0);
+        __syncthreads();
+    }
     MT_GRID_STRIDE(i, count / N)
     {
         float4 x[MOST_PARTS];
@@ -65,7 +70,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (c) old = ((const mt_vec<D, N> *)c)[i];
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            const float own = alpha ? gemm_scaled(sum[j], by.x, by.y) : sum[j];
+            const float own = scaled ? gemm_scaled(sum[j], by.x, by.y) : sum[j];
             mt_put(&y.at[j], c ? own + mt_get(&old.at[j]) : own);
         }
         ((mt_vec<D, N> *)d)[i] = y;
@@ -80,10 +85,10 @@ mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g, const
     cudaStream_t on = mt_cuda_stream(stream);
     if (g->d_real)
         add_kernel<<<blocks, THREADS, 0, on>>>((float *)g->d, (const float *)g->c, results,
-                                               g->alpha, parts, count);
+                                               g->factor, parts, count);
     else
         add_kernel<<<blocks, THREADS, 0, on>>>((mt_bf16 *)g->d, (const mt_bf16 *)g->c, results,
-                                               g->alpha, parts, count);
+                                               g->factor, parts, count);
     MT_LAUNCHED(stream, "gemm: parts");
     return MT_OK;
 }

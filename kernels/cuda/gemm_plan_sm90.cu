@@ -52,7 +52,7 @@ static bool is_added_to(const gemm_problem *g)
 
 static enum sm90_sums sums_of(const gemm_problem *g)
 {
-    return is_added_to(g) ? SM90_ANY : g->alpha ? SM90_TIMES : SM90_PLAIN;
+    return is_added_to(g) ? SM90_ANY : mt_gemm_has_factor(&g->factor) ? SM90_TIMES : SM90_PLAIN;
 }
 
 /* Of NT of codes: MT_CUDA_FP8_E4M3 or another of those. */
@@ -104,7 +104,7 @@ static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int 
 static bool has_room(const gemm_problem *g, int variant)
 {
     const gemm_sm90_variant *v = mt_cuda_gemm_sm90_variant(g, variant);
-    return v->kernel && gemm_sm90_shared_bytes(v, g->rows.members) <= SM90_SHARED;
+    return v->kernel && gemm_sm90_has_room(v, g);
 }
 
 static int variant_of_rest(const gemm_problem *g);
@@ -375,7 +375,7 @@ bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path
     int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
     int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
                            : most_rows(&g->rows) / path->width + 2 * g->rows.members;
-    return gemm_sm90_shared_bytes(variant, g->rows.members) <= SM90_SHARED &&
+    return gemm_sm90_has_room(variant, g) &&
            tiles * pieces < SM90_MOST / path->super;
 }
 

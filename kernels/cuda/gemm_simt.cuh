@@ -126,6 +126,7 @@ static __global__ __launch_bounds__(SIMT_THREADS, 2) void gemm_simt_kernel(gemm_
                     sum[i][j] = fma(x[i / 4].at[i % 4], y[j / 4].at[j % 4], sum[i][j]);
         }
     }
+    gemm_ask_factor(&g, &t);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll

@@ -95,6 +95,9 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
                                    const gemm_sm90_maps *maps, const gemm_sm90_args *args)
 {
     int cluster = variant->cluster_m * variant->cluster_n;
+    const bool factors = mt_gemm_has_factor(&args->factor);
+    gemm_sm90_args own = *args;
+    if (factors) own.factors = (int)gemm_sm90_shared_bytes(variant, args->rows.members, false);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = (unsigned)cluster;
@@ -102,11 +105,11 @@ mt_status mt_cuda_gemm_sm90_launch(mt_stream *stream, const gemm_sm90_variant *v
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(mt_cuda_multiprocessors(stream) / cluster * cluster));
     config.blockDim = dim3((unsigned)variant->threads);
-    config.dynamicSmemBytes = gemm_sm90_shared_bytes(variant, args->rows.members);
+    config.dynamicSmemBytes = gemm_sm90_shared_bytes(variant, args->rows.members, factors);
     config.stream = mt_cuda_stream(stream);
     config.attrs = &attribute;
     config.numAttrs = cluster > 1;
-    void *parameters[] = { (void *)maps, (void *)args };
+    void *parameters[] = { (void *)maps, &own };
     MT_CUDA(cudaFuncSetAttribute(variant->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  SM90_SHARED));
     MT_CUDA(cudaLaunchKernelExC(&config, variant->kernel, parameters));
@@ -125,7 +128,7 @@ gemm_sm90_args mt_cuda_gemm_sm90_args(const gemm_problem *g, const mt_cuda_gemm_
     args.k = (int)(wgrad ? g->a.width : g->depth);
     args.width = path->width, args.super = path->super, args.most = SM90_MOST;
     args.add = g->c != NULL, args.half = !g->d_real;
-    args.bias = (const float *)g->bias, args.alpha = g->alpha;
+    args.bias = (const float *)g->bias, args.factor = g->factor;
     args.scales_p = wgrad || by_rows ? g->scales_a : g->scales_b;
     args.scales_q = wgrad || by_rows ? g->scales_b : g->scales_a;
     args.levels = g->levels;

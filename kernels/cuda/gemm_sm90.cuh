@@ -40,16 +40,17 @@ struct gemm_sm90_args {
     int least, most; /* TN of codes: rows of the members that are multiplied */
     bool add;        /* C */
     bool half;       /* D and C are bf16; f32 only with NT */
+    int factors;     /* where those of members are in shared memory; 0: there are none */
     const float *bias;
-    const float2 *alpha;              /* of gemm_problem */
+    int64_t room;                     /* of dots */
     const float *scales_p, *scales_q; /* fp8 with scales of blocks */
     const int32_t *row_token;         /* of gathered rows, */
     const void *gathered;             /* and where they are */
-    float *dots; /* [m / SM90_DOTS][room], sums of rows (moe_gemm_sm90.cuh), or NULL */
-    int64_t room;
+    float *dots;             /* [m / SM90_DOTS][room], sums of rows (moe_gemm_sm90.cuh), or NULL */
     const float *row_weight; /* of gathered rows, after the product, */
     void *weighted;          /* and where the weighted SwiGLU goes, or NULL */
     const uint8_t *levels;   /* of Q's columns, see mt_cuda_gemm_level */
+    mt_gemm_factor factor;   /* of gemm_problem */
 };
 
 /* One way to cut and to schedule a layout's product; `kernel` takes the maps and the args. */
@@ -99,7 +100,8 @@ enum {
     SM90_WIDTH = 192,                    /* most columns of a tile */
     SM90_DOTS = 16,                      /* columns in a partial sum of gemm_sm90_args.dots */
     SM90_SHARED = 232448,                /* bytes that a block can have */
-    SM90_MEMBER_BYTES = 2 * sizeof(int), /* of the table of members */
+    SM90_MEMBER_BYTES = 2 * sizeof(int), /* of the table of members: rows and units before each, */
+    SM90_FACTOR_BYTES = sizeof(float2),  /* and after those of all their factors */
 };
 
 /* The problem of operands that are codes; false: none of these kernels reads them. */

@@ -9,14 +9,6 @@ template <class C> static __device__ __forceinline__ void sm90_begin_wgmma()
     wgmma_fence();
 }
 
-/* A member's factor, asked for where this stands: before the last products are waited for. */
-static __device__ __forceinline__ float2 sm90_ask_factor(const float2 *alpha)
-{
-    float2 by;
-    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(by.x), "=f"(by.y) : "l"(alpha));
-    return by;
-}
-
 /* A warpgroup that multiplies, and where it is: its stage, its tile, its sums. */
 template <class C> struct sm90_consumer {
     /* The low words of descriptors: addresses, and the distance of 64-wide blocks for operands
@@ -172,7 +164,7 @@ template <class C> struct sm90_consumer {
     __device__ __forceinline__ void begin_factor()
     {
         if (C::FACTOR && !C::TIMES)
-            result.factor = args.alpha ? args.alpha[result.member()] : make_float2(1, 0);
+            result.factor = args.factors ? result.own_factor() : make_float2(1, 0);
     }
     __device__ __forceinline__ void store_last()
     {
@@ -246,7 +238,7 @@ template <int N, class C> static __device__ __forceinline__ void sm90_multiply(s
         w.advance();
     }
     w.hand_over();
-    if constexpr (C::TIMES) w.result.factor = sm90_ask_factor(w.args.alpha + w.result.member());
+    if constexpr (C::TIMES) w.result.factor = w.result.own_factor();
     wgmma_wait<0>();
     w.release_last();
 }

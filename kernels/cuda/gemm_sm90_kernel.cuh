@@ -278,7 +278,8 @@ template <class C> struct sm90_order {
     }
 };
 
-/* First rows of the members, and units before each, into shared memory; by every thread. */
+/* First rows of the members, units before each, and factors, into shared memory; by every thread.
+ */
 template <class C>
 static __device__ __forceinline__ void
 sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int tiles_n)
@@ -287,6 +288,10 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
 #pragma unroll 1
     for (int e = threadIdx.x; e <= members; e += C::THREADS)
         start[e] = (int)(a.rows.offsets ? a.rows.offsets[e] / a.rows.k : e * a.rows.m);
+    if ((C::FACTOR || !(C::PLAIN || C::SCALED)) && a.factors)
+#pragma unroll 1
+        for (int e = threadIdx.x; e < members; e += C::THREADS)
+            ((float2 *)(before + members + 1))[e] = gemm_factor(&a.factor, e);
     __syncthreads();
     if (threadIdx.x >= 32) return;
     int sum = 0, wide = a.width * C::CLUSTER_N, high = C::TILE * C::CLUSTER_M;

@@ -6,9 +6,17 @@
 /* Extents: rows of ragged maps, and numbers that are int in the kernel. */
 enum { SM90_MOST = 1 << 30 };
 
-static inline size_t gemm_sm90_shared_bytes(const gemm_sm90_variant *variant, int64_t members)
+static inline size_t gemm_sm90_shared_bytes(const gemm_sm90_variant *variant, int64_t members,
+                                            bool factors)
 {
-    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES;
+    return variant->shared + (size_t)(members + 1) * SM90_MEMBER_BYTES +
+           (factors ? (size_t)members * SM90_FACTOR_BYTES : 0);
+}
+/* Whether a block can have what the product takes. */
+static inline bool gemm_sm90_has_room(const gemm_sm90_variant *variant, const gemm_problem *g)
+{
+    return gemm_sm90_shared_bytes(variant, g->rows.members, mt_gemm_has_factor(&g->factor)) <=
+           SM90_SHARED;
 }
 
 /* Of an element of the result. */

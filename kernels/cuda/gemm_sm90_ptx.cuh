@@ -42,6 +42,13 @@ static __device__ __forceinline__ int shared_now(uint32_t address)
     return v;
 }
 
+static __device__ __forceinline__ float2 shared_pair_now(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+    return v;
+}
+
 static __device__ __forceinline__ float4 shared_four(uint32_t address)
 {
     float4 v;

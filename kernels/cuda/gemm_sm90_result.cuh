@@ -35,6 +35,11 @@ template <class C> struct sm90_result {
     }
     __device__ __forceinline__ int member() const { return word(4); }
     __device__ __forceinline__ int n0() const { return word(5); }
+    /* The member's factor, asked for where this stands. */
+    __device__ __forceinline__ float2 own_factor() const
+    {
+        return shared_pair_now(base + args->factors + member() * 8);
+    }
     /* Of P; BY_ROWS: of the member. */
     __device__ __forceinline__ int rows() const
     {

@@ -20,12 +20,14 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     const bool pairs = ANY ? r.pairs() : C::WGRAD && STORED == SM90_HALF;
     const uint32_t thread = thread_now() % 128, lane = thread % 32, warp = thread / 32;
     const int len = r.len();
-    const float2 *alpha = ANY ? r.args->alpha : nullptr;
+    const bool scaled = ANY && r.args->factors != 0;
     constexpr bool WHOLE = C::FP8 && C::FACTOR && STORED == SM90_HALF;
-    sm90_factor by = { ANY ? alpha != nullptr : (bool)C::FACTOR,
-                       WHOLE ? sm90_whole(r.factor) : r.factor.x, r.factor.y, C::FP8 && !ANY,
-                       WHOLE };
-    if (ANY && alpha) by.first = alpha[r.member()].x, by.second = alpha[r.member()].y;
+    sm90_factor by = { ANY ? scaled : (bool)C::FACTOR, WHOLE ? sm90_whole(r.factor) : r.factor.x,
+                       r.factor.y, C::FP8 && !ANY, WHOLE };
+    if (scaled) {
+        const float2 own = r.own_factor();
+        by.first = own.x, by.second = own.y;
+    }
     float bias0 = 0, bias1 = 0;
     if (ANY && C::LAYOUT == MT_GEMM_TN && r.args->bias) {
         int m = r.m(mi) + warp * 16 + lane / 4;
@@ -84,10 +86,16 @@ static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_s
     return first + tile * step < shared_now(last);
 }
 
+/* Whether sums have the factor that C says they have; codes with scales of blocks have none. */
+template <class C> static __device__ __forceinline__ bool sm90_factors(const gemm_sm90_args &a)
+{
+    return C::SCALED || C::FACTOR == (a.factors != 0);
+}
+
 /* CARRIED: whether tiles are, for all of a launch: bf16 to which nothing is added. */
 template <class C> static __device__ __forceinline__ bool sm90_carries(const gemm_sm90_args &a)
 {
-    return C::BY_ROWS || C::PLAIN || (a.half && !a.add && !a.bias && C::FACTOR == !!a.alpha);
+    return C::BY_ROWS || C::PLAIN || (a.half && !a.add && !a.bias && sm90_factors<C>(a));
 }
 
 /* 64 rows of a tile, all of whose rows the buffers hold, written for sm90_carry. */
@@ -179,10 +187,9 @@ static __device__ __forceinline__ void sm90_store(sm90_result<C> &r, float (&d)[
         }
     if constexpr (!C::BY_ROWS) {
         if (r.m(mi) >= r.rows()) return;
-        const bool plain = C::PLAIN ||
-                           (sm90_beside<C>::GATHERS && !r.args->add && !r.args->alpha) ||
-                           ((C::FP8 || C::FACTOR) && !r.args->add && !r.args->bias &&
-                            C::FACTOR == !!r.args->alpha);
+        const bool plain =
+            C::PLAIN || (sm90_beside<C>::GATHERS && !r.args->add && r.args->factors == 0) ||
+            ((C::FP8 || C::FACTOR) && !r.args->add && !r.args->bias && sm90_factors<C>(*r.args));
         if (!plain)
             sm90_store_as<C, SM90_AS_ASKED>(r, d, mi);
         else if (C::WGRAD && !r.args->half)

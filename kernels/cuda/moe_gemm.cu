@@ -45,7 +45,7 @@ static bool describe(gemm_problem *g, mt_stream *stream, const struct mt_moe_gem
     *g = gemm_problem();
     if (!mt_cuda_gemm_foresee(g, &args->gemm)) return false;
     if (args->gathers_b) mt_cuda_gemm_sm90_turn(g);
-    const bool uniform = !g->rows.first_dims && !g->alpha;
+    const bool uniform = !g->rows.first_dims && !mt_gemm_has_factor(&g->factor);
     return !gemm_is_empty(g) && !(lt && uniform);
 }
 
@@ -121,7 +121,7 @@ static mt_status run(mt_stream *stream, const struct mt_moe_gemm_args *args,
                "moe_gemm: scratch is NULL");
     MT_TRY(mt_cuda_gemm_plain(stream, &plain, &args->gemm));
     MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
-    g.alpha = plain.alpha;
+    g.factor = plain.factor;
     if (args->gathers_b) mt_cuda_gemm_sm90_turn(&g);
     MT_TRY(place_weights(stream, args, &g));
     MT_TRY(mt_cuda_moe_gemm_sm90(stream, args, &g, path));
@@ -161,7 +161,8 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
         *path = parts;
         return false;
     }
-    if (args->act && g->alpha && path->variant == MT_CUDA_GEMM_PINGPONG) /* gated, has no factor */
+    if (args->act && mt_gemm_has_factor(&g->factor) &&
+        path->variant == MT_CUDA_GEMM_PINGPONG) /* gated, has no factor */
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
         path->variant = MT_CUDA_GEMM_PINGPONG, path->super = mt_cuda_gemm_sm90_together(g);

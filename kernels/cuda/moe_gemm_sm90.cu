@@ -9,7 +9,8 @@ enum { ROWS_OF_GATE = 64, PIECE = 32, TILE = 256 };
 static const gemm_sm90_variant *variant_of(const struct mt_moe_gemm_args *args,
                                            const gemm_problem *g, int variant)
 {
-    if (g->layout == MT_GEMM_TN && variant == MT_CUDA_GEMM_PINGPONG && (g->bias || g->alpha))
+    if (g->layout == MT_GEMM_TN && variant == MT_CUDA_GEMM_PINGPONG &&
+        (g->bias || mt_gemm_has_factor(&g->factor)))
         variant = MT_CUDA_GEMM_ALONE;
     if (args->gathers_b) return &mt_cuda_moe_gemm_wgrad_turned;
     if (args->gemm.layout == MT_GEMM_NN && args->row_token) return &mt_cuda_moe_gemm_after;
@@ -33,7 +34,8 @@ bool mt_cuda_moe_gemm_sm90_suits(const struct mt_moe_gemm_args *args, const gemm
         return false;
     const gemm_sm90_variant *variant = variant_of(args, g, path->variant);
     const bool after = args->gemm.layout == MT_GEMM_NN && args->row_token; /* has no factor */
-    if (after && (g->alpha || g->cols > TILE || !fits(args->act))) return false;
+    if (after && (mt_gemm_has_factor(&g->factor) || g->cols > TILE || !fits(args->act)))
+        return false;
     if (!mt_cuda_gemm_sm90_fits(g, path, variant)) return false;
     if (wgrad) return args->row_token && (!args->gathers_b || g->height % TILE == 0);
     int64_t f = g->layout == MT_GEMM_TN ? g->cols / 2 : g->cols;

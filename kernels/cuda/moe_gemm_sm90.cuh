@@ -105,10 +105,10 @@ static __device__ __forceinline__ void moe_give(uint32_t address, const uint32_t
 template <class C, bool PLAIN>
 static __device__ __forceinline__ sm90_factor moe_factor(const moe_result<C> &r)
 {
-    sm90_factor by = { !PLAIN && r.args->alpha, 1, 0 };
+    sm90_factor by = { !PLAIN && r.args->factors, 1, 0 };
     if (!by.given) return by;
-    float2 alpha = r.args->alpha[r.member()];
-    by.first = alpha.x, by.second = alpha.y;
+    const float2 own = r.own_factor();
+    by.first = own.x, by.second = own.y;
     return by;
 }
 
@@ -280,7 +280,7 @@ static __device__ __forceinline__ void moe_store_ungated(moe_result<C> &r,
 {
     enum { ALL = C::BLOCKS_M * WGMMA_SUMS / 2, PART = ALL / 4, AT_ONCE = C::WIDTH / C::PIECE / 2 };
     uint32_t sum[ALL];
-    if (r.args->alpha)
+    if (r.args->factors)
         moe_round<C, false>(sum, r, d);
     else
         moe_round<C, true>(sum, r, d);
@@ -376,7 +376,7 @@ static __device__ __forceinline__ void sm90_store_tile(moe_result<C> &r,
         moe_store_after(r, d);
     else if constexpr (C::BESIDE == MOE_UNGATED)
         moe_store_ungated(r, d);
-    else if (!C::PINGPONG && (r.args->alpha || r.args->bias))
+    else if (!C::PINGPONG && (r.args->factors || r.args->bias))
         moe_store_gated<C, C::PINGPONG>(r, d);
     else
         moe_store_gated<C, true>(r, d);

@@ -9,7 +9,7 @@
 
 /* Of an H200, where there is no card to ask; its compute capability, also where the set does not
  * run on the card. */
-enum { PROCESSORS = 132, CAPABILITY = 90 };
+enum { PROCESSORS = 132, CAPABILITY = 90, SHARED = 232448 };
 
 /* ---- ops that ask for memory --------------------------------------------------------------------
  */
@@ -88,9 +88,10 @@ static size_t workspace_of(const struct mt_cuda_set *set)
 static void take_card(struct cuda *cuda, const struct mt_cuda_set *set)
 {
     int capability;
-    cuda->multiprocessors = mt_cuda_processors(&capability);
-    if (!cuda->multiprocessors) cuda->multiprocessors = PROCESSORS;
-    if (capability < set->least || capability > set->most) capability = CAPABILITY;
+    cuda->multiprocessors = mt_cuda_processors(&capability, &cuda->shared);
+    if (!cuda->multiprocessors) cuda->multiprocessors = PROCESSORS, cuda->shared = SHARED;
+    if (capability < set->least || capability > set->most)
+        capability = CAPABILITY, cuda->shared = SHARED;
     cuda->hopper = set->hopper && capability == CAPABILITY;
 }
 

@@ -52,29 +52,34 @@ static __device__ __forceinline__ void run_tile(const job &j, space *sp, uint16_
     if (threadIdx.x < SIDES && j.p.sides[threadIdx.x].present)
         sp->levels[threadIdx.x] = level_of(j, t, threadIdx.x);
     int nans = load_tile<HARD>(j, sp, t);
-    if (SR) draw_tile(random, j, t);
+    if (SR && random) draw_tile(random, j, t);
     __syncthreads();
+    const source_of_bits bits = { random, j, t };
     raise_nans(j, t.index, nans);
     if (j.codes && j.sums) sum_columns(j, sp->x, t);
     if (dequantize) __syncthreads(); /* the row direction leaves its values in x */
     if (row.present && (j.codes || j.measure[MT_ROW] || dequantize)) {
         bool write = j.codes && j.write[MT_ROW], make = (j.codes || dequantize) && !row.plain;
-        if (make || j.measure[MT_ROW])
-            run_direction<MT_ROW, SR, HARD>(j, sp, random, t, make, write);
+        if (make || j.measure[MT_ROW]) run_direction<MT_ROW, SR, HARD>(j, sp, bits, t, make, write);
         if (row.plain && write) store_plain(row, sp->x, t);
     }
     if (!columns) return;
     if (dequantize || col.options.rht) __syncthreads(); /* x is about to change, or has changed */
     if (col.options.rht) rotate_tile(sp->x, t, col.options.rht_mask);
     bool write = j.codes && j.write[MT_COL], make = j.codes && !col.plain;
-    if (make || j.measure[MT_COL]) run_direction<MT_COL, SR, HARD>(j, sp, random, t, make, write);
+    if (make || j.measure[MT_COL]) run_direction<MT_COL, SR, HARD>(j, sp, bits, t, make, write);
     if (col.plain && write) store_plain(col, sp->x, t);
 }
 
-/* Bytes of shared memory before the random bits. */
+/* Bytes of shared memory before the random bits; theirs, where they have room. */
 static __host__ __device__ constexpr size_t space_bytes(bool hard)
 {
     return hard ? sizeof(space) : offsetof(space, errors);
+}
+static __host__ __device__ __forceinline__ size_t bits_bytes(const job &j, bool hard)
+{
+    const size_t bits = AREA * sizeof(uint16_t);
+    return space_bytes(hard) + bits <= (size_t)j.shared ? bits : 0;
 }
 
 template <bool SR, bool HARD>
@@ -83,7 +88,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, SR || HARD ? 2 : 3)
 {
     extern __shared__ uint4 mt_shared[];
     space *sp = (space *)mt_shared;
-    uint16_t *random = (uint16_t *)((char *)mt_shared + space_bytes(HARD));
+    uint16_t *random =
+        bits_bytes(j, HARD) ? (uint16_t *)((char *)mt_shared + space_bytes(HARD)) : NULL;
     int64_t units = j.p.units[j.p.group.members];
     if (threadIdx.x == 0 && blockIdx.x < units) sp->tiles[0] = tile_at(j.p, blockIdx.x);
     __syncthreads();
@@ -129,6 +135,13 @@ struct call {
     bool given;     /* the results of members */
     void *of_token; /* what measuring gathered rows takes */
 };
+
+static call call_of(const mt_stream *stream, const struct mt_quantize_args *args)
+{
+    call c = {};
+    c.args = args, c.j.p.group = args->src->group, c.j.shared = mt_cuda_block_shared(stream);
+    return c;
+}
 
 /* F's overflow value: the largest finite value of the type that is quantized. */
 static float largest_of(const side *source)
@@ -220,15 +233,14 @@ static size_t strips_bytes(const struct mt_quantize_args *a)
 
 /* bf16 whose rows begin at multiples of 16 bytes, to what the short way knows. Where nvfp4
  * sweeps twice, SwiGLU is an op of its own: made once. */
-static bool fuses(const struct mt_quantize_args *args)
+static bool fuses(const mt_stream *stream, const struct mt_quantize_args *args)
 {
-    call c = {};
-    c.args = args;
-    c.j.p.group = args->src->group;
+    call c = call_of(stream, args);
     set_sides(&c);
     c.j.codes = true, c.j.sums = args->bias_grad;
     const side *sides = c.j.p.sides;
     if (args->swiglu && (sides[MT_ROW].second_level || sides[MT_COL].second_level)) return false;
+    if (args->swiglu && sides[MT_COL].present && c.j.shared < mt_cuda_swiglu_bytes()) return false;
     return mt_cuda_short_suffices(&c.j) && args->src->group.k % 8 == 0 &&
            (uintptr_t)c.j.p.sides[SOURCE].codes % 16 == 0;
 }
@@ -253,16 +265,15 @@ static bool is_apart(const call *c)
 
 /* Gradients of SwiGLU that strands measure, which can make them: in the call's scratch, if it has
  * one. */
-static bool makes_source(const struct mt_quantize_args *args)
+static bool makes_source(const mt_stream *stream, const struct mt_quantize_args *args)
 {
-    call c = {};
+    call c = call_of(stream, args);
     const uintptr_t lines = (uintptr_t)args->z | (uintptr_t)args->scratch |
                             (uintptr_t)args->src->dir[args->src_dir].codes;
     if (!args->z || !args->scratch || args->pass != MT_QUANTIZE_ALL || args->bias_grad ||
         args->src->group.k % 16 || lines % 16)
         return false;
-    c.args = args, c.makes = true;
-    c.j.p.group = args->src->group;
+    c.makes = true;
     set_sides(&c);
     return mt_cuda_short_suffices(&c.j) && needs_amax(&c.j.p.sides[MT_COL]) &&
            mt_cuda_rotated_suffices(&c.j) && !is_apart(&c);
@@ -271,9 +282,8 @@ static bool makes_source(const struct mt_quantize_args *args)
 extern "C" size_t mt_cuda_quantize_scratch(const mt_stream *stream,
                                            const struct mt_quantize_args *a)
 {
-    (void)stream;
     const mt_group *g = &a->src->group;
-    const bool made = (a->row_token || a->z) && (fuses(a) || makes_source(a));
+    const bool made = (a->row_token || a->z) && (fuses(stream, a) || makes_source(stream, a));
     size_t tokens = made && a->row_token ? (size_t)a->tokens * MT_CUDA_FOUND : 0;
     size_t parts = !made          ? 0
                    : a->dweights  ? (size_t)mt_dot_parts(g->k / 2)
@@ -343,8 +353,9 @@ static mt_status make_source(const call *c, mt_stream *stream)
 template <bool SR, bool HARD>
 static mt_status launch_tiles(mt_stream *stream, const job *j, unsigned blocks)
 {
-    size_t bytes = space_bytes(HARD) + (SR ? AREA * sizeof(uint16_t) : 0);
-    MT_TRY(mt_cuda_give_shared((const void *)tile_kernel<SR, HARD>, bytes, "quantize: tiles"));
+    const size_t bytes = space_bytes(HARD) + (SR ? bits_bytes(*j, HARD) : 0);
+    MT_TRY(
+        mt_cuda_give_shared(stream, (const void *)tile_kernel<SR, HARD>, bytes, "quantize: tiles"));
     tile_kernel<SR, HARD><<<blocks, TILE_THREADS, bytes, mt_cuda_stream(stream)>>>(*j);
     MT_LAUNCHED(stream, "quantize: tiles");
     return MT_OK;
@@ -453,8 +464,7 @@ static mt_status weigh_dots(const call *c, mt_stream *stream)
 
 extern "C" bool mt_cuda_quantize_fuses(mt_stream *stream, const struct mt_quantize_args *args)
 {
-    (void)stream;
-    return fuses(args);
+    return fuses(stream, args);
 }
 
 /* Each direction by itself; what is the source's is taken once. */
@@ -498,16 +508,14 @@ extern "C" bool mt_cuda_quantize_decodes(const mt_format_spec *spec)
 
 extern "C" mt_status mt_cuda_quantize(mt_stream *stream, const struct mt_quantize_args *args)
 {
-    call c = {};
+    call c = call_of(stream, args);
     if (sums_apart(args)) return quantize_summed(stream, args);
     if ((args->row_token || args->swiglu || args->z) && !mt_cuda_quantize_fuses(stream, args)) {
-        if (!makes_source(args)) return mt_quantize_parts(stream, args);
+        if (!makes_source(stream, args)) return mt_quantize_parts(stream, args);
         MT_REQUIRE(args->scratch || mt_group_capacity(&args->src->group) == 0, MT_EINVAL,
                    "quantize: scratch is NULL");
         c.makes = true;
     }
-    c.args = args;
-    c.j.p.group = args->src->group;
     c.j.e4m3 = mt_codec_of(MT_ELEMENT_E4M3);
     c.j.key[0] = args->seed, c.j.key[1] = args->stream, c.j.step = args->step;
     c.j.first_step = args->first_step;

@@ -21,6 +21,11 @@ template <int KIND, int CODES> static launcher launcher_of(int dirs, const job *
                                   : launch<KIND, ROW_CODES | COLUMN_CODES, CODES, LYING>;
 }
 
+int mt_cuda_swiglu_bytes(void)
+{
+    return sizeof(bytes_space<LINES, ROW_CODES | COLUMN_CODES, SWIGLU>);
+}
+
 bool mt_cuda_bytes_suffice(const job *j)
 {
     const bool both = j->p.sides[MT_ROW].present && j->p.sides[MT_COL].present;

@@ -396,7 +396,7 @@ static mt_status launch(mt_stream *stream, const job *j)
     if ((j->gives || (KIND == WHOLE && FROM == LYING)) && !cleared && few)
         own.table.early =
             (unsigned)mt_cuda_multiprocessors(stream) * layout<KIND, DIRS, FROM>::RESIDENT;
-    MT_TRY(mt_cuda_give_shared((const void *)bytes_kernel<KIND, DIRS, CODES, FROM>, BYTES,
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)bytes_kernel<KIND, DIRS, CODES, FROM>, BYTES,
                                "quantize: bytes"));
     MT_TRY(follow(stream, bytes_kernel<KIND, DIRS, CODES, FROM>, (unsigned)blocks, TILE_THREADS,
                   BYTES, own));

@@ -251,7 +251,7 @@ template <int DIRS, int FOUR> static mt_status launch(mt_stream *stream, const j
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
     auto kernel =
         in_columns ? chosen_kernel<(DIRS & ROW_CODES) != 0, FOUR> : chosen_rows_kernel<FOUR>;
-    MT_TRY(mt_cuda_give_shared((const void *)kernel, bytes, "quantize: 4over6"));
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)kernel, bytes, "quantize: 4over6"));
     MT_TRY(follow(stream, kernel, (unsigned)blocks, TILE_THREADS, bytes, *j));
     MT_LAUNCHED(stream, "quantize: 4over6");
     return MT_OK;

@@ -349,7 +349,7 @@ template <int DIRS, bool SR> static mt_status launch(mt_stream *stream, const jo
     const int64_t blocks = j->table.most * mt_ceil_div(j->p.group.k, TILE);
     void (*kernel)(drawn_job) = drawn_rows_kernel;
     if constexpr (!drawn_rows) kernel = nvfp4_kernel<DIRS, SR>;
-    MT_TRY(mt_cuda_give_shared((const void *)kernel, bytes, "quantize: nvfp4"));
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)kernel, bytes, "quantize: nvfp4"));
     MT_TRY(follow(stream, kernel, (unsigned)blocks, TILE_THREADS, bytes, with_keys(j)));
     MT_LAUNCHED(stream, "quantize: nvfp4");
     return MT_OK;

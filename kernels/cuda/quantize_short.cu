@@ -461,20 +461,34 @@ int mt_cuda_short_kind(const job *j)
     return any_draws(j) + any_choice(j, true) + any_choice(j, false) > 1 ? KINDS : of;
 }
 
+static constexpr size_t short_bytes(bool draws)
+{
+    return sizeof(short_space) + (draws ? AREA * sizeof(uint16_t) : 0);
+}
+
+/* Whether a block has the memory for what is drawn: the ways of tiles with bits of each element ask
+ * for more than 99 KB, the rest for none. */
+static bool has_room(const job *j)
+{
+    return !any_draws(j) || short_bytes(true) <= (size_t)j->shared || mt_cuda_rotated_suffices(j) ||
+           (!keeps_values(j) && mt_cuda_nvfp4_suffices(j));
+}
+
 bool mt_cuda_short_suffices(const job *j)
 {
     const int kind = mt_cuda_short_kind(j);
+    if (kind == NIBBLES && !has_room(j)) return false;
     if (kind != KINDS && kind != NIBBLES && keeps_values(j)) return mt_cuda_values_suffice(j);
     return kind != KINDS && (!(j->row_weight || j->z) || mt_cuda_bytes_suffice(j));
 }
 
 template <int KIND, bool SR, int FOUR> static mt_status launch(mt_stream *stream, const job *j)
 {
-    size_t bytes = sizeof(short_space) + (SR ? AREA * sizeof(uint16_t) : 0);
+    constexpr size_t bytes = short_bytes(SR);
     int64_t units = mt_cuda_plan_units(&j->p.group);
     int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * BLOCKS<SR, FOUR>;
-    MT_TRY(
-        mt_cuda_give_shared((const void *)short_kernel<KIND, SR, FOUR>, bytes, "quantize: bf16"));
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)short_kernel<KIND, SR, FOUR>, bytes,
+                               "quantize: bf16"));
     MT_TRY(follow(stream, short_kernel<KIND, SR, FOUR>, (unsigned)(units < most ? units : most),
                   TILE_THREADS, bytes, *j));
     MT_LAUNCHED(stream, "quantize: bf16");

@@ -37,6 +37,7 @@ struct job {
     float *dots;       /* with z: of rows [rows, parts] (dots.cuh); NULL: not wanted */
     strip_table table; /* of strips, for quantize_bytes.cu */
     bool gives;        /* the sweep over codes raises results of members, which the plan begins */
+    int shared;        /* bytes of shared memory that a thread block may have */
 };
 
 enum {
@@ -61,7 +62,8 @@ struct space {
     alignas(16) float errors[2][TILE * SEGMENTS]; /* square cells under 4over6: of segments; hard
                                                      kernels only */
 };
-/* Behind it where a direction rounds stochastically: the 16 bits of every element. */
+/* Behind it where a direction rounds stochastically, and a block may have so much: the 16 bits of
+ * every element. */
 
 /* Draw d of row r of a tile: 8 elements' bits, placed so that columns do not meet in a bank. */
 static __device__ __forceinline__ int draw_place(int r, int d)
@@ -74,29 +76,62 @@ static __device__ __forceinline__ uint32_t draw_step(const job &j)
     return j.step + (j.first_step ? *j.first_step : 0);
 }
 
+/* The bits of eight elements of a row. */
+static __device__ __forceinline__ void draw(uint32_t w[4], const job &j, const tile &t, int r,
+                                            int d)
+{
+    const uint32_t counter[4] = { (uint32_t)(t.c0 / 8) + (uint32_t)d,
+                                  (uint32_t)t.r0 + (t.index ? 0 : j.first_row) + (uint32_t)r,
+                                  j.first_member + (uint32_t)t.index, draw_step(j) };
+    mt_philox(w, counter, j.key);
+}
+
 static __device__ __forceinline__ void draw_tile(uint16_t *random, const job &j, const tile &t)
 {
-    uint32_t row = (uint32_t)t.r0 + (t.index ? 0 : j.first_row);
     for (int i = threadIdx.x; i < t.rows * (TILE / 8); i += TILE_THREADS) {
         int r = i / (TILE / 8), d = i % (TILE / 8);
-        uint32_t counter[4] = { (uint32_t)(t.c0 / 8) + (uint32_t)d, row + (uint32_t)r,
-                                j.first_member + (uint32_t)t.index, draw_step(j) };
         uint32_t w[4];
         if (d * 8 >= t.cols) continue;
-        mt_philox(w, counter, j.key);
+        draw(w, j, t, r, d);
         *(uint4 *)(random + draw_place(r, d)) = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
 
+/* Where bits of a tile's elements come from: memory, or NULL: drawn where they are needed, so that
+ * each of a column's takes a draw of eight. */
+struct source_of_bits {
+    const uint16_t *random;
+    const job &j;
+    const tile &t;
+};
+
 template <int DIR>
-static __device__ __forceinline__ void get_random(int32_t bits[SEGMENT], const uint16_t *random,
+static __device__ __noinline__ void draw_segment_bits(int32_t bits[SEGMENT], const job &j,
+                                                      const tile &t, int line, int at)
+{
+    uint32_t w[4];
+#pragma unroll 1
+    for (int i = 0; i < SEGMENT; i++) {
+        const int r = DIR == MT_ROW ? line : at * SEGMENT + i;
+        const int c = DIR == MT_ROW ? at * SEGMENT + i : line;
+        if (DIR == MT_COL || i % 8 == 0) draw(w, j, t, r, c / 8);
+        bits[i] = (int32_t)(w[c % 8 / 2] >> c % 2 * 16 & 0xffff);
+    }
+}
+
+template <int DIR>
+static __device__ __forceinline__ void get_random(int32_t bits[SEGMENT], const source_of_bits &from,
                                                   int line, int at)
 {
+    if (!from.random) {
+        draw_segment_bits<DIR>(bits, from.j, from.t, line, at);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < SEGMENT; i++) {
         int r = DIR == MT_ROW ? line : at * SEGMENT + i,
             c = DIR == MT_ROW ? at * SEGMENT + i : line;
-        bits[i] = random[draw_place(r, c / 8) + c % 8];
+        bits[i] = from.random[draw_place(r, c / 8) + c % 8];
     }
 }
 
@@ -247,8 +282,8 @@ static __device__ __forceinline__ cell four_over_six(const job &j, const side &s
 
 /* 4over6 by errors of rows of a cell in order, then of these sums in order. */
 template <bool SR>
-static __device__ void square_errors(const job &j, space *sp, const uint16_t *random, const side &s,
-                                     const level &l, const tile &t)
+static __device__ void square_errors(const job &j, space *sp, const source_of_bits &random,
+                                     const side &s, const level &l, const tile &t)
 {
     MT_SEGMENTS(segment, TILE)
     {
@@ -277,8 +312,8 @@ static __device__ void square_errors(const job &j, space *sp, const uint16_t *ra
 
 /* sp->cells of a side whose scale blocks are square. The whole thread block comes here. */
 template <bool SR>
-static __device__ void make_cells(const job &j, space *sp, const uint16_t *random, const side &s,
-                                  const level &l, const tile &t)
+static __device__ void make_cells(const job &j, space *sp, const source_of_bits &random,
+                                  const side &s, const level &l, const tile &t)
 {
     int across = TILE >> s.block_shift;
     __syncthreads(); /* cells of the other direction are no longer read; x is written */
@@ -417,7 +452,7 @@ static __device__ __forceinline__ float bare_dec(const job &j, const side &s, co
 
 /* Row codes of a direction whose scale blocks run along columns: sp->planar has the scales. */
 template <bool SR, bool HARD>
-static __device__ __forceinline__ void encode_planar(space *sp, const uint16_t *random,
+static __device__ __forceinline__ void encode_planar(space *sp, const source_of_bits &random,
                                                      const side &s, const output &o, const tile &t)
 {
     MT_SEGMENTS(segment, t.rows)
@@ -519,8 +554,9 @@ static __device__ __forceinline__ void give_results(const job &j, int64_t i)
 /* Measures a direction, makes its codes (`make`) and stores them (`write`). HARD: square blocks,
  * 4over6 and values for the column direction are in the code. */
 template <int DIR, bool SR, bool HARD>
-static __device__ __forceinline__ void
-run_direction(const job &j, space *sp, const uint16_t *random, const tile &t, bool make, bool write)
+static __device__ __forceinline__ void run_direction(const job &j, space *sp,
+                                                     const source_of_bits &random, const tile &t,
+                                                     bool make, bool write)
 {
     const side &s = j.p.sides[DIR];
     const level l = sp->levels[DIR];

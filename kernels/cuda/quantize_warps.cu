@@ -255,7 +255,7 @@ template <bool SR, bool MEASURES> static mt_status launch(mt_stream *stream, con
     const size_t bytes = sizeof(warp_space) + (SR ? AREA * sizeof(uint16_t) : 0);
     const int64_t units = mt_cuda_plan_units(&j->p.group);
     const int64_t most = (int64_t)mt_cuda_multiprocessors(stream) * (SR ? 2 : 3);
-    MT_TRY(mt_cuda_give_shared((const void *)warps_kernel<SR, MEASURES>, bytes,
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)warps_kernel<SR, MEASURES>, bytes,
                                "quantize: nvfp4 by warps"));
     MT_TRY(follow(stream, warps_kernel<SR, MEASURES>, (unsigned)(units < most ? units : most),
                   TILE_THREADS, bytes, *j));

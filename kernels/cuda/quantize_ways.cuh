@@ -24,6 +24,8 @@ bool mt_cuda_bytes_give(const struct job *j);
 int mt_cuda_bytes_rows(const mt_stream *stream, const struct job *j);
 int mt_cuda_bytes_wide(const mt_stream *stream, const struct job *j);
 mt_status mt_cuda_quantize_bytes(mt_stream *stream, const struct job *j);
+/* Shared memory of its blocks, at most, where elements are SwiGLU's and columns are made. */
+int mt_cuda_swiglu_bytes(void);
 /* quantize_values.cu: the same where a direction is kept decoded; not of amaxes. */
 bool mt_cuda_values_suffice(const struct job *j);
 mt_status mt_cuda_quantize_values(mt_stream *stream, const struct job *j);

@@ -92,6 +92,19 @@ static inline void case_in_strips(bool always)
 #endif
 }
 
+/* Whether a GPU's blocks have the shared memory of cards that have least, 99 KB, or their own. */
+static inline void case_in_99_kb(bool limited)
+{
+#ifdef MT_HAVE_cuda
+    static int own;
+    if (strcmp(test_device_name(), "cpu") == 0) return;
+    if (!own) own = mt_cuda_shared(test_device());
+    mt_cuda_limit_shared(test_device(), limited ? 99 << 10 : own);
+#else
+    (void)limited;
+#endif
+}
+
 /* Formats as texts, NULL for an absent direction. rht and source are dropped from the row
  * direction. */
 static inline void result_make(struct quantize_result *r, const struct quantize_case *c,
@@ -99,7 +112,9 @@ static inline void result_make(struct quantize_result *r, const struct quantize_
 {
     const char *texts[MT_DIR_COUNT] = { row, col };
     static uint64_t results;
-    case_in_strips(case_mix(results++) & 1); /* every other one, in no order */
+    const uint64_t mix = case_mix(results++); /* in no order: */
+    case_in_strips(mix & 1);                  /* every other one, */
+    case_in_99_kb((mix & 6) == 0);            /* every fourth one */
     *r = (struct quantize_result){ .q = { .group = c->group } };
     for (int dir = 0; dir < MT_DIR_COUNT; dir++) {
         if (!texts[dir]) continue;

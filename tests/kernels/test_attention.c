@@ -1,6 +1,10 @@
 /* Causal attention against the textbook sums in f64. */
 #include "tests/kernels/dense.h"
 
+#ifdef MT_HAVE_cuda
+#include "kernels/cuda/quantize_path.h"
+#endif
+
 /* A call with all its buffers. */
 struct attention {
     mt_dtype dtype, real;
@@ -389,6 +393,32 @@ static void thread_independent(void **state)
     }
 }
 
+#ifdef MT_HAVE_cuda
+/* Where a GPU's blocks have 99 KB of shared memory, attention has the same bits. */
+static void small_shared_memory(void **state)
+{
+    (void)state;
+    static const int64_t dims[] = { 64, 72, 96, 128 };
+    mt_device *device = test_device();
+    if (strcmp(test_device_name(), "cpu") == 0) skip();
+    const int own = mt_cuda_shared(device);
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
+        for (int64_t sequence = 1; sequence < 400; sequence = sequence * 5 / 2 + 1) {
+            struct attention a = attention_create(MT_BF16, 2, sequence, 4, 2, dims[i], 2),
+                             b = attention_create(MT_BF16, 2, sequence, 4, 2, dims[i], 2);
+            forward(&a), backward(&a);
+            mt_cuda_limit_shared(device, 99 << 10);
+            forward(&b), backward(&b);
+            assert_ok(mt_device_synchronize(device));
+            mt_cuda_limit_shared(device, own);
+            assert_memory_equal(a.y, b.y, (size_t)a.y_count * 2);
+            assert_memory_equal(a.lse, b.lse, (size_t)a.lse_count * sizeof(float));
+            assert_memory_equal(a.dqkv, b.dqkv, (size_t)a.qkv_count * 2);
+            attention_destroy(&a), attention_destroy(&b);
+        }
+}
+#endif
+
 static void bad_arguments_are_named(void **state)
 {
     (void)state;
@@ -431,6 +461,9 @@ int main(void)
         cmocka_unit_test(nan_spreads_no_further),
         cmocka_unit_test(gradient),
         cmocka_unit_test(thread_independent),
+#ifdef MT_HAVE_cuda
+        cmocka_unit_test(small_shared_memory),
+#endif
         cmocka_unit_test(bad_arguments_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
