@@ -436,7 +436,8 @@ mt_status mt_checkpoint_prune(const char *dir, int64_t keep_last, int64_t keep_e
     for (int64_t i = 0; i < list.count; i++) {
         MT_TRY_CLEANUP(mt_path_format(path, "%s/%s", dir, list.items[i].name));
         MT_TRY_CLEANUP(mt_path_format(done, "%s/DONE", path));
-        bool complete = mt_path_exists(done);
+        bool complete;
+        MT_TRY_CLEANUP(mt_path_look(&complete, done)); /* what is not seen may well be there */
         bool wanted = complete && (kept < (keep_last > 1 ? keep_last : 1) ||
                                    (keep_every > 0 && list.items[i].step % keep_every == 0));
         kept += complete;

@@ -45,12 +45,13 @@ static mt_status verify_line(const char *dir, const char *line)
     char path[MT_PATH_BYTES], want[MT_HEX128_BYTES], got[MT_HEX128_BYTES], name[MAX_NAME + 1];
     long long size;
     int64_t bytes;
+    bool there;
     MT_REQUIRE(sscanf(line, "%lld %32[0-9a-f] %255[^/\n]", &size, want, name) == 3 &&
                    name[0] != '.',
                MT_EDAMAGED, "'%s/DONE': the line '%.80s' is not 'size hash name'", dir, line);
     MT_TRY(mt_path_format(path, "%s/%s", dir, name));
-    MT_REQUIRE(mt_path_exists(path), MT_EDAMAGED, "'%s', which DONE names: %s", path,
-               strerror(ENOENT));
+    MT_TRY(mt_path_look(&there, path));
+    MT_REQUIRE(there, MT_EDAMAGED, "'%s', which DONE names: %s", path, strerror(ENOENT));
     MT_TRY(check_file(path));
     MT_TRY(mt_file_xxh128(got, &bytes, path));
     if (bytes == size && !strcmp(got, want)) return MT_OK;
@@ -97,10 +98,13 @@ static mt_status verify_share(const char *path, int share, int shares, int64_t *
 {
     char done[MT_PATH_BYTES], *text;
     size_t bytes;
+    bool there;
     MT_TRY(mt_path_format(done, "%s/DONE", path));
-    MT_REQUIRE(mt_path_exists(path), MT_EIO, "there is no checkpoint '%s'", path);
-    MT_REQUIRE(mt_path_exists(done), MT_EDAMAGED,
-               "'%s' has no DONE: not a checkpoint, or not a complete one", path);
+    MT_TRY(mt_path_look(&there, path));
+    MT_REQUIRE(there, MT_EIO, "there is no checkpoint '%s'", path);
+    MT_TRY(mt_path_look(&there, done));
+    MT_REQUIRE(there, MT_EDAMAGED, "'%s' has no DONE: not a checkpoint, or not a complete one",
+               path);
     MT_TRY(check_file(done));
     MT_TRY(mt_file_read_all(&text, &bytes, done, MAX_DONE));
     mt_status status = verify_done(path, text, share, shares, files);

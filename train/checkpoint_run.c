@@ -47,13 +47,15 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
 }
 
 /* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
- * one key a line, in sorted order. */
+ * one key a line, in sorted order. What the loss weighs the balance by is not the model's. */
 static mt_status check_same_model(const mt_checkpoint_meta *meta, const mt_model_config *config,
                                   const char *path)
 {
     char *theirs = NULL, *ours = NULL;
+    mt_model_config was = meta->config;
     mt_status status;
-    MT_TRY_CLEANUP(mt_hf_config_format(&theirs, &meta->config, MT_DTYPE_COUNT, NULL, false));
+    was.router_aux_loss_coef = config->router_aux_loss_coef;
+    MT_TRY_CLEANUP(mt_hf_config_format(&theirs, &was, MT_DTYPE_COUNT, NULL, false));
     MT_TRY_CLEANUP(mt_hf_config_format(&ours, config, MT_DTYPE_COUNT, NULL, false));
     for (const char *a = theirs, *b = ours; *a || *b;) {
         int n = (int)strcspn(a, "\n"), m = (int)strcspn(b, "\n");

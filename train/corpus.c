@@ -78,10 +78,10 @@ static mt_status copy_tokens(const mt_corpus *c, int64_t first, int64_t count, i
             to[at + i] = (int32_t)token;
         }
     }
-    MT_REQUIRE(largest < (uint64_t)c->info.vocab_size, MT_EDAMAGED,
-               "corpus '%s': token %u near position %lld is not below vocab_size %lld: the file "
+    MT_REQUIRE(largest <= (uint64_t)c->info.largest, MT_EDAMAGED,
+               "corpus '%s': token %u near position %lld, where %lld was the largest: the file "
                "changed while it was open",
-               c->path, largest, (long long)first, (long long)c->info.vocab_size);
+               c->path, largest, (long long)first, (long long)c->info.largest);
     return MT_OK;
 }
 

@@ -67,11 +67,13 @@ static mt_status open_npy(mt_corpus_source *s)
     bool typed = type && sscanf(type, "'%c%c%d'", &order, &kind, &size) == 3 &&
                  (kind == 'u' || kind == 'i') &&
                  (size == 1 || ((order == '<') && (size == 2 || size == 4 || size == 8)));
-    MT_REQUIRE(typed, MT_EDAMAGED, "'%s': elements %.*s are not little-endian integers", s->path,
+    MT_REQUIRE(typed, type ? MT_EUNSUPPORTED : MT_EDAMAGED,
+               "'%s': elements %.*s are not little-endian integers", s->path,
                type ? (int)strcspn(type, ",}") : 0, type ? type : "");
     bool shaped = shape && sscanf(shape, "(%lld,%c", &count, &after) == 2 && after == ')';
-    MT_REQUIRE(shaped && count >= 0, MT_EDAMAGED, "'%s': shape '%.*s' is not of one dimension",
-               s->path, shape ? (int)strcspn(shape, ")") + 1 : 0, shape ? shape : "");
+    MT_REQUIRE(shaped && count >= 0, shape ? MT_EUNSUPPORTED : MT_EDAMAGED,
+               "'%s': shape '%.*s' is not of one dimension", s->path,
+               shape ? (int)strcspn(shape, ")") + 1 : 0, shape ? shape : "");
     size_t room = s->map.bytes - start - length;
     MT_REQUIRE((uint64_t)count <= room / (size_t)size, MT_EDAMAGED,
                "'%s': %lld elements of %d bytes, but only %zu bytes follow the header", s->path,

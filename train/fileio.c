@@ -85,42 +85,92 @@ void mt_file_map_close(mt_file_map *map)
     if (map) *map = (mt_file_map){ NULL, 0 };
 }
 
+/* What there is, up to `bytes`. A mapping of what cannot be read would end the process. */
+static mt_status read_some(int fd, void *to, size_t bytes, size_t *got, const char *path)
+{
+    for (*got = 0; *got < bytes;) {
+        ssize_t n = read(fd, (char *)to + *got, bytes - *got);
+        if (n < 0 && errno == EINTR) continue;
+        MT_REQUIRE(n >= 0, MT_EIO, "cannot read '%s': %s", path, strerror(errno));
+        if (n == 0) break;
+        *got += (size_t)n;
+    }
+    return MT_OK;
+}
+
 mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t limit)
 {
-    mt_file_map map;
+    int fd;
+    size_t size;
     *text = NULL;
-    MT_TRY(mt_file_map_open(&map, path));
+    MT_TRY(open_regular(&fd, &size, path));
     mt_status status = MT_OK;
-    if (map.bytes > limit)
+    if (size > limit)
         status = MT_FAIL(MT_EDAMAGED, "'%s' has %zu bytes, more than the %zu that it may have",
-                         path, map.bytes, limit);
-    else if (!(*text = malloc(map.bytes + 1)))
-        status = MT_FAIL(MT_ENOMEM, "no memory for '%s' (%zu bytes)", path, map.bytes);
+                         path, size, limit);
+    else if (!(*text = malloc(size + 1)))
+        status = MT_FAIL(MT_ENOMEM, "no memory for '%s' (%zu bytes)", path, size);
+    else
+        status = read_some(fd, *text, size, bytes, path);
+    close(fd);
     if (status == MT_OK) {
-        if (map.bytes) memcpy(*text, map.data, map.bytes);
-        (*text)[map.bytes] = '\0';
-        *bytes = map.bytes;
+        (*text)[*bytes] = '\0';
+        return MT_OK;
     }
-    mt_file_map_close(&map);
+    free(*text);
+    *text = NULL;
+    return status;
+}
+
+static mt_status hash_file(XXH3_state_t *state, int64_t *bytes, int fd, const char *path)
+{
+    enum { CHUNK = 1 << 18 };
+    char *chunk = malloc(CHUNK);
+    size_t got = 0;
+    MT_REQUIRE(chunk, MT_ENOMEM, "no memory to read '%s'", path);
+    mt_status status = MT_OK;
+    *bytes = 0;
+    do {
+        status = read_some(fd, chunk, CHUNK, &got, path);
+        if (status == MT_OK) XXH3_128bits_update(state, chunk, got), *bytes += (int64_t)got;
+    } while (status == MT_OK && got == CHUNK);
+    free(chunk);
     return status;
 }
 
 mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *path)
 {
-    mt_file_map map;
-    MT_TRY(mt_file_map_open(&map, path));
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(map.data, map.bytes));
-    for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", canonical.digest[i]);
-    *bytes = (int64_t)map.bytes;
-    mt_file_map_close(&map);
-    return MT_OK;
+    int fd;
+    size_t size;
+    MT_TRY(open_regular(&fd, &size, path));
+    XXH3_state_t *state = XXH3_createState();
+    mt_status status =
+        state ? MT_OK : MT_FAIL(MT_ENOMEM, "no memory for the checksum of '%s'", path);
+    if (state) XXH3_128bits_reset(state);
+    if (status == MT_OK) status = hash_file(state, bytes, fd, path);
+    if (status == MT_OK) {
+        XXH128_canonical_t canonical;
+        XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+        for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", canonical.digest[i]);
+    }
+    XXH3_freeState(state);
+    close(fd);
+    return status;
 }
 
 bool mt_path_exists(const char *path)
 {
     struct stat st;
     return lstat(path, &st) == 0;
+}
+
+mt_status mt_path_look(bool *exists, const char *path)
+{
+    struct stat st;
+    *exists = lstat(path, &st) == 0;
+    MT_REQUIRE(*exists || errno == ENOENT || errno == ENOTDIR, MT_EIO, "cannot look at '%s': %s",
+               path, strerror(errno));
+    return MT_OK;
 }
 
 /* ---- locks -------------------------------------------------------------------------------------

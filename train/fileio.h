@@ -79,10 +79,13 @@ mt_status mt_dir_empty(const char *dir);
 /* The same, and the directory; one that is absent is fine. */
 mt_status mt_dir_remove(const char *dir);
 bool mt_path_exists(const char *path);
+/* The same, where a path that cannot be looked at is no absent one: MT_EIO. */
+mt_status mt_path_look(bool *exists, const char *path);
 /* Whether two names are of one file or directory that is there. */
 bool mt_path_same(const char *a, const char *b);
 
-/* Size and XXH3-128 (canonical order, as xxhsum -H2 prints it) of a file. */
+/* Size and XXH3-128 (canonical order, as xxhsum -H2 prints it) of a file. MT_EIO, not a signal,
+ * where some of it cannot be read. */
 mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *path);
 
 /* Writes all of `bytes` at `offset`, or all of them at the end when offset < 0; -1 with errno set

@@ -53,7 +53,8 @@ static mt_status save(run *r, int64_t step)
     char path[MT_CHECKPOINT_PATH];
     const mt_checkpoint_info info = { .run_config = r->config_text,
                                       .git_revision = mt_build_revision(),
-                                      .corpus = r->corpus };
+                                      .corpus = r->corpus,
+                                      .seconds = r->past.seconds + r->seconds };
     if (r->lead) MT_TRY(mt_metrics_sync(r->metrics));
     mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
     r->unfit |= status != MT_OK;
@@ -68,9 +69,11 @@ static mt_status save(run *r, int64_t step)
     return MT_OK;
 }
 
+/* While updates are skipped the weights stay, and may be past help: what was saved before that is
+ * not given up for them. */
 static mt_status save_if_due(run *r, int64_t step, bool last)
 {
-    bool due = last || multiple(step, r->config->checkpoint_every);
+    bool due = last || (multiple(step, r->config->checkpoint_every) && !r->skips);
     return due && r->saved_step != step ? save(r, step) : MT_OK;
 }
 
@@ -93,14 +96,18 @@ static mt_status fail_on_loss(run *r, const mt_step_result *result)
 
 static mt_status check_skips(run *r, const mt_step_result *result)
 {
+    r->skips = result->skipped ? result->skipped_in_a_row : 0;
     if (!result->skipped) return MT_OK;
     mt_progress_note(&r->progress, "step %lld: the gradient norm is %g, no update (%lld in a row)",
                      (long long)result->step + 1, result->grad_norm,
                      (long long)result->skipped_in_a_row);
     if (result->skipped_in_a_row < SKIPS_END_A_RUN) return MT_OK;
     mt_status status = MT_FAIL(
-        MT_ENUMERIC, "step %lld: %d updates in a row were skipped, the gradient norm is not finite",
-        (long long)result->step + 1, SKIPS_END_A_RUN);
+        MT_ENUMERIC,
+        "step %lld: %d updates in a row were skipped, the gradient norm is not finite; nothing was "
+        "saved after %.200s",
+        (long long)result->step + 1, SKIPS_END_A_RUN,
+        r->saved_step < 0 ? "the start" : r->saved_path);
     return mt_run_together(r, status, "gradient norm");
 }
 
@@ -181,8 +188,8 @@ static mt_status one_step(run *r, int64_t step)
     const mt_trainer_config *t = &r->config->trainer;
     mt_step_result result;
     double began = mt_progress_clock(), waited = mt_comm_waited(r->comm);
-    r->unfit = true;
     MT_TRY(mt_statistics_begin(r->statistics, step + 1));
+    r->unfit = true;
     MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
     r->unfit = !result.loss_finite;
     MT_TRY(mt_statistics_end(r->statistics));

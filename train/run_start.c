@@ -2,6 +2,8 @@
 #include "train/run_priv.h"
 
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "train/paths.h"
 #include "train/ranks.h"
@@ -113,10 +115,10 @@ static mt_status announce(run *r)
  */
 
 /* Rank 0's: how many checkpoints there are. Were they moved away, what the metrics say of their
- * steps would be lost. */
+ * steps would be lost. When they were due is what the run had recorded. */
 static mt_status count_checkpoints(const run *r, bool force, int64_t *there)
 {
-    const int64_t every = r->config->checkpoint_every;
+    const int64_t every = r->dir.checkpoint_every;
     int64_t last = 0;
     if (!force) MT_TRY(mt_checkpoint_check_moved(r->dir.checkpoints));
     MT_TRY(mt_checkpoint_count_dirs(there, r->dir.checkpoints));
@@ -157,8 +159,9 @@ void mt_run_settle_checkpoints(run *r)
                          "the checkpoint of step %lld is saved, %s/latest does not "
                          "name it: %s",
                          (long long)r->saved_step, r->dir.checkpoints, mt_error_message());
-    if (r->lead && mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last,
-                                       r->config->keep_every) != MT_OK)
+    if (r->lead && !r->skips &&
+        mt_checkpoint_prune(r->dir.checkpoints, r->config->keep_last, r->config->keep_every) !=
+            MT_OK)
         mt_progress_note(&r->progress, "old checkpoints stay: %s", mt_error_message());
 }
 
@@ -169,6 +172,7 @@ static mt_status resume(run *r, bool force)
     MT_TRY(find_checkpoint(r, force, path));
     if (!*path) return MT_OK;
     mt_status status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
+    if (status == MT_OK && r->lead) status = mt_checkpoint_seconds(&r->saved_seconds, path);
     MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
@@ -187,6 +191,17 @@ static mt_status resume(run *r, bool force)
 /* ---- start --------------------------------------------------------------------------------------
  */
 
+/* Checkpoints say in which micro-batches a rank computes, on which its draws and some formats'
+ * scales depend: whoever evaluates one does as the run did. */
+static mt_status note_share(run *r)
+{
+    mt_config own = *r->config;
+    own.trainer.micro_batch_size = r->trainer_config.micro_batch_size;
+    free(r->config_text);
+    r->config_text = NULL;
+    return mt_config_text(&r->config_text, &own);
+}
+
 /* The device, the world, and what the configuration means in it: a rank's micro-batches are of its
  * share. Kernel sets have layouts of their own, in which weights travel. */
 static mt_status join_ranks(run *r)
@@ -202,18 +217,54 @@ static mt_status join_ranks(run *r)
         r->comm,
         r->options->resume ? r->options->force ? "--resume --force" : "--resume" : "a new run",
         "command line"));
-    return mt_run_together(r, mt_ranks_share(t, r->comm), "configuration");
+    MT_TRY(mt_run_together(r, mt_ranks_share(t, r->comm), "configuration"));
+    return note_share(r);
 }
 
-/* The directory is rank 0's; the others only learn where it is. */
+/* A file of rank 0's for a moment, by whose name the others know its directory. */
+static mt_status put_token(char token[MT_PATH_BYTES], const mt_rundir *dir)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    MT_TRY(mt_path_format(token, "%s/.rank_0_%lld_%lld", dir->path, (long long)getpid(),
+                          (long long)now.tv_sec * 1000000000 + now.tv_nsec));
+    return mt_file_write_all(token, "", 0);
+}
+
+/* Each rank writes its part of a checkpoint there: that it sees the directory is found out before
+ * there is anything to save. */
+static mt_status see_directory(run *r)
+{
+    char token[MT_PATH_BYTES] = "";
+    bool seen = true;
+    mt_status status = r->lead ? put_token(token, &r->dir) : MT_OK;
+    MT_TRY(mt_comm_agree(r->comm, status, "the run's directory"));
+    status = mt_comm_broadcast(r->comm, NULL, token, sizeof token, 0, "a file in it");
+    if (status == MT_OK) status = mt_path_look(&seen, token);
+    if (status == MT_OK && !seen)
+        status = MT_FAIL(MT_EIO,
+                         "run %.300s: it is not the directory that rank 0 has there; ranks need a "
+                         "file system that all of them see",
+                         r->dir.path);
+    status = mt_comm_agree(r->comm, status, "the run's directory");
+    if (r->lead) unlink(token);
+    return status;
+}
+
+/* The directory is rank 0's; the others learn where it is, from wherever they were started. */
 static mt_status enter_directory(run *r)
 {
     mt_status status =
         r->lead ? mt_rundir_open(&r->dir, &r->changed, r->config, r->options) : MT_OK;
+    const bool alone = mt_comm_size(r->comm) == 1;
+    char *whole = r->lead && status == MT_OK && !alone ? realpath(r->dir.path, NULL) : NULL;
+    if (whole) status = mt_rundir_place(&r->dir, whole);
+    free(whole);
     MT_TRY(mt_comm_agree(r->comm, status, "the run's directory"));
     MT_TRY(mt_comm_broadcast(r->comm, NULL, r->dir.path, sizeof r->dir.path, 0, "its path"));
-    return mt_comm_broadcast(r->comm, NULL, r->dir.checkpoints, sizeof r->dir.checkpoints, 0,
-                             "its checkpoints");
+    MT_TRY(mt_comm_broadcast(r->comm, NULL, r->dir.checkpoints, sizeof r->dir.checkpoints, 0,
+                             "its checkpoints"));
+    return alone ? MT_OK : see_directory(r);
 }
 
 /* Rank 0's files of the run, and what they say of its past. */
@@ -234,6 +285,7 @@ static mt_status open_records(run *r)
         if (status == MT_OK)
             status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
                                      mt_trainer_steps(r->trainer));
+        if (r->past.seconds < r->saved_seconds) r->past.seconds = r->saved_seconds;
         if (status == MT_OK && r->past.unread_line)
             mt_progress_note(&r->progress,
                              "%s: line %lld could not be read, and was cut off with "

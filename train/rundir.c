@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include "train/build_info.h"
+#include "train/checkpoint.h"
 #include "train/kind.h"
+#include "train/metrics.h"
 
 enum { HOLDER = 340 };
 
@@ -119,8 +121,8 @@ static void name_holder(char text[HOLDER], const char *path)
 
 /* A directory without a recorded configuration has nothing to compare with: the run begins in it.
  */
-static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
-                                       const mt_config *config, bool force)
+static mt_status compare_with_recorded(char **changed, mt_rundir *dir, const mt_config *config,
+                                       bool force)
 {
     char path[MT_PATH_BYTES], holder[HOLDER];
     bool any;
@@ -139,11 +141,35 @@ static mt_status compare_with_recorded(char **changed, const mt_rundir *dir,
         return MT_FAIL(status, "%.900s (--force to go on without it)", mt_error_message());
     if (status == MT_EDAMAGED) return MT_OK;
     MT_TRY(status);
+    dir->checkpoint_every = old.checkpoint_every;
     return compare(changed, dir, &old, config, force);
 }
 
 /* ---- opening ------------------------------------------------------------------------------------
  */
+
+static mt_status place_parts(mt_rundir *dir)
+{
+    MT_TRY(mt_path_format(dir->checkpoints, "%s/ckpt", dir->path));
+    return mt_path_format(dir->metrics, "%s/metrics.jsonl", dir->path);
+}
+
+mt_status mt_rundir_place(mt_rundir *dir, const char *path)
+{
+    MT_TRY(mt_path_format(dir->path, "%s", path));
+    return place_parts(dir);
+}
+
+/* Whether there is anything of a run beside what it was to be. */
+static mt_status look_for_steps(bool *any, const mt_rundir *dir)
+{
+    int64_t there, last;
+    MT_TRY(mt_checkpoint_check_moved(dir->checkpoints));
+    MT_TRY(mt_checkpoint_count_dirs(&there, dir->checkpoints));
+    MT_TRY(mt_metrics_last_step(&last, dir->metrics));
+    *any = there > 0 || last > 0;
+    return MT_OK;
+}
 
 static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
                        const mt_rundir_options *options)
@@ -151,8 +177,7 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
     char holder[HOLDER];
     bool any = false;
     MT_TRY(choose_path(dir, config, options));
-    MT_TRY(mt_path_format(dir->checkpoints, "%s/ckpt", dir->path));
-    MT_TRY(mt_path_format(dir->metrics, "%s/metrics.jsonl", dir->path));
+    MT_TRY(place_parts(dir));
     if (options->resume)
         MT_TRY(compare_with_recorded(changed, dir, config, options->force));
     else
@@ -162,6 +187,7 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
     MT_REQUIRE(!any || kind == MT_KIND_RUN, MT_ECONFIG,
                "run %.300s: it is %s that is not empty, and no run: --run takes a new one%s",
                dir->path, mt_path_kind_name(kind), holder);
+    if (any && !options->resume) MT_TRY(look_for_steps(&any, dir));
     MT_REQUIRE(!any, MT_ECONFIG, "run %.300s is not empty: --resume goes on with it", dir->path);
     MT_TRY(mt_dir_create(dir->path));
     return mt_dir_lock(&dir->lock, dir->path);
@@ -170,7 +196,7 @@ static mt_status enter(mt_rundir *dir, char **changed, const mt_config *config,
 mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config,
                          const mt_rundir_options *options)
 {
-    dir->lock = -1;
+    dir->lock = -1, dir->checkpoint_every = 0;
     *changed = NULL;
     mt_status status = enter(dir, changed, config, options);
     if (status == MT_OK) return MT_OK;

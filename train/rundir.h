@@ -10,7 +10,8 @@ extern "C" {
 
 typedef struct mt_rundir {
     char path[MT_PATH_BYTES], checkpoints[MT_PATH_BYTES], metrics[MT_PATH_BYTES];
-    int lock; /* descriptor that keeps other processes out while the run is open */
+    int lock;                 /* descriptor that keeps other processes out while the run is open */
+    int64_t checkpoint_every; /* as recorded by the run when it was last begun or gone on with; 0 */
 } mt_rundir;
 
 typedef struct mt_rundir_options {
@@ -27,6 +28,8 @@ typedef struct mt_rundir_options {
  * was made or changed. */
 mt_status mt_rundir_open(mt_rundir *dir, char **changed, const mt_config *config,
                          const mt_rundir_options *options);
+/* The same directory by another path. */
+mt_status mt_rundir_place(mt_rundir *dir, const char *path);
 /* Lets other processes in. */
 void mt_rundir_close(mt_rundir *dir);
 

@@ -88,6 +88,8 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     t->sequence_length = in->sequence;
     t->batch_size = t->micro_batch_size = in->batch;
     t->steps = in->steps;
+    if (dtype == MT_F64 && !in->steps) /* which has neither, and updates nothing */
+        t->optim.master = MT_MASTER_REAL, t->optim.moments = MT_MOMENTS_REAL;
     t->expert_parallel = 1;
     t->optim.schedule = MT_SCHEDULE_CONSTANT;
     t->optim.warmup_steps = 0;

@@ -109,6 +109,48 @@ static void test_one_reader(void **state)
     assert_program("eval away/moved", 0, "step_00000004");
 }
 
+/* In the micro-batches of the ranks, on which scales of whole members and draws depend. */
+static void test_evaluates_alike(void **state)
+{
+    (void)state;
+    need_ranks(2);
+    static const char *const recipes[] = { "fp8_current", "'fprop=mxfp4:sr backward=high_precision'" };
+    for (int i = 0; i < 2; i++) {
+        double loss[64];
+        char line[512], words[64];
+        snprintf(line, sizeof line,
+                 "--run alike%d --set train.micro_batch_size=4 --set train.dtype=f32 "
+                 "--set recipe.use=%s",
+                 i, recipes[i]);
+        assert_train(2, line, 0, "done: 8 steps");
+        snprintf(line, sizeof line, "alike%d", i);
+        assert_int_equal(read_field(line, "valid_loss", loss), 1);
+        snprintf(words, sizeof words, "loss %.6f", loss[0]);
+        snprintf(line, sizeof line, "eval alike%d", i);
+        assert_program(line, 0, words);
+    }
+}
+
+/* Ranks started in another directory find the run's all the same. */
+static void test_other_directories(void **state)
+{
+    (void)state;
+    char words[2400], command[8192], where[512];
+    need_ranks(2);
+    if (on_gpus()) skip();
+    assert_non_null(getcwd(where, sizeof where));
+    assert_int_equal(system("mkdir -p elsewhere"), 0);
+    snprintf(words, sizeof words,
+             "%.800s train %s/t.yaml --run here/hosts --set train.steps=2 "
+             "--set data.train=%s/train.h5 --set data.valid=",
+             program_path, where, where);
+    snprintf(command, sizeof command, "%s : -n 1 -wdir %s/elsewhere %s", words, where, words);
+    if (run_ranks(1, command) != 0 || !strstr(ranks_output, "done: 2 steps"))
+        fail_msg("%s", ranks_output);
+    assert_int_equal(access("here/hosts/ckpt/step_00000002/rank_0001.h5", F_OK), 0);
+    assert_int_equal(access("elsewhere/here", F_OK), -1);
+}
+
 /* The same number of ranks goes on bit for bit, whatever is sharded. */
 static void test_resume_exactly(void **state)
 {
@@ -318,11 +360,12 @@ int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "--ranks")) return ranks_main(argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_training),  cmocka_unit_test(test_other_counts),
-        cmocka_unit_test(test_resume_exactly), cmocka_unit_test(test_disagreement),
-        cmocka_unit_test(test_statistics),     cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_one_reader),     cmocka_unit_test(test_one_word),
-        cmocka_unit_test(test_other_start),    cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_same_training),     cmocka_unit_test(test_other_counts),
+        cmocka_unit_test(test_resume_exactly),    cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_statistics),        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_one_reader),        cmocka_unit_test(test_evaluates_alike),
+        cmocka_unit_test(test_other_directories), cmocka_unit_test(test_one_word),
+        cmocka_unit_test(test_other_start),       cmocka_unit_test(test_lines),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }

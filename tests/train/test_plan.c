@@ -393,7 +393,7 @@ static void absurd_sizes_are_refused(void **state)
              "model: {vocab_size: 256, hidden_size: 1048576, num_hidden_layers: 2,\n"
              "  num_attention_heads: 4, head_dim: 64, moe_intermediate_size: 32,\n"
              "  num_experts: 65536, num_experts_per_tok: 2}\n"
-             "data: {train: none.h5}\n");
+             "data: {train: none.h5}\ndevice: cpu\n");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[512];
         snprintf(line, sizeof line, "plan %s %s", in_dir("absurd.yaml"), cases[i].sets);

@@ -445,6 +445,9 @@ static void another_model_or_corpus_is_refused(void **state)
     assert_program("train t.yaml --run moved --resume --set train.steps=2", 2, "has made 3 steps");
     assert_program("train t.yaml --run moved --resume --set train.steps=5 --set optim.lr=1e-3", 0,
                    "optim.lr 0.003 -> 0.001");
+    assert_program("train t.yaml --run moved --resume --set train.steps=6 "
+                   "--set model.router_aux_loss_coef=0.02",
+                   0, "model.router_aux_loss_coef 0.01 -> 0.02");
     assert_program(
         "train t.yaml --run moved --resume --force --set train.steps=7 --set data.train=other.h5",
         0, "done");

@@ -168,6 +168,18 @@ static void a_corpus_cut_short_under_a_run_is_an_error(void **state)
     assert_fails(mt_corpus_batch(corpus, 1, 0, BATCH, LENGTH, tokens, targets), MT_EDAMAGED,
                  "'open.h5': no byte ");
     mt_corpus_close(&corpus);
+    copy_file("train.h5", "open.h5"); /* or tokens that it did not have */
+    assert_ok(mt_corpus_open(&corpus, "open.h5"));
+    FILE *file = fopen("open.h5", "r+");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 20000, SEEK_SET), 0);
+    for (int i = 0; i < 50000; i++) fputc(255, file);
+    fclose(file);
+    mt_status status = MT_OK;
+    for (int i = 0; status == MT_OK && i < 64; i++)
+        status = mt_corpus_batch(corpus, 1, i * BATCH, BATCH, LENGTH, tokens, targets);
+    assert_fails(status, MT_EDAMAGED, "'open.h5': token 255 near position ");
+    mt_corpus_close(&corpus);
 }
 
 static void a_damaged_checkpoint_gives_way_to_the_one_before(void **state)
@@ -246,6 +258,12 @@ static void a_checkpoint_that_cannot_be_read_ends_the_run(void **state)
     assert_int_equal(unlink("unread/ckpt/step_00000024/model.h5"), 0);
     assert_int_equal(rename("unread/kept", "unread/ckpt/step_00000024/model.h5"), 0);
     assert_same_run("straight", "unread");
+    assert_int_equal(rename("unread/ckpt/step_00000024", "unread/kept"), 0);
+    assert_int_equal(symlink("step_00000024", "unread/ckpt/step_00000024"), 0); /* to itself */
+    assert_program("train t.yaml --run unread --resume", 5,
+                   "cannot look at 'unread/ckpt/step_00000024/DONE': ");
+    assert_int_equal(unlink("unread/ckpt/step_00000024"), 0);
+    assert_int_equal(rename("unread/kept", "unread/ckpt/step_00000024"), 0);
     assert_int_equal(rename("unread/ckpt", "unread/kept"), 0);
     write_file("unread/ckpt", "");
     assert_program("train t.yaml --run unread --resume", 5, "cannot list 'unread/ckpt'");
@@ -273,9 +291,52 @@ static void checkpoints_that_were_moved_away_are_missed(void **state)
     assert_int_equal(rename("away/ckpt", "away/kept"), 0); /* `latest` with it */
     assert_program("train t.yaml --run away --resume", 5,
                    "away/metrics.jsonl tells of step 7, a checkpoint was due at 5");
+    assert_program("train t.yaml --run away --resume --set checkpoint.every=400", 5,
+                   "away/metrics.jsonl tells of step 7, a checkpoint was due at 5");
     assert_true(has_line("away", "\"step\":7,"));
     assert_program("train t.yaml --run away --resume --force --set train.steps=3", 0,
                    "nothing saved in away yet");
+    assert_program("train t.yaml --run rare --set checkpoint.every=1000 --set optim.lr=1e30 --set "
+                   "optim.grad_clip=0 --set optim.warmup_steps=0",
+                   3, "nothing was saved after the start");
+    assert_program("train t.yaml --run rare --resume --set checkpoint.every=1 --set train.steps=2",
+                   0, "nothing saved in rare yet"); /* nor was it due */
+}
+
+/* What a run was to be, which ended before its first step, is no run that another may not begin. */
+static void a_run_that_has_made_nothing_gives_way(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run retried --set train.steps=2", 0, "done");
+    assert_program("train t.yaml --run retried --set train.batch_size=8", 2,
+                   "run retried is not empty: --resume goes on with it");
+    assert_int_equal(system("rm -r retried/ckpt"), 0);
+    assert_program("train t.yaml --run retried --set train.batch_size=8", 2, "is not empty");
+    assert_int_equal(truncate("retried/metrics.jsonl", 0), 0);
+    assert_program("train t.yaml --run retried --set train.batch_size=8 --set train.steps=2", 0,
+                   "done");
+    assert_program("train t.yaml --run retried --resume --set train.batch_size=8 "
+                   "--set train.steps=3",
+                   0, "done");
+}
+
+/* Seconds that no line of metrics tells of. */
+static void seconds_are_those_of_all_sessions(void **state)
+{
+    (void)state;
+    double seconds;
+    char *text, *at;
+    size_t bytes;
+    assert_program("train t.yaml --run timed --set train.steps=5", 0, "done");
+    assert_ok(mt_checkpoint_seconds(&seconds, "timed/ckpt/step_00000005"));
+    assert_true(seconds > 0);
+    assert_int_equal(truncate("timed/metrics.jsonl", 0), 0);
+    assert_program("train t.yaml --run timed --resume --set train.steps=6", 0, "done");
+    assert_ok(mt_file_read_all(&text, &bytes, "timed/metrics.jsonl", 1 << 20));
+    at = strstr(text, "\"seconds\":");
+    assert_non_null(at);
+    assert_true(strtod(at + strlen("\"seconds\":"), NULL) > seconds);
+    free(text);
 }
 
 /* What a kill after a checkpoint's last rename has left undone. */
@@ -377,8 +438,11 @@ static void ten_skipped_updates_end_the_run(void **state)
     (void)state;
     assert_program(
         "train t.yaml --run skips --set model.z_loss_coef=1e30 --set model.rms_norm_eps=0 "
-        "--set train.embed_init_std=1e-15",
-        3, "10 updates in a row were skipped");
+        "--set train.embed_init_std=1e-15 --set checkpoint.every=4",
+        3,
+        "10 updates in a row were skipped, the gradient norm is not finite; nothing was saved "
+        "after the start");
+    assert_int_equal(access("skips/ckpt/step_00000004", F_OK), -1);
     assert_true(has_line("skips", "\"step\":10,"));
     assert_true(has_line("skips", "\"skipped\":10,"));
     assert_false(has_line("skips", "\"step\":11,"));
@@ -417,6 +481,20 @@ static void steps_are_saved_where_metrics_cannot_be_written(void **state)
     assert_true(has_line("grows", "\"valid_loss\""));
 }
 
+/* Nor where those of a step to come cannot be. */
+static void steps_are_saved_where_statistics_cannot_be_made(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run counted --set train.steps=2", 0, "done");
+    write_file("counted/statistics", "a file");
+    assert_program("train t.yaml --run counted --resume --set train.steps=9 "
+                   "--set checkpoint.every=0 --set statistics.every=6",
+                   MT_EXIT_FILES, "step 5 is saved: counted/ckpt/step_00000005");
+    assert_int_equal(unlink("counted/statistics"), 0);
+    assert_program("train t.yaml --run counted --resume --set train.steps=9", 0,
+                   "resumed from counted/ckpt/step_00000005");
+}
+
 static void an_import_replaces_no_checkpoint_of_a_run(void **state)
 {
     (void)state;
@@ -440,6 +518,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_are_saved_where_metrics_cannot_be_written),
+        cmocka_unit_test(steps_are_saved_where_statistics_cannot_be_made),
         cmocka_unit_test(bad_input_has_the_code_of_its_class),
         cmocka_unit_test(an_import_replaces_no_checkpoint_of_a_run),
         cmocka_unit_test(records_stay_whole_without_standard_files),
@@ -451,6 +530,8 @@ int main(void)
         cmocka_unit_test(a_damaged_record_of_a_run_is_named),
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(checkpoints_that_were_moved_away_are_missed),
+        cmocka_unit_test(a_run_that_has_made_nothing_gives_way),
+        cmocka_unit_test(seconds_are_those_of_all_sessions),
         cmocka_unit_test(a_run_that_goes_on_settles_its_checkpoints),
         cmocka_unit_test(a_checkpoint_without_its_name_in_latest_is_one),
         cmocka_unit_test(another_model_is_no_damage),
