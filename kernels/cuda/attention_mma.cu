@@ -340,8 +340,10 @@ static __device__ __forceinline__ void copy_step(mt_bf16 *to, float *sums, const
     copy_rows<D, STEP, THREADS>(to, (KEYS ? of.q : of.key) + from * s.width, s.width, count, s.dim);
     copy_rows<D, STEP, THREADS>(to + STEP * padded<D>::PITCH,
                                 (KEYS ? of.dy : of.value) + from * pitch, pitch, count, s.dim);
-    for (int at = threadIdx.x; KEYS && at < 2 * STEP; at += THREADS) {
-        const int i = at % STEP;
+#pragma unroll
+    for (int first = 0; KEYS && first < 2 * STEP; first += THREADS) {
+        const int at = first + (int)threadIdx.x, i = at % STEP;
+        if (at >= 2 * STEP) return;
         const float *p = (at < STEP ? of.lse : of.dot) + from;
         mt_copy_ask<4>(sums + at, i < count ? p + i : p, i < count ? 4 : 0);
     }

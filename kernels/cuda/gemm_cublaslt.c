@@ -175,16 +175,10 @@ static mt_status fetch(void *to, const void *from, size_t bytes, cudaStream_t st
     return MT_OK;
 }
 
-static const float *values_of(const mt_gemm_scale *s)
-{
-    return s->scales ? s->scales : s->amax;
-}
-
 /* The same scale, of values on the host. */
 static mt_gemm_scale on_host(mt_gemm_scale s, const float *values)
 {
-    if (s.scales) s.scales = values;
-    if (s.amax) s.amax = values;
+    if (s.values) s.values = values;
     return s;
 }
 
@@ -201,8 +195,8 @@ static mt_status read_members(mt_stream *stream, mt_cublaslt *lt, const mt_lt_pr
     MT_TRY(make_room(lt, p->rows.members));
     MT_TRY(fetch(lt->first_dims, p->rows.first_dims, n * sizeof *lt->first_dims, queue));
     MT_TRY(fetch(lt->offsets, p->rows.offsets, (n + 1) * sizeof *lt->offsets, queue));
-    MT_TRY(fetch(lt->scales[0], values_of(&p->factor.a), n * sizeof *lt->scales[0], queue));
-    MT_TRY(fetch(lt->scales[1], values_of(&p->factor.b), n * sizeof *lt->scales[1], queue));
+    MT_TRY(fetch(lt->scales[0], p->factor.a.values, n * sizeof *lt->scales[0], queue));
+    MT_TRY(fetch(lt->scales[1], p->factor.b.values, n * sizeof *lt->scales[1], queue));
     MT_CUDA(cudaStreamSynchronize(queue));
     return MT_OK;
 }

@@ -8,31 +8,28 @@
 extern "C" {
 #endif
 
-/* A member's scale that is not in its decoded codes: the one or, of a second level, the other; both
- * NULL: 1. */
+/* A member's scale that is not in its decoded codes, few bytes of a kernel's arguments. */
 typedef struct mt_gemm_scale {
-    const float *scales, *amax;
-    mt_format_options options;
+    const float *values; /* of members, NULL: 1 */
+    int bound;           /* values are amaxes, of a second level with this bound; 0: scales */
 } mt_gemm_scale;
 
 typedef struct mt_gemm_factor {
     mt_gemm_scale a, b;
 } mt_gemm_factor;
 
-MT_HOST_DEVICE bool mt_gemm_scales(const mt_gemm_scale *s)
-{
-    return s->scales || s->amax;
-}
-
 MT_HOST_DEVICE bool mt_gemm_has_factor(const mt_gemm_factor *f)
 {
-    return mt_gemm_scales(&f->a) || mt_gemm_scales(&f->b);
+    return f->a.values || f->b.values;
 }
 
 MT_HOST_DEVICE float mt_gemm_scale_of(const mt_gemm_scale *s, int64_t member)
 {
-    if (s->scales) return s->scales[member];
-    return s->amax ? mt_nvfp4_decode_scale(&s->options, s->amax[member]) : 1.0f;
+    mt_format_options options; /* the bound is all that is asked of it */
+    if (!s->values) return 1;
+    if (!s->bound) return s->values[member];
+    options.four_over_six = s->bound;
+    return mt_nvfp4_decode_scale(&options, s->values[member]);
 }
 
 /* The product of both, exact. */

@@ -34,14 +34,10 @@ mt_dtype mt_cuda_gemm_operand_bf16(const mt_format_spec *spec)
 
 static mt_gemm_scale scale_of(const mt_direction *d, mt_dtype as)
 {
-    mt_gemm_scale s = {};
-    s.options = d->options;
-    if (as != MT_BF16 || !mt_format_has_factor(d->format)) return s;
-    if (d->format->second_level)
-        s.amax = d->amax;
-    else
-        s.scales = (const float *)d->scales;
-    return s;
+    enum { BOUND = 448 };
+    if (as != MT_BF16 || !mt_format_has_factor(d->format)) return {};
+    if (!d->format->second_level) return { (const float *)d->scales, 0 };
+    return { d->amax, d->options.four_over_six ? d->options.four_over_six : (int)BOUND };
 }
 
 extern "C" mt_gemm_factor mt_cuda_gemm_factor(const struct mt_gemm_args *args)

@@ -43,14 +43,13 @@ gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results)
 }
 
 /* D = C + the sum of the parts, in order. */
-template <typename D>
+template <typename D, bool SCALED>
 static __global__ void __launch_bounds__(THREADS)
     add_kernel(D *d, const D *c, const float *results,
                const __grid_constant__ mt_gemm_factor factor, int parts, int64_t count)
 {
-    const bool scaled = mt_gemm_has_factor(&factor);
     __shared__ float2 by;
-    if (scaled) {
+    if (SCALED) {
         if (threadIdx.x == 0) by = gemm_factor(&factor, 0);
         __syncthreads();
     }
@@ -70,11 +69,23 @@ static __global__ void __launch_bounds__(THREADS)
         if (c) old = ((const mt_vec<D, N> *)c)[i];
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            const float own = scaled ? gemm_scaled(sum[j], by.x, by.y) : sum[j];
+            const float own = SCALED ? gemm_scaled(sum[j], by.x, by.y) : sum[j];
             mt_put(&y.at[j], c ? own + mt_get(&old.at[j]) : own);
         }
         ((mt_vec<D, N> *)d)[i] = y;
     }
+}
+
+template <typename D>
+static void launch_add(cudaStream_t on, unsigned blocks, const gemm_problem *g,
+                       const float *results, int parts, int64_t count)
+{
+    D *d = (D *)g->d;
+    const D *c = (const D *)g->c;
+    if (mt_gemm_has_factor(&g->factor))
+        add_kernel<D, true><<<blocks, THREADS, 0, on>>>(d, c, results, g->factor, parts, count);
+    else
+        add_kernel<D, false><<<blocks, THREADS, 0, on>>>(d, c, results, g->factor, parts, count);
 }
 
 mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g, const float *results,
@@ -82,13 +93,10 @@ mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g, const
 {
     const int64_t count = g->height * g->cols;
     const unsigned blocks = mt_blocks(stream, count / N, THREADS);
-    cudaStream_t on = mt_cuda_stream(stream);
     if (g->d_real)
-        add_kernel<<<blocks, THREADS, 0, on>>>((float *)g->d, (const float *)g->c, results,
-                                               g->factor, parts, count);
+        launch_add<float>(mt_cuda_stream(stream), blocks, g, results, parts, count);
     else
-        add_kernel<<<blocks, THREADS, 0, on>>>((mt_bf16 *)g->d, (const mt_bf16 *)g->c, results,
-                                               g->factor, parts, count);
+        launch_add<mt_bf16>(mt_cuda_stream(stream), blocks, g, results, parts, count);
     MT_LAUNCHED(stream, "gemm: parts");
     return MT_OK;
 }
