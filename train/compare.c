@@ -56,9 +56,11 @@ static mt_status take_lines(mt_compare_run *run, int64_t *step, const char *path
     int64_t room = 0;
     for (int64_t number = 1; line < end; number++) {
         const char *stop = memchr(line, '\n', (size_t)(end - line));
-        if (!stop) break; /* a writer was cut off here */
+        bool ended = stop;
+        if (!ended) stop = end;
         json_error_t error;
         json_t *object = json_loadb(line, (size_t)(stop - line), 0, &error);
+        if (!object && !ended) break; /* a writer was cut off here */
         bool sound = json_is_integer(json_object_get(object, "step"));
         mt_status status = sound ? take_line(run, &room, step, object)
                                  : MT_FAIL(MT_EDAMAGED, "%.*s line %" PRId64 ": %s", PATH_SHOWN,

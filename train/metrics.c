@@ -64,7 +64,7 @@ static void remember(mt_metrics_past *past, const json_t *object, int64_t step)
 }
 
 /* The bytes of `text` that stay: lines up to `step`, up to the first that is not, or that cannot be
- * read. */
+ * read. The last line may lack the end that it was to have: that counts as its byte. */
 static mt_status scan(size_t *kept, const char *path, const char *text, size_t bytes, int64_t step,
                       mt_metrics_past *past)
 {
@@ -74,7 +74,7 @@ static mt_status scan(size_t *kept, const char *path, const char *text, size_t b
         const char *line = text + at, *end = memchr(line, '\n', bytes - at);
         json_t *object;
         int64_t of = step + 1;
-        if (!end) return MT_OK;
+        if (!end) end = text + bytes;
         mt_status status = read_line(&object, &of, path, number, line, (size_t)(end - line));
         if (status == MT_OK && of <= step && !past->unread_line) remember(past, object, of);
         json_decref(object);
@@ -90,13 +90,16 @@ static mt_status scan(size_t *kept, const char *path, const char *text, size_t b
     return MT_OK;
 }
 
-static mt_status scan_file(size_t *kept, const char *path, int64_t step, mt_metrics_past *past)
+/* *ended: the bytes that stay are all there. */
+static mt_status scan_file(size_t *kept, bool *ended, const char *path, int64_t step,
+                           mt_metrics_past *past)
 {
     mt_file_map map;
     *kept = 0;
     *past = (mt_metrics_past){ .last_eval = -1, .last_full_eval = -1 };
     MT_TRY(mt_file_map_open(&map, path));
     mt_status status = scan(kept, path, (const char *)map.data, map.bytes, step, past);
+    *ended = *kept <= map.bytes;
     mt_file_map_close(&map);
     if (status == MT_OK && past->unread_line) mt_error_clear();
     return status;
@@ -106,7 +109,8 @@ mt_status mt_metrics_last_step(int64_t *step, const char *path)
 {
     mt_metrics_past past = { 0 };
     size_t kept;
-    if (mt_path_exists(path)) MT_TRY(scan_file(&kept, path, INT64_MAX - 1, &past));
+    bool ended;
+    if (mt_path_exists(path)) MT_TRY(scan_file(&kept, &ended, path, INT64_MAX - 1, &past));
     *step = past.last_step;
     return MT_OK;
 }
@@ -115,15 +119,17 @@ mt_status mt_metrics_check(const char *path, int64_t step)
 {
     mt_metrics_past past;
     size_t kept;
-    return mt_path_exists(path) ? scan_file(&kept, path, step, &past) : MT_OK;
+    bool ended;
+    return mt_path_exists(path) ? scan_file(&kept, &ended, path, step, &past) : MT_OK;
 }
 
 static mt_status cut_back(mt_metrics *m, mt_metrics_past *past, int64_t step)
 {
     size_t kept;
-    MT_TRY(scan_file(&kept, m->path, step, past));
-    MT_REQUIRE(ftruncate(m->fd, (off_t)kept) == 0, MT_EIO, "%.*s: %s", PATH_SHOWN, m->path,
-               strerror(errno));
+    bool ended;
+    MT_TRY(scan_file(&kept, &ended, m->path, step, past));
+    int failed = ended ? ftruncate(m->fd, (off_t)kept) : mt_write_fully(m->fd, "\n", 1, -1);
+    MT_REQUIRE(failed == 0, MT_EIO, "%.*s: %s", PATH_SHOWN, m->path, strerror(errno));
     return MT_OK;
 }
 

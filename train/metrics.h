@@ -35,15 +35,15 @@ typedef struct mt_metrics_past {
     double seconds;                    /* of the last training line */
     int64_t last_step;                 /* of the last line; 0: none */
     int64_t last_eval, last_full_eval; /* steps; -1: none */
-    int64_t unread_line;               /* was cut off; 0: none */
+    int64_t unread_line;               /* is cut off; 0: none */
 } mt_metrics_past;
 
 typedef struct mt_metrics mt_metrics;
 
-/* Opens the file for appending after dropping every line past `step`, and a last one that is
- * incomplete: no step stands in it twice. A line that cannot be read is dropped, too, with what
- * follows it, unless that is a line up to `step`, which has been on the disk. Errors: MT_EIO;
- * MT_EDAMAGED names the line. */
+/* Opens the file for appending after dropping every line past `step`: no step stands in it twice. A
+ * last one that only lacks its newline gets it. A line that cannot be read, as one that was cut
+ * off, is dropped, too, with what follows it, unless that is a line up to `step`, which has been on
+ * the disk. Errors: MT_EIO; MT_EDAMAGED names the line. */
 mt_status mt_metrics_open(mt_metrics **metrics, mt_metrics_past *past, const char *path,
                           int64_t step);
 /* The step of its last line; 0 where it has none, or is not there. */

@@ -353,6 +353,25 @@ static void what_is_no_finished_run_is_refused(void **state)
     assert_verb("compare", MT_EXIT_USAGE, "0 arguments given");
 }
 
+/* A copy, or an editor, may have left its newline out. */
+static void a_last_line_needs_no_newline(void **state)
+{
+    (void)state;
+    size_t bytes;
+    char path[256];
+    put_runs();
+    snprintf(path, sizeof path, "%s", in_dir("bf16-0/metrics.jsonl"));
+    char *text = get_file(path, &bytes);
+    text[bytes - 1] = '\0';
+    put_in("bf16-0", "metrics.jsonl", text);
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0 mxfp8-1", ""), 0, "    2     2.5000 ");
+    text[bytes - 2] = '\0'; /* what is cut off is none */
+    put_in("bf16-0", "metrics.jsonl", text);
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0 mxfp8-1", ""), MT_EXIT_USAGE,
+                "its last line is of step 30");
+    free(text);
+}
+
 static void runs_must_pair(void **state)
 {
     (void)state;
@@ -492,6 +511,7 @@ int main(void)
         cmocka_unit_test(a_failed_plot_leaves_the_old_one),
         cmocka_unit_test(long_titles_are_cut),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
+        cmocka_unit_test(a_last_line_needs_no_newline),
         cmocka_unit_test(runs_must_pair),
         cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
         cmocka_unit_test(a_recipe_that_is_refused_now_is_compared),

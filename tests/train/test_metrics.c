@@ -87,15 +87,20 @@ static void resuming_drops_what_is_past_the_step(void **state)
     (void)state;
     static const struct {
         const char *before, *after;
-        int64_t step, last_eval, last_full;
+        int64_t step, last_eval, last_full, unread;
         double seconds;
     } cases[] = {
-        { TRAIN(1) TRAIN(2) EVAL(2) TRAIN(3) EVAL(4), TRAIN(1) TRAIN(2) EVAL(2), 2, 2, -1, 2.5 },
-        { TRAIN(1) TRAIN(2) FULL(2), TRAIN(1) TRAIN(2) FULL(2), 5, -1, 2, 2.5 },
-        { TRAIN(1) TRAIN(2), "", 0, -1, -1, 0 },
-        { TRAIN(1) "{\"step\":2,\"se", TRAIN(1), 9, -1, -1, 1.5 }, /* cut off by a kill */
-        { TRAIN(1) "{\"step\":2}", TRAIN(1), 9, -1, -1, 1.5 },     /* whole, but not ended */
-        { "", "", 3, -1, -1, 0 },
+        { TRAIN(1) TRAIN(2) EVAL(2) TRAIN(3) EVAL(4), TRAIN(1) TRAIN(2) EVAL(2), 2, 2, -1, 0, 2.5 },
+        { TRAIN(1) TRAIN(2) FULL(2), TRAIN(1) TRAIN(2) FULL(2), 5, -1, 2, 0, 2.5 },
+        { TRAIN(1) TRAIN(2), "", 0, -1, -1, 0, 0 },
+        { TRAIN(1) "{\"step\":2,\"se", TRAIN(1), 9, -1, -1, 2, 1.5 }, /* cut off by a kill */
+        { TRAIN(1) "{\"step\":2}", TRAIN(1) "{\"step\":2}\n", 9, -1, -1, 0, 1.5 }, /* whole */
+        { TRAIN(1) "{\"step\":2,\"valid_loss\":1,\"full\":true}", TRAIN(1) FULL(2), 2, -1, 2, 0,
+          1.5 },
+        { TRAIN(1) "{\"step\":2}", TRAIN(1), 1, -1, -1, 0, 1.5 }, /* past the step */
+        { "{\"step\":1}", "{\"step\":1}\n", 1, -1, -1, 0, 0 },
+        { "{}", "", 1, -1, -1, 1, 0 },
+        { "", "", 3, -1, -1, 0, 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         mt_metrics *m = NULL;
@@ -106,6 +111,7 @@ static void resuming_drops_what_is_past_the_step(void **state)
         assert_file(cases[i].after);
         assert_int_equal(past.last_eval, cases[i].last_eval);
         assert_int_equal(past.last_full_eval, cases[i].last_full);
+        assert_int_equal(past.unread_line, cases[i].unread);
         assert_true(past.seconds == cases[i].seconds);
     }
 }
