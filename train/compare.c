@@ -122,6 +122,7 @@ static mt_status read_origin(mt_compare_run *run)
     const char *set = json_string_value(json_object_get(env, "kernel_set"));
     if (revision && set)
         snprintf(run->origin, sizeof run->origin, "revision %s, kernel set %s", revision, set);
+    take_text(run->device, sizeof run->device, env, "device");
     take_text(run->train_corpus, sizeof run->train_corpus, env, "train_corpus");
     take_text(run->valid_corpus, sizeof run->valid_corpus, env, "valid_corpus");
     json_decref(env);
@@ -150,29 +151,33 @@ static bool is_seed(const mt_config_key *key)
     return strcmp(key->path, "train.seed") == 0;
 }
 
-static bool same_corpus(const char *a, const char *b)
+static bool same_known(const char *a, const char *b)
 {
     return *a && strcmp(a, b) == 0;
 }
 
-/* A corpus is what the run has read of it, where both say so: it may lie elsewhere now. */
+/* A corpus is what the run has read of it, where both say so: it may lie elsewhere now. A device is
+ * the one that was found. */
 static bool same_value(const mt_config_key *key, const mt_compare_run *a, const mt_compare_run *b)
 {
     char first[MT_CONFIG_FORMATTED], second[MT_CONFIG_FORMATTED];
-    if (!strcmp(key->path, "data.train") && same_corpus(a->train_corpus, b->train_corpus))
+    if (!strcmp(key->path, "data.train") && same_known(a->train_corpus, b->train_corpus))
         return true;
-    if (!strcmp(key->path, "data.valid") && same_corpus(a->valid_corpus, b->valid_corpus))
+    if (!strcmp(key->path, "data.valid") && same_known(a->valid_corpus, b->valid_corpus))
         return true;
+    if (!strcmp(key->path, "device") && same_known(a->device, b->device)) return true;
     mt_config_format(first, &a->config, key);
     mt_config_format(second, &b->config, key);
     return strcmp(first, second) == 0;
 }
 
-static bool same_group(const mt_compare_run *a, const mt_compare_run *b)
+/* But for the seed; and, unless these count, keys that change no result. */
+static bool same_configuration(const mt_compare_run *a, const mt_compare_run *b, bool neutral_count)
 {
     for (int i = 0; i < mt_config_key_count; i++) {
         const mt_config_key *key = &mt_config_keys[i];
-        if (!key->alias_of && !is_seed(key) && !same_value(key, a, b)) return false;
+        if (key->alias_of || is_seed(key) || (key->neutral && !neutral_count)) continue;
+        if (!same_value(key, a, b)) return false;
     }
     return true;
 }
@@ -182,19 +187,24 @@ static uint64_t seed_of(const mt_compare_run *run)
     return run->config.trainer.seed;
 }
 
-/* The group of a run's configuration, -1 when there is none yet. */
-static int64_t find_group(const mt_comparison *c, const mt_compare_run *run)
-{
-    for (int64_t g = 0; g < c->group_count; g++)
-        if (same_group(&c->runs[c->groups[g].first], run)) return g;
-    return -1;
-}
-
 /* The run of a group that has this seed, -1 when there is none. */
 static int64_t find_seed(const mt_comparison *c, int64_t group, uint64_t seed)
 {
     for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i))
         if (seed_of(&c->runs[i]) == seed) return i;
+    return -1;
+}
+
+/* The group of a run's configuration, -1 when there is none yet. Runs of one seed that differ in
+ * keys alone that change no result are in two: that they are equal may be what is asked. */
+static int64_t find_group(mt_comparison *c, const mt_compare_run *run)
+{
+    for (int64_t g = 0; g < c->group_count; g++) {
+        if (!same_configuration(&c->runs[c->groups[g].first], run, false)) continue;
+        int64_t twin = find_seed(c, g, seed_of(run));
+        if (twin < 0 || same_configuration(&c->runs[twin], run, true)) return g;
+        c->apart = true;
+    }
     return -1;
 }
 
@@ -404,14 +414,21 @@ double mt_compare_loss_at(const mt_comparison *c, int64_t group, int64_t step)
     moments m = { 0 };
     for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i)) {
         double loss = loss_of(&c->runs[i], step);
-        if (isfinite(loss)) add_value(&m, loss);
+        if (!isfinite(loss)) return (double)NAN;
+        add_value(&m, loss);
     }
-    return m.count ? m.mean : (double)NAN;
+    return m.mean;
 }
 
 mt_compare_mean mt_compare_difference_at(const mt_comparison *c, int64_t group, int64_t step)
 {
     return difference_of(c, group, step, loss_of);
+}
+
+/* Whether what a group is called by may have the key. */
+static bool names_groups(const mt_comparison *c, const mt_config_key *key)
+{
+    return !key->alias_of && !is_seed(key) && (c->apart || !key->neutral);
 }
 
 /* Whether any group differs from the baseline in a key. */
@@ -435,7 +452,7 @@ mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t 
     MT_REQUIRE(file, MT_ENOMEM, "compare: no memory for a configuration");
     for (int i = 0; i < mt_config_key_count; i++) {
         const mt_config_key *key = &mt_config_keys[i];
-        if (key->alias_of || is_seed(key)) continue;
+        if (!names_groups(c, key)) continue;
         if (group == c->baseline ? !varies(c, key) : same_value(key, run, base)) continue;
         mt_config_format(value, &run->config, key);
         fprintf(file, "%s%s: %s", between, key->path, value);

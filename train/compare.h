@@ -1,5 +1,6 @@
-/* Runs held against each other: grouped by their configuration without the seed; runs of one seed
- * in two groups are a pair, so that what the seed does to both cancels. */
+/* Runs held against each other: grouped by their configuration without the seed and without keys
+ * that change no result (`neutral` in mt_config_keys), where not runs of one seed differ in just
+ * these; runs of one seed in two groups are a pair, so that what the seed does to both cancels. */
 #pragma once
 
 #include "train/config.h"
@@ -25,6 +26,7 @@ typedef struct mt_compare_run {
     mt_compare_point *points; /* finite training losses, steps ascending */
     int64_t point_count;
     char origin[128];                          /* revision and kernel set; "" where unknown */
+    char device[16];                           /* that it ran on; "" where unknown */
     char train_corpus[256], valid_corpus[256]; /* what they held; "" where unknown */
 } mt_compare_run;
 
@@ -55,6 +57,7 @@ typedef struct mt_comparison {
     mt_compare_run *runs;
     mt_compare_group *groups; /* in the order of their first runs */
     int64_t run_count, group_count, baseline;
+    bool apart; /* groups may differ in keys alone that change no result */
 } mt_comparison;
 
 /* Reads run directories. `baseline`: one of `paths`, whose group the others are held against; NULL:
@@ -72,13 +75,14 @@ mt_compare_verdict mt_compare_judge(const mt_comparison *c, int64_t group);
 /* The next run of a group after run `after` (-1: the first one); -1: no more. */
 int64_t mt_compare_next(const mt_comparison *c, int64_t group, int64_t after);
 
-/* Mean training loss of a group at a step (nats a token), and its difference to the baseline over
- * the pairs that have the step; 0 pairs where there are none. */
+/* Mean training loss of a group at a step (nats a token; NaN where a run of it has none), and its
+ * difference to the baseline over the pairs that have the step; 0 pairs where there are none. */
 double mt_compare_loss_at(const mt_comparison *c, int64_t group, int64_t step);
 mt_compare_mean mt_compare_difference_at(const mt_comparison *c, int64_t group, int64_t step);
 
-/* "recipe.use: mxfp8, ...": the keys in which a group differs from the baseline; of the baseline,
- * all in which any group does. Freed by the caller. */
+/* "recipe.use: mxfp8, ...": the keys in which a group differs from the baseline, those that change
+ * no result only where groups are apart by them; of the baseline, all in which any group does.
+ * Freed by the caller. */
 mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t group);
 
 /* A file for other programs: .json, or .csv with a row a group. */

@@ -57,6 +57,7 @@ typedef struct mt_config_key {
     const char *only;         /* the one value available so far, as written back; NULL: all are */
     bool required;
     bool fixed;           /* a run cannot be resumed with another value */
+    bool neutral;         /* weights and losses do not depend on it by a bit */
     const char *alias_of; /* only another name of that key: read, not written */
     const char *help;
 } mt_config_key;

@@ -101,13 +101,13 @@ const mt_config_key mt_config_keys[] = {
       .value = "f32", .help = "type of gradients on the wire (f32: f64 under dtype f64)" },
     { "train.seed", MT_KEY_INT, AT(trainer.seed), SEED_RANGE, .value = "0", .fixed = true,
       .help = "of weights and data order" },
-    { "train.eval_every", MT_KEY_INT, AT(eval_every), COUNT_RANGE, .value = "0",
+    { "train.eval_every", MT_KEY_INT, AT(eval_every), COUNT_RANGE, .value = "0", .neutral = true,
       .help = "steps between evaluations; 0: only at the end" },
     { "train.eval_batches", MT_KEY_INT, AT(eval_batches), COUNT_RANGE, .value = "0",
-      .help = "batches of an evaluation on the way; 0: the whole validation set" },
-    { "train.eager", MT_KEY_BOOL, AT(trainer.eager), .value = "false",
+      .neutral = true, .help = "batches of an evaluation on the way; 0: the whole validation set" },
+    { "train.eager", MT_KEY_BOOL, AT(trainer.eager), .value = "false", .neutral = true,
       .help = "launch every step's work anew, where it could be recorded once (CUDA graph)" },
-    { "train.log_every", MT_KEY_INT, AT(log_every), SIZE_RANGE, .value = "10",
+    { "train.log_every", MT_KEY_INT, AT(log_every), SIZE_RANGE, .value = "10", .neutral = true,
       .help = "steps between lines of metrics.jsonl" },
     { "train.init_std", MT_KEY_REAL, AT(trainer.model.init_std), POSITIVE_RANGE, .value = "0",
       .help = "of initial weights; 0: by fan-in, residual outputs over sqrt(2 layers)" },
@@ -139,7 +139,7 @@ const mt_config_key mt_config_keys[] = {
       .help =
           "storage of GEMM weights: f32, or a bf16 and an i16 that hold the same; a tie between "
           "two bf16 then goes away from zero, of f32 to the even one" },
-    { "optim.offload", MT_KEY_BOOL, AT(trainer.optim.offload), .value = "false",
+    { "optim.offload", MT_KEY_BOOL, AT(trainer.optim.offload), .value = "false", .neutral = true,
       .help = "masters and moments wait in the host's memory: slower updates, the same bits" },
 
     { "recipe.use", MT_KEY_TEXT, AT(trainer.recipe), .value = "none", .fixed = true,
@@ -167,22 +167,23 @@ const mt_config_key mt_config_keys[] = {
       .help = "keep what experts put out for the routing weights' gradient, instead of making it, "
               "where fprop and dgrad are quantized, of the gradient of their activations" },
 
-    { "statistics.layers", MT_KEY_TEXT, AT(statistics_layers),
+    { "statistics.layers", MT_KEY_TEXT, AT(statistics_layers), .neutral = true,
       .help = "linear layers to measure, a name pattern; none: all" },
-    { "statistics.tensors", MT_KEY_TEXTS, AT(statistics_tensors),
+    { "statistics.tensors", MT_KEY_TEXTS, AT(statistics_tensors), .neutral = true,
       .help = "operands to measure: W, X, dY, or W_row, W_col, ...; none: all" },
     { "statistics.every", MT_KEY_INT, AT(statistics_every), COUNT_RANGE, .value = "0",
+      .neutral = true,
       .help = "steps between measurements of the first micro-batch (of a head under "
               "memory.loss_chunk, of one part of it); 0: none" },
-    { "statistics.what_if", MT_KEY_TEXTS, AT(statistics_what_if),
+    { "statistics.what_if", MT_KEY_TEXTS, AT(statistics_what_if), .neutral = true,
       .help = "formats to measure beside the one in use" },
 
     { "memory.recompute", MT_KEY_ENUM, AT(trainer.recompute),
-      .names = NAMES("none", "block", "activation"), .value = "none",
+      .names = NAMES("none", "block", "activation"), .value = "none", .neutral = true,
       .help = "what backward computes again instead of keeping" },
     { "memory.offload", MT_KEY_BOOL, AT(trainer.offload), .names = NAMES("none", "saved"),
-      .value = "none", .help = "saved values wait for backward in host memory" },
-    { "memory.defer_wgrad", MT_KEY_BOOL, AT(trainer.defer_wgrad), .value = "false",
+      .value = "none", .neutral = true, .help = "saved values wait for backward in host memory" },
+    { "memory.defer_wgrad", MT_KEY_BOOL, AT(trainer.defer_wgrad), .value = "false", .neutral = true,
       .help =
           "weight gradients after the rest of backward; what they are of stays until then, also "
           "what recompute, offload and loss_chunk would let go" },
@@ -190,20 +191,21 @@ const mt_config_key mt_config_keys[] = {
       .help = "tokens that have logits at a time, which backward makes again; 0: a micro-batch's" },
 
     { "checkpoint.every", MT_KEY_INT, AT(checkpoint_every), COUNT_RANGE, .value = "1000",
-      .help = "steps between checkpoints; 0: only at the end" },
-    { "checkpoint.keep_last", MT_KEY_INT, AT(keep_last), SIZE_RANGE, .value = "2",
+      .neutral = true, .help = "steps between checkpoints; 0: only at the end" },
+    { "checkpoint.keep_last", MT_KEY_INT, AT(keep_last), SIZE_RANGE, .value = "2", .neutral = true,
       .help = "newest checkpoints that stay" },
     { "checkpoint.keep_every", MT_KEY_INT, AT(keep_every), COUNT_RANGE, .value = "0",
-      .help = "checkpoints at multiples of this step stay for good; 0: none" },
+      .neutral = true, .help = "checkpoints at multiples of this step stay for good; 0: none" },
 
     { "parallel.expert", MT_KEY_INT, AT(trainer.expert_parallel), SIZE_RANGE, .value = "1",
       .help = "ranks that share a layer's experts; the rest is data-parallel" },
     { "parallel.keep_gathered", MT_KEY_BOOL, AT(trainer.keep_gathered), .value = "false",
+      .neutral = true,
       .help = "gathered weights stay until they change: more memory, fewer bytes moved" },
     { "parallel.timeout", MT_KEY_REAL, AT(rank_timeout), .min = 1, .max = 1e6, .value = "300",
-      .help = "seconds that a rank waits for the others before the run is ended" },
+      .neutral = true, .help = "seconds that a rank waits for the others before the run is ended" },
     { "parallel.expert_capacity", MT_KEY_REAL, AT(trainer.expert_capacity), POSITIVE_RANGE,
-      .value = "2",
+      .value = "2", .neutral = true,
       .help = "room of exchanged blocks at first, in mean loads (they grow where it is too small, "
               "and the step is made again); 0: for any routing" },
 

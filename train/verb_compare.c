@@ -123,15 +123,14 @@ mt_status mt_verb_compare(int argc, char **argv)
     const mt_command command = {
         .usage = "mixtape compare RUN... [options]",
         .about =
-            "Groups finished runs by their configuration without the seed, pairs the runs of two\n"
-            "groups that have the same seed (weights and data begin alike, so the seed's own "
-            "effect\n"
-            "cancels), and prints each group's validation loss, its mean difference to the\n"
-            "baseline and the standard error of that mean. A difference below 2 standard errors "
-            "is\n"
-            "within noise. With few pairs that is a weak bound: of 3 pairs without any effect "
-            "about\n"
-            "one in five passes it by chance, of 10 pairs one in thirteen.",
+            "Groups finished runs by their configuration without the seed, and without keys that\n"
+            "change no result (such as train.log_every, checkpoint.* or memory.recompute), pairs\n"
+            "the runs of two groups that have the same seed (weights and data begin alike, so the\n"
+            "seed's own effect cancels), and prints each group's validation loss, its mean\n"
+            "difference to the baseline and the standard error of that mean. A difference below 2\n"
+            "standard errors is within noise. With few pairs that is a weak bound: of 3 pairs\n"
+            "without any effect about one in five passes it by chance, of 10 pairs one in\n"
+            "thirteen.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 1,

@@ -383,10 +383,56 @@ static void runs_must_pair(void **state)
     assert_verb(compare("bf16-1 mxfp8-1 copy", ""), MT_EXIT_USAGE, "mxfp8-1' and");
     /* without the seed only: another key is another group, and both keys are named */
     put_run("wide", "mxfp8", 1, 3);
-    put_config("wide", "mxfp8\"}\nmemory: {recompute: \"block", 1, "b.h5");
-    assert_verb(compare("bf16-1 wide", ""), 0, "memory.recompute: block");
+    put_config("wide", "mxfp8\"}\nmemory: {loss_chunk: \"64", 1, "b.h5");
+    assert_verb(compare("bf16-1 wide", ""), 0, "memory.loss_chunk: 64");
     assert_non_null(strstr(verb_output, "recipe.use: mxfp8"));
-    assert_non_null(strstr(verb_output, "memory.recompute: none"));
+    assert_non_null(strstr(verb_output, "memory.loss_chunk: 0"));
+}
+
+static void keys_that_change_no_result_make_no_group(void **state)
+{
+    (void)state;
+    static const char *const sections[] = {
+        "memory: {recompute: block, offload: saved, defer_wgrad: true",
+        "optim: {offload: true",
+        "statistics: {every: 7, what_if: [mxfp4], layers: \"*\", tensors: [X]",
+        "checkpoint: {every: 7, keep_last: 3, keep_every: 14",
+        "parallel: {timeout: 20, keep_gathered: true, expert_capacity: 3",
+    };
+    char words[256];
+    int neutral = 0;
+    put_runs();
+    for (int i = 0; i < mt_config_key_count; i++) {
+        neutral += mt_config_keys[i].neutral;
+        assert_false(mt_config_keys[i].neutral && mt_config_keys[i].fixed);
+    }
+    assert_int_equal(neutral, 14 + 4); /* and train.{eval_every,eval_batches,eager,log_every} */
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
+        snprintf(words, sizeof words, "bf16\"}\n%s}\n# \"", sections[i]);
+        put_run("other-1", "bf16", 1, 3);
+        put_config("other-1", words, 1, "b.h5");
+        assert_verb(compare("bf16-0 other-1 mxfp8-0 mxfp8-1", ""), 0, "    1     2     2.5000 ");
+        assert_non_null(strstr(verb_output, "  recipe.use: bf16\n"));
+        /* of one seed they are two, which may be what is asked */
+        assert_verb(compare("bf16-0 bf16-1 other-1", ""), 0, "    2     1     3.0000 ");
+        if (i == 0) assert_non_null(strstr(verb_output, "memory.recompute: block"));
+    }
+}
+
+/* "auto" and "cpu" were the same device, where it was found. */
+static void a_device_is_the_one_that_was_found(void **state)
+{
+    (void)state;
+    put_runs();
+    put_config("bf16-1", "bf16\"}\ndevice: \"cpu\"\ncheckpoint: {every: \"7", 1, "b.h5");
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0 mxfp8-1", ""), MT_EXIT_USAGE, "(device: cpu)");
+    for (int i = 0; i < 2; i++)
+        put_in(i ? "bf16-1" : "bf16-0", "env.json", "{\"device\": \"cpu\"}");
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0 mxfp8-1", ""), 0, "    1     2     2.5000 ");
+    put_in("bf16-0", "env.json", "{\"device\": \"cuda\"}");
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0 mxfp8-1", ""), MT_EXIT_USAGE, "(device: cpu)");
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(unlink(in_dir(i ? "bf16-1/env.json" : "bf16-0/env.json")), 0);
 }
 
 /* Metrics once called bits a token those of a byte. */
@@ -513,6 +559,8 @@ int main(void)
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(a_last_line_needs_no_newline),
         cmocka_unit_test(runs_must_pair),
+        cmocka_unit_test(keys_that_change_no_result_make_no_group),
+        cmocka_unit_test(a_device_is_the_one_that_was_found),
         cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
         cmocka_unit_test(a_recipe_that_is_refused_now_is_compared),
         cmocka_unit_test(corpora_are_compared_by_what_they_hold),
