@@ -239,7 +239,7 @@ fuzzers: $(FUZZ_BIN)
 # What `make test` runs: everything as released; what is not slow under ASan and UBSan; each fuzzer for a few seconds.
 # A program that does not build counts as failed, so the builds go on past errors.
 TEST_PACKAGES := libopenmpi-dev openmpi-bin clang libclang-rt-dev libomp-dev clang-format valgrind
-TEST_SLOW := $(addprefix tests/,train/test_gradcheck.c train/test_trainer.c kernels/test_gemm.c train/test_run.c train/test_run_faults.c train/test_bench.c \
+TEST_SLOW := $(addprefix tests/,train/test_gradcheck.c train/test_trainer.c kernels/test_gemm.c train/test_run.c train/test_run_faults.c train/test_resume.c train/test_bench.c \
              train/test_recipes.c kernels/test_attention.c kernels/test_router.c train/test_loss_chunk.c)
 TEST_FAST := $(filter-out $(TEST_SLOW),$(TEST_SRC))
 SUB          = $(MAKE) --no-print-directory
@@ -311,7 +311,7 @@ $(BUILD)/revision: FORCE
 	@mkdir -p $(@D); echo '$(VERSION) $(REVISION) $(LIBRARIES)' | cmp -s - $@ || echo '$(VERSION) $(REVISION) $(LIBRARIES)' > $@
 $(BUILD)/train/build_info.o: $(BUILD)/revision
 $(BUILD)/train/build_info.o: CPPFLAGS += -DMT_BUILD_VERSION='"$(VERSION)"' -DMT_BUILD_REVISION='"$(REVISION)"' -DMT_BUILD_LIBRARIES='"$(LIBRARIES)"'
-$(BUILD)/tests/train/test_cli $(BUILD)/tests/train/test_run $(BUILD)/tests/train/test_run_faults $(BUILD)/tests/dist/test_run $(BUILD)/tests/dist/test_run_faults $(BUILD)/tests/dist/test_fabric: | $(BUILD)/mixtape
+$(BUILD)/tests/train/test_cli $(BUILD)/tests/train/test_run $(BUILD)/tests/train/test_run_faults $(BUILD)/tests/train/test_resume $(BUILD)/tests/dist/test_run $(BUILD)/tests/dist/test_run_faults $(BUILD)/tests/dist/test_fabric: | $(BUILD)/mixtape
 
 PACKAGES := build-essential pkg-config libopenblas-dev libhdf5-dev libjansson-dev libyaml-dev \
             libxxhash-dev libcmocka-dev gnuplot-nox bible-kjv bible-kjv-text

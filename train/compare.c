@@ -131,15 +131,17 @@ static mt_status read_origin(mt_compare_run *run)
 
 static mt_status read_run(mt_compare_run *run, const char *path)
 {
-    char config[MT_PATH_BYTES];
+    char config[MT_PATH_BYTES], changes[MT_PATH_BYTES];
     run->path = path;
     MT_TRY(mt_path_format(config, "%s/config.resolved.yaml", path));
+    MT_TRY(mt_path_format(changes, "%s/changes.jsonl", path));
     MT_REQUIRE(mt_path_exists(path), MT_EIO, "there is no run '%.*s'", PATH_SHOWN, path);
     MT_REQUIRE(mt_path_exists(config), MT_ECONFIG,
                "'%.*s' is %s, not the directory of a run: it has no config.resolved.yaml",
                PATH_SHOWN, path, mt_path_kind_of(path));
     MT_TRY(mt_config_load_recorded(&run->config, config));
     MT_TRY(read_metrics(run));
+    MT_TRY(mt_changes_read(&run->changes, changes));
     return read_origin(run);
 }
 
@@ -385,7 +387,10 @@ void mt_compare_close(mt_comparison **comparison)
 {
     mt_comparison *c = *comparison;
     if (!c) return;
-    for (int64_t i = 0; i < c->run_count; i++) free(c->runs[i].points);
+    for (int64_t i = 0; i < c->run_count; i++) {
+        free(c->runs[i].points);
+        mt_changes_free(&c->runs[i].changes);
+    }
     free(c->runs);
     free(c->groups);
     free(c);
@@ -407,6 +412,21 @@ mt_compare_verdict mt_compare_judge(const mt_comparison *c, int64_t group)
     if (d->mean == 0 && d->error == 0) return MT_COMPARE_EQUAL;
     if (fabs(d->mean) < 2 * d->error) return MT_COMPARE_NOISE;
     return d->mean < 0 ? MT_COMPARE_LOWER : MT_COMPARE_HIGHER;
+}
+
+/* What was found under a name is noted beside it, where it is known: corpora, and the kernel set of
+ * a device. The loss is that on the last validation corpus, unless that came when all was done. */
+bool mt_compare_change_counts(const mt_compare_run *run, const mt_change *change)
+{
+    const char *key = change->key;
+    bool valid = !strcmp(key, "data.valid");
+    if (valid || !strcmp(key, "valid_corpus"))
+        return change->step >= run->config.trainer.steps && !(valid && *run->valid_corpus);
+    if (!strcmp(key, "data.train")) return !*run->train_corpus;
+    if (!strcmp(key, "device")) return !*run->origin;
+    for (int i = 0; i < mt_config_key_count; i++)
+        if (!strcmp(mt_config_keys[i].path, key)) return !mt_config_keys[i].neutral;
+    return true;
 }
 
 double mt_compare_loss_at(const mt_comparison *c, int64_t group, int64_t step)

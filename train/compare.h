@@ -3,6 +3,7 @@
  * these; runs of one seed in two groups are a pair, so that what the seed does to both cancels. */
 #pragma once
 
+#include "train/changes.h"
 #include "train/config.h"
 
 #ifdef __cplusplus
@@ -28,6 +29,7 @@ typedef struct mt_compare_run {
     char origin[128];                          /* revision and kernel set; "" where unknown */
     char device[16];                           /* that it ran on; "" where unknown */
     char train_corpus[256], valid_corpus[256]; /* what they held; "" where unknown */
+    mt_changes changes;                        /* since it began: its configuration is the last */
 } mt_compare_run;
 
 /* A mean over pairs. */
@@ -74,6 +76,9 @@ mt_compare_verdict mt_compare_judge(const mt_comparison *c, int64_t group);
 
 /* The next run of a group after run `after` (-1: the first one); -1: no more. */
 int64_t mt_compare_next(const mt_comparison *c, int64_t group, int64_t after);
+
+/* Whether the result of a run may depend on one of its changes. */
+bool mt_compare_change_counts(const mt_compare_run *run, const mt_change *change);
 
 /* Mean training loss of a group at a step (nats a token; NaN where a run of it has none), and its
  * difference to the baseline over the pairs that have the step; 0 pairs where there are none. */

@@ -30,6 +30,19 @@ static void name_bits(char name[32], const mt_comparison *c)
     snprintf(name, 32, "valid_bits_per_%s", c->runs[0].unit);
 }
 
+static json_t *json_of_changes(const mt_compare_run *run)
+{
+    json_t *changes = json_array();
+    for (int64_t i = 0; i < run->changes.count; i++) {
+        const mt_change *x = &run->changes.items[i];
+        if (mt_compare_change_counts(run, x))
+            json_array_append_new(changes,
+                                  json_pack("{s:I, s:s, s:s, s:s}", "step", (json_int_t)x->step,
+                                            "key", x->key, "from", x->from, "to", x->to));
+    }
+    return changes;
+}
+
 static json_t *json_of_runs(const mt_comparison *c, int64_t group)
 {
     json_t *runs = json_array();
@@ -37,9 +50,9 @@ static json_t *json_of_runs(const mt_comparison *c, int64_t group)
     name_bits(bits, c);
     for (int64_t i = mt_compare_next(c, group, -1); i >= 0; i = mt_compare_next(c, group, i)) {
         const mt_compare_run *run = &c->runs[i];
-        json_array_append_new(runs,
-                              json_pack("{s:s, s:I, s:f}", "run", run->path, "seed",
-                                        (json_int_t)run->config.trainer.seed, bits, run->bits));
+        json_array_append_new(runs, json_pack("{s:s, s:I, s:f, s:o}", "run", run->path, "seed",
+                                              (json_int_t)run->config.trainer.seed, bits, run->bits,
+                                              "changes", json_of_changes(run)));
     }
     return runs;
 }

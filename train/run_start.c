@@ -274,7 +274,8 @@ static mt_status open_records(run *r)
                                       .device = r->device,
                                       .gemm_path = r->gemm_path,
                                       .train_corpus = r->corpus,
-                                      .valid_corpus = r->valid_corpus };
+                                      .valid_corpus = r->valid_corpus,
+                                      .step = mt_trainer_steps(r->trainer) };
     mt_status status = MT_OK;
     char *changed = NULL;
     if (r->lead) {

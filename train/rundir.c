@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "train/build_info.h"
+#include "train/changes.h"
 #include "train/checkpoint.h"
 #include "train/kind.h"
 #include "train/metrics.h"
@@ -19,6 +20,9 @@ enum { HOLDER = 340 };
 
 /* The first file of a run; what is there of it where a run was killed as it began is no entry. */
 #define RECORD "config.resolved.yaml"
+/* How a change of it is said that is not known. */
+#define LOST    "lost"
+#define WRITTEN "written anew"
 
 static mt_status look_for_entries(bool *any, const char *path)
 {
@@ -304,7 +308,8 @@ static json_t *describe(const mt_rundir_record *r)
 
 /* What decides the run's bits and losses without being in its configuration, where `now` has it
  * otherwise than the file did. One that cannot be read says nothing: it is about to be replaced. */
-static mt_status compare_env(char **changed, const char *path, const json_t *now)
+static mt_status compare_env(char **changed, mt_changes *changes, int64_t step, const char *path,
+                             const json_t *now)
 {
     enum { ENV_LIMIT = 1 << 20 };
     static const char *const keys[] = { "kernel_set", "train_corpus", "valid_corpus" };
@@ -318,37 +323,71 @@ static mt_status compare_env(char **changed, const char *path, const json_t *now
     for (size_t i = 0; i < sizeof keys / sizeof *keys && status == MT_OK; i++) {
         const char *from = json_string_value(json_object_get(old, keys[i]));
         const char *to = json_string_value(json_object_get(now, keys[i]));
-        if (from && *from && to && *to && strcmp(from, to) != 0)
-            status = append_change(changed, keys[i], from, to);
+        if (!from || !*from || !to || !*to || strcmp(from, to) == 0) continue;
+        status = append_change(changed, keys[i], from, to);
+        if (status == MT_OK) status = mt_changes_add(changes, step, keys[i], from, to);
     }
     json_decref(old);
     return status;
 }
 
-static mt_status write_env(char **changed, const mt_rundir *dir, const mt_rundir_record *record)
+/* The keys that the file had otherwise; of one that is not whole, that this is not known. */
+static mt_status compare_record(mt_changes *changes, const mt_rundir_record *r, const char *path)
 {
-    char path[MT_PATH_BYTES];
-    MT_TRY(mt_path_format(path, "%s/env.json", dir->path));
-    json_t *object = describe(record);
-    char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
-    mt_status status = compare_env(changed, path, object);
-    json_decref(object);
-    if (status == MT_OK && !text) status = MT_FAIL(MT_ENOMEM, "env.json: no memory");
-    if (status == MT_OK) status = mt_file_write_all(path, text, strlen(text));
-    free(text);
+    char from[MT_CONFIG_FORMATTED], to[MT_CONFIG_FORMATTED];
+    mt_config old;
+    mt_status status = MT_EDAMAGED;
+    if (mt_path_exists(path)) status = mt_config_load_recorded(&old, path);
+    if (status == MT_EDAMAGED) {
+        mt_error_clear();
+        return mt_changes_add(changes, r->step, RECORD, LOST, WRITTEN);
+    }
+    MT_TRY(status);
+    for (int i = 0; i < mt_config_key_count; i++) {
+        const mt_config_key *key = &mt_config_keys[i];
+        if (key->alias_of) continue;
+        mt_config_format(from, &old, key);
+        mt_config_format(to, r->config, key);
+        if (strcmp(from, to) != 0) MT_TRY(mt_changes_add(changes, r->step, key->path, from, to));
+    }
+    return MT_OK;
+}
+
+/* A kill may come between the files: changes are written before what they are taken from. */
+static mt_status write_records(char **changed, mt_changes *changes, const mt_rundir *dir,
+                               const mt_rundir_record *r, const json_t *env)
+{
+    char record[MT_PATH_BYTES], environment[MT_PATH_BYTES], path[MT_PATH_BYTES];
+    char *config = NULL, *machine = NULL;
+    mt_status status;
+    MT_TRY(mt_path_format(record, "%s/" RECORD, dir->path));
+    MT_TRY(mt_path_format(environment, "%s/env.json", dir->path));
+    MT_TRY(mt_path_format(path, "%s/changes.jsonl", dir->path));
+    MT_TRY(mt_changes_read(changes, path));
+    MT_TRY(mt_changes_rewind(changes, r->step));
+    MT_TRY(compare_record(changes, r, record));
+    MT_TRY(compare_env(changed, changes, r->step, environment, env));
+    MT_TRY(mt_changes_write(changes, path));
+    MT_TRY(mt_config_text(&config, r->config));
+    MT_TRY_CLEANUP(mt_file_write_all(record, config, strlen(config)));
+    machine = json_dumps(env, JSON_INDENT(2));
+    status = machine ? mt_file_write_all(environment, machine, strlen(machine))
+                     : MT_FAIL(MT_ENOMEM, "env.json: no memory");
+cleanup:
+    free(config);
+    free(machine);
     return status;
 }
 
 mt_status mt_rundir_write(char **changed, const mt_rundir *dir, const mt_rundir_record *record)
 {
-    char path[MT_PATH_BYTES], *text = NULL;
-    MT_TRY(mt_path_format(path, "%s/" RECORD, dir->path));
-    MT_TRY(mt_config_text(&text, record->config));
-    mt_status status = mt_file_write_all(path, text, strlen(text));
-    free(text);
+    mt_changes changes = { 0 };
+    json_t *env = describe(record);
     *changed = NULL;
-    MT_TRY(status);
-    status = write_env(changed, dir, record);
+    mt_status status = env ? write_records(changed, &changes, dir, record, env)
+                           : MT_FAIL(MT_ENOMEM, "env.json: no memory");
+    mt_changes_free(&changes);
+    json_decref(env);
     if (status == MT_OK) return MT_OK;
     free(*changed);
     *changed = NULL;

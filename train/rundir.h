@@ -1,4 +1,4 @@
-/* A run's directory: config.resolved.yaml, env.json, metrics.jsonl, ckpt/. */
+/* A run's directory: config.resolved.yaml, env.json, changes.jsonl, metrics.jsonl, ckpt/. */
 #pragma once
 
 #include "train/config.h"
@@ -46,11 +46,13 @@ typedef struct mt_rundir_record {
     const mt_device *device;
     const char *gemm_path;
     const char *train_corpus, *valid_corpus; /* what identifies their contents; "" for none */
+    int64_t step;                            /* that it goes on from */
 } mt_rundir_record;
 
 /* Records the configuration, and with what and where it runs: corpora, machine, kernel set, GEMM
- * path, libraries, revision. The kernel set and the corpora that were others when the run was last
- * recorded are listed in *changed (freed by the caller; NULL: none). */
+ * path, libraries, revision. Keys, the kernel set and the corpora that were others when the run was
+ * last recorded go to changes.jsonl, the latter are listed in *changed (freed by the caller; NULL:
+ * none). Errors: MT_EIO; MT_EDAMAGED where changes.jsonl is, with nothing written. */
 mt_status mt_rundir_write(char **changed, const mt_rundir *dir, const mt_rundir_record *record);
 
 #ifdef __cplusplus

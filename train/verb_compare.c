@@ -26,6 +26,27 @@ static mt_status print_group(const mt_comparison *c, int64_t g)
     return MT_OK;
 }
 
+/* Runs that were not made with their configuration from the beginning on. */
+static void print_changes(const mt_comparison *c)
+{
+    for (int64_t i = 0; i < c->run_count; i++) {
+        const mt_compare_run *run = &c->runs[i];
+        int64_t step = -1;
+        for (int64_t k = 0; k < run->changes.count; k++) {
+            const mt_change *x = &run->changes.items[k];
+            if (!mt_compare_change_counts(run, x)) continue;
+            if (x->step == step)
+                printf(", ");
+            else
+                printf("%s%s changed after step %" PRId64 ": ", step < 0 ? "" : ".\n", run->path,
+                       x->step);
+            printf("%s %s -> %s", x->key, x->from, x->to);
+            step = x->step;
+        }
+        if (step >= 0) printf(".\n");
+    }
+}
+
 /* Of two corpora that lay under one name the configurations know nothing. */
 static void print_replaced_corpus(const mt_comparison *c)
 {
@@ -68,6 +89,7 @@ static void print_notes(const mt_comparison *c)
                *c->runs[i].origin ? c->runs[i].origin : "an unknown build");
         break;
     }
+    print_changes(c);
     print_replaced_corpus(c);
     print_settled_units(c);
     if (c->group_count == 1) {

@@ -4,94 +4,7 @@
 #include <math.h>
 
 #include "tests/support/fault.h"
-#include "tests/train/verbs.h"
-
-#include "train/compare.h"
-
-enum { STEPS = 30, EVERY = 10 };
-
-static char line[4096];
-
-/* ---- made-up runs ------------------------------------------------------------------------------
- */
-
-static void put_in(const char *run, const char *name, const char *text)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", in_dir(run), name);
-    put_text(path, text);
-}
-
-static void put_config(const char *run, const char *recipe, int seed, const char *valid)
-{
-    char text[1024];
-    assert_ok(mt_dir_create(in_dir(run)));
-    snprintf(text, sizeof text,
-             "model: {vocab_size: 256, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: "
-             "4, moe_intermediate_size: 32, num_experts: 4, num_experts_per_tok: 2}\n"
-             "data: {train: a.h5, valid: %s}\n"
-             "train: {steps: %d, seed: %d}\nrecipe: {use: \"%s\"}\n",
-             valid, STEPS, seed, recipe);
-    put_in(run, "config.resolved.yaml", text);
-}
-
-/* Training losses begin at `bits` + 3 and fall by 1 a line; a statistics line stands between. */
-static void put_run(const char *run, const char *recipe, int seed, double bits)
-{
-    char text[2048];
-    int used = 0;
-    put_config(run, recipe, seed, "b.h5");
-    for (int i = 1; i <= STEPS / EVERY; i++)
-        used += snprintf(text + used, sizeof text - (size_t)used,
-                         "{\"step\":%d,\"loss\":%.17g,\"lr\":1}\n"
-                         "{\"step\":%d,\"statistics\":\"x\",\"tensor\":\"W\",\"loss_of\":null}\n",
-                         EVERY * i, bits + 4 - i, EVERY * i);
-    snprintf(text + used, sizeof text - (size_t)used,
-             "{\"step\":10,\"valid_loss\":9,\"valid_bits_per_byte\":9,\"full\":false}\n"
-             "{\"step\":%d,\"valid_loss\":8,\"valid_bits_per_byte\":8,\"full\":false}\n"
-             "{\"step\":%d,\"valid_loss\":1,\"valid_bits_per_byte\":%.17g,\"full\":true}\n",
-             STEPS, STEPS, bits);
-    put_in(run, "metrics.jsonl", text);
-}
-
-/* Three seeds in bf16; higher by 0.25 +- 0.125; by 0.125 +- 0.25; the same; one pair. All values
- * are binary fractions, so the means and errors are exact. */
-static void put_runs(void)
-{
-    static const struct {
-        const char *recipe;
-        double difference[3];
-    } groups[] = { { "bf16", { 0, 0, 0 } },
-                   { "mxfp8", { 0.25, 0.25 + 0.125 * 1.5, 0.25 - 0.125 * 1.5 } },
-                   { "nvfp4", { 0.125, 0.125 + 0.25 * 1.5, 0.125 - 0.25 * 1.5 } },
-                   { "fp8_current", { 0, 0, 0 } },
-                   { "fp8_block", { -0.5, 0, 0 } } };
-    for (int g = 0; g < 5; g++)
-        for (int seed = 0; seed < 3; seed++) {
-            char name[32];
-            snprintf(name, sizeof name, "%s-%d", groups[g].recipe, seed);
-            /* the one pair's other runs have seeds that nobody else has */
-            put_run(name, groups[g].recipe, g == 4 && seed ? 70 + seed : seed,
-                    2 + seed + groups[g].difference[seed]);
-        }
-}
-
-/* "compare" with the runs of a list of names, and options. */
-static const char *compare(const char *names, const char *options)
-{
-    char words[1024];
-    int used = snprintf(line, sizeof line, "compare");
-    snprintf(words, sizeof words, "%s", names);
-    char *rest = words;
-    for (char *name; (name = strsep(&rest, " "));)
-        used += snprintf(line + used, sizeof line - (size_t)used, " %s", in_dir(name));
-    snprintf(line + used, sizeof line - (size_t)used, "%s", options);
-    return line;
-}
-
-#define ALL                                                                                        \
-    "bf16-0 mxfp8-0 nvfp4-0 fp8_current-0 fp8_block-0 fp8_block-1 bf16-1 mxfp8-1 nvfp4-1 "         \
-    "fp8_current-1 fp8_block-2 nvfp4-2 bf16-2 fp8_current-2 mxfp8-2"
+#include "tests/train/compared.h"
 
 static mt_status open_all(mt_comparison **c, const char *baseline)
 {
@@ -227,93 +140,6 @@ static void other_programs_read_the_files(void **state)
     assert_verb(compare(ALL, options), MT_EXIT_FILES, "nowhere");
 }
 
-static void a_picture_is_drawn(void **state)
-{
-    (void)state;
-    size_t bytes;
-    char options[256];
-    put_runs();
-    snprintf(options, sizeof options, " --plot %s", in_dir("it's.png"));
-    assert_verb(compare(ALL, " --plot a.pdf"), MT_EXIT_USAGE, "the plot 'a.pdf' must end in .png");
-    const char *before = getenv("PATH");
-    char *path = strdup(before ? before : "");
-    setenv("PATH", "/nonexistent", 1);
-    assert_verb(compare(ALL, options), MT_EXIT_USAGE, "gnuplot does not start");
-    setenv("PATH", path, 1);
-    free(path);
-    assert_false(mt_path_exists(in_dir("it's.png.gnuplot")));
-    if (system("gnuplot --version >/dev/null 2>&1") != 0) skip();
-    static const char *const cases[] = { ALL, "bf16-0", "bf16-0 mxfp8-0" };
-    for (int i = 0; i < 3; i++) {
-        unlink(in_dir("it's.png"));
-        assert_verb(compare(cases[i], options), 0, "group");
-        assert_null(strstr(verb_output, "warning"));
-        char *data = get_file(in_dir("it's.png"), &bytes);
-        assert_true(bytes > 1000 && memcmp(data, "\x89PNG", 4) == 0);
-        free(data);
-        assert_false(mt_path_exists(in_dir("it's.png.gnuplot")));
-    }
-}
-
-/* compare --plot with `program`, which fails, in gnuplot's place. */
-static void plot_by(const char *program, const char *runs, const char *picture)
-{
-    char options[300], path[4096];
-    const char *before = getenv("PATH");
-    char *kept = strdup(before ? before : "");
-    assert_ok(mt_dir_create(in_dir("bin")));
-    put_text(in_dir("bin/gnuplot"), program);
-    assert_int_equal(chmod(in_dir("bin/gnuplot"), 0700), 0);
-    snprintf(options, sizeof options, " --plot %s", in_dir(picture));
-    snprintf(path, sizeof path, "%s:%s", in_dir("bin"), kept);
-    setenv("PATH", path, 1);
-    assert_verb(compare(runs, options), MT_EXIT_FILES, "gnuplot failed");
-    setenv("PATH", kept, 1);
-    free(kept);
-}
-
-/* A plot that fails half-way leaves the one before, and no other file. */
-static void a_failed_plot_leaves_the_old_one(void **state)
-{
-    (void)state;
-    static const char program[] = "#!/bin/sh\n"
-                                  "out=$(sed -n \"s/^set output '\\(.*\\)'/\\1/p\" \"$1\")\n"
-                                  "echo half >\"$out\"\nexit 1\n";
-    size_t bytes;
-    put_text(in_dir("old.png"), "old");
-    plot_by(program, "bf16-0", "old.png");
-    char *text = get_file(in_dir("old.png"), &bytes);
-    assert_string_equal(text, "old");
-    free(text);
-    assert_false(mt_path_exists(in_dir("old.png.tmp")));
-}
-
-/* gnuplot draws no legend at all where a title is wider than the picture. */
-static void long_titles_are_cut(void **state)
-{
-    (void)state;
-    char recipe[512] = "bf16; layers=a";
-    size_t bytes;
-    put_run("short-0", "bf16", 0, 2);
-    for (int i = 0; i < 100; i++) strcat(recipe, "\xc3\xa4");
-    strcat(recipe, " mxfp8");
-    for (int skip = 0; skip < 2; skip++) { /* a character is whole, wherever it begins */
-        char shifted[512];
-        snprintf(shifted, sizeof shifted, "bf16;%s", recipe + strlen("bf16;") + skip);
-        put_run("long-0", shifted, 0, 3);
-        plot_by("#!/bin/sh\ncp \"$1\" \"$1.seen\"\nexit 1\n", "short-0 long-0", "long.png");
-        char *text;
-        assert_ok(mt_file_read_all(&text, &bytes, in_dir("long.png.gnuplot.seen"), 1 << 20));
-        assert_non_null(strstr(text, " title '1: recipe.use: bf16'"));
-        const char *title = strstr(text, " title '2: recipe.use: ");
-        assert_non_null(title);
-        const char *end = strstr(title, "\xa4 ...'");
-        assert_non_null(end);
-        assert_in_range(end - title, 100, 130);
-        free(text);
-    }
-}
-
 /* ---- mistakes ----------------------------------------------------------------------------------
  */
 
@@ -417,6 +243,46 @@ static void keys_that_change_no_result_make_no_group(void **state)
         assert_verb(compare("bf16-0 bf16-1 other-1", ""), 0, "    2     1     3.0000 ");
         if (i == 0) assert_non_null(strstr(verb_output, "memory.recompute: block"));
     }
+}
+
+static void what_changed_on_the_way_is_said(void **state)
+{
+    (void)state;
+#define CHANGE(step, key, from, to)                                                                \
+    "{\"step\":" #step ",\"key\":\"" key "\",\"from\":\"" from "\",\"to\":\"" to "\"}\n"
+    char options[256];
+    put_runs();
+    put_in("mxfp8-0", "changes.jsonl",
+           CHANGE(10, "train.steps", "20", "30") CHANGE(10, "optim.lr", "1", "2")
+               CHANGE(20, "optim.lr", "2", "3") CHANGE(20, "train.log_every", "5", "10"));
+    put_in("bf16-0", "changes.jsonl",
+           CHANGE(10, "checkpoint.every", "1", "2") CHANGE(10, "data.valid", "c.h5", "b.h5"));
+    snprintf(options, sizeof options, " -o %s", in_dir("changed.json"));
+    assert_verb(compare("bf16-0 bf16-1 mxfp8-0 mxfp8-1", options), 0,
+                "/mxfp8-0 changed after step 10: train.steps 20 -> 30, optim.lr 1 -> 2.\n");
+    assert_non_null(strstr(verb_output, "/mxfp8-0 changed after step 20: optim.lr 2 -> 3.\n"));
+    assert_null(strstr(verb_output, "log_every"));
+    assert_null(strstr(verb_output, "/bf16-0 changed"));
+    json_t *all = json_load_file(in_dir("changed.json"), 0, NULL);
+    json_t *group = json_array_get(json_object_get(all, "groups"), 1);
+    json_t *changes = json_object_get(json_array_get(json_object_get(group, "runs"), 0), "changes");
+    assert_int_equal(json_array_size(changes), 3);
+    const json_t *last = json_array_get(changes, 2);
+    assert_int_equal(json_integer_value(json_object_get(last, "step")), 20);
+    assert_string_equal(json_string_value(json_object_get(last, "to")), "3");
+    json_decref(all);
+    /* validated when all was done; what its training data held is known */
+    put_in("bf16-0", "changes.jsonl",
+           CHANGE(10, "data.train", "c.h5", "a.h5") CHANGE(30, "data.valid", "c.h5", "b.h5"));
+    put_in("bf16-0", "env.json", "{\"train_corpus\": \"sha256 a\"}");
+    assert_verb(compare("bf16-0 mxfp8-0", ""), 0,
+                "/bf16-0 changed after step 30: data.valid c.h5 -> b.h5.\n");
+    put_in("bf16-0", "changes.jsonl", CHANGE(10, "optim.lr", "1", "2") "{\n");
+    assert_verb(compare("bf16-0 mxfp8-0", ""), MT_EXIT_FILES, "bf16-0/changes.jsonl line 2: ");
+    assert_int_equal(unlink(in_dir("bf16-0/env.json")), 0);
+    assert_int_equal(unlink(in_dir("bf16-0/changes.jsonl")), 0);
+    assert_int_equal(unlink(in_dir("mxfp8-0/changes.jsonl")), 0);
+#undef CHANGE
 }
 
 /* "auto" and "cpu" were the same device, where it was found. */
@@ -553,13 +419,11 @@ int main(void)
         cmocka_unit_test(any_group_can_be_the_baseline),
         cmocka_unit_test(the_table_says_what_is_noise),
         cmocka_unit_test(other_programs_read_the_files),
-        cmocka_unit_test(a_picture_is_drawn),
-        cmocka_unit_test(a_failed_plot_leaves_the_old_one),
-        cmocka_unit_test(long_titles_are_cut),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(a_last_line_needs_no_newline),
         cmocka_unit_test(runs_must_pair),
         cmocka_unit_test(keys_that_change_no_result_make_no_group),
+        cmocka_unit_test(what_changed_on_the_way_is_said),
         cmocka_unit_test(a_device_is_the_one_that_was_found),
         cmocka_unit_test(the_old_name_of_bits_a_token_is_known),
         cmocka_unit_test(a_recipe_that_is_refused_now_is_compared),
