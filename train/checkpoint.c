@@ -330,6 +330,16 @@ cleanup:
     return status;
 }
 
+mt_status mt_checkpoint_check_fit(mt_checkpoint_state *state, mt_checkpoint *checkpoint,
+                                  struct mt_step_state *step)
+{
+    if (state->m) MT_TRY(mt_checkpoint_check_moments(checkpoint->file, state, checkpoint->path));
+    MT_TRY(for_each_group(state, checkpoint, check_part));
+    MT_TRY(router_bias(state, checkpoint, false));
+    if (state->m) MT_TRY(mt_checkpoint_delayed(state, checkpoint, false));
+    return state->m ? mt_checkpoint_read_step(step, checkpoint->file) : MT_OK;
+}
+
 mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *checkpoint)
 {
     struct mt_step_state step_state;
@@ -337,11 +347,7 @@ mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *check
                "checkpoint '%s' is a model without optimizer state: a run cannot go on from it",
                checkpoint->path);
     state->misfit = true; /* until all is found to fit */
-    if (state->m) MT_TRY(mt_checkpoint_check_moments(checkpoint->file, state, checkpoint->path));
-    MT_TRY(for_each_group(state, checkpoint, check_part));
-    MT_TRY(router_bias(state, checkpoint, false));
-    if (state->m) MT_TRY(mt_checkpoint_delayed(state, checkpoint, false));
-    if (state->m) MT_TRY(mt_checkpoint_read_step(&step_state, checkpoint->file));
+    MT_TRY(mt_checkpoint_check_fit(state, checkpoint, &step_state));
     state->misfit = false;
     MT_TRY(for_each_group(state, checkpoint, read_part));
     if (state->m) MT_TRY(mt_checkpoint_read_moments(checkpoint->file, state));

@@ -59,13 +59,16 @@ typedef struct mt_checkpoint_info {
 mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
                              const mt_checkpoint_info *info, char path[MT_CHECKPOINT_PATH]);
 /* Brings everything back: a run goes on bit for bit as if it had not stopped. Another model or
- * (where `corpus` is not NULL) another corpus is refused with MT_ECONFIG, which names the key,
- * unless `force`; shapes must match in any case. The trainer is unchanged where the checkpoint is
- * refused. */
+ * (where `corpus` is not NULL) another corpus is refused with MT_ECONFIG, which names the key and,
+ * where that would do, --force, unless `force`; shapes must match in any case. The trainer is
+ * unchanged where the checkpoint is refused. */
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
 /* Seconds of training that a checkpoint which has been loaded was saved after; 0: it does not say.
  */
 mt_status mt_checkpoint_seconds(double *seconds, const char *path);
+/* Whether checkpoints of a run of the one configuration fit another: if they do, what else is
+ * another can be forced. */
+bool mt_checkpoint_fits(const mt_trainer_config *saved, const mt_trainer_config *now);
 /* Weights and router bias of any checkpoint into a model, converted to its masters' dtype; the
  * recipes of its step hold, with the scales of delayed scaling that a run in these formats left;
  * and refreshes it. */

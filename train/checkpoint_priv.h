@@ -137,6 +137,11 @@ mt_status mt_checkpoint_check_moments(mt_h5 *file, const mt_checkpoint_state *st
                                       const char *path);
 mt_status mt_checkpoint_read_moments(mt_h5 *file, const mt_checkpoint_state *state);
 
+/* Fails unless all that is to be restored is there, in the shapes and types that it must have; the
+ * step state is what it says. */
+mt_status mt_checkpoint_check_fit(mt_checkpoint_state *state, mt_checkpoint *checkpoint,
+                                  struct mt_step_state *step);
+
 /* Whether model.h5 has this group. */
 mt_status mt_checkpoint_has(mt_checkpoint *checkpoint, const char *group, bool *has);
 

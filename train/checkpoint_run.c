@@ -82,9 +82,22 @@ static mt_status check_same_run(const mt_checkpoint_meta *meta, const mt_trainer
                "checkpoint '%s' is of a run with seed %llu, this one has %llu", path,
                (unsigned long long)meta->seed, (unsigned long long)config->seed);
     MT_REQUIRE(!corpus || !strcmp(corpus, meta->corpus), MT_ECONFIG,
-               "checkpoint '%s' was trained on corpus '%s', this run's is '%s'", path, meta->corpus,
-               corpus);
+               "data.train: checkpoint '%s' was trained on corpus '%s', this run's is '%s'", path,
+               meta->corpus, corpus);
     return MT_OK;
+}
+
+/* What is refused (the last error) is offered to be forced where it can be. */
+static mt_status offer_force(mt_status status, const mt_checkpoint_state *s,
+                             mt_checkpoint *checkpoint)
+{
+    char why[MT_ERROR_BYTES];
+    mt_checkpoint_state tried = *s;
+    struct mt_step_state step;
+    if (status != MT_ECONFIG || !mt_checkpoint_get_meta(checkpoint)->training) return status;
+    snprintf(why, sizeof why, "%s", mt_error_message());
+    bool fits = mt_checkpoint_check_fit(&tried, checkpoint, &step) == MT_OK;
+    return MT_FAIL(status, "%.960s%s", why, fits ? " (--force to go on all the same)" : "");
 }
 
 /* What does not fit (the last error) into another model than the checkpoint's, or into one that is
@@ -129,6 +142,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
     if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
+    status = offer_force(status, &state, checkpoint);
     if (status == MT_OK) status = count_tokens(&tokens, meta, path);
     if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
     if (status == MT_OK) status = mt_model_use_router_bias(mt_trainer_model(trainer));

@@ -89,6 +89,16 @@ static bool follows(const mt_config_key *key, const mt_config *old, const mt_con
            config->trainer.model.max_position_embeddings == config->trainer.sequence_length;
 }
 
+/* How a key that belongs to the run may still be another: any, where nothing is saved yet. */
+static const char *offer_force(const mt_rundir *dir, const mt_config *old, const mt_config *config)
+{
+    int64_t there;
+    bool saved = mt_checkpoint_count_dirs(&there, dir->checkpoints) != MT_OK || there;
+    return !saved || mt_checkpoint_fits(&old->trainer, &config->trainer)
+               ? " (--force to go on all the same)"
+               : "";
+}
+
 static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *old,
                          const mt_config *config, bool force)
 {
@@ -99,9 +109,8 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
         mt_config_format(to, config, key);
         if (key->alias_of || strcmp(from, to) == 0) continue;
         MT_REQUIRE(!key->fixed || force || follows(key, old, config), MT_ECONFIG,
-                   "run %.300s: %s was %.100s and is %.100s now; it belongs to the run (--force to "
-                   "go on all the same)",
-                   dir->path, key->path, from, to);
+                   "run %.300s: %s was %.100s and is %.100s now; it belongs to the run%s",
+                   dir->path, key->path, from, to, offer_force(dir, old, config));
         MT_TRY(append_change(changed, key->path, from, to));
     }
     return MT_OK;
@@ -123,27 +132,39 @@ static void name_holder(char text[HOLDER], const char *path)
     free(above);
 }
 
-/* A directory without a recorded configuration has nothing to compare with: the run begins in it.
- */
+/* The record is gone. A directory without anything else has nothing to compare with: the run begins
+ * in it. */
+static mt_status do_without_record(char **changed, const mt_rundir *dir, bool force)
+{
+    char holder[HOLDER];
+    int64_t saved;
+    bool any;
+    MT_TRY(look_for_entries(&any, dir->path));
+    if (!any) return MT_OK;
+    MT_TRY(mt_checkpoint_count_dirs(&saved, dir->checkpoints));
+    name_holder(holder, dir->path);
+    MT_REQUIRE(saved, MT_ECONFIG,
+               "%.300s is not empty and has no " RECORD ": not a run to resume%s", dir->path,
+               holder);
+    MT_REQUIRE(force, MT_ECONFIG,
+               "%.300s has checkpoints and no " RECORD " (--force to go on without it)", dir->path);
+    return append_change(changed, RECORD, LOST, WRITTEN);
+}
+
 static mt_status compare_with_recorded(char **changed, mt_rundir *dir, const mt_config *config,
                                        bool force)
 {
-    char path[MT_PATH_BYTES], holder[HOLDER];
-    bool any;
+    char path[MT_PATH_BYTES];
     mt_config old;
     MT_TRY(mt_path_format(path, "%s/" RECORD, dir->path));
-    if (!mt_path_exists(path)) {
-        MT_TRY(look_for_entries(&any, dir->path));
-        name_holder(holder, dir->path);
-        MT_REQUIRE(!any, MT_ECONFIG,
-                   "%.300s is not empty and has no " RECORD ": not a run to resume%s", dir->path,
-                   holder);
-        return MT_OK;
-    }
+    if (!mt_path_exists(path)) return do_without_record(changed, dir, force);
     mt_status status = mt_config_load_recorded(&old, path);
     if (status == MT_EDAMAGED && !force)
         return MT_FAIL(status, "%.900s (--force to go on without it)", mt_error_message());
-    if (status == MT_EDAMAGED) return MT_OK;
+    if (status == MT_EDAMAGED) {
+        mt_error_clear();
+        return append_change(changed, RECORD, LOST, WRITTEN);
+    }
     MT_TRY(status);
     dir->checkpoint_every = old.checkpoint_every;
     return compare(changed, dir, &old, config, force);

@@ -75,10 +75,107 @@ static void damaged_changes_are_named_before_anything_is_written(void **state)
     assert_changes("hurt", CHANGE(3, "train.steps", "3", "4"));
 }
 
+/* Before the trainer is made, of the configuration; and, where no configuration is recorded that
+ * says otherwise, by the checkpoint. */
+static void force_is_offered_where_it_works(void **state)
+{
+    (void)state;
+    static const char offer[] = "(--force to go on all the same)\n";
+    static const struct {
+        const char *set;
+        bool works;
+    } cases[] = {
+        { "model.num_experts=8", false },
+        { "model.tie_word_embeddings=true", false },
+        { "model.model_type=mixtral", false },
+        { "train.dtype=f64", false },
+        { "optim.moments=bf16", false },
+        { "recipe.delayed.history=8", false },
+        { "train.seed=3 --set optim.moments=bf16", false },
+        { "model.num_experts_per_tok=1", true },
+        { "model.rope_theta=1e4", true },
+        { "train.seed=3", true },
+        { "recipe=mxfp8", true },
+    };
+    char text[2048], line[512];
+    snprintf(text, sizeof text, "%srecipe: {delayed: {history: 4}, use: fp8_delayed}\n", config);
+    write_file("f.yaml", text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_program("train f.yaml --run forced --set train.steps=2", 0, "done");
+        snprintf(line, sizeof line, "train f.yaml --run forced --resume --set %s", cases[i].set);
+        assert_program(line, 2, "it belongs to the run");
+        if (!strstr(program_text, offer) == cases[i].works)
+            fail_msg("%s:\n%s", cases[i].set, program_text);
+        snprintf(line, sizeof line,
+                 "train f.yaml --run forced --resume --force --set train.steps=2"
+                 " --set %s",
+                 cases[i].set);
+        assert_program(line, cases[i].works ? 0 : 2, "");
+        assert_ok(mt_dir_remove("forced"));
+    }
+    /* nothing is saved yet that it would have to fit */
+    assert_program("train f.yaml --run forced --set train.steps=2", 0, "done");
+    assert_ok(mt_dir_remove("forced/ckpt"));
+    assert_program("train f.yaml --run forced --resume --set model.num_experts=8", 2, offer);
+    assert_program("train f.yaml --run forced --resume --force --set train.steps=2 "
+                   "--set model.num_experts=8",
+                   0, "done");
+}
+
+static void a_checkpoint_offers_force_where_it_fits(void **state)
+{
+    (void)state;
+    static const char offer[] = "(--force to go on all the same)\n";
+    assert_program("train t.yaml --run offers --set train.steps=2", 0, "done");
+    assert_program("train t.yaml --run offers --resume --set train.steps=3 "
+                   "--set data.train=other.h5",
+                   2, "data.train: checkpoint 'offers/ckpt/step_00000002' was trained on corpus");
+    assert_non_null(strstr(program_text, offer));
+    static const char *const sets[] = { "model.rope_theta=1e4", "model.num_experts=8" };
+    for (int i = 0; i < 2; i++) {
+        char line[512];
+        snprintf(line, sizeof line, "train t.yaml --run taken%d --set train.steps=2 --set %s", i,
+                 sets[i]);
+        assert_program(line, 0, "done");
+        snprintf(line, sizeof line, "rm -r taken%d/ckpt && cp -r offers/ckpt taken%d", i, i);
+        assert_int_equal(system(line), 0);
+        snprintf(line, sizeof line,
+                 "train t.yaml --run taken%d --resume --set train.steps=3 "
+                 "--set %s",
+                 i, sets[i]);
+        assert_program(line, 2, "is of another model");
+        assert_true(!strstr(program_text, offer) == (i == 1));
+    }
+}
+
+static void a_run_goes_on_without_its_record(void **state)
+{
+    (void)state;
+    assert_program("train t.yaml --run bare --set train.steps=5", 0, "done");
+    assert_int_equal(unlink("bare/config.resolved.yaml"), 0);
+    assert_program(
+        "train t.yaml --run bare --resume", 2,
+        "bare has checkpoints and no config.resolved.yaml (--force to go on without it)");
+    assert_program("train t.yaml --run bare --resume --force", 0,
+                   "changed since: config.resolved.yaml lost -> written anew");
+    assert_non_null(strstr(program_text, "resumed from bare/ckpt/step_00000005"));
+    assert_changes("bare", CHANGE(5, "config.resolved.yaml", "lost", "written anew"));
+    assert_program("compare bare", 0,
+                   "bare changed after step 5: config.resolved.yaml lost -> written anew.\n");
+    write_file("bare/config.resolved.yaml", "model: [\n");
+    assert_program("train t.yaml --run bare --resume --force", 0, "lost -> written anew");
+    assert_int_equal(unlink("bare/config.resolved.yaml"), 0);
+    assert_ok(mt_dir_remove("bare/ckpt"));
+    assert_program("train t.yaml --run bare --resume --force", 2, "not a run to resume");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_changes_is_kept),
+        cmocka_unit_test(force_is_offered_where_it_works),
+        cmocka_unit_test(a_checkpoint_offers_force_where_it_fits),
+        cmocka_unit_test(a_run_goes_on_without_its_record),
         cmocka_unit_test(damaged_changes_are_named_before_anything_is_written),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
