@@ -92,7 +92,8 @@ mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t 
 
 /* A file for other programs: .json, or .csv with a row a group. */
 mt_status mt_compare_write(const mt_comparison *c, const char *path);
-/* Training losses and differences as a picture; gnuplot draws it. */
+/* Training losses and differences as a picture, without these where no group shares a logged step
+ * with the baseline; gnuplot draws it. MT_ECONFIG where there is no loss to draw. */
 mt_status mt_compare_plot(const mt_comparison *c, const char *path);
 
 #ifdef __cplusplus

@@ -144,20 +144,67 @@ static mt_status write_csv(const mt_comparison *c, const char *path, FILE *file)
 /* ---- gnuplot -----------------------------------------------------------------------------------
  */
 
-/* Rows "step loss difference low high", in bits a token; what is missing is NaN. */
-static void put_points(const mt_comparison *c, int64_t g, FILE *file)
+/* The two panels of a picture: training losses, and differences to the baseline. */
+enum { LOSSES, DIFFERENCES, PANELS };
+static const char *const data_names[PANELS] = { "losses", "differences" };
+
+typedef struct extent {
+    double low, high;
+} extent;
+
+typedef struct panel {
+    extent x, y;
+    int64_t curves;
+    int64_t *points; /* of each group */
+} panel;
+
+static void widen(extent *e, double low, double high)
+{
+    if (low < e->low) e->low = low;
+    if (high > e->high) e->high = high;
+}
+
+/* Of a group at a step, in bits a token; false: nothing. Of its pairs all, so that a mean is of the
+ * same ones at each step. */
+static bool value_at(double *y, double *error, const mt_comparison *c, int64_t g, int which,
+                     int64_t step)
+{
+    mt_compare_mean d = { 0 };
+    *error = 0;
+    if (which == DIFFERENCES) d = mt_compare_difference_at(c, g, step);
+    if (d.pairs > 1) *error = d.error / log(2);
+    *y = (which == DIFFERENCES ? d.mean : mt_compare_loss_at(c, g, step)) / log(2);
+    return which == LOSSES ? isfinite(*y) : d.pairs && d.pairs == c->groups[g].difference.pairs;
+}
+
+/* Rows "step value low high". */
+static void put_points(panel *p, const mt_comparison *c, int64_t g, int which, FILE *file)
 {
     const mt_compare_run *first = &c->runs[c->groups[g].first];
-    fprintf(file, "$group%" PRId64 " << END\n", g);
+    double y, error;
+    fprintf(file, "$%s%" PRId64 " << END\n", data_names[which], g);
     for (int64_t i = 0; i < first->point_count; i++) {
         int64_t step = first->points[i].step;
-        mt_compare_mean d = mt_compare_difference_at(c, g, step);
-        double mean = d.pairs ? d.mean : (double)NAN, error = d.pairs > 1 ? d.error : 0;
-        fprintf(file, "%" PRId64 " %.9g %.9g %.9g %.9g\n", step,
-                mt_compare_loss_at(c, g, step) / log(2), mean / log(2), (mean - error) / log(2),
-                (mean + error) / log(2));
+        if (!value_at(&y, &error, c, g, which, step)) continue;
+        fprintf(file, "%" PRId64 " %.9g %.9g %.9g\n", step, y, y - error, y + error);
+        widen(&p->x, (double)step, (double)step);
+        widen(&p->y, y - error, y + error);
+        p->points[g]++;
     }
     fputs("END\n", file);
+    p->curves += p->points[g] > 0;
+}
+
+/* Gnuplot warns of a range that is empty, which it then chooses itself. */
+static void put_range(FILE *file, char axis, const extent *e)
+{
+    char low[32], high[32];
+    snprintf(low, sizeof low, "%.9g", e->low);
+    snprintf(high, sizeof high, "%.9g", e->high);
+    if (strcmp(low, high) != 0)
+        fprintf(file, "set %crange [*:*]\n", axis);
+    else
+        fprintf(file, "set %crange [%.9g:%.9g]\n", axis, e->low - 1, e->high + 1);
 }
 
 /* With the group's number, as the table has it. Gnuplot draws no key at all where a title is wider
@@ -175,23 +222,27 @@ static void put_title(FILE *file, int64_t group, const char *configuration)
     put_quoted(file, title, '\'');
 }
 
-/* The lines of a panel: losses, or differences within bands of a standard error. */
-static mt_status put_curves(const mt_comparison *c, bool differences, FILE *file)
+/* The lines of a panel, differences within bands of a standard error. What has one point is that.
+ */
+static mt_status put_curves(const panel *p, const mt_comparison *c, int which, FILE *file)
 {
-    const char *between = "plot ";
+    const char *between = "plot ", *name = data_names[which];
+    put_range(file, 'x', &p->x);
+    put_range(file, 'y', &p->y);
     for (int64_t g = 0; g < c->group_count; g++) {
         char *title;
-        if (differences && g == c->baseline) continue;
+        if (!p->points[g]) continue;
         MT_TRY(mt_compare_configuration(&title, c, g));
-        if (differences) {
+        if (which == DIFFERENCES && p->points[g] > 1) {
             fprintf(file,
-                    "%s$group%" PRId64 " using 1:4:5 with filledcurves lc %" PRId64
+                    "%s$%s%" PRId64 " using 1:3:4 with filledcurves lc %" PRId64
                     " fs transparent solid 0.2 noborder notitle",
-                    between, g, g + 1);
+                    between, name, g, g + 1);
             between = ", ";
         }
-        fprintf(file, "%s$group%" PRId64 " using 1:%d with lines lw 2 lc %" PRId64 " title ",
-                between, g, differences ? 3 : 2, g + 1);
+        const char *drawn = p->points[g] > 1 ? "1:2 with lines" : "1:2:3:4 with yerrorbars pt 7";
+        fprintf(file, "%s$%s%" PRId64 " using %s lw 2 lc %" PRId64 " title ", between, name, g,
+                drawn, g + 1);
         put_title(file, g, *title ? title : "the runs given");
         between = ", ";
         free(title);
@@ -200,12 +251,16 @@ static mt_status put_curves(const mt_comparison *c, bool differences, FILE *file
     return MT_OK;
 }
 
-static mt_status write_script(const mt_comparison *c, const char *path, FILE *file)
+static mt_status put_panels(panel panels[PANELS], const mt_comparison *c, const char *path,
+                            FILE *file)
 {
-    int panels = c->group_count > 1 ? 2 : 1;
-    for (int64_t g = 0; g < c->group_count; g++) put_points(c, g, file);
+    for (int which = 0; which < PANELS; which++) {
+        panels[which].x = panels[which].y = (extent){ (double)INFINITY, -(double)INFINITY };
+        for (int64_t g = 0; g < c->group_count; g++) put_points(&panels[which], c, g, which, file);
+    }
+    int count = panels[DIFFERENCES].curves ? 2 : 1;
     fprintf(file, "set terminal pngcairo noenhanced size 1000,%d font \"sans,10\"\nset output ",
-            panels * (420 + 16 * (int)c->group_count));
+            count * (420 + 16 * (int)c->group_count));
     put_quoted(file, path, '\'');
     fprintf(file,
             "\nset multiplot layout %d,1\nset grid\nset xlabel \"step\" offset 0,0.6\n"
@@ -214,16 +269,31 @@ static mt_status write_script(const mt_comparison *c, const char *path, FILE *fi
             "set linetype cycle 12\n"
             "set key outside center bottom vertical maxcols 1 Left reverse\n"
             "set ylabel \"training loss, bits a token, mean over seeds\"\n",
-            panels);
-    MT_TRY(put_curves(c, false, file));
-    if (panels == 1) return MT_OK;
+            count);
+    if (count == 1 && c->group_count > 1)
+        fputs("set title \"no differences: no step of the baseline is logged in another group\"\n",
+              file);
+    MT_TRY(put_curves(&panels[LOSSES], c, LOSSES, file));
+    if (count == 1) return MT_OK;
     fputs("set ylabel \"difference over paired seeds, +- a standard error\"\n"
           "set xzeroaxis lc rgb \"black\"\n",
           file);
-    return put_curves(c, true, file);
+    return put_curves(&panels[DIFFERENCES], c, DIFFERENCES, file);
 }
 
-static mt_status run_gnuplot(const char *script)
+static mt_status write_script(const mt_comparison *c, const char *path, FILE *file)
+{
+    panel panels[PANELS] = { 0 };
+    int64_t *points = calloc((size_t)(PANELS * c->group_count), sizeof *points);
+    MT_REQUIRE(points, MT_ENOMEM, "compare: no memory for a picture");
+    for (int which = 0; which < PANELS; which++)
+        panels[which].points = points + which * c->group_count;
+    mt_status status = put_panels(panels, c, path, file);
+    free(points);
+    return status;
+}
+
+static mt_status run_gnuplot(const char *script, const char *path)
 {
     enum { NOT_STARTED = 127 }; /* where posix_spawnp learns of it only through the child */
     char *argv[] = { (char *)(uintptr_t) "gnuplot", (char *)(uintptr_t)script, NULL };
@@ -234,7 +304,7 @@ static mt_status run_gnuplot(const char *script)
     if (error == 0 && WIFEXITED(status) && WEXITSTATUS(status) == NOT_STARTED) error = ENOENT;
     MT_REQUIRE(error == 0, MT_EUNSUPPORTED, "plot: gnuplot does not start: %s", strerror(error));
     MT_REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 0, MT_EIO,
-               "plot: gnuplot failed on %.*s", PATH_SHOWN, script);
+               "the plot '%.*s' was not drawn: gnuplot failed", PATH_SHOWN, path);
     return MT_OK;
 }
 
@@ -267,17 +337,31 @@ mt_status mt_compare_write(const mt_comparison *c, const char *path)
     return write_file(c, path, path, json ? write_json : write_csv);
 }
 
+static bool has_losses(const mt_comparison *c)
+{
+    for (int64_t g = 0; g < c->group_count; g++) {
+        const mt_compare_run *first = &c->runs[c->groups[g].first];
+        for (int64_t i = 0; i < first->point_count; i++)
+            if (isfinite(mt_compare_loss_at(c, g, first->points[i].step))) return true;
+    }
+    return false;
+}
+
 mt_status mt_compare_plot(const mt_comparison *c, const char *path)
 {
     char script[MT_PATH_BYTES], image[MT_PATH_BYTES];
     const char *ending = strrchr(path, '.');
     MT_REQUIRE(ending && strcmp(ending, ".png") == 0, MT_ECONFIG,
                "the plot '%.*s' must end in .png", PATH_SHOWN, path);
+    MT_REQUIRE(has_losses(c), MT_ECONFIG,
+               "the plot '%.*s' would be empty: no group has a training loss of a step that all "
+               "its runs have logged",
+               PATH_SHOWN, path);
     MT_TRY(mt_file_check_name(path));
     MT_TRY(mt_path_format(script, "%s.gnuplot", path));
     MT_TRY(mt_path_format(image, "%s.tmp", path));
     MT_TRY(write_file(c, script, image, write_script));
-    mt_status status = run_gnuplot(script);
+    mt_status status = run_gnuplot(script, path);
     unlink(script);
     if (status == MT_OK && rename(image, path) != 0)
         status = MT_FAIL(MT_EIO, "plot '%.*s': %s", PATH_SHOWN, path, strerror(errno));
