@@ -337,7 +337,7 @@ mt_status mt_checkpoint_check_fit(mt_checkpoint_state *state, mt_checkpoint *che
     MT_TRY(for_each_group(state, checkpoint, check_part));
     MT_TRY(router_bias(state, checkpoint, false));
     if (state->m) MT_TRY(mt_checkpoint_delayed(state, checkpoint, false));
-    return state->m ? mt_checkpoint_read_step(step, checkpoint->file) : MT_OK;
+    return state->m ? mt_checkpoint_read_step(step, state, checkpoint->file) : MT_OK;
 }
 
 mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *checkpoint)

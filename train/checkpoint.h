@@ -5,7 +5,8 @@
  * - /model/<HF name>: one tensor each, in the dtype it is stored in: masters (f32, f64) of a
  *   training run, or what an imported model came with
  * - /optim, only in training checkpoints: the attribute master = "/model" says that masters are
- *   there and are not stored twice; the step state, field by field, as attributes
+ *   there and are not stored twice; the step state, field by field, as attributes; `dropped`: rows
+ *   that experts had no room for so far (not in older files)
  * - /optim/{m,v}/<HF name>: moments, elements as they are stored (f32, f64, bf16, or u8 codes of
  *   E4M3; attribute moments of /optim), and /optim/{m,v}_scales/<our name>: f32 [blocks] of fp8
  * - /rng, /data: attributes: seed and position of the next step's draws and batch, which follows on
@@ -150,6 +151,7 @@ typedef struct mt_checkpoint_state {
     float *m_scales, *v_scales;
     struct mt_step_state *step_state;
     int64_t step, tokens; /* as in mt_checkpoint_meta */
+    int64_t dropped;      /* mt_trainer_dropped */
     uint64_t seed;
     mt_dtype compute;
     int64_t moe_layers;

@@ -43,18 +43,23 @@ mt_status mt_checkpoint_write_step(mt_h5 *file, const mt_checkpoint_state *s)
         MT_TRY(f->integer ? mt_h5_set_i64(file, "/optim", f->name, *(const int64_t *)at)
                           : mt_h5_set_f64(file, "/optim", f->name, *(const double *)at));
     }
+    MT_TRY(mt_h5_set_i64(file, "/optim", "dropped", s->dropped));
     return mt_h5_set_string(file, "/optim", "master", "/model");
 }
 
-mt_status mt_checkpoint_read_step(struct mt_step_state *state, mt_h5 *file)
+/* Older files do not say what was dropped. */
+mt_status mt_checkpoint_read_step(struct mt_step_state *state, mt_checkpoint_state *s, mt_h5 *file)
 {
+    bool has;
+    s->dropped = 0;
     for (int i = 0; i < STEP_FIELDS; i++) {
         const step_field *f = &step_fields[i];
         void *at = (char *)state + f->offset;
         MT_TRY(f->integer ? mt_h5_get_i64(file, "/optim", f->name, at)
                           : mt_h5_get_f64(file, "/optim", f->name, at));
     }
-    return MT_OK;
+    MT_TRY(mt_h5_has_attribute(file, "/optim", "dropped", &has));
+    return has ? mt_h5_get_i64(file, "/optim", "dropped", &s->dropped) : MT_OK;
 }
 
 /* ---- scales ------------------------------------------------------------------------------------

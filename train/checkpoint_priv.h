@@ -123,9 +123,10 @@ mt_status mt_checkpoint_each_part(const mt_param_store *params, mt_checkpoint_vi
 /* ---- what a state has beside them ---------------------------------------------------------------
  */
 
-/* The step state, as attributes of /optim. */
+/* The step state, as attributes of /optim, and state->dropped. */
 mt_status mt_checkpoint_write_step(mt_h5 *file, const mt_checkpoint_state *state);
-mt_status mt_checkpoint_read_step(struct mt_step_state *step, mt_h5 *file);
+mt_status mt_checkpoint_read_step(struct mt_step_state *step, mt_checkpoint_state *state,
+                                  mt_h5 *file);
 
 /* What moments have beside their elements: the storage form, an attribute of /optim, and the scales
  * of a form with blocks, f32 [blocks] in /optim/{m,v}_scales/<our name of the param>. A checkpoint

@@ -28,6 +28,7 @@ static void describe_trainer(mt_checkpoint_state *s, const mt_trainer *trainer)
                                 .step_state = mt_optimizer_state(optimizer),
                                 .step = mt_trainer_steps(trainer),
                                 .tokens = mt_trainer_tokens(trainer),
+                                .dropped = mt_trainer_dropped(trainer),
                                 .seed = config->seed,
                                 .compute = config->dtype,
                                 .comm = config->comm };
@@ -151,6 +152,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
     mt_trainer_set_tokens(trainer, tokens);
+    mt_trainer_set_dropped(trainer, state.dropped);
     MT_TRY_CLEANUP(mt_checkpoint_read_nans(&state, checkpoint));
 cleanup:
     mt_checkpoint_close(&checkpoint);

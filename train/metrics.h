@@ -23,10 +23,11 @@ typedef struct mt_metrics_step {
     int64_t step, tokens; /* both counted from the start of the run */
     double seconds;       /* of training, all sessions of the run together */
     double loss, aux_loss, grad_norm, lr, tokens_per_second, max_vio;
-    double mfu;                             /* products of bf16 that the model asks for, over what
-                                               the GPUs are said to do in that time; 0: not known */
-    int64_t dropped, skipped, memory_bytes; /* skipped: updates left out so far */
-    int64_t nan;                            /* in quantized operands so far */
+    double mfu;               /* products of bf16 that the model asks for, over what
+                                 the GPUs are said to do in that time; 0: not known */
+    int64_t dropped, skipped; /* rows, and updates, left out so far */
+    int64_t memory_bytes;
+    int64_t nan; /* in quantized operands so far */
     mt_metrics_ranks ranks;
 } mt_metrics_step;
 

@@ -144,7 +144,7 @@ static mt_status report(run *r, const mt_step_result *result)
                              .tokens_per_second = (double)r->pace_tokens / r->pace_seconds,
                              .mfu = (double)r->pace_tokens / r->pace_seconds * r->token_share,
                              .max_vio = result->max_vio,
-                             .dropped = result->dropped,
+                             .dropped = mt_trainer_dropped(r->trainer),
                              .memory_bytes = memory_bytes(r->device) };
     if (due) {
         double steps = (double)(r->pace_tokens / batch_tokens);

@@ -379,6 +379,16 @@ void mt_trainer_set_tokens(mt_trainer *t, int64_t tokens)
     t->sampled = tokens;
 }
 
+int64_t mt_trainer_dropped(const mt_trainer *t)
+{
+    return t->dropped;
+}
+
+void mt_trainer_set_dropped(mt_trainer *t, int64_t dropped)
+{
+    t->dropped = dropped;
+}
+
 int64_t mt_trainer_replayed(const mt_trainer *t)
 {
     return t->replayed;

@@ -47,9 +47,9 @@ typedef struct mt_trainer_config {
 typedef struct mt_step_result {
     int64_t step; /* the step that was made: 0-based */
     double loss, aux_loss, z_loss, grad_norm, lr;
-    double max_vio; /* mean over MoE layers of max load / mean load - 1 */
-    int64_t dropped;
-    bool skipped; /* non-finite gradient norm: no update was made */
+    double max_vio;  /* mean over MoE layers of max load / mean load - 1 */
+    int64_t dropped; /* rows of all ranks that experts had no room for (capacity_factor) */
+    bool skipped;    /* non-finite gradient norm: no update was made */
     int64_t skipped_in_a_row;
     int64_t voided; /* how often the step began again, with more room for exchanged rows */
     bool loss_finite;
@@ -111,6 +111,9 @@ mt_status mt_trainer_set_steps(mt_trainer *trainer, int64_t steps);
  * of so many batches of the configuration; set when other batches went before. */
 int64_t mt_trainer_tokens(const mt_trainer *trainer);
 void mt_trainer_set_tokens(mt_trainer *trainer, int64_t tokens);
+/* Rows that experts had no room for in the steps made so far; set when a checkpoint is loaded. */
+int64_t mt_trainer_dropped(const mt_trainer *trainer);
+void mt_trainer_set_dropped(mt_trainer *trainer, int64_t dropped);
 /* Steps that were replayed from a recorded graph. */
 int64_t mt_trainer_replayed(const mt_trainer *trainer);
 

@@ -25,6 +25,7 @@ struct mt_trainer {
     int64_t *load;         /* host [moe layers, experts] */
     int64_t steps, voided; /* voided: beginnings of this step that were */
     int64_t sampled;       /* tokens of the steps made */
+    int64_t dropped;       /* rows that they left out */
     int64_t replayed;      /* steps that were launched as a graph */
     mt_graph graph;        /* a recorded step, and what it was recorded for */
     uint64_t kind;

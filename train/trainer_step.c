@@ -305,5 +305,6 @@ mt_status mt_trainer_step(mt_trainer *t, const int32_t *tokens, const int32_t *t
     MT_TRY(mt_optimizer_set_lr(t->optimizer, lr));
     MT_TRY(can_record(t) ? work_or_replay(t) : work_anew(t));
     MT_TRY(read_gradients(t, result));
+    t->dropped += result->dropped;
     return read_update(t, lr, result);
 }

@@ -169,6 +169,48 @@ static void a_run_goes_on_without_its_record(void **state)
     assert_program("train t.yaml --run bare --resume --force", 2, "not a run to resume");
 }
 
+static int64_t dropped_at(const char *run, int64_t step)
+{
+    json_t *lines = read_metrics(run), *line;
+    int64_t dropped = -1;
+    size_t i;
+    json_array_foreach(lines, i, line)
+    {
+        const json_t *x = json_object_get(line, "dropped");
+        if (x && json_integer_value(json_object_get(line, "step")) == step)
+            dropped = json_integer_value(x);
+    }
+    json_decref(lines);
+    return dropped;
+}
+
+/* Also those of steps that have no line, before and after a stop. */
+static void all_that_was_dropped_is_counted(void **state)
+{
+    (void)state;
+#define FULL                                                                                       \
+    " --set model.capacity_factor=1 --set optim.schedule=constant --set train.eval_every=0 "       \
+    "--set train.steps="
+    assert_program("train t.yaml --run each" FULL "12", 0, "done");
+    assert_program("train t.yaml --run some --set train.log_every=5" FULL "12", 0, "done");
+    assert_program("train t.yaml --run stops --set train.log_every=50" FULL "7", 0, "done");
+    assert_program("train t.yaml --run stops --resume --set train.log_every=5" FULL "12", 0,
+                   "done");
+    int64_t last = 0;
+    for (int64_t step = 1; step <= 12; step++) {
+        int64_t now = dropped_at("each", step);
+        assert_true(now > last); /* with room for the mean load, some expert has too little */
+        last = now;
+    }
+    assert_int_equal(dropped_at("some", 5), dropped_at("each", 5));
+    assert_int_equal(dropped_at("stops", 7), dropped_at("each", 7));
+    for (int64_t step = 10; step <= 12; step += 2) {
+        assert_int_equal(dropped_at("some", step), dropped_at("each", step));
+        assert_int_equal(dropped_at("stops", step), dropped_at("each", step));
+    }
+#undef FULL
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +218,7 @@ int main(void)
         cmocka_unit_test(force_is_offered_where_it_works),
         cmocka_unit_test(a_checkpoint_offers_force_where_it_fits),
         cmocka_unit_test(a_run_goes_on_without_its_record),
+        cmocka_unit_test(all_that_was_dropped_is_counted),
         cmocka_unit_test(damaged_changes_are_named_before_anything_is_written),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
