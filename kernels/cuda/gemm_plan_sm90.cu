@@ -375,8 +375,7 @@ bool mt_cuda_gemm_sm90_fits(const gemm_problem *g, const mt_cuda_gemm_path *path
     int64_t tiles = mt_ceil_div(wgrad ? g->height : g->cols, 128);
     int64_t pieces = wgrad ? g->rows.members * (mt_ceil_div(g->cols, path->width) + 1)
                            : most_rows(&g->rows) / path->width + 2 * g->rows.members;
-    return gemm_sm90_has_room(variant, g) &&
-           tiles * pieces < SM90_MOST / path->super;
+    return gemm_sm90_has_room(variant, g) && tiles * pieces < SM90_MOST / path->super;
 }
 
 bool mt_cuda_gemm_sm90_suits(const gemm_problem *g, const mt_cuda_gemm_path *path)

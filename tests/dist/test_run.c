@@ -114,7 +114,8 @@ static void test_evaluates_alike(void **state)
 {
     (void)state;
     need_ranks(2);
-    static const char *const recipes[] = { "fp8_current", "'fprop=mxfp4:sr backward=high_precision'" };
+    static const char *const recipes[] = { "fp8_current",
+                                           "'fprop=mxfp4:sr backward=high_precision'" };
     for (int i = 0; i < 2; i++) {
         double loss[64];
         char line[512], words[64];
