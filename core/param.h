@@ -52,8 +52,10 @@ typedef struct mt_linear_state {
     struct mt_delayed {
         float *scale, *history;
     } delayed[MT_OPERAND_COUNT][MT_DIR_COUNT];
-    /* Device int64 [N] of each operand: NaNs met in quantizing it, += in training; or NULL. */
+    /* Device int64 [N] of each operand: NaNs met in quantizing it, += in training, and in every
+     * other pass where counts_all; or NULL. */
     int64_t *nan[MT_OPERAND_COUNT];
+    bool counts_all;
     /* Sees X in forward and dY in backward, before they are quantized; or NULL. */
     mt_status (*observe)(void *observer, const mt_param *weight, mt_operand operand,
                          const mt_qtensor *plain);

@@ -283,12 +283,18 @@ mt_qtensor mt_linear_codes(const mt_device *device, const mt_param *w, mt_operan
     return q;
 }
 
+/* Whether this pass counts NaNs. */
+static bool is_counting(const mt_tape *tape, const mt_param *w)
+{
+    return mt_tape_training(tape) || w->linear->counts_all;
+}
+
 /* Where the NaNs of an operand are counted, NULL: not in this call. Of a micro-batch each operand
  * is counted once: dY is quantized once; X a second time where its forward runs again or where
  * wgrad quantizes it anew, but where its row is native, its column once. */
 static int64_t *nan_counts(mt_tape *tape, const mt_param *w, mt_operand operand, bool again)
 {
-    if (!w->linear || !mt_tape_training(tape)) return NULL;
+    if (!w->linear || !is_counting(tape, w)) return NULL;
     bool first = operand == MT_OPERAND_DY || mt_linear_is_native(w, operand, MT_ROW) ||
                  (!again && !mt_tape_recomputing(tape));
     return first ? w->linear->nan[operand] : NULL;
@@ -361,7 +367,7 @@ static bool is_gathered(const mt_tape *tape, const mt_param *w, mt_operand opera
  * beside it: wgrad, unless its column is made from the row's values, or no wgrad follows (the
  * weight is frozen; of X also where this forward records nothing); a bias, whose gradient sums dY;
  * whoever watches the layer, amax histories among them, also at steps that do not scale by them;
- * and the count of NaNs, which elements without a NaN lose: X is counted when a pass that trains
+ * and the count of NaNs, which elements without a NaN lose: X is counted when a pass that counts
  * comes by first, dY whenever there is one. All of it is the same on every rank of a pass. */
 bool mt_linear_travels_coded(const mt_tape *tape, const mt_grouped_linear_layer *layer,
                              mt_operand operand, mt_format_spec *spec)
@@ -376,7 +382,8 @@ bool mt_linear_travels_coded(const mt_tape *tape, const mt_grouped_linear_layer 
     if (column && !spec_of(recipe_of(w), w->compute, operand, MT_COL).options.from_dequantized)
         return false;
     const mt_element_info *e = &mt_elements[spec->options.element];
-    bool counted = w->linear->nan[operand] && training && (dy || !mt_tape_recomputing(tape));
+    bool counted =
+        w->linear->nan[operand] && is_counting(tape, w) && (dy || !mt_tape_recomputing(tape));
     return !counted || e->nan_code != e->max_code;
 }
 

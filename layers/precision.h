@@ -106,6 +106,9 @@ const mt_param *mt_precision_state_weight(const mt_precision *precision, int64_t
  * N members of W, of X, of dY; empty without rules. X and dY count once per micro-batch of
  * training, W whenever its compute copy is written. A checkpoint holds them. */
 mt_tensor mt_precision_nans(const mt_precision *precision);
+/* Whether X counts in passes that do not train, too: a part of the key of such a pass. */
+void mt_precision_count_all(mt_precision *precision, bool all);
+bool mt_precision_counts_all(const mt_precision *precision);
 /* The same with all members of every weight: their number; what the ranks have counted together,
  * into host memory (collective); and the way back, which one rank takes for all. */
 int64_t mt_precision_nan_count(const mt_precision *precision);

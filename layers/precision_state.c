@@ -201,6 +201,16 @@ mt_tensor mt_precision_nans(const mt_precision *p)
     return mt_tensor_1d(p->nans, MT_I64, p->nan_count);
 }
 
+void mt_precision_count_all(mt_precision *p, bool all)
+{
+    for (int64_t i = 0; i < p->count; i++) p->layers[i].state.counts_all = all;
+}
+
+bool mt_precision_counts_all(const mt_precision *p)
+{
+    return p->nan_count && p->layers[0].state.counts_all;
+}
+
 int64_t mt_precision_nan_count(const mt_precision *p)
 {
     int64_t count = 0;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "train/nan_watch.h"
 #include "train/signals.h"
 
 double mt_bits(double nats)
@@ -76,6 +77,13 @@ static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_cor
     return c->comm ? mt_comm_agree(c->comm, status, "validation") : status;
 }
 
+/* Where formats have no NaN, the loss does not show one. */
+static mt_status check_nans(mt_nan_watch *nans, mt_comm *comm)
+{
+    mt_status status = mt_nan_watch_check(nans);
+    return comm && status == MT_ENUMERIC ? mt_comm_agree(comm, status, "validation") : status;
+}
+
 mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpus *corpus,
                       int64_t windows)
 {
@@ -85,12 +93,18 @@ mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpu
                "the validation corpus has %lld tokens, not one window of sequence_length %lld + 1",
                (long long)mt_corpus_get_info(corpus)->tokens, (long long)c->sequence_length);
     MT_REQUIRE(windows >= 0, MT_EINVAL, "evaluation: %lld windows", (long long)windows);
+    mt_model *model = mt_trainer_model(trainer);
+    mt_nan_watch *nans;
+    MT_TRY(mt_trainer_check_weights(model, c->comm));
+    MT_TRY(mt_nan_watch_create_forward(&nans, model));
     *result = (mt_evaluation){ .windows = windows && windows < all ? windows : all };
     result->full = result->windows == all;
     size_t bytes = (size_t)(c->micro_batch_size * c->sequence_length) * sizeof(int32_t);
     int32_t *tokens = calloc(1, bytes), *targets = calloc(1, bytes);
     mt_status status = tokens && targets ? run_windows(result, trainer, corpus, tokens, targets)
                                          : MT_FAIL(MT_ENOMEM, "evaluation: no memory for a batch");
+    if (status == MT_OK) status = check_nans(nans, c->comm);
+    mt_nan_watch_destroy(&nans);
     free(tokens);
     free(targets);
     return status;

@@ -16,7 +16,8 @@ typedef struct mt_evaluation {
 } mt_evaluation;
 
 /* Windows of the model's sequence length: all of them, or `windows` spread evenly (0: all). Errors:
- * MT_ECONFIG when the corpus has no window; MT_ENUMERIC when the loss is not finite. */
+ * MT_ECONFIG when the corpus has no window; MT_ENUMERIC when a weight or the loss is not finite, or
+ * a NaN was quantized. */
 mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpus *corpus,
                       int64_t windows);
 /* Nats as bits: a byte, for a corpus of bytes. */

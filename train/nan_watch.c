@@ -9,7 +9,8 @@
 enum { MOST_NOTES = 8, MOST_MEMBERS = 8, TEXT = 512 };
 
 struct mt_nan_watch {
-    mt_trainer *trainer;
+    mt_precision *precision;
+    bool forward;      /* passes that do not train are counted */
     int64_t count;     /* of all members of all weights */
     int64_t *now, *at; /* of this look, of the last; one block */
 };
@@ -17,16 +18,16 @@ struct mt_nan_watch {
 static mt_status read_counts(mt_nan_watch *w)
 {
     if (!w->count) return MT_OK;
-    return mt_precision_sum_nans(mt_model_precision(mt_trainer_model(w->trainer)), w->now);
+    return mt_precision_sum_nans(w->precision, w->now);
 }
 
-mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_trainer *trainer)
+mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_model *model)
 {
     *watch = NULL;
     mt_nan_watch *w = calloc(1, sizeof *w);
     MT_REQUIRE(w, MT_ENOMEM, "counts of NaN: out of memory");
-    w->trainer = trainer;
-    w->count = mt_precision_nan_count(mt_model_precision(mt_trainer_model(trainer)));
+    w->precision = mt_model_precision(model);
+    w->count = mt_precision_nan_count(w->precision);
     size_t bytes = (size_t)w->count * sizeof *w->now;
     w->now = malloc(2 * bytes + 1);
     w->at = w->now ? w->now + w->count : NULL;
@@ -37,9 +38,18 @@ mt_status mt_nan_watch_create(mt_nan_watch **watch, mt_trainer *trainer)
     return status;
 }
 
+mt_status mt_nan_watch_create_forward(mt_nan_watch **watch, mt_model *model)
+{
+    MT_TRY(mt_nan_watch_create(watch, model));
+    (*watch)->forward = true;
+    mt_precision_count_all((*watch)->precision, true);
+    return MT_OK;
+}
+
 void mt_nan_watch_destroy(mt_nan_watch **watch)
 {
     if (!*watch) return;
+    if ((*watch)->forward) mt_precision_count_all((*watch)->precision, false);
     free((*watch)->now);
     free(*watch);
     *watch = NULL;
@@ -73,7 +83,7 @@ static void tell(const mt_nan_watch *w, int64_t step, int64_t first, int64_t n, 
 mt_status mt_nan_watch_look(mt_nan_watch *w, int64_t step, int64_t *total,
                             void (*note)(void *context, const char *text), void *context)
 {
-    const mt_precision *p = mt_model_precision(mt_trainer_model(w->trainer));
+    const mt_precision *p = w->precision;
     int64_t count = w->count, n, others = 0;
     const char *layer, *operand;
     MT_TRY(read_counts(w));
@@ -95,4 +105,21 @@ mt_status mt_nan_watch_look(mt_nan_watch *w, int64_t step, int64_t *total,
     }
     memcpy(w->at, w->now, (size_t)count * sizeof *w->at);
     return MT_OK;
+}
+
+mt_status mt_nan_watch_check(mt_nan_watch *w)
+{
+    int64_t n;
+    MT_TRY(read_counts(w));
+    if (!since(w, 0, w->count)) return MT_OK;
+    MT_TRY(mt_precision_set_nans(w->precision, w->at));
+    for (int64_t at = 0; at < w->count; at += n) {
+        const char *operand, *layer = mt_precision_nans_of(w->precision, at, &operand, &n);
+        if (since(w, at, n))
+            return MT_FAIL(MT_ENUMERIC,
+                           "%" PRId64 " NaN met in quantizing %s of %.200s: what is computed "
+                           "from them means nothing",
+                           since(w, at, n), operand, layer);
+    }
+    return MT_FAIL(MT_EINTERNAL, "NaN of no layer");
 }

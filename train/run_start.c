@@ -298,7 +298,7 @@ static mt_status open_records(run *r)
     MT_TRY(mt_comm_agree(r->comm, status, "the run's records"));
     MT_TRY(mt_comm_broadcast(r->comm, NULL, &r->past, sizeof r->past, 0, "the run's past"));
     MT_TRY(mt_statistics_create(&r->statistics, r->trainer, r->config, r->metrics, r->dir.path));
-    return mt_nan_watch_create(&r->nans, r->trainer);
+    return mt_nan_watch_create(&r->nans, mt_trainer_model(r->trainer));
 }
 
 /* A training step's products are three times those of a forward pass. */

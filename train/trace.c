@@ -38,6 +38,7 @@ cleanup:
 static mt_status shift_targets(mt_trace_input *in)
 {
     int64_t rows = in->steps * in->batch, s = in->sequence;
+    in->shifted = true;
     in->targets = malloc((size_t)(rows * s) * sizeof *in->targets);
     MT_REQUIRE(in->targets, MT_ENOMEM, "trace: no memory for %lld targets", (long long)(rows * s));
     for (int64_t r = 0; r < rows; r++)
@@ -107,6 +108,24 @@ void mt_trace_input_free(mt_trace_input *input)
     *input = (mt_trace_input){ 0 };
 }
 
+mt_status mt_trace_input_check_targets(const mt_trace_input *in, const char *path)
+{
+    const int64_t count = in->batch * in->sequence;
+    for (int64_t step = 0; step < in->steps; step++) {
+        int64_t counted = 0;
+        for (int64_t i = 0; i < count; i++) counted += in->targets[step * count + i] != IGNORE;
+        MT_REQUIRE(counted || !in->shifted, MT_ECONFIG,
+                   "'%s': every target is ignored: without a dataset targets a token is to predict "
+                   "the next one, and the last of a sequence, here the only one, has none",
+                   path);
+        MT_REQUIRE(counted, MT_ECONFIG,
+                   "'%s', targets: every target is ignored, all of batch %lld are %d: there is no "
+                   "loss",
+                   path, (long long)step, IGNORE);
+    }
+    return MT_OK;
+}
+
 /* ---- output ------------------------------------------------------------------------------------
  */
 
@@ -117,6 +136,7 @@ struct tracer {
     const mt_trace_input *input;
     const mt_trace_options *options;
     mt_dtype real;                 /* what is written */
+    double loss;                   /* the total one */
     int64_t written;               /* activations */
     char seen[LISTED][NAME_BYTES]; /* the first names that the pattern was held against */
     int64_t seen_count;
@@ -240,7 +260,7 @@ static mt_status feed_create(struct feed *feed, const struct tracer *t)
     return MT_OK;
 }
 
-static mt_status write_losses(const struct tracer *t, const mt_model_output *out)
+static mt_status write_losses(struct tracer *t, const mt_model_output *out)
 {
     const mt_model_config *c = mt_model_get_config(t->model);
     double loss, aux, z;
@@ -250,7 +270,8 @@ static mt_status write_losses(const struct tracer *t, const mt_model_output *out
     double coefficient = c->aux_loss == MT_AUX_NONE ? 0 : c->router_aux_loss_coef;
     MT_TRY(write_scalar(t, "loss", loss));
     MT_TRY(write_scalar(t, "aux_loss", aux));
-    return write_scalar(t, "total_loss", loss + coefficient * aux + c->z_loss_coef * z);
+    t->loss = loss + coefficient * aux + c->z_loss_coef * z;
+    return write_scalar(t, "total_loss", t->loss);
 }
 
 static mt_status run_pass(struct tracer *t, mt_tape *tape, const struct feed *feed)
@@ -284,7 +305,7 @@ static mt_status run(struct tracer *t, mt_tape *tape, const struct feed *feed)
     return t->options->activations ? check_pattern(t) : MT_OK;
 }
 
-mt_status mt_trace_batch(mt_h5 *out, mt_device *device, mt_model *model,
+mt_status mt_trace_batch(double *loss, mt_h5 *out, mt_device *device, mt_model *model,
                          const mt_trace_input *input, const mt_trace_options *options)
 {
     MT_REQUIRE(options->targets || !options->grads, MT_ECONFIG, "trace: gradients need targets");
@@ -301,6 +322,7 @@ mt_status mt_trace_batch(mt_h5 *out, mt_device *device, mt_model *model,
     MT_TRY_CLEANUP(feed_create(&feed, &t));
     MT_TRY_CLEANUP(mt_tape_create(&tape, &stream, &(mt_tape_options){ 0 }));
     MT_TRY_CLEANUP(run(&t, tape, &feed));
+    *loss = t.loss;
 cleanup:
     mt_tape_destroy(&tape);
     mt_device_free(device, &feed.memory, feed.bytes, MT_MEMORY_STATE);

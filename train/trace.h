@@ -12,6 +12,7 @@ extern "C" {
 typedef struct mt_trace_input {
     int64_t steps, batch, sequence;
     int32_t *tokens, *targets; /* host; -100 where a target is ignored */
+    bool shifted;              /* the file has no targets: they are the next tokens */
 } mt_trace_input;
 
 /* Reads dataset `tokens` (int64, 2 dimensions, or 3 where `stepped`) and `targets`: where the file
@@ -19,6 +20,9 @@ typedef struct mt_trace_input {
  * that is none of tokens, and why not; dataset and index of a token outside [0, vocab). */
 mt_status mt_trace_input_read(mt_trace_input *input, const char *path, bool stepped, int64_t vocab);
 void mt_trace_input_free(mt_trace_input *input);
+/* For losses. MT_ECONFIG names the file, which `path` is, and the batch whose targets are all
+ * ignored. */
+mt_status mt_trace_input_check_targets(const mt_trace_input *input, const char *path);
 
 typedef struct mt_trace_options {
     bool targets;            /* the losses */
@@ -27,9 +31,9 @@ typedef struct mt_trace_options {
 } mt_trace_options;
 
 /* Runs the first batch through the model as it is (weights refreshed) and writes `logits`, and what
- * the options ask for, in the model's wide dtype. Errors: MT_ECONFIG when the pattern fits nothing,
- * naming what there is. */
-mt_status mt_trace_batch(mt_h5 *out, mt_device *device, mt_model *model,
+ * the options ask for, in the model's wide dtype. *loss: the total one, finite or not; 0 where none
+ * is asked for. Errors: MT_ECONFIG when the pattern fits nothing, naming what there is. */
+mt_status mt_trace_batch(double *loss, mt_h5 *out, mt_device *device, mt_model *model,
                          const mt_trace_input *input, const mt_trace_options *options);
 
 /* Makes one optimizer step per batch at the trainer's schedule and writes f64 [steps] `losses`,

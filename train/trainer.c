@@ -236,10 +236,12 @@ uint64_t mt_trainer_pass_key(const mt_trainer *t, mt_pass_kind kind, int64_t bat
                              int64_t sequence)
 {
     const mt_exchange *exchange = mt_model_exchange(t->model);
-    uint64_t epoch = mt_precision_epoch(mt_model_precision(t->model));
+    const mt_precision *precision = mt_model_precision(t->model);
+    uint64_t epoch = mt_precision_epoch(precision);
+    uint64_t counting = kind != MT_PASS_TRAIN && mt_precision_counts_all(precision);
     if (exchange) epoch += mt_exchange_epoch(exchange) << 32;
     return epoch * 0x9e3779b97f4a7c15u ^
-           ((uint64_t)kind << 56 | (uint64_t)batch << 28 | (uint64_t)sequence);
+           (counting << 63 | (uint64_t)kind << 56 | (uint64_t)batch << 28 | (uint64_t)sequence);
 }
 
 /* ---- forward only -------------------------------------------------------------------------------
@@ -294,8 +296,11 @@ mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, in
                MT_EINVAL, "trainer: %lld sequences of %lld tokens, at most %lld of %lld",
                (long long)batch, (long long)sequence, (long long)c->batch_size,
                (long long)c->sequence_length);
+    mt_precision *precision = mt_model_precision(t->model);
+    const bool kept = mt_model_exchange(t->model) && mt_precision_counts_all(precision);
     bool again = true;
     mt_trainer_open_exchange(t);
+    if (kept) MT_TRY(mt_precision_keep(precision, &t->stream));
     while (again) {
         MT_TRY(mt_tape_begin(t->tape, mt_trainer_pass_key(t, kind, batch, sequence), false));
         mt_status status = forward(t, batch, sequence, loss, row, logits);
@@ -305,6 +310,7 @@ mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, in
         }
         MT_TRY(mt_tape_end(t->tape));
         MT_TRY(mt_trainer_settle(t, &again));
+        if (kept && again) MT_TRY(mt_precision_restore(precision, &t->stream));
     }
     return MT_OK;
 }

@@ -97,6 +97,10 @@ mt_status mt_trainer_logits(mt_trainer *trainer, const int32_t *tokens, int64_t 
  * tensor. */
 mt_status mt_trainer_find_nonfinite(mt_trainer *trainer, const int32_t *tokens,
                                     const int32_t *targets, char name[128]);
+/* MT_ENUMERIC, naming it, where a weight has a NaN or an infinity: a format without a code for them
+ * decodes them to numbers, so that no loss may show them. Reads every master, and fails on all
+ * ranks of `comm` (NULL: this one alone), between which the weights are shared. Collective. */
+mt_status mt_trainer_check_weights(mt_model *model, mt_comm *comm);
 
 const mt_trainer_config *mt_trainer_get_config(const mt_trainer *trainer);
 mt_model *mt_trainer_model(const mt_trainer *trainer);

@@ -1,9 +1,11 @@
-/* After a loss that is not finite: the first bad tensor. */
+/* The first bad tensor: after a loss that is not finite, or of weights that no loss may show. */
 #include "train/trainer_priv.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+enum { LOOKED_AT = 1 << 20 }; /* elements of a master at once */
 
 struct watch {
     mt_trainer *trainer;
@@ -17,6 +19,12 @@ static bool is_float(mt_dtype dtype)
 
 static bool has_nonfinite(const void *data, mt_dtype dtype, int64_t count)
 {
+    if (dtype == MT_F32) { /* as masters mostly are: many elements at once */
+        const float *x = data;
+        int64_t bad = 0;
+        for (int64_t i = 0; i < count; i++) bad += !isfinite(x[i]);
+        return bad > 0;
+    }
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(mt_load_f64(data, dtype, i))) return true;
     return false;
@@ -36,13 +44,17 @@ static mt_status look(void *context, const char *name, const mt_tensor *data)
     return status;
 }
 
-static mt_status look_at_master(struct watch *w, const mt_param_store *store, const mt_param *p)
+static mt_status look_at_master(char name[128], const mt_param_store *store, const mt_param *p)
 {
-    int64_t n = p->own.count;
-    void *host = malloc((size_t)n * mt_dtype_size(p->dtype) + 1);
+    int64_t own = p->own.count, most = own < LOOKED_AT ? own : LOOKED_AT;
+    void *host = malloc((size_t)most * mt_dtype_size(p->dtype) + 1);
     MT_REQUIRE(host, MT_ENOMEM, "trainer: no memory to look at %s", p->name);
-    mt_status status = mt_param_read_master(store, p, p->own.first, n, host);
-    if (status == MT_OK && has_nonfinite(host, p->dtype, n)) snprintf(w->name, 128, "%s", p->name);
+    mt_status status = MT_OK;
+    for (int64_t at = 0; at < own && !*name && status == MT_OK; at += most) {
+        int64_t n = own - at < most ? own - at : most;
+        status = mt_param_read_master(store, p, p->own.first + at, n, host);
+        if (status == MT_OK && has_nonfinite(host, p->dtype, n)) snprintf(name, 128, "%s", p->name);
+    }
     free(host);
     return status;
 }
@@ -56,16 +68,22 @@ static mt_status agree_on_name(mt_comm *comm, char name[128])
     return mt_comm_broadcast(comm, NULL, name, 128, mt_comm_size(comm) - (int)first, "its name");
 }
 
-/* A weight that is not finite already is the first bad tensor. */
-static mt_status look_at_params(struct watch *w)
+/* The first weight that is not finite; "" for none. Collective. */
+static mt_status look_at_params(char name[128], const mt_param_store *store, mt_comm *comm)
 {
-    mt_param_store *store = mt_model_params(w->trainer->model);
-    for (int64_t i = 0; i < mt_param_store_count(store) && !w->name[0]; i++) {
-        const mt_param *p = mt_param_store_get(store, i);
-        MT_TRY(look_at_master(w, store, p));
-    }
-    mt_comm *comm = w->trainer->config.comm;
-    return comm ? agree_on_name(comm, w->name) : MT_OK;
+    name[0] = '\0';
+    for (int64_t i = 0; i < mt_param_store_count(store) && !*name; i++)
+        MT_TRY(look_at_master(name, store, mt_param_store_get(store, i)));
+    return comm ? agree_on_name(comm, name) : MT_OK;
+}
+
+mt_status mt_trainer_check_weights(mt_model *model, mt_comm *comm)
+{
+    char name[128];
+    MT_TRY(look_at_params(name, mt_model_params(model), comm));
+    if (!*name) return MT_OK;
+    mt_status status = MT_FAIL(MT_ENUMERIC, "the weight %s holds a NaN or an infinity", name);
+    return comm ? mt_comm_agree(comm, status, "weights") : status; /* every rank's */
 }
 
 mt_status mt_trainer_find_nonfinite(mt_trainer *t, const int32_t *tokens, const int32_t *targets,
@@ -74,8 +92,7 @@ mt_status mt_trainer_find_nonfinite(mt_trainer *t, const int32_t *tokens, const 
     struct watch w = { t, name };
     int64_t counted, s = t->config.sequence_length;
     double loss = 0;
-    name[0] = '\0';
-    MT_TRY(look_at_params(&w));
+    MT_TRY(look_at_params(name, mt_model_params(t->model), t->config.comm));
     mt_tape_set_observer(t->tape, look, &w);
     mt_status status = MT_OK;
     for (int64_t i = 0; i < t->config.batch_size && !name[0] && status == MT_OK; i++) {

@@ -6,6 +6,7 @@
 #include "train/cli.h"
 #include "train/corpus.h"
 #include "train/inference.h"
+#include "train/nan_watch.h"
 #include "train/sampler.h"
 
 enum { ROUND = 64, BYTES = 256 };
@@ -19,6 +20,7 @@ typedef struct writer {
     bool text;
     int32_t *tokens; /* [sequence]: the end of the text so far, then padding */
     double *logits;  /* [V], of the last token */
+    mt_nan_watch *nans;
     int64_t count;
 } writer;
 
@@ -90,6 +92,7 @@ static mt_status write_tokens(writer *w, const char *prompt, int64_t count, mt_s
     fputs(prompt, stdout);
     for (int64_t i = 0; i < count; i++) {
         MT_TRY(next_logits(w));
+        if (i == 0 || i == count - 1) MT_TRY(mt_nan_watch_check(w->nans));
         MT_TRY(mt_sampler_draw(sampler, &token, w->logits, i));
         append(w, token);
         put_token(w, token);
@@ -125,6 +128,8 @@ static mt_status sample(const mt_inference *inference, const char *prompt, int64
                  .text = takes_text(inference) };
     mt_sampler *sampler = NULL;
     mt_status status;
+    MT_TRY(mt_trainer_check_weights(mt_trainer_model(inference->trainer), NULL));
+    MT_TRY(mt_nan_watch_create_forward(&w.nans, mt_trainer_model(inference->trainer)));
     w.tokens = malloc((size_t)w.sequence * sizeof *w.tokens);
     w.logits = malloc((size_t)w.vocab * sizeof *w.logits);
     if (!w.tokens || !w.logits)
@@ -134,6 +139,7 @@ static mt_status sample(const mt_inference *inference, const char *prompt, int64
     MT_TRY_CLEANUP(write_tokens(&w, prompt, count, sampler));
 cleanup:
     mt_sampler_destroy(&sampler);
+    mt_nan_watch_destroy(&w.nans);
     free(w.tokens);
     free(w.logits);
     return status;

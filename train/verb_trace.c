@@ -1,4 +1,5 @@
 /* mixtape trace: a checkpoint on given tokens, every number written out. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "train/cli.h"
 #include "train/config.h"
 #include "train/fileio.h"
+#include "train/nan_watch.h"
 #include "train/trace.h"
 
 static const int64_t not_given = INT64_MIN; /* --steps */
@@ -110,9 +112,31 @@ cleanup:
     return status;
 }
 
-static mt_status trace_batch(mt_h5 *out, mt_device *device, mt_checkpoint *checkpoint,
-                             uint32_t first_pass, const mt_trainer_config *c,
-                             const mt_trace_input *in, const mt_trace_options *options)
+/* Whether what was written is numbers, and was computed from such. */
+static mt_status check_numbers(mt_nan_watch *nans, double loss)
+{
+    MT_REQUIRE(isfinite(loss), MT_ENUMERIC, "the total loss is %g", fabs(loss));
+    return mt_nan_watch_check(nans);
+}
+
+/* *numerics: of numbers that were written, and are none; the last error then. */
+static mt_status run_batch(mt_status *numerics, mt_h5 *out, mt_device *device, mt_model *model,
+                           const mt_trace_input *in, const mt_trace_options *options)
+{
+    mt_nan_watch *nans;
+    double loss;
+    MT_TRY(mt_trainer_check_weights(model, NULL));
+    MT_TRY(mt_nan_watch_create_forward(&nans, model));
+    mt_status status = mt_trace_batch(&loss, out, device, model, in, options);
+    if (status == MT_OK) *numerics = check_numbers(nans, loss);
+    mt_nan_watch_destroy(&nans);
+    return status;
+}
+
+static mt_status trace_batch(mt_status *numerics, mt_h5 *out, mt_device *device,
+                             mt_checkpoint *checkpoint, uint32_t first_pass,
+                             const mt_trainer_config *c, const mt_trace_input *in,
+                             const mt_trace_options *options)
 {
     mt_model *model;
     mt_recipe_rules *rules;
@@ -124,8 +148,20 @@ static mt_status trace_batch(mt_h5 *out, mt_device *device, mt_checkpoint *check
     MT_TRY(status);
     status = mt_precision_set_first_pass(mt_model_precision(model), first_pass);
     if (status == MT_OK) status = mt_checkpoint_restore_model(model, checkpoint);
-    if (status == MT_OK) status = mt_trace_batch(out, device, model, in, options);
+    if (status == MT_OK) status = run_batch(numerics, out, device, model, in, options);
     mt_model_destroy(&model);
+    return status;
+}
+
+/* Losses of steps that meet NaNs are not written, numbers or not. */
+static mt_status run_steps(mt_h5 *out, mt_trainer *trainer, const mt_trace_input *in)
+{
+    mt_nan_watch *nans;
+    MT_TRY(mt_trainer_check_weights(mt_trainer_model(trainer), NULL));
+    MT_TRY(mt_nan_watch_create(&nans, mt_trainer_model(trainer)));
+    mt_status status = mt_trace_steps(out, trainer, in);
+    if (status == MT_OK) status = mt_nan_watch_check(nans);
+    mt_nan_watch_destroy(&nans);
     return status;
 }
 
@@ -137,27 +173,32 @@ static mt_status trace_steps(mt_h5 *out, mt_device *device, mt_checkpoint *check
     MT_TRY(mt_trainer_create(&trainer, device, c));
     mt_status status = mt_checkpoint_restore_model(mt_trainer_model(trainer), checkpoint);
     if (status == MT_OK) status = mt_trainer_set_steps(trainer, step);
-    if (status == MT_OK) status = mt_trace_steps(out, trainer, in);
+    if (status == MT_OK) status = run_steps(out, trainer, in);
     mt_trainer_destroy(&trainer);
     return status;
 }
 
-/* Everything but reading the input. */
+/* Everything but reading the input. A batch whose loss is no number is written, and an error. */
 static mt_status write_trace(mt_checkpoint *checkpoint, uint32_t first_pass,
                              const mt_config *config, const mt_trace_input *in,
                              const struct options *o)
 {
-    mt_status status = MT_OK;
+    mt_status status = MT_OK, numerics = MT_OK;
     mt_h5 *out = NULL;
     mt_device *device = NULL;
+    char sentence[512];
     const mt_trainer_config *c = &config->trainer;
     MT_TRY_CLEANUP(mt_device_open(&device, config->device, NULL, 0));
     MT_TRY_CLEANUP(mt_h5_create(&out, o->out));
     if (o->steps)
         MT_TRY_CLEANUP(trace_steps(out, device, checkpoint, c, in));
     else
-        MT_TRY_CLEANUP(trace_batch(out, device, checkpoint, first_pass, c, in, &o->trace));
+        MT_TRY_CLEANUP(
+            trace_batch(&numerics, out, device, checkpoint, first_pass, c, in, &o->trace));
+    snprintf(sentence, sizeof sentence, "%s", mt_error_message());
     MT_TRY_CLEANUP(mt_h5_commit(&out));
+    if (numerics != MT_OK)
+        status = MT_FAIL(numerics, "%s; all that was computed is in '%s'", sentence, o->out);
 cleanup:
     mt_h5_close(&out);
     mt_device_destroy(&device);
@@ -185,6 +226,7 @@ static mt_status trace(const char *given, const struct options *o)
                                "max_position_embeddings)",
                                o->tokens, (long long)in.sequence,
                                (long long)meta->config.max_position_embeddings));
+    if (o->steps || o->trace.targets) MT_TRY_CLEANUP(mt_trace_input_check_targets(&in, o->tokens));
     if (o->steps && in.steps != o->steps)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
                                (long long)o->steps, o->tokens, (long long)in.steps));

@@ -1,6 +1,9 @@
 /* A trainer that only runs forward, as eval and sample use it; and how they open a checkpoint. */
+#include <math.h>
+
 #include "tests/train/verbs.h"
 
+#include "train/h5.h"
 #include "train/inference.h"
 
 enum { VOCAB = 23, SEQUENCES = 4, LENGTH = 12, TOKENS = SEQUENCES * LENGTH, BEYOND_BYTES = 300 };
@@ -82,6 +85,17 @@ static void test_forward_only(void **state)
     check_forward_only(c);
 }
 
+/* Makes "<folder>/v.h5", a corpus of a vocabulary of 29. */
+static void make_corpus(void)
+{
+    char line[512], text[64];
+    for (int i = 0; i < 63; i++) text[i] = (char)(i * i % 29);
+    put_file(in_dir("v.txt"), text, 63);
+    snprintf(line, sizeof line, "data pack %s -o %s --vocab-size 29", in_dir("v.txt"),
+             in_dir("v.h5"));
+    assert_verb(line, 0, "tokens");
+}
+
 /* Makes "<folder>/ckpt", of a run with this recipe. */
 static void make_recipe_checkpoint(const char *recipe)
 {
@@ -113,12 +127,8 @@ static void test_refused_recipe(void **state)
     (void)state;
     static const char said[] = "the recipe of its run is refused: recipe: wgrad X column: "
                                "source=dequantized takes what the codes of the row direction hold";
-    char plain[VERB_OUTPUT], more[512], text[64];
-    for (int i = 0; i < 63; i++) text[i] = (char)(i * i % 29);
-    put_file(in_dir("v.txt"), text, 63);
-    snprintf(more, sizeof more, "data pack %s -o %s --vocab-size 29", in_dir("v.txt"),
-             in_dir("v.h5"));
-    assert_verb(more, 0, "tokens");
+    char plain[VERB_OUTPUT], more[512];
+    make_corpus();
     snprintf(more, sizeof more, "--data %s --recipe none", in_dir("v.h5"));
     make_recipe_checkpoint("none");
     assert_verb(on_checkpoint("eval", more), 0, "bits/");
@@ -186,6 +196,40 @@ static void test_sample_reads_the_text_alone(void **state)
     check_sampled_text("none");
 }
 
+/* What is computed from no numbers is not passed off as numbers, also where formats have no NaN. */
+static void test_numbers_that_are_none(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "none", "fprop=mxfp4 dgrad=mxfp4 wgrad=mxfp4" };
+    static const char words[] = "numerics: the weight model.norm holds a NaN or an infinity";
+    char data[256], sets[256], more[512];
+    mt_model_config c = small_model(false);
+    mt_h5 *file;
+    make_corpus();
+    assert_ok(mt_h5_create(&file, in_dir("in.h5")));
+    assert_ok(mt_h5_write(file, "tokens", MT_I64, 2, (int64_t[]){ 1, 3 }, (int64_t[]){ 4, 5, 6 }));
+    assert_ok(mt_h5_commit(&file));
+    snprintf(data, sizeof data, "--sequence 8 --data %s", in_dir("v.h5"));
+    for (int i = 0; i < 2; i++) {
+        make_recipe_checkpoint(recipes[i]);
+        assert_verb(on_checkpoint("eval", data), 0, "bits/");
+        change_weight(in_dir("ckpt"), "model.norm", i ? INFINITY : NAN);
+        assert_verb(on_checkpoint("eval", data), MT_EXIT_NUMERICS, words);
+        assert_verb(on_checkpoint("sample", "--tokens 3"), MT_EXIT_NUMERICS, words);
+        snprintf(sets, sizeof sets, "--tokens %s -o %s", in_dir("in.h5"), in_dir("out.h5"));
+        assert_verb(on_checkpoint("trace", sets), MT_EXIT_NUMERICS, words);
+        assert_false(mt_path_exists(in_dir("out.h5")));
+    }
+    make_checkpoint(in_dir("ckpt"), &c); /* a loss that overflows is written, and an error */
+    change_weight(in_dir("ckpt"), "model.norm", 3e38f);
+    assert_verb(on_checkpoint("trace", sets), 0, "");
+    snprintf(more, sizeof more, "%s --targets", sets);
+    assert_verb(on_checkpoint("trace", more), MT_EXIT_NUMERICS, "numerics: the total loss is ");
+    assert_non_null(strstr(verb_output, "all that was computed is in '/"));
+    assert_ok(mt_h5_open(&file, in_dir("out.h5")));
+    mt_h5_close(&file);
+}
+
 /* Whoever opens the newest checkpoint that is whole says which newer one is not. */
 static void test_left_aside(void **state)
 {
@@ -218,6 +262,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_forward_only),
                                         cmocka_unit_test(test_refused_recipe),
                                         cmocka_unit_test(test_sample_reads_the_text_alone),
+                                        cmocka_unit_test(test_numbers_that_are_none),
                                         cmocka_unit_test(test_left_aside) };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

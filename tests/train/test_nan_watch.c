@@ -138,7 +138,7 @@ static void full_precision_has_no_counts(void **state)
     mt_trainer *t = make(&c);
     mt_nan_watch *watch;
     poison(t, "model.layers.1.input_layernorm", 3);
-    assert_ok(mt_nan_watch_create(&watch, t));
+    assert_ok(mt_nan_watch_create(&watch, mt_trainer_model(t)));
     train(t, 1);
     assert_int_equal(copy_counts(counts, t), 0);
     assert_ok(mt_nan_watch_look(watch, 1, &total, NULL, NULL));
@@ -172,7 +172,7 @@ static void what_is_new_is_told_once(void **state)
     mt_trainer *t = make(&c);
     mt_nan_watch *watch;
     poison(t, "model.layers.1.mlp.experts.gate_up", 3 * 20 * 24); /* of member 3 */
-    assert_ok(mt_nan_watch_create(&watch, t));
+    assert_ok(mt_nan_watch_create(&watch, mt_trainer_model(t)));
     train(t, 3);
     int64_t before = fault_allocations();
     assert_ok(mt_nan_watch_look(watch, 3, &total, keep, &notes));
@@ -194,13 +194,82 @@ static void what_is_new_is_told_once(void **state)
     assert_string_equal(notes.text[2], "step 4: 48 NaN met in quantizing X of "
                                        "model.layers.0.self_attn.qkv_proj");
     mt_nan_watch_destroy(&watch);
-    assert_ok(mt_nan_watch_create(&watch, t)); /* nothing old is told */
+    assert_ok(mt_nan_watch_create(&watch, mt_trainer_model(t))); /* nothing old is told */
     notes.count = 0;
     assert_ok(mt_nan_watch_look(watch, 4, &total, keep, &notes));
     assert_int_equal(notes.count, 0);
     mt_nan_watch_destroy(&watch);
     assert_null(watch);
     mt_trainer_destroy(&t);
+}
+
+/* ---- passes that do not train ------------------------------------------------------------------
+ */
+
+/* What no loss shows is found all the same, and leaves no count behind. */
+static void watched_evaluations_find_nans(void **state)
+{
+    (void)state;
+    for (int only = 0; only < 2; only++) {
+        int32_t tokens[TOKENS], targets[TOKENS];
+        int64_t before[MOST], after[MOST], counted;
+        double loss;
+        mt_nan_watch *watch;
+        mt_trainer_config c = config_of(FP4);
+        c.forward_only = only;
+        mt_trainer *t = make(&c);
+        draw(tokens, targets, 7);
+        assert_ok(mt_nan_watch_create_forward(&watch, mt_trainer_model(t)));
+        assert_ok(mt_trainer_eval(t, tokens, targets, 2, &loss, &counted));
+        assert_ok(mt_nan_watch_check(watch));
+        mt_nan_watch_destroy(&watch);
+        poison(t, "model.layers.1.input_layernorm", 3);
+        if (!only) train(t, 1);
+        copy_counts(before, t);
+        assert_ok(mt_nan_watch_create_forward(&watch, mt_trainer_model(t)));
+        for (int again = 0; again < 2; again++) {
+            assert_ok(mt_trainer_eval(t, tokens, targets, 2, &loss, &counted));
+            assert_true(isfinite(loss));
+            assert_fails(mt_nan_watch_check(watch), MT_ENUMERIC,
+                         "24 NaN met in quantizing X of model.layers.1.self_attn.qkv_proj: what");
+            copy_counts(after, t);
+            assert_memory_equal(after, before, sizeof after);
+        }
+        mt_nan_watch_destroy(&watch);
+        assert_ok(mt_trainer_eval(t, tokens, targets, 2, &loss, &counted));
+        copy_counts(after, t);
+        assert_memory_equal(after, before, sizeof after);
+        mt_trainer_destroy(&t);
+    }
+}
+
+/* Of any weight, however it is stored; its compute copy may hold numbers alone. */
+static void a_weight_that_is_not_finite_is_named(void **state)
+{
+    (void)state;
+    static const float bad[] = { NAN, INFINITY, -INFINITY };
+    mt_trainer_config c = config_of(FP4);
+    for (int split = 0; split < 2; split++) {
+        c.dtype = split ? MT_BF16 : MT_F32;
+        c.optim.master = split ? MT_MASTER_SPLIT : MT_MASTER_REAL;
+        mt_trainer *t = make(&c);
+        mt_model *model = mt_trainer_model(t);
+        mt_param_store *params = mt_model_params(model);
+        assert_ok(mt_trainer_check_weights(model, NULL));
+        for (int64_t i = 0; i < mt_param_store_count(params); i++) {
+            char words[256];
+            float was;
+            mt_param *p = mt_param_store_get(params, i);
+            const int64_t last = mt_param_count(p) - 1;
+            assert_ok(mt_param_read_master(params, p, last, 1, &was));
+            assert_ok(mt_param_write_master(params, p, last, 1, &bad[i % 3]));
+            snprintf(words, sizeof words, "the weight %s holds a NaN or an infinity", p->name);
+            assert_fails(mt_trainer_check_weights(model, NULL), MT_ENUMERIC, words);
+            assert_ok(mt_param_write_master(params, p, last, 1, &was));
+        }
+        assert_ok(mt_trainer_check_weights(model, NULL));
+        mt_trainer_destroy(&t);
+    }
 }
 
 /* ---- checkpoints -------------------------------------------------------------------------------
@@ -246,7 +315,7 @@ static void opening_survives_want_of_memory(void **state)
         mt_nan_watch *watch;
         int64_t live = fault_live();
         fault_arm(n, FAULT_ONCE);
-        mt_status status = mt_nan_watch_create(&watch, t);
+        mt_status status = mt_nan_watch_create(&watch, mt_trainer_model(t));
         failed = fault_disarm();
         assert_int_equal(status, failed ? MT_ENOMEM : MT_OK);
         assert_true(failed == (watch == NULL));
@@ -262,6 +331,8 @@ int main(void)
         cmocka_unit_test(counts_are_exact_under_every_option),
         cmocka_unit_test(full_precision_has_no_counts),
         cmocka_unit_test(what_is_new_is_told_once),
+        cmocka_unit_test(watched_evaluations_find_nans),
+        cmocka_unit_test(a_weight_that_is_not_finite_is_named),
         cmocka_unit_test(counts_go_on_after_resuming),
         cmocka_unit_test(opening_survives_want_of_memory),
     };

@@ -276,9 +276,10 @@ static void poison_checkpoint(const char *run, const char *weight)
 }
 
 /* FP4 has no NaN: the loss stays finite, and the run says what it trains with. Counts go on over
- * an interruption between two lines of the log. */
+ * an interruption between two lines of the log. It has no validation loss. */
 static void nans_are_reported(void **state)
 {
+#define BLIND " --set train.log_every=8 --set train.eval_every=0 --set data.valid="
     (void)state;
     char text[2048], line[256];
     static const char *const runs[] = { "poisoned", "interrupted-poisoned" };
@@ -290,12 +291,10 @@ static void nans_are_reported(void **state)
         assert_true(has_line(runs[i], "\"nan\":0,"));
         poison_checkpoint(runs[i], "model.layers.1.mlp.experts.down");
     }
-    assert_program("train n.yaml --run interrupted-poisoned --resume --set train.steps=11 --set "
-                   "train.log_every=8",
-                   0, "done: 11 steps");
+    assert_program("train n.yaml --run interrupted-poisoned --resume --set train.steps=11" BLIND, 0,
+                   "done: 11 steps");
     for (int i = 0; i < 2; i++) {
-        snprintf(line, sizeof line,
-                 "train n.yaml --run %s --resume --set train.steps=14 --set train.log_every=8",
+        snprintf(line, sizeof line, "train n.yaml --run %s --resume --set train.steps=14" BLIND,
                  runs[i]);
         assert_program(line, 0,
                        "NaN met in quantizing W of model.layers.1.mlp.experts.down, "
@@ -303,6 +302,8 @@ static void nans_are_reported(void **state)
         assert_true(has_line(runs[i], "{\"step\":14,"));
         assert_true(has_line(runs[i], "\"nan\":9,"));
     }
+    assert_program("train n.yaml --run poisoned --resume", 3,
+                   "the weight model.layers.1.mlp.experts.down holds a NaN or an infinity");
 }
 
 /* Waits until the run's metrics hold `words`. */

@@ -431,6 +431,22 @@ static void a_loss_that_is_not_finite_ends_the_run(void **state)
     assert_int_equal(access("bad/ckpt/step_00000002", F_OK), -1);
 }
 
+/* A format without NaN makes numbers of what is none: the last evaluation is not passed off as one.
+ */
+static void nans_that_no_loss_shows_end_the_run(void **state)
+{
+    (void)state;
+    static const char words[] = " NaN met in quantizing X of model.layers.";
+    assert_program("train t.yaml --run hidden --set recipe=nvfp4 --set optim.lr=1e30 "
+                   "--set train.steps=8 --set train.eval_every=0 --set checkpoint.every=1",
+                   3, "nothing was saved after hidden/ckpt/step_00000001");
+    assert_non_null(strstr(program_text, "numerics: step 8: "));
+    assert_non_null(strstr(strstr(program_text, "numerics: "), words));
+    assert_false(has_line("hidden", "valid_loss"));
+    assert_program("eval hidden", 3, words);
+    assert_program("sample hidden --tokens 3", 3, words);
+}
+
 /* Gradients that overflow under a loss that does not: embeddings of 1e-15 without an epsilon under
  * the norm. */
 static void ten_skipped_updates_end_the_run(void **state)
@@ -538,6 +554,7 @@ int main(void)
         cmocka_unit_test(more_windows_than_there_are_numbers_are_all),
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
         cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
+        cmocka_unit_test(nans_that_no_loss_shows_end_the_run),
         cmocka_unit_test(ten_skipped_updates_end_the_run),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);

@@ -184,9 +184,10 @@ static void a_tied_gradient_is_one_sum(void **state)
         *weight += i ? -h : h;
         assert_ok(mt_model_refresh(model, &stream));
         assert_ok(mt_h5_create(&file, in_dir("out.h5")));
-        assert_ok(mt_trace_batch(file, device, model, &in, &(mt_trace_options){ .targets = true }));
+        assert_ok(mt_trace_batch(&total[i], file, device, model, &in,
+                                 &(mt_trace_options){ .targets = true }));
         assert_ok(mt_h5_commit(&file));
-        total[i] = get_f64("total_loss");
+        assert_true(get_f64("total_loss") == total[i]);
         *weight = was;
     }
     double want = (total[0] - total[1]) / (2 * h), got = grad[2 * 12 + 5];
@@ -486,11 +487,18 @@ static void mistakes_are_refused(void **state)
     assert_verb(TRACE("--targets"), MT_EXIT_FILES, "targets element 3 is 29, outside [0, 29)");
     for (int i = 0; i < COUNT; i++) targets[i] = -100;
     make_input(false, targets);
-    assert_verb(TRACE("--targets"), MT_EXIT_USAGE, "every target is ignored");
+    assert_verb(TRACE("--targets"), MT_EXIT_USAGE,
+                "in.h5', targets: every target is ignored, all of batch 0 are -100");
+    assert_verb(TRACE(""), 0, "");
     make_input(true, NULL);
     assert_verb(TRACE("--steps 3"), MT_EXIT_USAGE, "holds 4 batches");
     const int64_t longer[33] = { 0 };
     mt_h5 *file;
+    assert_ok(mt_h5_create(&file, in_dir("in.h5")));
+    assert_ok(mt_h5_write(file, "tokens", MT_I64, 2, (int64_t[]){ 3, 1 }, longer));
+    assert_ok(mt_h5_commit(&file));
+    assert_verb(TRACE("--targets"), MT_EXIT_USAGE,
+                "in.h5': every target is ignored: without a dataset targets a token is to");
     assert_ok(mt_h5_create(&file, in_dir("in.h5")));
     assert_ok(mt_h5_write(file, "tokens", MT_I64, 2, (int64_t[]){ 1, 33 }, longer));
     assert_ok(mt_h5_commit(&file));

@@ -87,3 +87,25 @@ static inline void make_checkpoint(const char *path, const mt_model_config *conf
 {
     make_run_checkpoint(path, config, NULL);
 }
+
+/* Sets all of a weight of a checkpoint, which is of no run then. */
+static inline void change_weight(const char *path, const char *name, float value)
+{
+    mt_device *device;
+    mt_model *model;
+    mt_model_config config;
+    assert_ok(mt_checkpoint_read_model_config(path, &config));
+    assert_ok(mt_device_open(&device, "cpu", NULL, 1));
+    assert_ok(mt_model_create(&model, device, &config, MT_F32, 8, false, NULL));
+    assert_ok(mt_checkpoint_load_model(model, path));
+    mt_param *p = mt_param_store_find(mt_model_params(model), name);
+    assert_non_null(p);
+    for (int64_t i = 0; i < mt_param_count(p); i++)
+        assert_ok(mt_param_write_master(mt_model_params(model), p, i, 1, &value));
+    mt_checkpoint_state state = { .config = mt_model_get_config(model),
+                                  .params = mt_model_params(model),
+                                  .compute = MT_F32 };
+    assert_ok(mt_checkpoint_write(path, &state, &(mt_checkpoint_info){ .run_config = NULL }));
+    mt_model_destroy(&model);
+    mt_device_destroy(&device);
+}
