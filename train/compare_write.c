@@ -334,6 +334,7 @@ mt_status mt_compare_write(const mt_comparison *c, const char *path)
     bool json = ending && strcmp(ending, ".json") == 0;
     MT_REQUIRE(json || (ending && strcmp(ending, ".csv") == 0), MT_ECONFIG,
                "the table '%.*s' must end in .json or .csv", PATH_SHOWN, path);
+    MT_TRY(mt_file_check_place(path));
     return write_file(c, path, path, json ? write_json : write_csv);
 }
 
@@ -357,6 +358,7 @@ mt_status mt_compare_plot(const mt_comparison *c, const char *path)
                "the plot '%.*s' would be empty: no group has a training loss of a step that all "
                "its runs have logged",
                PATH_SHOWN, path);
+    MT_TRY(mt_file_check_place(path));
     MT_TRY(mt_file_check_name(path));
     MT_TRY(mt_path_format(script, "%s.gnuplot", path));
     MT_TRY(mt_path_format(image, "%s.tmp", path));

@@ -243,13 +243,9 @@ static mt_status parent_of(char dir[MT_PATH_BYTES], const char *path)
     return n ? MT_OK : mt_path_format(dir, ".");
 }
 
-mt_status mt_file_check_result(const char *path, const char *source)
+mt_status mt_file_check_place(const char *path)
 {
-    char temp[MT_PATH_BYTES], dir[MT_PATH_BYTES], done[MT_PATH_BYTES], model[MT_PATH_BYTES];
-    MT_TRY(mt_path_format(temp, "%s.tmp", path));
-    MT_REQUIRE(!mt_path_same(path, source) && !mt_path_same(temp, source), MT_ECONFIG,
-               "'%s' is read and would be written over by '%s': the result needs another name",
-               source, path);
+    char dir[MT_PATH_BYTES], done[MT_PATH_BYTES], model[MT_PATH_BYTES];
     MT_TRY(parent_of(dir, path));
     MT_TRY(mt_path_format(done, "%s/DONE", dir));
     MT_TRY(mt_path_format(model, "%s/model.h5", dir));
@@ -257,6 +253,17 @@ mt_status mt_file_check_result(const char *path, const char *source)
                "'%s' is a complete checkpoint and would be changed by '%s': the result needs "
                "another place",
                dir, path);
+    return MT_OK;
+}
+
+mt_status mt_file_check_result(const char *path, const char *source)
+{
+    char temp[MT_PATH_BYTES];
+    MT_TRY(mt_path_format(temp, "%s.tmp", path));
+    MT_REQUIRE(!mt_path_same(path, source) && !mt_path_same(temp, source), MT_ECONFIG,
+               "'%s' is read and would be written over by '%s': the result needs another name",
+               source, path);
+    MT_TRY(mt_file_check_place(path));
     return mt_file_check_name(path);
 }
 

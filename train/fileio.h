@@ -35,8 +35,10 @@ mt_status mt_file_check_readable(const char *path);
 /* Whether a new file may take the name `path`: it is free, or that of a regular file. A device, a
  * pipe, a directory or a link is not replaced: MT_EIO. */
 mt_status mt_file_check_name(const char *path);
-/* The same for what is made of the file `source`, which must not be lost: MT_ECONFIG where the new
- * file, or what becomes it, would be that one, or would lie in a complete checkpoint. */
+/* MT_ECONFIG where it would lie in a complete checkpoint, which it would change, and go with. */
+mt_status mt_file_check_place(const char *path);
+/* Both, for what is made of the file `source`, which must not be lost: MT_ECONFIG where the new
+ * file, or what becomes it, would be that one. */
 mt_status mt_file_check_result(const char *path, const char *source);
 
 /* Begins the file that will be called `path`: opens `temp`, which becomes `<path>.tmp`, empty and

@@ -45,7 +45,10 @@ typedef struct mt_hf_left_out {
 
 /* Writes the checkpoint's model into DIR (made if absent): config.json, one tensor per expert, each
  * in the dtype it has in the checkpoint, in files of at most shard_bytes (0: one file). *left,
- * which may be NULL, says what is not in it. MT_ECONFIG while another process writes there. */
+ * which may be NULL, says what is not in it. Errors, with nothing written: MT_EDAMAGED names a
+ * tensor that the configuration calls for and the checkpoint has not, or the other way, or in
+ * another shape; MT_ECONFIG where DIR is a complete checkpoint or in one, or while another process
+ * writes there. */
 mt_status mt_hf_export_checkpoint(const char *dir, mt_checkpoint *checkpoint, int64_t shard_bytes,
                                   mt_hf_left_out *left);
 /* Opens the checkpoint, does that, closes. */

@@ -140,6 +140,25 @@ static void other_programs_read_the_files(void **state)
     assert_verb(compare(ALL, options), MT_EXIT_FILES, "nowhere");
 }
 
+/* They would change the checkpoint, and be removed with it. */
+static void results_stay_out_of_checkpoints(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "-o %s/table.json", "-o %s/table.csv",
+                                         "--plot %s/curves.png" };
+    char options[512] = " ";
+    put_runs();
+    assert_ok(mt_dir_create(in_dir("whole")));
+    put_text(in_dir("whole/DONE"), "");
+    put_text(in_dir("whole/model.h5"), "");
+    for (int i = 0; i < 3; i++) {
+        snprintf(options + 1, sizeof options - 1, names[i], in_dir("whole"));
+        assert_verb(compare(ALL, options), MT_EXIT_USAGE,
+                    "whole' is a complete checkpoint and would be changed by '");
+    }
+    assert_false(mt_path_exists(in_dir("whole/table.json")));
+}
+
 /* ---- mistakes ----------------------------------------------------------------------------------
  */
 
@@ -419,6 +438,7 @@ int main(void)
         cmocka_unit_test(any_group_can_be_the_baseline),
         cmocka_unit_test(the_table_says_what_is_noise),
         cmocka_unit_test(other_programs_read_the_files),
+        cmocka_unit_test(results_stay_out_of_checkpoints),
         cmocka_unit_test(what_is_no_finished_run_is_refused),
         cmocka_unit_test(a_last_line_needs_no_newline),
         cmocka_unit_test(runs_must_pair),

@@ -311,6 +311,71 @@ static void test_tied(void **state)
                  "no tensor 'lm_head.weight'");
 }
 
+/* A checkpoint of this configuration with the tensors of another model. */
+static void put_checkpoint(const char *path, const mt_model_config *config,
+                           const mt_model_config *other)
+{
+    mt_device *device;
+    mt_model *model;
+    assert_ok(mt_device_open(&device, "cpu", NULL, 1));
+    assert_ok(mt_model_create(&model, device, other, MT_F32, 1, false, NULL));
+    assert_ok(mt_model_init(model, 3));
+    const mt_checkpoint_state state = { .config = config,
+                                        .params = mt_model_params(model),
+                                        .compute = MT_F32 };
+    assert_ok(mt_checkpoint_write(path, &state, &(mt_checkpoint_info){ .run_config = NULL }));
+    mt_model_destroy(&model);
+    mt_device_destroy(&device);
+}
+
+/* What the configuration does not describe is no model: nothing of it is written. */
+static void test_broken_checkpoints(void **state)
+{
+    (void)state;
+    static const char *const words[] = {
+        "wrong' has no tensor 'model.layers.2.input_layernorm.weight', which its configuration has",
+        "wrong': tensor 'model.layers.3.input_layernorm.weight' has no place in the qwen3_moe of "
+        "its configuration",
+        "wrong': tensor 'model.layers.0.mlp.experts.0.gate_proj.weight' is f32[25,32], must be "
+        "f32[24,32] by its configuration",
+        "wrong': tensor 'lm_head.weight' has no place in",
+    };
+    mt_model_config config, other;
+    for (int i = 0; i < 4; i++) {
+        assert_ok(parse(&config, QWEN("")));
+        assert_ok(parse(&other, QWEN("")));
+        assert_ok(mt_model_config_check(&config));
+        if (i < 2) other.num_hidden_layers = i ? 4 : 2;
+        if (i == 2) other.moe_intermediate_size = 25;
+        if (i == 3) config.tie_word_embeddings = true;
+        put_checkpoint(in_dir("wrong"), &config, &other);
+        assert_fails(mt_hf_export(in_dir("wout"), in_dir("wrong"), 0, NULL), MT_EDAMAGED, words[i]);
+        assert_false(mt_path_exists(in_dir("wout")));
+    }
+    put_checkpoint(in_dir("wrong"), &other, &other);
+    assert_ok(mt_hf_export(in_dir("wout"), in_dir("wrong"), 0, NULL));
+}
+
+/* It would be removed with the checkpoint, or change it. */
+static void test_export_stays_out_of_checkpoints(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = { "whole", "whole/", "whole/hf" };
+    mt_model_config config;
+    assert_ok(parse(&config, QWEN("")));
+    assert_ok(mt_model_config_check(&config));
+    put_checkpoint(in_dir("whole"), &config, &config);
+    for (int i = 0; i < 3; i++) {
+        mt_checkpoint *checkpoint;
+        assert_fails(mt_hf_export(in_dir(dirs[i]), in_dir("whole"), 0, NULL), MT_ECONFIG,
+                     "whole' is a complete checkpoint and would be changed by '");
+        assert_false(mt_path_exists(in_dir("whole/config.json")));
+        assert_false(mt_path_exists(in_dir("whole/hf")));
+        assert_ok(mt_checkpoint_open(&checkpoint, in_dir("whole")));
+        mt_checkpoint_close(&checkpoint);
+    }
+}
+
 static int import_limited(void)
 {
     mt_status status = mt_hf_import(in_dir("lckpt"), in_dir("limited"));
@@ -384,10 +449,16 @@ static void test_full_disk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),      cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_fused),      cmocka_unit_test(test_broken_models),
-        cmocka_unit_test(test_tied),       cmocka_unit_test(test_one_export),
-        cmocka_unit_test(test_one_import), cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_broken_models),
+        cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_one_export),
+        cmocka_unit_test(test_one_import),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_broken_checkpoints),
+        cmocka_unit_test(test_export_stays_out_of_checkpoints),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
