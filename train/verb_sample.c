@@ -39,7 +39,10 @@ static mt_status append_prompt(writer *w, const char *prompt)
     for (const char *p = prompt; *p; given++) {
         char *end = (char *)p + 1;
         long long token = w->text ? (unsigned char)*p : strtoll(p, &end, 10);
-        MT_REQUIRE(end != p, MT_ECONFIG, "--prompt: '%.40s' is no number of a token", p);
+        MT_REQUIRE(end != p, MT_ECONFIG,
+                   "--prompt: '%.40s' is no number of a token: this model reads numbers from 0 to "
+                   "%lld, as in --prompt \"7 0 12\"",
+                   p, (long long)w->vocab - 1);
         MT_REQUIRE(token >= 0 && token < w->vocab, MT_ECONFIG,
                    "--prompt: token %lld is not in the vocabulary of %lld", token,
                    (long long)w->vocab);
@@ -102,19 +105,36 @@ static mt_status write_tokens(writer *w, const char *prompt, int64_t count, mt_s
     return MT_OK;
 }
 
-/* Whether tokens are bytes of text: as the corpus says that the model was trained on, or, where
- * there is none to ask, if they fit. */
+/* Where neither corpus of the run can be read. */
+static bool guess_text(int64_t vocab, const char *why)
+{
+    if (vocab == BYTES)
+        fprintf(stderr,
+                "the corpus that the model was trained on cannot be read (%s): its tokens are "
+                "taken for bytes of text, as its vocabulary has %d\n",
+                why, BYTES);
+    else
+        fprintf(stderr,
+                "the corpus that the model was trained on cannot be read (%s): its tokens are read "
+                "and written as numbers, as its vocabulary has %lld, and bytes are %d\n",
+                why, (long long)vocab, BYTES);
+    return vocab == BYTES;
+}
+
+/* Whether tokens are bytes of text: as the corpus says that the model was trained on, or the one
+ * that it was held against, whose tokens are bytes if and only if the other's are. */
 static bool takes_text(const mt_inference *inference)
 {
-    const char *path = inference->config.train_corpus;
-    bool fit = inference->config.trainer.model.vocab_size <= BYTES;
+    const mt_config *c = &inference->config;
+    const int64_t vocab = c->trainer.model.vocab_size;
+    char why[512];
     mt_corpus_info info;
-    if (!inference->has_run) return fit;
-    if (mt_corpus_read_info(&info, path) == MT_OK) return mt_corpus_of_bytes(&info);
-    fprintf(stderr, "tokens are taken for %s by their number, without the corpus: %s\n",
-            fit ? "bytes" : "no bytes", mt_error_message());
+    if (!inference->has_run) return vocab == BYTES;
+    if (mt_corpus_read_info(&info, c->train_corpus) == MT_OK) return mt_corpus_of_bytes(&info);
+    snprintf(why, sizeof why, "%s", mt_error_message());
+    bool read = *c->valid_corpus && mt_corpus_read_info(&info, c->valid_corpus) == MT_OK;
     mt_error_clear();
-    return fit;
+    return read ? mt_corpus_of_bytes(&info) : guess_text(vocab, why);
 }
 
 static mt_status sample(const mt_inference *inference, const char *prompt, int64_t count,
@@ -155,7 +175,7 @@ mt_status mt_verb_sample(int argc, char **argv)
     int count;
     const mt_option options[] = {
         { "prompt", MT_OPTION_TEXT, &prompt, "TEXT",
-          "what to go on from (token numbers unless the model reads bytes)" },
+          "what to go on from (numbers of tokens, \"7 0 12\", unless the model reads bytes)" },
         { "tokens", MT_OPTION_INT, &tokens, "N", "tokens to write (200)" },
         { "temperature", MT_OPTION_REAL, &config.temperature, "X",
           "0: always the most likely token (1)" },

@@ -425,8 +425,16 @@ static void the_corpus_says_what_tokens_are(void **state)
                    "--set model.vocab_size=300",
                    0, "bits/byte");
     assert_program("sample padded --prompt and --tokens 2", 0, "and");
+    assert_int_equal(rename("train.h5", "elsewhere.h5"), 0); /* data.valid says it, too */
+    assert_program("sample padded --prompt and --tokens 2", 0, "and");
+    assert_null(strstr(program_text, "cannot be read"));
+    assert_int_equal(rename("elsewhere.h5", "train.h5"), 0);
     assert_int_equal(rename("numbers.h5", "elsewhere.h5"), 0);
-    assert_program("sample numbers --prompt and --tokens 1", 2, "without the corpus");
+    assert_program("sample numbers --prompt and --tokens 1", 2,
+                   "): its tokens are read and written as numbers, as its vocabulary has 64");
+    assert_non_null(strstr(program_text, "'and' is no number of a token: this model reads numbers "
+                                         "from 0 to 63, as in --prompt \"7 0 12\""));
+    assert_program("sample numbers --prompt 40,41 --tokens 2", 0, "40,41 ");
 }
 
 static void another_model_or_corpus_is_refused(void **state)
