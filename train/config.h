@@ -56,9 +56,10 @@ typedef struct mt_config_key {
     const char *value;        /* default; NULL: that of the model type or the optimizer, "" or 0 */
     const char *only;         /* the one value available so far, as written back; NULL: all are */
     bool required;
-    bool fixed;           /* a run cannot be resumed with another value */
-    bool neutral;         /* weights and losses do not depend on it by a bit */
-    const char *alias_of; /* only another name of that key: read, not written */
+    bool required_of_experts; /* of a model that has any */
+    bool fixed;               /* a run cannot be resumed with another value */
+    bool neutral;             /* weights and losses do not depend on it by a bit */
+    const char *alias_of;     /* only another name of that key: read, not written */
     const char *help;
 } mt_config_key;
 

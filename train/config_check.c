@@ -62,12 +62,28 @@ static mt_status fail_where_named(const mt_config_reader *r, const char *section
     return MT_FAIL(status, "%s%s", place, mt_error_message());
 }
 
+static bool is_set(const mt_config_reader *r, int key)
+{
+    return r->line[key] || r->sets[key];
+}
+
+/* What the width of experts may be given by beside its own key. */
+static bool has_expert_width(const mt_config_reader *r)
+{
+    const mt_architecture *a = r->config->trainer.model.architecture;
+    char path[64];
+    snprintf(path, sizeof path, "model.%s", a->expert_width_key);
+    return is_set(r, mt_config_find(path));
+}
+
 static mt_status check_present(const mt_config_reader *r)
 {
+    const bool experts = r->config->trainer.model.num_experts && !has_expert_width(r);
     for (int i = 0; i < mt_config_key_count; i++) {
         const mt_config_key *key = &mt_config_keys[i];
-        MT_REQUIRE(!key->required || r->line[i] || r->sets[i], MT_ECONFIG, "%s: %s must be set: %s",
-                   r->file, key->path, key->help);
+        bool required = key->required || (key->required_of_experts && experts);
+        MT_REQUIRE(!required || is_set(r, i), MT_ECONFIG, "%s: %s must be set: %s", r->file,
+                   key->path, key->help);
     }
     return MT_OK;
 }

@@ -47,7 +47,7 @@ const mt_config_key mt_config_keys[] = {
       .help = "key and value heads, dividing the query heads; 0: as many" },
     { MODEL(head_dim), .kind = MT_KEY_INT, COUNT_RANGE,
       .help = "width of a head, even; 0: hidden_size / num_attention_heads" },
-    { MODEL(moe_intermediate_size), .kind = MT_KEY_INT, COUNT_RANGE,
+    { MODEL(moe_intermediate_size), .kind = MT_KEY_INT, COUNT_RANGE, .required_of_experts = true,
       .help = "width F of an expert" },
     { MODEL(intermediate_size), .kind = MT_KEY_INT, COUNT_RANGE,
       .help = "width of dense layers; of experts in a mixtral or olmoe" },

@@ -75,10 +75,11 @@ mt_status mt_config_help(FILE *file)
         const mt_config_key *key = &mt_config_keys[i];
         int depth = write_sections(file, key->path, last), names = 0;
         mt_config_format(text, &defaults, key);
+        const bool required = key->required || key->required_of_experts;
         int width = fprintf(file, "%*s%s: %s", depth * INDENT, "", leaf_of(key->path),
-                            key->required || key->alias_of ? "" : text);
-        fprintf(file, "%*s  # %s%s", width < 36 ? 36 - width : 0, "",
-                key->required ? "required: " : "", key->help);
+                            required || key->alias_of ? "" : text);
+        fprintf(file, "%*s  # %s%s", width < 36 ? 36 - width : 0, "", required ? "required: " : "",
+                key->help);
         while (key->names && key->names[names]) names++;
         for (int n = 0; n < names; n++)
             fprintf(file, "%s%s%s", n ? "|" : " (", key->names[n], n + 1 < names ? "" : ")");

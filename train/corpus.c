@@ -302,10 +302,10 @@ mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size)
 {
     MT_REQUIRE(
         corpus->info.largest < vocab_size, MT_ECONFIG,
-        "corpus '%.500s' holds token %lld, the model's vocab_size is %lld: it takes one of at "
-        "least the corpus's vocabulary, %lld",
+        "corpus '%.500s' holds token %lld, the model's vocab_size is %lld: it must be above every "
+        "token there, %lld or more (the corpus's own vocabulary is %lld)",
         corpus->path, (long long)corpus->info.largest, (long long)vocab_size,
-        (long long)corpus->info.vocab_size);
+        (long long)corpus->info.largest + 1, (long long)corpus->info.vocab_size);
     return MT_OK;
 }
 

@@ -135,10 +135,14 @@ static mt_status check_cover(mt_st_tensor *tensors, int64_t count, const st_file
     size_t at = 0;
     for (int64_t i = 0; i < count; i++) {
         size_t begin = (size_t)((const unsigned char *)tensors[i].data - buffer);
+        MT_REQUIRE(begin >= at, MT_EDAMAGED,
+                   "'%s', tensor '%s' begins at byte %zu of the data, before the end of '%s' at "
+                   "%zu: tensors may not overlap",
+                   f->path, tensors[i].name, begin, tensors[i - 1].name, at);
         MT_REQUIRE(begin == at, MT_EDAMAGED,
-                   "'%s', tensor '%s' begins at %zu, %s the end %zu of '%s'", f->path,
-                   tensors[i].name, begin, begin < at ? "overlapping: before" : "after a gap: past",
-                   at, i ? tensors[i - 1].name : "nothing");
+                   "'%s', tensor '%s' begins at byte %zu of the data, and no tensor has the bytes "
+                   "before it from %zu on: there may be no gap",
+                   f->path, tensors[i].name, begin, at);
         at += tensors[i].bytes;
     }
     MT_REQUIRE(at == room, MT_EDAMAGED, "'%s': %zu bytes of data, but the tensors end at %zu",

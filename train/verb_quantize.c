@@ -66,13 +66,11 @@ static mt_status check_options(struct job *j)
     return check_word("step", o->step);
 }
 
-/* Numbers of a list "a,b,..": how many, and the values where `values` is not NULL. An empty text is
- * a list of none. */
+/* Numbers of a list "a,b,..": how many, and the values where `values` is not NULL. */
 static mt_status read_list(int64_t *count, int64_t *values, const char *name, const char *text)
 {
     const char *at = text;
     *count = 0;
-    if (!*text) return MT_OK;
     for (;; at++) {
         char *end;
         errno = 0;

@@ -79,6 +79,8 @@ static void mistakes_are_named(void **state)
                  "--count needs a value: N");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--count=x")), MT_ECONFIG,
                  "'x' is not an integer");
+    assert_fails(parse(&g, ARGV((char *)"a", (char *)"--count=18446744073709551615")), MT_ECONFIG,
+                 "--count: 18446744073709551615 is not in -2^63..2^63-1");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--rate=1.5.")), MT_ECONFIG,
                  "'1.5.' is not a number");
     assert_fails(parse(&g, ARGV((char *)"a", (char *)"--rate=0x1p3")), MT_ECONFIG,

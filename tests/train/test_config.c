@@ -245,6 +245,13 @@ static void refuses_bad_input_and_says_where(void **state)
     assert_ok(parse(&numbered, "", "device=cuda:7"));
     assert_string_equal(numbered.device, "cuda:7");
     assert_fails(parse_alone(""), MT_ECONFIG, "model.vocab_size must be set");
+    assert_fails(parse_alone("model: {vocab_size: 9, hidden_size: 8, num_hidden_layers: 1, "
+                             "num_attention_heads: 1, num_experts: 2, num_experts_per_tok: 1}\n"),
+                 MT_ECONFIG, "model.moe_intermediate_size must be set: width F of an expert");
+    assert_fails(parse_alone("model: {model_type: mixtral, vocab_size: 9, hidden_size: 8, "
+                             "num_hidden_layers: 1, num_attention_heads: 1, num_experts: 2, "
+                             "num_experts_per_tok: 1, intermediate_size: 8}\n"),
+                 MT_ECONFIG, "data.train must be set");
     assert_fails(parse_alone("- a\n"), MT_ECONFIG, "sections with keys");
     assert_fails(parse_alone("a: &a [*a]\n"), MT_ECONFIG, "unknown key a");
     assert_fails(parse_alone("model: &a {model: *a}\n"), MT_ECONFIG, "unknown key model.model");
@@ -437,6 +444,7 @@ static void help_names_every_key(void **state)
         assert_non_null(strstr(text, mt_config_keys[i].help));
     }
     assert_non_null(strstr(text, "timeout: 300 "));
+    assert_non_null(strstr(text, "# required: width F of an expert"));
     assert_non_null(strstr(text, "a tie between two bf16 then goes away from zero"));
     free(text);
 }

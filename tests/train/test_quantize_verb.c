@@ -320,13 +320,12 @@ static void empty_groups_make_empty_files(void **state)
 {
     (void)state;
     const int64_t none[] = { 0, COLS };
-    static const char *const options[] = { "--first-dims 0,0,0 --swizzled",
-                                           "--first-dims=", "--members 3",
-                                           "--first-dims 0,0 --last-dims 5,0" };
+    static const char *const options[] = { "--first-dims 0,0,0 --swizzled", "--members 0",
+                                           "--members 3", "--first-dims 0,0 --last-dims 5,0" };
     for (int i = 0; i < 4; i++) {
         static const int64_t members[] = { 3, 0, 3, 2 };
         make_input(MT_F32);
-        if (i == 2) put_input(MT_F32, 2, none, source);
+        if (i == 1 || i == 2) put_input(MT_F32, 2, none, source);
         snprintf(line, sizeof line, "quantize %s -o %s --format nvfp4 %s", in_dir("in.h5"),
                  in_dir("out.h5"), options[i]);
         assert_verb(line, 0, "0 elements");
@@ -383,6 +382,9 @@ static void mistakes_are_refused(void **state)
         { "--format mxfp4 --first-dims 9223372036854775807,1", "exceed the 37 rows" },
         { "--format mxfp4 --first-dims 9223372036854775808", "is not integers" },
         { "--format mxfp4 --first-dims 1,,2", "is not integers separated by commas" },
+        { "--format mxfp4 --first-dims 3,", "'' is not integers separated by commas" },
+        { "--format mxfp4 --first-dims=", "--first-dims: '' is not integers separated by commas" },
+        { "--format mxfp4 --last-dims=", "--last-dims: '' is not integers separated by commas" },
         { "--format mxfp4 --last-dims 41,1", "exceed the 41 columns" },
         { "--format mxfp4 --first-dims 40,1 --last-dims 30,318", "exceed the 1517 elements" },
         { "--format mxfp4 --first-dims 1,2 --last-dims 3", "has 2 members, --last-dims 1" },
