@@ -44,9 +44,34 @@ static mt_status look(void *context, const char *name, const mt_tensor *data)
     return status;
 }
 
-static mt_status look_at_master(char name[128], const mt_param_store *store, const mt_param *p)
+/* Whether the sum of a master's squares (of a split one, of what its halves show) is finite: where
+ * it is so, all of it is. `room`: f64 on the device. */
+static mt_status has_finite_sum(bool *finite, const mt_param_store *store, const mt_param *p,
+                                double *room)
+{
+    mt_stream stream = { .device = mt_param_store_device(store) };
+    const bool split = !p->own_master;
+    const struct mt_grad_norm_args args = { .dtype = p->dtype,
+                                            .count = split ? 0 : p->own.count,
+                                            .grad = p->own_master,
+                                            .bf16_count = split ? p->own.count : 0,
+                                            .bf16_grad = p->high,
+                                            .pass = MT_NORM_SUM,
+                                            .sum = room };
+    double sum;
+    MT_TRY(mt_grad_norm(&stream, &args));
+    MT_TRY(mt_device_copy(stream.device, &sum, room, sizeof sum));
+    *finite = isfinite(sum);
+    return MT_OK;
+}
+
+static mt_status look_at_master(char name[128], const mt_param_store *store, const mt_param *p,
+                                double *room)
 {
     int64_t own = p->own.count, most = own < LOOKED_AT ? own : LOOKED_AT;
+    bool finite = false;
+    MT_TRY(has_finite_sum(&finite, store, p, room));
+    if (finite) return MT_OK;
     void *host = malloc((size_t)most * mt_dtype_size(p->dtype) + 1);
     MT_REQUIRE(host, MT_ENOMEM, "trainer: no memory to look at %s", p->name);
     mt_status status = MT_OK;
@@ -71,9 +96,15 @@ static mt_status agree_on_name(mt_comm *comm, char name[128])
 /* The first weight that is not finite; "" for none. Collective. */
 static mt_status look_at_params(char name[128], const mt_param_store *store, mt_comm *comm)
 {
+    mt_device *device = mt_param_store_device(store);
+    void *room;
     name[0] = '\0';
-    for (int64_t i = 0; i < mt_param_store_count(store) && !*name; i++)
-        MT_TRY(look_at_master(name, store, mt_param_store_get(store, i)));
+    MT_TRY(mt_device_alloc(device, &room, sizeof(double), MT_MEMORY_STATE));
+    mt_status status = MT_OK;
+    for (int64_t i = 0; i < mt_param_store_count(store) && !*name && status == MT_OK; i++)
+        status = look_at_master(name, store, mt_param_store_get(store, i), room);
+    mt_device_free(device, &room, sizeof(double), MT_MEMORY_STATE);
+    MT_TRY(status);
     return comm ? agree_on_name(comm, name) : MT_OK;
 }
 
