@@ -172,28 +172,25 @@ static void test_npy(void **state)
     assert_ok(pack_one(path, 256, out));
     assert_ok(mt_corpus_read_info(&info, out));
     assert_false(mt_corpus_of_bytes(&info));
-    static const struct {
+    static const struct { /* first five of kinds that are not taken */
         const char *dictionary, *words;
-        bool sound; /* but of no kind that is taken */
-    } bad[] = {
-        { "{'descr': '<f4', 'shape': (2,), }", "elements '<f4' are not little-endian integers",
-          true },
-        { "{'descr': '>u2', 'shape': (2,), }", "little-endian integers", true },
-        { "{'descr': '<u3', 'shape': (2,), }", "little-endian integers", true },
-        { "{'shape': (2,), }", "little-endian integers", false },
-        { "{'descr': '<u2', 'shape': (2, 2), }", "shape '(2, 2)' is not of one dimension", true },
-        { "{'descr': '<u2', 'shape': (), }", "one dimension", true },
-        { "{'descr': '<u2'}", "one dimension", false },
-        { "{'descr': '<u2', 'shape': (9,), }", "only 16 bytes", false },
-        { "{'descr': '<u2', 'shape': (9223372036854775807,), }", "only 16 bytes", false },
-        { "{'descr': '|i1', 'shape': (9,), }", "token -7 at position 8", false },
-        { "{'descr': '<i8', 'shape': (2,), }", "token -7 at position 1", false },
-        { "{'descr': '<u8', 'shape': (2,), }", "token 18446744073709551609 at position 1", false },
+    } b[] = {
+        { "{'descr': '<f4', 'shape': (2,), }", "elements '<f4' are not little-endian integers" },
+        { "{'descr': '>u2', 'shape': (2,), }", "little-endian integers" },
+        { "{'descr': '<u3', 'shape': (2,), }", "little-endian integers" },
+        { "{'descr': '<u2', 'shape': (2, 2), }", "shape '(2, 2)' is not of one dimension" },
+        { "{'descr': '<u2', 'shape': (), }", "one dimension" },
+        { "{'shape': (2,), }", "little-endian integers" },
+        { "{'descr': '<u2'}", "one dimension" },
+        { "{'descr': '<u2', 'shape': (9,), }", "only 16 bytes" },
+        { "{'descr': '<u2', 'shape': (9223372036854775807,), }", "only 16 bytes" },
+        { "{'descr': '|i1', 'shape': (9,), }", "token -7 at position 8" },
+        { "{'descr': '<i8', 'shape': (2,), }", "token -7 at position 1" },
+        { "{'descr': '<u8', 'shape': (2,), }", "token 18446744073709551609 at position 1" },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        put_npy(path, 1, bad[i].dictionary, negative, 16);
-        assert_fails(pack_one(path, 1000, out), bad[i].sound ? MT_EUNSUPPORTED : MT_EDAMAGED,
-                     bad[i].words);
+    for (size_t i = 0; i < sizeof b / sizeof *b; i++) {
+        put_npy(path, 1, b[i].dictionary, negative, 16);
+        assert_fails(pack_one(path, 1000, out), i < 5 ? MT_EUNSUPPORTED : MT_EDAMAGED, b[i].words);
     }
     put_text(path, "\x93NUMPY\x01");
     assert_fails(pack_one(path, 1000, out), MT_EDAMAGED, "not a NumPy");
