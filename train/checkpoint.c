@@ -110,22 +110,6 @@ mt_status mt_checkpoint_open(mt_checkpoint **checkpoint, const char *path)
     return mt_checkpoint_open_among(checkpoint, path, NULL);
 }
 
-mt_status mt_checkpoint_seconds(double *seconds, const char *path)
-{
-    char file[MT_PATH_BYTES];
-    mt_h5 *h5;
-    bool has;
-    *seconds = 0;
-    MT_TRY(mt_path_format(file, "%s/model.h5", path));
-    MT_TRY(mt_h5_open(&h5, file));
-    mt_status status = mt_h5_has_attribute(h5, "/data", "seconds", &has);
-    if (status == MT_OK && has) status = mt_h5_get_f64(h5, "/data", "seconds", seconds);
-    mt_h5_close(&h5);
-    MT_TRY(status);
-    MT_REQUIRE(*seconds >= 0, MT_EDAMAGED, "'%s': seconds of /data is %g", path, *seconds);
-    return MT_OK;
-}
-
 void mt_checkpoint_close(mt_checkpoint **checkpoint)
 {
     mt_checkpoint *c = *checkpoint;

@@ -10,8 +10,7 @@
  * - /optim/{m,v}/<HF name>: moments, elements as they are stored (f32, f64, bf16, or u8 codes of
  *   E4M3; attribute moments of /optim), and /optim/{m,v}_scales/<our name>: f32 [blocks] of fp8
  * - /rng, /data: attributes: seed and position of the next step's draws and batch, which follows on
- *   /data's `tokens` of the training data (older files: on `step` batches as in run_config);
- *   `seconds` of training (not in older files)
+ *   /data's `tokens` of the training data (older files: on `step` batches as in run_config)
  * - /state/router_bias/<i>: f32 [E] of MoE layer i
  * - /state/delayed/<layer>.<slot>.{scale,history}: f32 [N] and [length, N] of fp8_delayed
  *
@@ -46,7 +45,6 @@ typedef struct mt_checkpoint_info {
     const char *source_config; /* config.json that the model came with */
     const char *git_revision;
     const char *corpus; /* identity of the training data: a resume with another is refused */
-    double seconds;     /* of training so far */
 } mt_checkpoint_info;
 
 /* ---- training runs -----------------------------------------------------------------------------
@@ -64,9 +62,6 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
  * where that would do, --force, unless `force`; shapes must match in any case. The trainer is
  * unchanged where the checkpoint is refused. */
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
-/* Seconds of training that a checkpoint which has been loaded was saved after; 0: it does not say.
- */
-mt_status mt_checkpoint_seconds(double *seconds, const char *path);
 /* Whether checkpoints of a run of the one configuration fit another: if they do, what else is
  * another can be forced. */
 bool mt_checkpoint_fits(const mt_trainer_config *saved, const mt_trainer_config *now);

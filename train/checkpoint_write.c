@@ -121,8 +121,7 @@ static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
     MT_TRY(mt_h5_set_i64(file, "/rng", "step", s->step));
     MT_TRY(mt_h5_group(file, "/data"));
     MT_TRY(mt_h5_set_i64(file, "/data", "step", s->step));
-    MT_TRY(mt_h5_set_i64(file, "/data", "tokens", s->tokens));
-    return mt_h5_set_f64(file, "/data", "seconds", info->seconds);
+    return mt_h5_set_i64(file, "/data", "tokens", s->tokens);
 }
 
 /* All ranks' files are there: makes a checkpoint of them. */

@@ -53,8 +53,7 @@ static mt_status save(run *r, int64_t step)
     char path[MT_CHECKPOINT_PATH];
     const mt_checkpoint_info info = { .run_config = r->config_text,
                                       .git_revision = mt_build_revision(),
-                                      .corpus = r->corpus,
-                                      .seconds = r->past.seconds + r->seconds };
+                                      .corpus = r->corpus };
     if (r->lead) MT_TRY(mt_metrics_sync(r->metrics));
     mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
     r->unfit |= status != MT_OK;

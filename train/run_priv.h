@@ -38,14 +38,13 @@ typedef struct run {
     int64_t skips;             /* updates in a row that were skipped last */
     bool unfit;                /* to be saved: amid a step, its loss is not finite, saving failed */
     char saved_path[MT_CHECKPOINT_PATH];
-    int64_t signal;       /* that some rank has received */
-    double token_share;   /* a token's products, of what all GPUs are said to do in a second; 0: not
-                             known */
-    double seconds;       /* trained in this session, */
-    double saved_seconds; /* and in those before the checkpoint that it goes on from */
-    double pace_seconds;  /* the same since the last metrics line, */
-    int64_t pace_tokens;  /* the tokens of it, */
-    double pace_waited;   /* and what of it was spent in collectives */
+    int64_t signal;      /* that some rank has received */
+    double token_share;  /* a token's products, of what all GPUs are said to do in a second; 0: not
+                            known */
+    double seconds;      /* trained in this session */
+    double pace_seconds; /* the same since the last metrics line, */
+    int64_t pace_tokens; /* the tokens of it, */
+    double pace_waited;  /* and what of it was spent in collectives */
 } run;
 
 /* From nothing to before the first step: ranks meet, everything that can be refused is, the run's

@@ -172,7 +172,6 @@ static mt_status resume(run *r, bool force)
     MT_TRY(find_checkpoint(r, force, path));
     if (!*path) return MT_OK;
     mt_status status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
-    if (status == MT_OK && r->lead) status = mt_checkpoint_seconds(&r->saved_seconds, path);
     MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));
@@ -286,7 +285,6 @@ static mt_status open_records(run *r)
         if (status == MT_OK)
             status = mt_metrics_open(&r->metrics, &r->past, r->dir.metrics,
                                      mt_trainer_steps(r->trainer));
-        if (r->past.seconds < r->saved_seconds) r->past.seconds = r->saved_seconds;
         if (status == MT_OK && r->past.unread_line)
             mt_progress_note(&r->progress,
                              "%s: line %lld could not be read, and was cut off with "

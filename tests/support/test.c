@@ -100,6 +100,7 @@ void *test_alloc(int64_t count, mt_dtype dtype)
            total = (bytes + 3 * CANARY + 63) / 64 * 64;
     unsigned char *p = aligned_alloc(64, total);
     if (!p) fail_msg("out of memory: %zu bytes", total);
+    if (!test_is_seen(p, total)) fail_msg("%zu bytes past what the GPU sees of the heap", total);
     memset(p, POISON, total);
     memcpy(p, &bytes, sizeof bytes);
     return p + CANARY;

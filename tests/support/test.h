@@ -48,6 +48,8 @@ bool test_multiplies_pairs(const mt_device *device, mt_dtype dtype);
 /* Device memory holding `count` elements of dtype; test_free releases. Poisoned with NaN bytes,
  * with canaries on both sides that test_free checks. */
 void *test_alloc(int64_t count, mt_dtype dtype);
+/* Whether the device under test sees all of it: a GPU what was pinned before main (pinned.c). */
+bool test_is_seen(const void *p, size_t bytes);
 void test_free(void *p);
 
 /* Uniform in [-scale, scale) from (seed, index): stored rounded to dtype. */

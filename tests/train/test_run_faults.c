@@ -320,25 +320,6 @@ static void a_run_that_has_made_nothing_gives_way(void **state)
                    0, "done");
 }
 
-/* Seconds that no line of metrics tells of. */
-static void seconds_are_those_of_all_sessions(void **state)
-{
-    (void)state;
-    double seconds;
-    char *text, *at;
-    size_t bytes;
-    assert_program("train t.yaml --run timed --set train.steps=5", 0, "done");
-    assert_ok(mt_checkpoint_seconds(&seconds, "timed/ckpt/step_00000005"));
-    assert_true(seconds > 0);
-    assert_int_equal(truncate("timed/metrics.jsonl", 0), 0);
-    assert_program("train t.yaml --run timed --resume --set train.steps=6", 0, "done");
-    assert_ok(mt_file_read_all(&text, &bytes, "timed/metrics.jsonl", 1 << 20));
-    at = strstr(text, "\"seconds\":");
-    assert_non_null(at);
-    assert_true(strtod(at + strlen("\"seconds\":"), NULL) > seconds);
-    free(text);
-}
-
 /* What a kill after a checkpoint's last rename has left undone. */
 static void a_run_that_goes_on_settles_its_checkpoints(void **state)
 {
@@ -547,7 +528,6 @@ int main(void)
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_ends_the_run),
         cmocka_unit_test(checkpoints_that_were_moved_away_are_missed),
         cmocka_unit_test(a_run_that_has_made_nothing_gives_way),
-        cmocka_unit_test(seconds_are_those_of_all_sessions),
         cmocka_unit_test(a_run_that_goes_on_settles_its_checkpoints),
         cmocka_unit_test(a_checkpoint_without_its_name_in_latest_is_one),
         cmocka_unit_test(another_model_is_no_damage),
