@@ -231,7 +231,10 @@ static mt_status share_path(char path[MT_CHECKPOINT_PATH], const char *dir, cons
 mt_status mt_checkpoint_count_dirs(int64_t *count, const char *dir)
 {
     step_list list = { NULL, 0, 0 };
-    mt_status status = mt_path_exists(dir) ? list_steps(&list, dir) : MT_OK;
+    bool there;
+    *count = 0;
+    MT_TRY(mt_path_look(&there, dir));
+    mt_status status = there ? list_steps(&list, dir) : MT_OK;
     *count = list.count;
     free(list.items);
     return status;
@@ -255,9 +258,11 @@ mt_status mt_checkpoint_check_moved(const char *dir)
 {
     char latest[MT_PATH_BYTES];
     int64_t there;
+    bool named;
     MT_TRY(mt_checkpoint_count_dirs(&there, dir));
     MT_TRY(mt_path_format(latest, "%s/latest", dir));
-    MT_REQUIRE(there || !mt_path_exists(latest), MT_EIO,
+    MT_TRY(mt_path_look(&named, latest));
+    MT_REQUIRE(there || !named, MT_EIO,
                "'%s' names a checkpoint, and there is none beside it: put it back, or --force to "
                "begin again without it",
                latest);

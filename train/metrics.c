@@ -109,8 +109,9 @@ mt_status mt_metrics_last_step(int64_t *step, const char *path)
 {
     mt_metrics_past past = { 0 };
     size_t kept;
-    bool ended;
-    if (mt_path_exists(path)) MT_TRY(scan_file(&kept, &ended, path, INT64_MAX - 1, &past));
+    bool ended, there;
+    MT_TRY(mt_path_look(&there, path));
+    if (there) MT_TRY(scan_file(&kept, &ended, path, INT64_MAX - 1, &past));
     *step = past.last_step;
     return MT_OK;
 }
@@ -119,8 +120,9 @@ mt_status mt_metrics_check(const char *path, int64_t step)
 {
     mt_metrics_past past;
     size_t kept;
-    bool ended;
-    return mt_path_exists(path) ? scan_file(&kept, &ended, path, step, &past) : MT_OK;
+    bool ended, there;
+    MT_TRY(mt_path_look(&there, path));
+    return there ? scan_file(&kept, &ended, path, step, &past) : MT_OK;
 }
 
 static mt_status cut_back(mt_metrics *m, mt_metrics_past *past, int64_t step)

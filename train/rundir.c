@@ -156,8 +156,10 @@ static mt_status compare_with_recorded(char **changed, mt_rundir *dir, const mt_
 {
     char path[MT_PATH_BYTES];
     mt_config old;
+    bool there;
     MT_TRY(mt_path_format(path, "%s/" RECORD, dir->path));
-    if (!mt_path_exists(path)) return do_without_record(changed, dir, force);
+    MT_TRY(mt_path_look(&there, path));
+    if (!there) return do_without_record(changed, dir, force);
     mt_status status = mt_config_load_recorded(&old, path);
     if (status == MT_EDAMAGED && !force)
         return MT_FAIL(status, "%.900s (--force to go on without it)", mt_error_message());
@@ -358,7 +360,9 @@ static mt_status compare_record(mt_changes *changes, const mt_rundir_record *r, 
     char from[MT_CONFIG_FORMATTED], to[MT_CONFIG_FORMATTED];
     mt_config old;
     mt_status status = MT_EDAMAGED;
-    if (mt_path_exists(path)) status = mt_config_load_recorded(&old, path);
+    bool there;
+    MT_TRY(mt_path_look(&there, path));
+    if (there) status = mt_config_load_recorded(&old, path);
     if (status == MT_EDAMAGED) {
         mt_error_clear();
         return mt_changes_add(changes, r->step, RECORD, LOST, WRITTEN);

@@ -5,6 +5,7 @@
 
 #include "tests/train/files.h"
 #include "train/checkpoint.h"
+#include "train/metrics.h"
 
 enum { EXPERTS = 4 };
 
@@ -501,6 +502,21 @@ static void test_full_disk(void **state)
     small_destroy(&x);
 }
 
+/* They may be there. */
+static void test_out_of_sight(void **state)
+{
+    (void)state;
+    int64_t count, step;
+    assert_int_equal(symlink("loop", in_dir("loop")), 0); /* to itself */
+    assert_fails(mt_checkpoint_count_dirs(&count, in_dir("loop/ckpt")), MT_EIO, "cannot look at '");
+    assert_fails(mt_checkpoint_check_moved(in_dir("loop/ckpt")), MT_EIO, "cannot look at '");
+    assert_fails(mt_metrics_last_step(&step, in_dir("loop/metrics.jsonl")), MT_EIO,
+                 "cannot look at '");
+    assert_fails(mt_metrics_check(in_dir("loop/metrics.jsonl"), 1), MT_EIO, "cannot look at '");
+    assert_ok(mt_checkpoint_count_dirs(&count, in_dir("nowhere/ckpt")));
+    assert_int_equal(count, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -515,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_kill),
         cmocka_unit_test(test_read_while_pruned),
         cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_out_of_sight),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
