@@ -33,6 +33,7 @@ torch_moe_layer moe torch - $PYTHON
 sonic_moe_layer moe sonicmoe - $PYTHON
 te_moe_layer moe transformer_engine recipes $PYTHON
 torch_adamw ops torch - $PYTHON
+torch_step step torch - $PYTHON
 hf_train step transformers - $PYTHON
 hf_train_f32 step transformers - torchrun --nproc-per-node 1"
 
