@@ -23,6 +23,7 @@ struct sm90 {
         WARPGROUPS = 2, /* that multiply */
         THREADS = (WARPGROUPS + 1) * 128,
         WGRAD = LAYOUT == MT_GEMM_NT,
+        RANKED = WGRAD,             /* see sm90_order */
         PLAIN = SUMS != SM90_ANY,   /* nothing is added */
         TIMES = SUMS == SM90_TIMES, /* the factor is there */
         FRESH = false,              /* see sm90_consumer, */
@@ -107,6 +108,7 @@ struct sm90_fp8 {
         SPLIT = 0,
         STORES = 128,
         WGRAD = LAYOUT == MT_GEMM_NT,
+        RANKED = false,
         ACROSS_P = false,
         ACROSS_Q = false,
         CLUSTER = CLUSTER_M * CLUSTER_N,
@@ -211,22 +213,52 @@ struct sm90_tile {
 /* ---- the order of tiles ------------------------------------------------------------------------
  * Members one after another; within each, blocks of `super` tiles along the fast direction (pieces
  * of Q, or for NT tiles of P), all tiles of the slow one for each: what a fast tile reads of P is
- * read by its neighbours at the same time. */
+ * read by its neighbours at the same time. RANKED, where rounds of the grid are few: those of most
+ * rows first, every other round from the last block to the first, so that who has the longest
+ * tiles of a round has the shortest of the next. */
+
+enum { SM90_FEW_ROUNDS = 4, SM90_MOST_RANKED = 128 /* members: each is held against each */ };
+
+static __device__ __forceinline__ bool sm90_has_few_rounds(int units, int clusters)
+{
+    return units > clusters && units < SM90_FEW_ROUNDS * clusters;
+}
+
+/* The unit (tiles of a cluster) that this cluster takes in a round. */
+template <class C>
+static __device__ __forceinline__ int sm90_unit(int round, int units, int clusters)
+{
+    const int mine = (int)blockIdx.x / C::CLUSTER;
+    const bool back = C::RANKED && round % 2 && sm90_has_few_rounds(units, clusters);
+    return round * clusters + (back ? clusters - 1 - mine : mine);
+}
 
 template <class C> struct sm90_order {
-    const int *start; /* rows before a member; after these, units (tiles of a cluster) before it */
+    /* Rows before a member; after these, units before it, or, RANKED, members by rank and units. */
+    const int *start;
     int tiles_m, tiles_n, unit, member, column;
 
     __device__ __forceinline__ bool next(sm90_tile *t, const gemm_sm90_args &a, int cm, int cn)
     {
         const int members = (int)a.rows.members, *before = start + members + 1;
-        for (; member < members && unit >= before[member + 1]; member++)
-            if constexpr (C::FP8 && C::WGRAD)
-                column += (start[member + 1] - start[member] + 127) / 128 * 128;
-        if (member >= members) return false;
-        int local = unit - before[member], units = before[member + 1] - before[member];
+        int local, units;
+        if constexpr (C::RANKED) { /* unit: rounds */
+            const int all = before[members],
+                      at = sm90_unit<C>(unit++, all, grid_now() / C::CLUSTER);
+            if (at >= all) return false;
+            units = tiles_m * tiles_n;
+            member = at / units;
+            local = at - member * units;
+            member = before[member];
+        } else {
+            for (; member < members && unit >= before[member + 1]; member++)
+                if constexpr (C::FP8 && C::WGRAD)
+                    column += (start[member + 1] - start[member] + 127) / 128 * 128;
+            if (member >= members) return false;
+            local = unit - before[member], units = before[member + 1] - before[member];
+            unit += grid_now() / C::CLUSTER;
+        }
         int first = start[member], rows = start[member + 1] - first;
-        unit += grid_now() / C::CLUSTER;
         int fast_tiles = C::WGRAD ? tiles_m : units / (C::BY_ROWS ? tiles_n : tiles_m);
         int slow_tiles = C::WGRAD || C::BY_ROWS ? tiles_n : tiles_m;
         int together = a.super * slow_tiles, block = local / together;
@@ -278,6 +310,30 @@ template <class C> struct sm90_order {
     }
 };
 
+/* RANKED: members by rank, and the number of units; by every warp. */
+template <class C>
+static __device__ __forceinline__ void sm90_rank(int *ranked, const int *start, int members,
+                                                 int units)
+{
+    const int lane = threadIdx.x % 32;
+    const bool ranks = members <= SM90_MOST_RANKED &&
+                       sm90_has_few_rounds(members * units, (int)gridDim.x / C::CLUSTER);
+#pragma unroll 1
+    for (int e = threadIdx.x / 32; ranks && e < members; e += C::THREADS / 32) {
+        const int rows = start[e + 1] - start[e];
+        int rank = 0;
+#pragma unroll 1
+        for (int base = 0; base < members; base += 32) {
+            const int other = base + lane;
+            const int its = other < members ? start[other + 1] - start[other] : -1;
+            rank += __popc(__ballot_sync(~0u, its > rows || (its == rows && other < e)));
+        }
+        if (lane == 0) ranked[rank] = e;
+    }
+    for (int e = threadIdx.x; !ranks && e < members; e += C::THREADS) ranked[e] = e;
+    if (threadIdx.x == 0) ranked[members] = members * units;
+}
+
 /* First rows of the members, units before each, and factors, into shared memory; by every thread.
  */
 template <class C>
@@ -293,6 +349,7 @@ sm90_members(int *start, int *before, const gemm_sm90_args &a, int tiles_m, int 
         for (int e = threadIdx.x; e < members; e += C::THREADS)
             ((float2 *)(before + members + 1))[e] = gemm_factor(&a.factor, e);
     __syncthreads();
+    if constexpr (C::RANKED) return sm90_rank<C>(before, start, members, tiles_m * tiles_n);
     if (threadIdx.x >= 32) return;
     int sum = 0, wide = a.width * C::CLUSTER_N, high = C::TILE * C::CLUSTER_M;
 #pragma unroll 1
@@ -375,7 +432,8 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
     if (threadIdx.x < 128) {
         registers_down<C::PRODUCER_REGISTERS>();
         const uint32_t at = shared_anew(shared);
-        sm90_order<C> order = { start, tiles_m, tiles_n, (int)blockIdx.x / C::CLUSTER, 0, 0 };
+        const int first = C::RANKED ? 0 : (int)blockIdx.x / C::CLUSTER;
+        sm90_order<C> order = { start, tiles_m, tiles_n, first, 0, 0 };
         if constexpr (sm90_beside<C>::PRODUCES)
             moe_produce<C>(shared, at, maps, a, order, cn);
         else if (threadIdx.x < (C::FP8 ? 1 : 32))

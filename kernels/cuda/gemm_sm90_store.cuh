@@ -76,14 +76,14 @@ static __device__ __forceinline__ void sm90_store_as(sm90_result<C> &r, float (&
     }
 }
 
-/* Whether the block has so many tiles; the last of the units before members is the sum of all. */
+/* Whether the block has so many tiles; the last of the table is the number of all units. */
 template <class C>
 static __device__ __forceinline__ bool sm90_has_tile(uint32_t base, const gemm_sm90_args &a,
                                                      int tile)
 {
-    const int first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
     const uint32_t last = base + C::TABLE + ((uint32_t)a.rows.members * 2 + 1) * sizeof(int);
-    return first + tile * step < shared_now(last);
+    const int units = shared_now(last);
+    return sm90_unit<C>(tile, units, gridDim.x / C::CLUSTER) < units;
 }
 
 /* Whether sums have the factor that C says they have; codes with scales of blocks have none. */
