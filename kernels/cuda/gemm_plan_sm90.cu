@@ -78,25 +78,31 @@ static int64_t rounded_up(int64_t x, int64_t unit)
     return mt_ceil_div(x, unit) * unit;
 }
 
-/* Time of a product in columns of a tile: rounds of all processors, each as long as a tile. Each
- * member has `columns` of them in even pieces. */
-static int64_t cost(int64_t members, int64_t columns, int64_t tiles_m, int64_t width,
-                    int64_t processors)
+/* What is cut into pieces: `columns` of each member, exactly, or of ragged rows on average. */
+struct extent {
+    int64_t members, columns;
+    bool ragged;
+};
+
+/* Time of a product in columns of a tile: rounds of all processors, each as long as a tile. Even
+ * pieces of a member; of ragged ones half a piece more for each on average, and a little, so that
+ * a round more is seldom. */
+static int64_t cost(const extent &x, int64_t tiles_m, int64_t width, int64_t processors)
 {
-    int64_t pieces = mt_ceil_div(columns, width);
-    int64_t each = rounded_up(mt_ceil_div(columns, pieces), 8);
-    return mt_ceil_div(members * pieces * tiles_m, processors) * (each + TILE_OVERHEAD);
+    int64_t pieces = x.members * mt_ceil_div(x.columns, width), each = width;
+    if (x.ragged)
+        pieces = mt_ceil_div(x.members * x.columns, width) + mt_ceil_div(9 * x.members, 16);
+    else
+        each = rounded_up(mt_ceil_div(x.columns, mt_ceil_div(x.columns, width)), 8);
+    return mt_ceil_div(pieces * tiles_m, processors) * (each + TILE_OVERHEAD);
 }
 
 /* The width of the fewest columns of work in the last round, for products of few tiles. */
-static int filling_width(int64_t members, int64_t columns, int64_t tiles_m, int grain,
-                         int processors)
+static int filling_width(const extent &x, int64_t tiles_m, int grain, int processors)
 {
     int best = SM90_WIDTH;
     for (int width = SM90_WIDTH - grain; width >= NARROWEST; width -= grain)
-        if (cost(members, columns, tiles_m, width, processors) <
-            cost(members, columns, tiles_m, best, processors))
-            best = width;
+        if (cost(x, tiles_m, width, processors) < cost(x, tiles_m, best, processors)) best = width;
     return best;
 }
 
@@ -199,6 +205,7 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     bool tn = g->layout == MT_GEMM_TN;
     bool alone = pieces <= FEW_PIECES && (pieces % 2 || (tn && g->depth <= FAIR_DEPTH));
     if (g->fp8) tiles_m = mt_ceil_div(g->cols, 128);
+    const struct extent extent = { members, rows, g->rows.first_dims != NULL };
     bool few = members * pieces * tiles_m < FEW_WAVES * processors;
     bool hides = g->depth > FAIR_DEPTH || (g->depth > SHORT_DEPTH && pieces <= SMALL_PIECES);
     path->variant = alone ? MT_CUDA_GEMM_ALONE : MT_CUDA_GEMM_WIDE;
@@ -206,9 +213,10 @@ static void plan_rows(mt_cuda_gemm_path *path, const gemm_problem *g, int proces
     if (!g->fp8 && !hides && !(few && (tn || g->depth > SHORT_DEPTH))) {
         path->variant = deep_suits(g) ? MT_CUDA_GEMM_DEEP : MT_CUDA_GEMM_PINGPONG;
         path->super = tn ? mt_cuda_gemm_sm90_together(g) : TOGETHER;
+        if (few) path->width = filling_width(extent, mt_ceil_div(g->cols, 128), 8, processors);
     } else if (few) {
         path->variant = MT_CUDA_GEMM_ALONE;
-        path->width = filling_width(members, rows, tiles_m, 8, processors);
+        path->width = filling_width(extent, tiles_m, 8, processors);
     }
     if (!g->fp8) {
         if (!has_room(g, path->variant)) path->variant = MT_CUDA_GEMM_PINGPONG;
@@ -313,16 +321,30 @@ static bool plan_level(mt_cuda_gemm_path *path, const gemm_problem *g)
     return true;
 }
 
+/* NT, by tiles of so many rows: even pieces, or where tiles are few, what fills the last round. */
+static bool wgrad_width(int *width, const gemm_problem *g, int tile, int processors)
+{
+    int64_t members = g->rows.members, n = g->cols, pieces = mt_ceil_div(n, SM90_WIDTH);
+    int64_t tiles_m = mt_ceil_div(g->height, tile);
+    bool few = members * pieces * tiles_m < FEW_WAVES * processors;
+    *width = few ? filling_width({ members, n, false }, tiles_m, 64, processors)
+                 : (int)rounded_up(mt_ceil_div(n, pieces), 64);
+    return few;
+}
+
+int mt_cuda_gemm_sm90_wgrad_width(const gemm_problem *g, int multiprocessors)
+{
+    int width;
+    wgrad_width(&width, g, TILE, multiprocessors);
+    return width;
+}
+
 /* NT: the depth is short, a tile's result large: ping-pong, of the result turned where that is cut
  * better. Of few tiles five stages were faster whatever the depth. */
 static void plan_wgrad(mt_cuda_gemm_path *path, const gemm_problem *g, int processors)
 {
-    int64_t members = g->rows.members, n = g->cols, tiles = mt_ceil_div(n, SM90_WIDTH);
-    int64_t tiles_m = mt_ceil_div(g->height, 128);
-    bool few = members * tiles * tiles_m < FEW_WAVES * processors;
-    path->width = (int)rounded_up(mt_ceil_div(n, tiles), 64);
+    bool few = wgrad_width(&path->width, g, TILE / 2, processors);
     path->super = g->fp8 ? CODES_TOGETHER : TOGETHER;
-    if (few) path->width = filling_width(members, n, tiles_m, 64, processors);
     path->variant = g->fp8                    ? MT_CUDA_GEMM_FP8
                     : turned_suits(g) && !few ? turned_variant(g)
                     : adding_suits(g)         ? MT_CUDA_GEMM_ADDING

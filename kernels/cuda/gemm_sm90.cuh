@@ -141,6 +141,8 @@ extern "C" int mt_cuda_gemm_sm90_together(const gemm_problem *g);
 /* The best way to cut it, as far as the host can know: from capacities, not counts. */
 extern "C" void mt_cuda_gemm_sm90_plan(mt_cuda_gemm_path *path, const gemm_problem *g,
                                        int multiprocessors);
+/* The width of NT by tiles of 256 rows. */
+extern "C" int mt_cuda_gemm_sm90_wgrad_width(const gemm_problem *g, int multiprocessors);
 /* A matrix for the copies: members of `rows` rows beside each other, or, where rows is 0, ragged
  * ones. */
 struct gemm_sm90_matrix {

@@ -153,6 +153,12 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (g->layout == MT_GEMM_NT || (args->act && g->depth > gated_depth) ||
         (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
+    else if (args->act && path->width < SM90_WIDTH && !g->bias &&
+             !mt_gemm_has_factor(&g->factor)) /* few tiles, whose ends count */
+        path->variant = MT_CUDA_GEMM_PINGPONG, path->width = SM90_WIDTH;
+    if (path->variant == MT_CUDA_GEMM_PINGPONG) path->super = mt_cuda_gemm_sm90_together(g);
+    if (g->layout == MT_GEMM_NT)
+        path->width = mt_cuda_gemm_sm90_wgrad_width(g, mt_cuda_multiprocessors(stream));
     if (args->gathers_b) path->width = SM90_WIDTH;
     if (weighs_after(args)) {
         path->variant = MT_CUDA_GEMM_PINGPONG, path->width = SM90_AFTER_WIDTH, path->super = 1;

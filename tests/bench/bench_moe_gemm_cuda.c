@@ -15,7 +15,7 @@ static const struct layer {
     { "Mixtral", 8192, 4096, 14336, 8, 2 },   { "OLMoE", 8192, 2048, 1024, 64, 8 },
     { "Qwen3-30B", 8192, 2048, 768, 128, 8 }, { "DSv3", 8192, 7168, 2048, 256, 8 },
     { "Sonic-7B", 24576, 1536, 256, 128, 8 }, { "Sonic-30B", 32768, 4096, 1024, 64, 4 },
-    { "odd", 1000, 264, 192, 9, 3 },
+    { "larger", 4096, 512, 512, 16, 2 },      { "odd", 1000, 264, 192, 9, 3 },
 };
 
 static const char *const op_names[MT_GEMM_LAYOUT_COUNT] = { "gate_up", "down dgrad", "wgrad" };
