@@ -1,8 +1,7 @@
 /* The router: logits, softmax, top-k, and its backward. A warp holds tokens' rows of experts in
  * registers. Sums over tokens go through fixed blocks of tokens in order. */
-#include "kernels/cuda/router_choice.cuh"
+#include "kernels/cuda/router_few.cuh"
 #include "kernels/cuda/router_product.cuh"
-#include "kernels/cuda/router_tensor.cuh"
 #include "kernels/cuda/rowsums.cuh"
 #include "kernels/cuda/scratch.h"
 
@@ -11,8 +10,7 @@ enum {
     FORMS = 6,        /* 1, 2, 4, .. 32 experts to a lane */
     SUM_BLOCKS = 640, /* blocks of tokens that are summed by themselves, at most: at once */
     SUM_TOKENS = 16,  /* whose number of tokens is a multiple of these */
-    FEW_FORMS = 3,    /* forms whose tokens have FEW lanes each, so that a warp's reductions and */
-    FEW = 8,          /* top_k steps are those of several tokens */
+    FEW_FORMS = 3,    /* forms whose tokens have FEW lanes each */
     SUM_THREADS = 128,
     TILE = 128,       /* dwr is cut into tiles of so many rows and columns, and its tokens into */
     TILES = 256,      /* parts, so that there are so many tiles, */
@@ -56,15 +54,21 @@ template <typename R> static bool runs_aligned(const void *p, int64_t line, int 
 /* A block of `size` tokens, a warp for some in turn; then its sums: for each expert its
  * probabilities and choices, and as column E the squares of lse. A warp's logarithms are found 32
  * at a time, a lane for each. */
-template <typename R, int PER, int LANES>
-static __global__ void __launch_bounds__(threads_of(PER, LANES), sizeof(R) == 8            ? 1
-                                                                 : PER == 8 && LANES == 32 ? 3
-                                                                                           : 0)
-    choose_kernel(struct mt_router_fwd_args a, logit_parts<R> parts, int64_t size, double *sums,
+template <int PER, int LANES, typename LOGITS> static constexpr int choosers()
+{
+    return LOGITS::THREADS_OF ? (int)LOGITS::THREADS_OF : threads_of(PER, LANES);
+}
+
+template <typename R, int PER, int LANES, typename LOGITS>
+static __global__ void __launch_bounds__(choosers<PER, LANES, LOGITS>(), sizeof(R) == 8 ? 1
+                                                                         : PER == 8 && LANES == 32
+                                                                             ? 3
+                                                                             : LOGITS::BLOCKS)
+    choose_kernel(struct mt_router_fwd_args a, LOGITS logits, int64_t size, double *sums,
                   int32_t *counts)
 {
     enum {
-        WARPS = threads_of(PER, LANES) / 32,
+        WARPS = choosers<PER, LANES, LOGITS>() / 32,
         RUN = expert_runs<PER, LANES>::RUN,
         TOKENS = 32 / LANES, /* of a warp, */
         STEP = WARPS * TOKENS
@@ -76,6 +80,7 @@ static __global__ void __launch_bounds__(threads_of(PER, LANES), sizeof(R) == 8 
     const int64_t end = min(a.tokens, (blockIdx.x + 1) * size);
     const int64_t first = blockIdx.x * size + warp * TOKENS;
     double z = 0;
+    logits.begin(a);
 #pragma unroll 1
     for (int e = threadIdx.x; e < experts; e += WARPS * 32) chosen[e] = 0;
 #pragma unroll
@@ -86,8 +91,8 @@ static __global__ void __launch_bounds__(threads_of(PER, LANES), sizeof(R) == 8 
         for (int i = 0; i < LANES && base + i * STEP < end; i++) {
             R x[PER], top, sum;
             const int64_t t = base + i * STEP + lane / LANES, there = min(t, end - 1);
-            read_logits<R, PER, LANES>(x, a, there, parts);
-            choose_token<R, PER, LANES>(a, there, t < end, x, parts.vectors, own[warp][0] + lane,
+            logits.template read<PER, LANES>(x, a, there);
+            choose_token<R, PER, LANES>(a, there, t < end, x, logits.vectors, own[warp][0] + lane,
                                         rows[warp][lane / LANES], chosen, &top, &sum);
             if (lane % LANES == i) my_top = top, my_sum = sum;
         }
@@ -147,7 +152,7 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 struct fwd_plan {
     int64_t size; /* tokens of a block of sums */
     int blocks;
-    bool tensor;
+    bool few, tensor;
     tensor::logits_plan logits;
     size_t sums, counts; /* bytes */
 };
@@ -156,10 +161,12 @@ template <typename T>
 static fwd_plan plan_fwd(const mt_stream *stream, const struct mt_router_fwd_args *a)
 {
     fwd_plan p = {};
-    p.size = mt_ceil_div(mt_ceil_div(a->tokens, SUM_BLOCKS), SUM_TOKENS) * SUM_TOKENS;
-    if (p.size < SUM_TOKENS) p.size = SUM_TOKENS;
+    p.few = takes_few<T>(a);
+    const int64_t unit = p.few ? (int)FEW_TOKENS : (int)SUM_TOKENS;
+    p.size = mt_ceil_div(mt_ceil_div(a->tokens, SUM_BLOCKS), unit) * unit;
+    if (p.size < unit) p.size = unit;
     p.blocks = (int)mt_ceil_div(a->tokens, p.size);
-    p.tensor = tensor::takes<T>(stream, a->x, a->tokens, a->width);
+    p.tensor = !p.few && tensor::takes<T>(stream, a->x, a->tokens, a->width);
     if (p.tensor) p.logits = tensor::plan_logits(a->tokens, a->width, a->experts);
     p.sums = (size_t)p.blocks * (size_t)(a->experts + 1) * sizeof(double);
     p.counts = (size_t)p.blocks * (size_t)a->experts * sizeof(int32_t);
@@ -178,20 +185,40 @@ template <typename R>
 static mt_status choose(mt_stream *stream, const struct mt_router_fwd_args *a, const fwd_plan &p,
                         const R *logits, int count, int64_t line, char *scratch)
 {
-    typedef void (*entry)(struct mt_router_fwd_args, logit_parts<R>, int64_t, double *, int32_t *);
-    static const entry entries[FORMS] = { choose_kernel<R, 4, FEW>,  choose_kernel<R, 8, FEW>,
-                                          choose_kernel<R, 16, FEW>, choose_kernel<R, 8, 32>,
-                                          choose_kernel<R, 16, 32>,  choose_kernel<R, 32, 32> };
+    typedef logit_parts<R> from;
+    typedef void (*entry)(struct mt_router_fwd_args, from, int64_t, double *, int32_t *);
+    static const entry entries[FORMS] = {
+        choose_kernel<R, 4, FEW, from>,  choose_kernel<R, 8, FEW, from>,
+        choose_kernel<R, 16, FEW, from>, choose_kernel<R, 8, 32, from>,
+        choose_kernel<R, 16, 32, from>,  choose_kernel<R, 32, 32, from>
+    };
     const int form = form_of(a->experts), per = 1 << form;
     const int threads = threads_of(per, form < FEW_FORMS ? FEW : 32);
     const bool vectors = runs_aligned<R>(logits, line, per) &&
                          runs_aligned<R>(a->probs, a->experts, per) &&
                          runs_aligned<R>(a->logits, a->experts, per);
-    const logit_parts<R> parts = { logits, count, (int)line, vectors };
+    const from parts = { logits, count, (int)line, vectors };
     double *sums = (double *)(scratch + p.logits.planes + p.logits.parts);
     int32_t *counts = (int32_t *)((char *)sums + p.sums);
     entries[form]<<<p.blocks, threads, 0, mt_cuda_stream(stream)>>>(*a, parts, p.size, sums,
                                                                     counts);
+    MT_LAUNCHED(stream, "router_fwd");
+    return MT_OK;
+}
+
+/* Of few experts, logits and choice by one kernel. */
+template <typename T, int GROUPS>
+static mt_status choose_few(mt_stream *stream, const struct mt_router_fwd_args *a,
+                            const fwd_plan &p, char *scratch)
+{
+    typedef few_logits<T, GROUPS> from;
+    auto kernel = choose_kernel<mt_real<T>, FEW_PER, FEW, from>;
+    const size_t bytes = from::bytes(a);
+    double *sums = (double *)scratch;
+    MT_CUDA(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)bytes));
+    kernel<<<p.blocks, FEW_THREADS, bytes, mt_cuda_stream(stream)>>>(
+        *a, from{ true }, p.size, sums, (int32_t *)((char *)sums + p.sums));
     MT_LAUNCHED(stream, "router_fwd");
     return MT_OK;
 }
@@ -203,6 +230,11 @@ static mt_status choose_experts(mt_stream *stream, const struct mt_router_fwd_ar
                                 const fwd_plan &p, char *scratch)
 {
     typedef mt_real<T> R;
+    if constexpr (mt_dtype_of<T>::value != MT_F64)
+        if (p.few)
+            return (a->experts <= FEW       ? choose_few<T, 1>
+                    : a->experts <= 2 * FEW ? choose_few<T, 2>
+                                            : choose_few<T, 4>)(stream, a, p, scratch);
     if constexpr (mt_dtype_of<T>::value == MT_BF16)
         if (p.tensor) {
             float *parts = (float *)(scratch + p.logits.planes);
@@ -241,72 +273,21 @@ MT_CUDA_OP(router_fwd)
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
-/* Adds what the weights' gradients say to `row`, the gradient of a token's probabilities: lane l of
- * the token's has the slots l, l + LANES, ..., whose experts differ. */
-template <typename R, int LANES>
-static __device__ __forceinline__ void add_dweights(R *row, const struct mt_router_bwd_args &a,
-                                                    int64_t t)
-{
-    const R *dw = (const R *)a.dweights + t * a.top_k, *w = (const R *)a.weights + t * a.top_k;
-    const R *p = (const R *)a.probs + t * a.experts;
-    const int32_t *chosen = a.chosen + t * a.top_k;
-    R mean = 0, total = 1; /* w = p / total, MT_LEAST_SHARE in it: dp = (dw - <dw, w>) / total */
-    int top_k = (int)a.top_k, lane = threadIdx.x % LANES;
-    if (a.normalize) {
-        R means[32 / LANES] = {}, totals[32 / LANES] = {};
-        for (int i = lane; i < top_k; i += LANES) {
-            means[0] += dw[i] * w[i];
-            totals[0] += p[chosen[i]];
-        }
-        mean = lanes_sum<LANES>(means);
-        total = lanes_sum<LANES>(totals) + (R)MT_LEAST_SHARE;
-    }
-    for (int i = lane; i < top_k; i += LANES) row[chosen[i]] += (dw[i] - mean) / total;
-}
-
-/* LANES for each token, whose row of experts is in shared memory for a moment. */
 template <typename R, int PER, int LANES>
 static __global__ void __launch_bounds__(threads_of(PER, LANES))
     dlogits_kernel(struct mt_router_bwd_args a, tensor::dlogits_planes planes, bool vectors)
 {
-    enum {
-        WARPS = threads_of(PER, LANES) / 32,
-        RUN = expert_runs<PER, LANES>::RUN,
-        TOKENS = 32 / LANES
-    };
+    enum { WARPS = threads_of(PER, LANES) / 32, TOKENS = 32 / LANES };
     __shared__ alignas(32) R rows[WARPS][TOKENS][PER * LANES];
-    const int experts = (int)a.experts, lane = threadIdx.x % 32;
-    R *row = rows[threadIdx.x / 32][lane / LANES];
+    const int lane = threadIdx.x % 32;
+    R *row = rows[threadIdx.x / 32][lane / LANES], x[PER];
     if (blockIdx.x == 0) planes.put_starts(a.tokens);
     const int64_t step = (int64_t)gridDim.x * WARPS * TOKENS;
     int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * TOKENS;
     for (; first < a.tokens; first += step) {
         const int64_t t = min(first + lane / LANES, a.tokens - 1); /* the last one more than once */
-        R d[PER] = {}, p[PER], x[PER], dots[TOKENS] = {}, z = 0;
-        read_experts<R, PER, LANES>(p, (const R *)a.probs + t * experts, experts, vectors, 0);
-        if (a.dprob_sum)
-            read_experts<R, PER, LANES>(d, (const R *)a.dprob_sum, experts, vectors, 0);
-        if (a.dweights) {
-            write_experts<R, PER, LANES>(row, d, PER * LANES, true);
-            __syncwarp();
-            add_dweights<R, LANES>(row, a, t);
-            __syncwarp();
-            read_experts<R, PER, LANES>(d, row, PER * LANES, true, 0);
-        }
-#pragma unroll
-        for (int j = 0; j < PER; j++) dots[j / (PER / TOKENS)] += d[j] * p[j];
-        const R dot = lanes_sum<LANES>(dots);
-        if (a.dz_sum) z = *(const R *)a.dz_sum * 2 * ((const R *)a.lse)[t];
-#pragma unroll
-        for (int j = 0; j < PER; j++) { /* 0 past the experts */
-            x[j] = p[j] * (d[j] - dot) + z * p[j];
-            if (expert_at<PER, LANES>(j) >= experts) x[j] = 0;
-        }
-        write_experts<R, PER, LANES>((R *)a.dlogits + t * experts, x, experts, vectors);
-#pragma unroll
-        for (int j = 0; j < PER; j += RUN)
-            if (expert_at<PER, LANES>(j) < planes.columns)
-                planes.template put<RUN>(t, expert_at<PER, LANES>(j), x + j);
+        token_dlogits<R, PER, LANES>(x, a, t, row, vectors);
+        put_dlogits<R, PER, LANES>(x, a, t, planes, vectors);
     }
 }
 
@@ -340,6 +321,25 @@ static mt_status find_dx(mt_stream *stream, const struct mt_router_bwd_args *a)
     return product::run<true, false>(
         stream, "router_bwd", product::operand_of<R>(a->dlogits, a->tokens, a->experts),
         product::operand_of<R>(a->wr, a->width, a->width), a->experts, a->experts, put);
+}
+
+template <typename T>
+static mt_status find_dlogits_dx(mt_stream *stream, const struct mt_router_bwd_args *a,
+                                 const tensor::dlogits_planes &planes)
+{
+    typedef mt_real<T> R;
+    typedef void (*entry)(struct mt_router_bwd_args, tensor::dlogits_planes, bool);
+    static const entry entries[] = { dlogits_dx_kernel<T, 1>, dlogits_dx_kernel<T, 2>,
+                                     dlogits_dx_kernel<T, 4>, dlogits_dx_kernel<T, 8> };
+    const int64_t pieces = a->width * (int64_t)sizeof(T) / 16;
+    const int form = pieces <= 8 ? 0 : pieces <= 16 ? 1 : pieces <= 32 ? 2 : 3;
+    const bool vectors = runs_aligned<R>(a->probs, a->experts, FEW_PER) &&
+                         runs_aligned<R>(a->dlogits, a->experts, FEW_PER) &&
+                         runs_aligned<R>(a->dprob_sum, a->experts, FEW_PER);
+    const unsigned blocks = (unsigned)mt_ceil_div(a->tokens, FEW_TOKENS);
+    entries[form]<<<blocks, FEW_THREADS, 0, mt_cuda_stream(stream)>>>(*a, planes, vectors);
+    MT_LAUNCHED(stream, "router_bwd");
+    return MT_OK;
 }
 
 /* dwr = (accumulate ? dwr : 0) + the parts in order. */
@@ -393,7 +393,7 @@ static mt_status find_dwr(mt_stream *stream, const struct mt_router_bwd_args *a,
 
 /* What the backward pass computes, and the scratch it takes. */
 struct bwd_plan {
-    bool dx, dwr, tensor;
+    bool dx, dwr, few, tensor;
     tensor::bwd_plan planes;
     size_t bytes;
 };
@@ -403,11 +403,12 @@ static bwd_plan plan_bwd(const mt_stream *stream, const struct mt_router_bwd_arg
 {
     bwd_plan p = {};
     p.dx = a->dx && a->tokens && a->width, p.dwr = a->dwr && a->width;
+    p.few = p.dx && takes_few<T>(a);
     bool aligned = ((uintptr_t)a->dx | (uintptr_t)a->dx_add) % 16 == 0;
-    p.tensor = (p.dx || p.dwr) && a->tokens && aligned &&
+    p.tensor = ((p.dx && !p.few) || p.dwr) && a->tokens && aligned &&
                tensor::takes<T>(stream, a->x, a->tokens, a->width);
     if (p.tensor) {
-        p.planes = tensor::plan_gradients(a, p.dx, p.dwr);
+        p.planes = tensor::plan_gradients(a, p.dx && !p.few, p.dwr);
         p.bytes = p.planes.dlogits + p.planes.wr + p.planes.runs + p.planes.starts;
     } else if (p.dwr) {
         p.bytes = (size_t)(parts_of(a) * a->experts * a->width) * sizeof(mt_real<T>);
@@ -435,8 +436,11 @@ static mt_status multiply_planes(mt_stream *stream, const struct mt_router_bwd_a
                                   (int)p.planes.columns,
                                   (int)p.planes.run,
                                   (int)p.planes.count };
-    MT_TRY(find_dlogits<float>(stream, a, to));
-    if (p.dx) MT_TRY(tensor::dx(stream, a, p.planes, dlogits, (mt_bf16 *)wr));
+    if (p.few)
+        MT_TRY(find_dlogits_dx<mt_bf16>(stream, a, to));
+    else
+        MT_TRY(find_dlogits<float>(stream, a, to));
+    if (p.dx && !p.few) MT_TRY(tensor::dx(stream, a, p.planes, dlogits, (mt_bf16 *)wr));
     return p.dwr ? tensor::dwr(stream, a, p.planes, dlogits, (float *)runs, starts) : MT_OK;
 }
 
@@ -448,8 +452,10 @@ static mt_status router_bwd(mt_stream *stream, const struct mt_router_bwd_args *
     void *scratch;
     MT_TRY(mt_cuda_scratch(stream, &scratch, p.bytes));
     if (p.tensor) return multiply_planes(stream, a, p, scratch);
-    if (a->tokens) MT_TRY(find_dlogits<mt_real<T>>(stream, a, {}));
-    if (p.dx) MT_TRY(find_dx<T>(stream, a));
+    if constexpr (mt_dtype_of<T>::value != MT_F64)
+        if (p.few) MT_TRY(find_dlogits_dx<T>(stream, a, {}));
+    if (a->tokens && !p.few) MT_TRY(find_dlogits<mt_real<T>>(stream, a, {}));
+    if (p.dx && !p.few) MT_TRY(find_dx<T>(stream, a));
     return p.dwr ? find_dwr<T>(stream, a, (mt_real<T> *)scratch) : MT_OK;
 }
 MT_CUDA_OP(router_bwd)

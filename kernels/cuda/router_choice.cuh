@@ -232,28 +232,30 @@ static __device__ __forceinline__ void select(const struct mt_router_fwd_args &a
 /* Where logits come from: a logit is the sum of its parts [count, tokens, line], in order. vectors:
  * runs of experts are whole and aligned wherever they lie. */
 template <typename R> struct logit_parts {
+    /* Of a block, 0: threads_of; blocks that registers are left for, 0: as it comes */
+    enum { THREADS_OF = 0, BLOCKS = 0 };
     const R *at;
     int count, line;
     bool vectors;
-};
 
-template <typename R, int PER, int LANES>
-static __device__ __forceinline__ void read_logits(R x[PER], const struct mt_router_fwd_args &a,
-                                                   int64_t t, const logit_parts<R> &parts)
-{
-    const int experts = (int)a.experts;
-    read_experts<R, PER, LANES>(x, parts.at + t * parts.line, experts, parts.vectors, -(R)INFINITY);
+    __device__ __forceinline__ void begin(const struct mt_router_fwd_args &) const {}
+    template <int PER, int LANES>
+    __device__ __forceinline__ void read(R x[PER], const struct mt_router_fwd_args &a,
+                                         int64_t t) const
+    {
+        const int experts = (int)a.experts;
+        read_experts<R, PER, LANES>(x, at + t * line, experts, vectors, -(R)INFINITY);
 #pragma unroll 1
-    for (int i = 1; i < parts.count; i++) {
-        R more[PER];
-        read_experts<R, PER, LANES>(more, parts.at + (i * a.tokens + t) * parts.line, experts,
-                                    parts.vectors, 0);
+        for (int i = 1; i < count; i++) {
+            R more[PER];
+            read_experts<R, PER, LANES>(more, at + (i * a.tokens + t) * line, experts, vectors, 0);
 #pragma unroll
-        for (int j = 0; j < PER; j++) x[j] += more[j];
+            for (int j = 0; j < PER; j++) x[j] += more[j];
+        }
+        if (a.logits && a.logits != at)
+            write_experts<R, PER, LANES>((R *)a.logits + t * experts, x, experts, vectors);
     }
-    if (a.logits && a.logits != parts.at)
-        write_experts<R, PER, LANES>((R *)a.logits + t * experts, x, experts, parts.vectors);
-}
+};
 
 /* Softmax and choice of token t, written and counted if wanted, by lanes that add its probabilities
  * to their own `sums` and have room for a `row` of experts; *top and *sum are the largest logit and

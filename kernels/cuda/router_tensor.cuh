@@ -226,7 +226,8 @@ static inline bwd_plan plan_gradients(const struct mt_router_bwd_args *a, bool d
 {
     bwd_plan p = {};
     const bool kept = a->experts > MT_ROUTER_FEW && a->experts <= MT_ROUTER_KEPT;
-    p.copies = kept ? PLANES : PAIRS, p.columns = rounded(a->experts, kept ? 64 : CHUNK);
+    p.copies = kept || !dx ? PLANES : PAIRS;
+    p.columns = rounded(a->experts, kept ? 64 : CHUNK);
     int64_t planes = p.copies * p.columns, lines = PLANES * p.columns;
     int64_t tiles = mt_ceil_div(a->width, TILE_M) * mt_ceil_div(lines, TILE_N);
     p.run = rounded(mt_ceil_div(a->tokens, runs_of(a->tokens, tiles)), 64);
