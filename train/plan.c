@@ -16,8 +16,8 @@ static mt_status look(void *nobody, const mt_param *weight, mt_operand operand,
     return MT_OK;
 }
 
-/* A step that statistics look at, where rows and exchanged blocks take more, before it a weight
- * that is put together for them; and the next step. */
+/* A step that statistics look at, where rows and exchanged blocks take more; before it a weight
+ * that is put together for them. */
 static mt_status run_observed(mt_trainer *trainer, const mt_config *config, const int32_t *tokens)
 {
     mt_device *device = mt_trainer_device(trainer);
@@ -31,22 +31,43 @@ static mt_status run_observed(mt_trainer *trainer, const mt_config *config, cons
     mt_precision_observe(precision, layers, look, NULL);
     mt_status status = mt_trainer_step(trainer, tokens, tokens, &result);
     mt_precision_observe(precision, "*", NULL, NULL);
-    return status == MT_OK ? mt_trainer_step(trainer, tokens, tokens, &result) : status;
+    return status;
 }
 
-/* What a run does with the recipes of a step. */
+/* A run's steps from `first` on, in its order: with or without statistics, whichever comes first
+ * finds another arena. Those that make no difference are left out: a third in a row without, and
+ * all behind the second with them and the one after it. */
+static mt_status run_steps(mt_trainer *trainer, const mt_config *config, int64_t first, int64_t end,
+                           const int32_t *tokens)
+{
+    const int64_t every = config ? config->statistics_every : 0;
+    mt_step_result result;
+    for (int64_t step = first, plain = 0, looked = 0; step < end; step++) {
+        if (every && (step + 1) % every == 0) {
+            MT_TRY(run_observed(trainer, config, tokens));
+            plain = 0, looked++;
+        } else {
+            MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
+            plain++;
+        }
+        if (looked == 2 ? plain || every == 1 : plain == 2 && !every) break;
+        if (plain == 2) step = ((step + 1) / every + 1) * every - 2; /* before the next with them */
+    }
+    return MT_OK;
+}
+
+/* What a run does with the recipes of the steps from `step` on; `change`: those of the next ones,
+ * or negative. */
 static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_t step,
-                            const int32_t *tokens)
+                            int64_t change, const int32_t *tokens)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
-    bool trains = step == 0 || step < c->steps;
-    bool observes = config && config->statistics_every && config->statistics_every <= c->steps;
-    mt_step_result result;
+    int64_t end = change >= 0 && change < c->steps ? change : c->steps;
     double loss;
     int64_t counted;
     if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
-    for (int i = 0; i < 2 && trains; i++) MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
-    if (trains && observes) MT_TRY(run_observed(trainer, config, tokens));
+    if (end < step + 2) end = step + 2;
+    if (!step || step < c->steps) MT_TRY(run_steps(trainer, config, step, end, tokens));
     return config && *config->valid_corpus
                ? mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted)
                : MT_OK;
@@ -65,9 +86,11 @@ mt_status mt_plan_passes(mt_trainer *trainer, const mt_config *config)
                            ? MT_OK
                            : MT_FAIL(MT_ENOMEM, "plan: no memory for a batch of %lld x %lld tokens",
                                      (long long)c->batch_size, (long long)c->sequence_length);
-    for (int64_t step = 0; status == MT_OK && step >= 0 && step <= c->steps;
-         step = rules ? mt_recipe_rules_next_change(rules, step) : -1)
-        status = run_recipe(trainer, config, step, tokens);
+    for (int64_t step = 0, change; status == MT_OK && step >= 0 && step <= c->steps;
+         step = change) {
+        change = rules ? mt_recipe_rules_next_change(rules, step) : -1;
+        status = run_recipe(trainer, config, step, change, tokens);
+    }
     free(tokens);
     mt_recipe_rules_destroy(&rules);
     return status;

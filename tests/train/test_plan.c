@@ -3,6 +3,7 @@
 
 #include "tests/train/verbs.h"
 #include "train/plan.h"
+#include "train/statistics.h"
 
 static mt_config base_config(void)
 {
@@ -103,27 +104,53 @@ static void a_run_takes_what_was_planned(void **state)
     check_config("tied, with a capacity", &c);
 }
 
+/* The steps of a run, in its order. */
+static void check_steps(const mt_config *c)
+{
+    mt_plan plan;
+    mt_device *device;
+    mt_trainer *trainer;
+    mt_statistics *statistics;
+    mt_step_result result;
+    int32_t tokens[64] = { 0 };
+    assert_ok(mt_plan_make(&plan, c));
+    assert_ok(mt_device_open(&device, c->device, NULL, 0));
+    assert_ok(mt_trainer_create(&trainer, device, &c->trainer));
+    assert_ok(mt_statistics_create(&statistics, trainer, c, NULL, ""));
+    for (int64_t i = 0; i < c->trainer.steps; i++) {
+        assert_ok(mt_statistics_begin(statistics, i + 1));
+        assert_ok(mt_trainer_step(trainer, tokens, tokens, &result));
+        assert_ok(mt_statistics_end(statistics));
+    }
+    for (int i = 0; i < MT_MEMORY_COUNT; i++)
+        if (i != MT_MEMORY_WORKSPACE) assert_int_equal(plan.peak[i], device->peak[i]);
+    mt_statistics_destroy(&statistics);
+    mt_trainer_destroy(&trainer);
+    mt_device_destroy(&device);
+}
+
 /* A run that changes its recipe on the way takes what was planned, too. */
 static void recipes_of_later_steps_are_planned(void **state)
 {
     (void)state;
     mt_config c = base_config();
-    mt_plan plan;
-    mt_device *device;
-    mt_trainer *trainer;
-    mt_step_result result;
-    int32_t tokens[64] = { 0 };
     c.trainer.steps = 5;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; steps=2..4 none; steps=6.. nvfp4");
-    assert_ok(mt_plan_make(&plan, &c));
-    assert_ok(mt_device_open(&device, c.device, NULL, 0));
-    assert_ok(mt_trainer_create(&trainer, device, &c.trainer));
-    for (int64_t i = 0; i < c.trainer.steps; i++)
-        assert_ok(mt_trainer_step(trainer, tokens, tokens, &result));
-    for (int i = 0; i < MT_MEMORY_COUNT; i++)
-        if (i != MT_MEMORY_WORKSPACE) assert_int_equal(plan.peak[i], device->peak[i]);
-    mt_trainer_destroy(&trainer);
-    mt_device_destroy(&device);
+    check_steps(&c);
+}
+
+/* And one whose steps have statistics, be it every one, the first of a recipe or a later one. */
+static void steps_with_statistics_are_planned(void **state)
+{
+    (void)state;
+    mt_config c = base_config();
+    c.trainer.steps = 7;
+    for (c.statistics_every = 1; c.statistics_every <= 8; c.statistics_every++) {
+        snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "none");
+        check_steps(&c);
+        snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; steps=2.. bf16");
+        check_steps(&c);
+    }
 }
 
 /* What the options are for shows in the plan. */
@@ -435,6 +462,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_takes_what_was_planned),
         cmocka_unit_test(recipes_of_later_steps_are_planned),
+        cmocka_unit_test(steps_with_statistics_are_planned),
         cmocka_unit_test(options_change_the_plan),
         cmocka_unit_test(a_gpu_is_planned_for_without_one),
         cmocka_unit_test(cublaslt_has_the_kernels_of_the_card),
