@@ -73,7 +73,7 @@ static mt_status check_model(const mt_config *config, const mt_config *was)
  * *first_pass: of the run's next step. */
 static mt_status make_config(mt_config *config, uint32_t *first_pass,
                              const mt_checkpoint_meta *meta, mt_dtype dtype,
-                             const mt_trace_input *in, const mt_option_list *sets)
+                             const mt_trace_input *in, const struct options *o)
 {
     mt_status status = MT_OK;
     char *text = NULL;
@@ -90,8 +90,10 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     t->sequence_length = in->sequence;
     t->batch_size = t->micro_batch_size = in->batch;
     t->steps = in->steps;
-    if (dtype == MT_F64 && !in->steps) /* which has neither, and updates nothing */
+    if (dtype == MT_F64 && !o->steps) { /* which has neither, and updates nothing */
         t->optim.master = MT_MASTER_REAL, t->optim.moments = MT_MOMENTS_REAL;
+        t->optim.moments_sr = false;
+    }
     t->expert_parallel = 1;
     t->optim.schedule = MT_SCHEDULE_CONSTANT;
     t->optim.warmup_steps = 0;
@@ -100,7 +102,7 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     const mt_config was = *config;
     MT_TRY(mt_config_text(&text, config));
     MT_TRY_CLEANUP(
-        mt_config_parse(config, "checkpoint", text, strlen(text), sets->items, sets->count));
+        mt_config_parse(config, "checkpoint", text, strlen(text), o->sets.items, o->sets.count));
     MT_TRY_CLEANUP(check_model(config, &was));
     if (t->batch_size != in->batch || t->sequence_length != in->sequence || t->steps != in->steps ||
         t->dtype != dtype)
@@ -230,7 +232,7 @@ static mt_status trace(const char *given, const struct options *o)
     if (o->steps && in.steps != o->steps)
         MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "--steps is %lld, %s holds %lld batches",
                                (long long)o->steps, o->tokens, (long long)in.steps));
-    MT_TRY_CLEANUP(make_config(&config, &first_pass, meta, dtype, &in, &o->sets));
+    MT_TRY_CLEANUP(make_config(&config, &first_pass, meta, dtype, &in, o));
     MT_TRY_CLEANUP(check_sets(o));
     MT_TRY_CLEANUP(write_trace(checkpoint, first_pass, &config, &in, o));
 cleanup:

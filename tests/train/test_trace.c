@@ -431,8 +431,8 @@ static void a_refused_recipe_is_replaced(void **state)
     assert_verb(TRACE("--targets --set recipe=mxfp8"), 0, "");
 }
 
-/* How the run kept its weights and moments may not go with another dtype, though none is updated.
- */
+/* How the run kept its weights and moments does not go with f64: where none is updated, it does not
+ * matter. */
 static void storage_is_replaced(void **state)
 {
     (void)state;
@@ -445,8 +445,12 @@ static void storage_is_replaced(void **state)
     make_run_checkpoint(in_dir("ckpt"), &c, run);
     make_input(false, NULL);
     assert_verb(TRACE("--targets"), 0, "");
-    assert_verb(TRACE("--targets --dtype f64"), MT_EXIT_USAGE, "optim.moments is bf16, must be");
-    assert_verb(TRACE("--targets --dtype f64 --set optim.moments=f32 --set optim.moments_sr=false "
+    assert_verb(TRACE("--targets --dtype f64"), 0, "");
+    assert_verb(TRACE("--targets --dtype f64 --set optim.moments=fp8"), MT_EXIT_USAGE,
+                "optim.moments is fp8, must be");
+    make_input(true, NULL);
+    assert_verb(TRACE("--steps 4 --dtype f64"), MT_EXIT_USAGE, "optim.moments is bf16, must be");
+    assert_verb(TRACE("--steps 4 --dtype f64 --set optim.moments=f32 --set optim.moments_sr=false "
                       "--set optim.master=f32"),
                 0, "");
 }
