@@ -66,8 +66,8 @@ static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_
     double loss;
     int64_t counted;
     if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
-    if (end < step + 2) end = step + 2;
-    if (!step || step < c->steps) MT_TRY(run_steps(trainer, config, step, end, tokens));
+    if (!step && end < 2) end = 2;
+    MT_TRY(run_steps(trainer, config, step, end, tokens));
     return config && *config->valid_corpus
                ? mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted)
                : MT_OK;

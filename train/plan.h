@@ -44,9 +44,9 @@ int64_t mt_plan_pinned_bytes(const mt_plan *plan);
 void mt_plan_print_bytes(const mt_plan *plan, mt_paths_line line, void *context);
 
 /* The passes that set a run's high-water marks, on any device: with the recipes of the beginning
- * and of every step at which they change, two training steps (the second finds the arena as every
- * later one does) and, where the configuration has them, a step with statistics and an evaluation;
- * NULL: it has neither. Tokens are zeros. */
+ * and of every step at which they change, two training steps, if there are as many (the second
+ * finds the arena as every later one does), and, where the configuration has them, two with
+ * statistics, when their turn comes, and an evaluation; NULL: it has neither. Tokens are zeros. */
 mt_status mt_plan_passes(mt_trainer *trainer, const mt_config *config);
 
 #ifdef __cplusplus

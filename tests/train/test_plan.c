@@ -104,7 +104,7 @@ static void a_run_takes_what_was_planned(void **state)
     check_config("tied, with a capacity", &c);
 }
 
-/* The steps of a run, in its order. */
+/* The steps of a run, in its order, and its last evaluation. */
 static void check_steps(const mt_config *c)
 {
     mt_plan plan;
@@ -113,6 +113,8 @@ static void check_steps(const mt_config *c)
     mt_statistics *statistics;
     mt_step_result result;
     int32_t tokens[64] = { 0 };
+    double loss;
+    int64_t counted;
     assert_ok(mt_plan_make(&plan, c));
     assert_ok(mt_device_open(&device, c->device, NULL, 0));
     assert_ok(mt_trainer_create(&trainer, device, &c->trainer));
@@ -122,6 +124,9 @@ static void check_steps(const mt_config *c)
         assert_ok(mt_trainer_step(trainer, tokens, tokens, &result));
         assert_ok(mt_statistics_end(statistics));
     }
+    if (*c->valid_corpus)
+        assert_ok(
+            mt_trainer_eval(trainer, tokens, tokens, c->trainer.micro_batch_size, &loss, &counted));
     for (int i = 0; i < MT_MEMORY_COUNT; i++)
         if (i != MT_MEMORY_WORKSPACE) assert_int_equal(plan.peak[i], device->peak[i]);
     mt_statistics_destroy(&statistics);
@@ -136,6 +141,11 @@ static void recipes_of_later_steps_are_planned(void **state)
     mt_config c = base_config();
     c.trainer.steps = 5;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; steps=2..4 none; steps=6.. nvfp4");
+    check_steps(&c);
+    /* the last step alone: what only the last evaluation is made with takes no step */
+    snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe,
+             "mxfp8; layers=*.layers.0.* steps=4.. bf16; steps=5.. bf16");
     check_steps(&c);
 }
 
