@@ -166,15 +166,16 @@ static mt_status check_slot(const mt_recipe *recipe, mt_pass pass, int i)
 {
     const mt_slot *slot = &mt_slots[pass][i];
     const mt_format_spec *spec = &recipe->slot[pass][i];
+    /* Before what the format allows: W's 2d, which excludes rht, may be there by its role only. */
+    MT_REQUIRE(!spec->options.rht || pass == MT_WGRAD, MT_ECONFIG,
+               "recipe: %s %s: rht rotates the tokens of both wgrad operands; %s does not sum "
+               "over tokens",
+               mt_pass_names[pass], slot->name, mt_pass_names[pass]);
     if (mt_format_spec_check(spec) != MT_OK) {
         char reason[256];
         snprintf(reason, sizeof reason, "%s", mt_error_message());
         return MT_FAIL(MT_ECONFIG, "recipe: %s %s: %s", mt_pass_names[pass], slot->name, reason);
     }
-    MT_REQUIRE(!spec->options.rht || pass == MT_WGRAD, MT_ECONFIG,
-               "recipe: %s %s: rht rotates the tokens of both wgrad operands; %s does not sum "
-               "over tokens",
-               mt_pass_names[pass], slot->name, mt_pass_names[pass]);
     MT_REQUIRE(slot->dir == MT_COL || !spec->options.from_dequantized, MT_ECONFIG,
                "recipe: %s %s: source=dequantized is for column directions", mt_pass_names[pass],
                slot->name);

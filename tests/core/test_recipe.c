@@ -127,7 +127,8 @@ static void test_refusals(void **state)
         { "mxfp8 dgrad=mxfp8:rht/mxfp8", "dgrad W column: rht rotates the tokens" },
         { "mxfp8 dgrad=mxfp8/mxfp8:rht", "dgrad dY row: rht rotates the tokens" },
         { "nvfp4 fprop=nvfp4/nvfp4:rht", "fprop X row: rht rotates" },
-        { "nvfp4 fprop=nvfp4:rht", "fprop W row: format nvfp4 cannot have 2d and rht" },
+        { "nvfp4 fprop=nvfp4:rht", "fprop W row: rht rotates" }, /* 2d is W's by its role */
+        { "bf16 fprop=bf16:rht", "fprop W row: format bf16 takes no option rht" },
         { "mxfp8 wgrad=mxfp8:rht/mxfp8", "wgrad X column has rht and dY column has not" },
         { "mxfp8 wgrad=bf16/mxfp8:rht", "wgrad dY column has rht and X column has not" },
         { "mxfp8 wgrad=mxfp8:rht/mxfp8:rht=1", "rht mask 0xD7E8 and dY column 0x0001" },
