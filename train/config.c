@@ -77,6 +77,16 @@ static mt_status read_rule(mt_config_reader *r, yaml_document_t *document, yaml_
     return MT_OK;
 }
 
+/* The last rule of `text`, whose line is known here; the others were checked before it. */
+static mt_status check_rules(mt_config_reader *r, int line, const char *text)
+{
+    mt_recipe_rules *rules;
+    mt_status status = mt_recipe_rules_create(&rules, text, MT_F32); /* as good as any for `none` */
+    if (status != MT_OK) return mt_config_fail_at(r, line, status);
+    mt_recipe_rules_destroy(&rules);
+    return MT_OK;
+}
+
 /* One rule as a clause behind those in `text`. */
 static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_node_t *rule,
                           char text[MT_CONFIG_TEXT])
@@ -98,7 +108,7 @@ static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_n
     if (n < 0 || (size_t)n >= room)
         return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "recipe: rules of more than %d bytes",
                               MT_CONFIG_TEXT);
-    return MT_OK;
+    return r->type_only ? MT_OK : check_rules(r, line, text);
 }
 
 static mt_status read_rules(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
