@@ -191,8 +191,8 @@ static mt_status read_shape(struct job *j, mt_h5 *in)
     MT_REQUIRE(j->x.type == MT_F32 || j->x.type == MT_F16 || j->x.type == MT_BF16, MT_EUNSUPPORTED,
                "'%s', x: it is %s, must be f32, f16, or u16 with the attribute dtype = \"bf16\"",
                mt_h5_path(in), type);
-    MT_REQUIRE(j->x.ndim > 0, MT_EDAMAGED, "'%s', x: a scalar, must have rows and columns",
-               mt_h5_path(in));
+    MT_REQUIRE(j->x.ndim > 0, MT_EUNSUPPORTED,
+               "'%s', x: it is a scalar, must have rows and columns", mt_h5_path(in));
     x.ndim = j->x.ndim;
     memcpy(x.shape, j->x.shape, sizeof x.shape);
     return make_cut(&j->cut, j->o, mt_tensor_rows(&x), mt_tensor_cols(&x));

@@ -414,7 +414,7 @@ static void mistakes_are_refused(void **state)
     assert_verb(QUANTIZE("--format f32"), MT_EXIT_USAGE,
                 "x: it is f64[2], must be f32, f16, or u16 with the attribute dtype = \"bf16\"");
     put_input(MT_F32, 0, shape, source);
-    assert_verb(QUANTIZE("--format f32"), MT_EXIT_FILES, "a scalar");
+    assert_verb(QUANTIZE("--format f32"), MT_EXIT_USAGE, "a scalar");
 }
 
 /* Whatever is no regular file keeps its name: of a device, a result would take the place. */
