@@ -6,7 +6,7 @@
 #include "train/config.h"
 #include "train/gradcheck.h"
 
-enum { SAMPLES = 16 };
+enum { SAMPLES = 16, BATCH = 2, SEQUENCE = 5 };
 
 /* The worst case of each op, and every case when asked or when it fails. */
 struct table {
@@ -53,7 +53,12 @@ static mt_status check_config(mt_device *device, const char *path, const mt_opti
     static mt_config config;
     MT_TRY(mt_config_load(&config, path, sets->items, sets->count));
     t->every = true;
-    return mt_gradcheck_model(device, &config.trainer, 2, 5, samples, "model", take, t, failed);
+    const char *recipe = config.trainer.recipe;
+    bool quantized = strcmp(recipe, "none") != 0;
+    printf("model of %s in f64, %d x %d tokens%s%s\n", path, BATCH, SEQUENCE,
+           quantized ? ", unquantized: without its recipe, " : "", quantized ? recipe : "");
+    return mt_gradcheck_model(device, &config.trainer, BATCH, SEQUENCE, samples, "model", take, t,
+                              failed);
 }
 
 mt_status mt_verb_gradcheck(int argc, char **argv)

@@ -188,6 +188,13 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_null(strstr(program_text, "worst case")); /* no head of an empty table */
     assert_program("gradcheck --model bad.yaml", 2, "did you mean model.hidden_size");
     assert_null(strstr(program_text, "worst case"));
+    write_file("small.yaml", "model: {vocab_size: 9, hidden_size: 16, num_hidden_layers: 1, "
+                             "num_attention_heads: 1, moe_intermediate_size: 8, num_experts: 2, "
+                             "num_experts_per_tok: 1}\n"
+                             "data: {train: none.h5}\nrecipe: nvfp4\n");
+    assert_program("gradcheck --model small.yaml --samples 1", 0,
+                   "model of small.yaml in f64, 2 x 5 tokens, unquantized: without its recipe, "
+                   "nvfp4\n");
     assert_program("gradcheck --op residual_add", 0, "worst case");
     assert_program("help train", 0, "usage: mixtape train CONFIG.yaml");
     assert_program("version", 0, "revision");
