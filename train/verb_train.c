@@ -43,8 +43,9 @@ mt_status mt_verb_train(int argc, char **argv)
         { "resume", MT_OPTION_FLAG, &g.run.resume, NULL,
           "go on from the newest complete checkpoint in --run" },
         { "force", MT_OPTION_FLAG, &g.run.force, NULL,
-          "resume although the model (of the same shapes) or the corpus is another, or the "
-          "checkpoints or config.resolved.yaml are gone" },
+          "resume although a key that belongs to the run (the recipe, the seed, a model of the "
+          "same shapes) or the corpus is another, or the checkpoints or config.resolved.yaml are "
+          "gone" },
         { "set", MT_OPTION_LIST, &g.sets, "a.b=c",
           "override a configuration key; any number of times" },
         { "device", MT_OPTION_TEXT, &g.device, "NAME",
