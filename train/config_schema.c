@@ -176,7 +176,8 @@ const mt_config_key mt_config_keys[] = {
       .help = "steps between measurements of the first micro-batch (of a head under "
               "memory.loss_chunk, of one part of it); 0: none" },
     { "statistics.what_if", MT_KEY_TEXTS, AT(statistics_what_if), .neutral = true,
-      .help = "formats to measure beside the one in use" },
+      .help = "formats to measure beside the one in use (fp8_delayed in the scales of the "
+              "layer's recipe, or 1 where that has none)" },
 
     { "memory.recompute", MT_KEY_ENUM, AT(trainer.recompute),
       .names = NAMES("none", "block", "activation"), .value = "none", .neutral = true,

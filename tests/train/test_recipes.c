@@ -315,6 +315,28 @@ static void histories_begin_with_quantized_masters(void **state)
     mt_trainer_destroy(&t);
 }
 
+/* As README says: `mixtape quantize` draws the same with these. */
+static void draws_are_those_that_are_documented(void **state)
+{
+    (void)state;
+    mt_trainer *t;
+    mt_trainer_config c = config_of(MT_F32, "nvfp4");
+    assert_ok(mt_trainer_create(&t, test_device(), &c));
+    mt_param_store *params = mt_model_params(mt_trainer_model(t));
+    assert_true(MT_OPERAND_W == 0 && MT_OPERAND_X == 1 && MT_OPERAND_DY == 2);
+    int64_t linear = 0;
+    for (int64_t i = 0; i < mt_param_store_count(params); i++) {
+        const mt_param *w = mt_param_store_get(params, i);
+        if (!w->packed) continue;
+        assert_int_equal(w->linear->seed, 5);
+        assert_int_equal(w->linear->stream, 3 * i);
+        linear++;
+    }
+    assert_int_equal(linear, 9); /* four of each block, the head */
+    assert_int_equal(mt_trainer_first_pass(&c, 7), 7 * 2);
+    mt_trainer_destroy(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +344,7 @@ int main(void)
         cmocka_unit_test(a_rule_of_none_is_the_compute_dtype),
         cmocka_unit_test(histories_of_another_recipe_are_refused),
         cmocka_unit_test(weights_are_loaded_with_the_formats_of_their_step),
+        cmocka_unit_test(draws_are_those_that_are_documented),
         cmocka_unit_test(scales_begin_at_one),
         cmocka_unit_test(directions_share_an_amax),
         cmocka_unit_test(histories_begin_with_the_weights_that_are_loaded),
