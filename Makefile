@@ -311,7 +311,7 @@ $(BUILD)/revision: FORCE
 	@mkdir -p $(@D); echo '$(VERSION) $(REVISION) $(LIBRARIES)' | cmp -s - $@ || echo '$(VERSION) $(REVISION) $(LIBRARIES)' > $@
 $(BUILD)/train/build_info.o: $(BUILD)/revision
 $(BUILD)/train/build_info.o: CPPFLAGS += -DMT_BUILD_VERSION='"$(VERSION)"' -DMT_BUILD_REVISION='"$(REVISION)"' -DMT_BUILD_LIBRARIES='"$(LIBRARIES)"'
-$(BUILD)/tests/train/test_cli $(BUILD)/tests/train/test_run $(BUILD)/tests/train/test_run_faults $(BUILD)/tests/train/test_resume $(BUILD)/tests/dist/test_run $(BUILD)/tests/dist/test_run_faults $(BUILD)/tests/dist/test_fabric: | $(BUILD)/mixtape
+$(BUILD)/tests/train/test_cli $(BUILD)/tests/train/test_run $(BUILD)/tests/train/test_run_faults $(BUILD)/tests/train/test_resume $(BUILD)/tests/train/test_init_from $(BUILD)/tests/dist/test_run $(BUILD)/tests/dist/test_run_faults $(BUILD)/tests/dist/test_fabric: | $(BUILD)/mixtape
 
 PACKAGES := build-essential pkg-config libopenblas-dev libhdf5-dev libjansson-dev libyaml-dev \
             libxxhash-dev libcmocka-dev gnuplot-nox bible-kjv bible-kjv-text

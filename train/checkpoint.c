@@ -327,9 +327,11 @@ mt_status mt_checkpoint_check_fit(mt_checkpoint_state *state, mt_checkpoint *che
 mt_status mt_checkpoint_restore(mt_checkpoint_state *state, mt_checkpoint *checkpoint)
 {
     struct mt_step_state step_state;
-    MT_REQUIRE(!state->m || checkpoint->meta.training, MT_ECONFIG,
-               "checkpoint '%s' is a model without optimizer state: a run cannot go on from it",
-               checkpoint->path);
+    MT_REQUIRE(
+        !state->m || checkpoint->meta.training, MT_ECONFIG,
+        "checkpoint '%s' is a model without optimizer state: a run cannot go on from it, but "
+        "a new one can begin with it (train.init_from)",
+        checkpoint->path);
     state->misfit = true; /* until all is found to fit */
     MT_TRY(mt_checkpoint_check_fit(state, checkpoint, &step_state));
     state->misfit = false;

@@ -48,15 +48,13 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
 }
 
 /* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
- * one key a line, in sorted order. What the loss weighs the balance by is not the model's. */
-static mt_status check_same_model(const mt_checkpoint_meta *meta, const mt_model_config *config,
-                                  const char *path)
+ * one key a line, in sorted order. */
+static mt_status compare_models(const mt_model_config *was, const mt_model_config *config,
+                                const char *path)
 {
     char *theirs = NULL, *ours = NULL;
-    mt_model_config was = meta->config;
     mt_status status;
-    was.router_aux_loss_coef = config->router_aux_loss_coef;
-    MT_TRY_CLEANUP(mt_hf_config_format(&theirs, &was, MT_DTYPE_COUNT, NULL, false));
+    MT_TRY_CLEANUP(mt_hf_config_format(&theirs, was, MT_DTYPE_COUNT, NULL, false));
     MT_TRY_CLEANUP(mt_hf_config_format(&ours, config, MT_DTYPE_COUNT, NULL, false));
     for (const char *a = theirs, *b = ours; *a || *b;) {
         int n = (int)strcspn(a, "\n"), m = (int)strcspn(b, "\n");
@@ -73,6 +71,30 @@ cleanup:
     free(theirs);
     free(ours);
     return status;
+}
+
+/* What the loss weighs the balance by is not the model's. */
+static mt_status check_same_model(const mt_checkpoint_meta *meta, const mt_model_config *config,
+                                  const char *path)
+{
+    mt_model_config was = meta->config;
+    was.router_aux_loss_coef = config->router_aux_loss_coef;
+    return compare_models(&was, config, path);
+}
+
+/* Keys by which the same weights compute something else; others are of training, or of shapes. */
+static mt_status check_same_function(const mt_checkpoint_meta *meta, const mt_model_config *config,
+                                     const char *path)
+{
+    const mt_model_config *theirs = &meta->config;
+    mt_model_config was = *config;
+    was.architecture = theirs->architecture;
+    was.num_attention_heads = theirs->num_attention_heads;
+    was.num_key_value_heads = theirs->num_key_value_heads, was.head_dim = theirs->head_dim;
+    was.num_experts_per_tok = theirs->num_experts_per_tok;
+    was.norm_topk_prob = theirs->norm_topk_prob, was.rms_norm_eps = theirs->rms_norm_eps;
+    was.rope_theta = theirs->rope_theta, was.tie_word_embeddings = theirs->tie_word_embeddings;
+    return compare_models(&was, config, path);
 }
 
 static mt_status check_same_run(const mt_checkpoint_meta *meta, const mt_trainer_config *config,
@@ -157,6 +179,34 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
 cleanup:
     mt_checkpoint_close(&checkpoint);
     return status;
+}
+
+mt_status mt_checkpoint_begin(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
+                              mt_trainer *trainer, const char *given)
+{
+    mt_checkpoint *checkpoint = NULL;
+    mt_checkpoint_state state;
+    mt_model *model = mt_trainer_model(trainer);
+    const mt_trainer_config *config = mt_trainer_get_config(trainer);
+    describe_trainer(&state, trainer);
+    mt_stream stream = { .device = mt_param_store_device(state.params) };
+    state.m = state.v = NULL;
+    mt_status status = mt_checkpoint_open_given(&checkpoint, skipped, skipped_bytes, given);
+    if (status == MT_OK) status = mt_path_format(path, "%s", mt_checkpoint_path(checkpoint));
+    if (status == MT_OK)
+        status = check_same_function(mt_checkpoint_get_meta(checkpoint), &config->model, path);
+    if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
+    if (status == MT_EDAMAGED && state.misfit)
+        status =
+            MT_FAIL(MT_ECONFIG, "%s: tensors and shapes must be the model's", mt_error_message());
+    if (status != MT_OK) status = MT_FAIL(status, "train.init_from: %s", mt_error_message());
+    mt_checkpoint_close(&checkpoint);
+    MT_TRY(mt_checkpoint_agree(&state, status, "reading weights to begin with"));
+    MT_TRY(mt_model_use_router_bias(model));
+    MT_TRY(mt_precision_forget(mt_model_precision(model)));
+    if (config->quantized_init)
+        MT_TRY(mt_precision_quantized_init(mt_model_precision(model), &stream));
+    return mt_model_refresh(model, &stream);
 }
 
 /* What the run's passes compute in after that step: its recipes, and the scales that its formats

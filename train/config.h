@@ -24,6 +24,7 @@ typedef struct mt_config {
     mt_trainer_config
         trainer; /* sections model, optim, memory, and what a step needs of the others */
     char train_corpus[MT_CONFIG_TEXT], valid_corpus[MT_CONFIG_TEXT]; /* valid: "" for none */
+    char init_from[MT_CONFIG_TEXT]; /* checkpoint or run that the weights begin as; "": drawn */
     int64_t eval_every, eval_batches,
         log_every; /* eval_every 0: only at the end; eval_batches 0: all */
     int64_t checkpoint_every, keep_last, keep_every; /* checkpoint_every 0: only at the end */

@@ -187,6 +187,19 @@ static mt_status resume(run *r, bool force)
     return mt_run_together(r, status, "steps to go");
 }
 
+/* A run that begins has drawn its weights, and may be given others. */
+static mt_status begin(run *r)
+{
+    const char *from = r->config->init_from;
+    if (!*from) return MT_OK;
+    char path[MT_CHECKPOINT_PATH] = "", skipped[MT_RUN_REASONS] = "";
+    mt_status status = mt_checkpoint_begin(path, skipped, sizeof skipped, r->trainer, from);
+    MT_TRY(mt_comm_agree(r->comm, status, "weights to begin with"));
+    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
+    mt_progress_note(&r->progress, "begins with the weights of %s", path);
+    return MT_OK;
+}
+
 /* ---- start --------------------------------------------------------------------------------------
  */
 
@@ -360,6 +373,7 @@ mt_status mt_run_start(run *r)
     begin_progress(r);
     MT_TRY(announce(r));
     if (r->options->resume) MT_TRY(resume(r, r->options->force));
+    if (r->saved_step < 0) MT_TRY(begin(r));
     MT_TRY(open_records(r));
     begin_progress(r);
     return MT_OK;

@@ -32,7 +32,8 @@ mt_status mt_verb_import(int argc, char **argv)
         .usage = "mixtape import DIR -o CKPT",
         .about = "Reads a Hugging Face directory (qwen3_moe, olmoe, mixtral): config.json and "
                  "safetensors, "
-                 "one file or\nan index, experts one by one or fused. Tensors keep their type.",
+                 "one file or\nan index, experts one by one or fused. Tensors keep their type.\n"
+                 "A run begins with them by --set train.init_from=CKPT.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .min_arguments = 1,
