@@ -30,7 +30,6 @@ typedef struct mt_config {
     int64_t checkpoint_every, keep_last, keep_every; /* checkpoint_every 0: only at the end */
     char device[MT_CONFIG_TEXT];
     double rank_timeout; /* seconds that a rank waits for the others */
-    /* Read and checked; each has one value that is available so far (column `only`). */
     char statistics_layers[MT_CONFIG_TEXT], statistics_tensors[MT_CONFIG_TEXT];
     char statistics_what_if[MT_CONFIG_TEXT];
     int64_t statistics_every;
@@ -55,7 +54,6 @@ typedef struct mt_config_key {
     double min, max;          /* of numbers, inclusive; both 0: no bounds */
     const char *const *names; /* of an enum, NULL-terminated */
     const char *value;        /* default; NULL: that of the model type or the optimizer, "" or 0 */
-    const char *only;         /* the one value available so far, as written back; NULL: all are */
     bool required;
     bool required_of_experts; /* of a model that has any */
     bool fixed;               /* a run cannot be resumed with another value */
@@ -71,8 +69,8 @@ extern const int mt_config_key_count;
 mt_status mt_config_defaults(mt_config *config);
 
 /* Reads a file, then `sets` ("a.b=c", later ones win), then checks everything that can be known
- * without opening a corpus or allocating. Errors: MT_ECONFIG (or MT_EUNSUPPORTED: known, but not
- * available) with file and line, key, value and rule; MT_EIO. */
+ * without opening a corpus or allocating. Errors: MT_ECONFIG with file and line, key, value and
+ * rule; MT_EIO. */
 mt_status mt_config_load(mt_config *config, const char *path, const char *const *sets,
                          int set_count);
 /* Whether `name` may stand for the key device: auto, cpu, cuda or cuda:N. Which of them there are

@@ -88,21 +88,6 @@ static mt_status check_present(const mt_config_reader *r)
     return MT_OK;
 }
 
-static mt_status check_available(const mt_config_reader *r)
-{
-    char text[MT_CONFIG_FORMATTED];
-    for (int i = 0; i < mt_config_key_count; i++) {
-        const mt_config_key *key = &mt_config_keys[i];
-        if (!key->only) continue;
-        mt_config_format(text, r->config, key);
-        if (strcmp(text, key->only) != 0)
-            return fail_at(r, key->path,
-                           MT_FAIL(MT_EUNSUPPORTED, "%s: %s is not available, only %s", key->path,
-                                   text, key->only));
-    }
-    return MT_OK;
-}
-
 static mt_status check_model(const mt_config_reader *r)
 {
     mt_trainer_config *t = &r->config->trainer;
@@ -218,7 +203,6 @@ void mt_config_settle(mt_config *config)
 mt_status mt_config_check(const mt_config_reader *r)
 {
     MT_TRY(check_present(r));
-    MT_TRY(check_available(r));
     MT_TRY(check_model(r));
     const mt_trainer_config *t = &r->config->trainer;
     mt_status status = mt_optim_config_check(&t->optim);

@@ -83,7 +83,6 @@ mt_status mt_config_help(FILE *file)
         while (key->names && key->names[names]) names++;
         for (int n = 0; n < names; n++)
             fprintf(file, "%s%s%s", n ? "|" : " (", key->names[n], n + 1 < names ? "" : ")");
-        if (key->only) fprintf(file, " [only %s so far]", key->only);
         fprintf(file, "\n");
         last = key->path;
     }

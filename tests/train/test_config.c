@@ -42,12 +42,9 @@ static void the_table_is_sound(void **state)
     assert_ok(mt_config_defaults(&config));
     for (int i = 0; i < mt_config_key_count; i++) {
         const mt_config_key *key = &mt_config_keys[i];
-        char text[MT_CONFIG_FORMATTED];
         assert_true(key->path && key->help && *key->help);
         assert_true(key->kind != MT_KEY_ENUM || key->names);
         for (int j = 0; j < i; j++) assert_string_not_equal(key->path, mt_config_keys[j].path);
-        mt_config_format(text, &config, key);
-        if (key->only) assert_string_equal(text, key->only); /* what is available is the default */
     }
 }
 
@@ -191,7 +188,6 @@ static const struct bad {
     { "", "device=cuda:-1", MT_ECONFIG, "device 'cuda:-1' is not one of auto, cpu, cuda, cuda:N" },
     { "", "device=cuda:1x", MT_ECONFIG, "is not one of" },
     { "", "device=cpu:0", MT_ECONFIG, "is not one of" },
-    /* known, not available */
     { "statistics: {every: 1, tensors: [Y]}\n", "statistics.every=2", MT_ECONFIG,
       "t.yaml:11: statistics.tensors: 'Y' is not one of W X dY" },
     { "statistics: {what_if: [nvfp5]}\n", NULL, MT_ECONFIG, "nvfp5" },
@@ -299,8 +295,7 @@ static void refuses_many_anchors_at_once(void **state)
     assert_int_equal(c.trainer.seed, 1000);
 }
 
-/* Every key that has bounds refuses what lies outside; every one with one available value refuses
- * others. */
+/* Every key that has bounds refuses what lies outside. */
 static void the_table_is_enforced(void **state)
 {
     (void)state;
@@ -315,16 +310,6 @@ static void the_table_is_enforced(void **state)
             snprintf(set, sizeof set, "%s=%.0f", key->path, key->min - 1);
             assert_fails(parse(&c, "", set), MT_ECONFIG, "is not in");
         }
-        if (!key->only) continue;
-        const char *other = key->kind == MT_KEY_BOOL           ? "true"
-                            : key->kind == MT_KEY_INT          ? "2"
-                            : key->kind == MT_KEY_REAL         ? "1.5"
-                            : key->kind == MT_KEY_TEXTS        ? "[x]"
-                            : key->kind == MT_KEY_TEXT         ? "x"
-                            : strcmp(key->names[1], key->only) ? key->names[1]
-                                                               : key->names[0];
-        snprintf(set, sizeof set, "%s=%s", key->path, other);
-        assert_fails(parse(&c, "", set), MT_EUNSUPPORTED, key->path);
     }
 }
 
