@@ -6,17 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { BAR = 24 };
+#include "core/clock.h"
 
-double mt_progress_clock(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
+enum { BAR = 24 };
 
 void mt_progress_begin(mt_progress *progress, int64_t first_step, int64_t steps)
 {
@@ -24,7 +18,7 @@ void mt_progress_begin(mt_progress *progress, int64_t first_step, int64_t steps)
     *progress = (mt_progress){ .terminal = isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1,
                                .first_step = first_step,
                                .steps = steps,
-                               .began = mt_progress_clock() };
+                               .began = mt_now() };
     if (!progress->terminal) setvbuf(stdout, NULL, _IOLBF, 0);
 }
 
@@ -106,7 +100,7 @@ static void print_line(const mt_progress *p, const mt_metrics_step *line, double
 
 void mt_progress_step(mt_progress *p, const mt_metrics_step *line, bool interval)
 {
-    double now = mt_progress_clock();
+    double now = mt_now();
     if (p->silent) return;
     if (!p->terminal && interval)
         print_line(p, line, now);

@@ -12,11 +12,8 @@ typedef struct mt_progress {
     bool silent; /* set after begin: another rank speaks */
     bool terminal, bar_drawn;
     int64_t first_step, steps; /* of this session, of the run */
-    double began, drawn;       /* seconds of mt_progress_clock */
+    double began, drawn;       /* seconds of mt_now */
 } mt_progress;
-
-/* Seconds since some fixed moment, never going back. */
-double mt_progress_clock(void);
 
 void mt_progress_begin(mt_progress *progress, int64_t first_step, int64_t steps);
 /* After each step. `interval`: a line is due where there is no terminal. */

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "kernels/backends.h"
 #include "kernels/ops.h"
 #include "train/cli.h"
@@ -18,12 +18,6 @@
 enum { LINE = 160, DEPTH = 4, MOST_RANKS = 1024, SUGGESTED = 256 };
 static const double grace_s = 10; /* for the others to hear of a failure, and end */
 static const double leave_s = 1;  /* for rank 0 to speak before a launcher ends it */
-
-static void nap(double seconds)
-{
-    struct timespec t = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
-    nanosleep(&t, NULL);
-}
 
 /* On the watchdog's thread. Rank 0 speaks; where it is the one that is gone, rank 1. The others
  * leave later: the launcher ends everybody when the first process ends. */
@@ -38,7 +32,7 @@ static void end_process(void *context, int by, const char *sentence)
         else
             fprintf(stderr, "mixtape train: %s\n", sentence);
     }
-    nap(rank == 0 ? 0.3 : leave_s);
+    mt_nap(rank == 0 ? 0.3 : leave_s);
     _exit(MT_EXIT_DEVICE);
 }
 
@@ -362,7 +356,7 @@ void mt_ranks_close(mt_comm **comm, mt_status status)
     mt_comm_close(comm);
     if (rank && status != MT_OK) {
         fflush(NULL);
-        nap(leave_s); /* rank 0 speaks when this has returned */
+        mt_nap(leave_s); /* rank 0 speaks when this has returned */
         leave(status);
     }
 }

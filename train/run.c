@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "core/clock.h"
 #include "train/build_info.h"
 #include "train/evaluate.h"
 #include "train/ranks.h"
@@ -166,7 +167,7 @@ static mt_status report(run *r, const mt_step_result *result)
 
 static void count_seconds(run *r, double began)
 {
-    double took = mt_progress_clock() - began;
+    double took = mt_now() - began;
     r->seconds += took;
     r->pace_seconds += took;
 }
@@ -175,7 +176,7 @@ static void count_seconds(run *r, double began)
 static mt_status read_batch(run *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
-    double began = mt_progress_clock();
+    double began = mt_now();
     MT_TRY(mt_corpus_batch(r->train, t->seed, mt_run_sequences(r), t->batch_size,
                            t->sequence_length, r->tokens, r->targets));
     count_seconds(r, began);
@@ -186,7 +187,7 @@ static mt_status one_step(run *r, int64_t step)
 {
     const mt_trainer_config *t = &r->config->trainer;
     mt_step_result result;
-    double began = mt_progress_clock(), waited = mt_comm_waited(r->comm);
+    double began = mt_now(), waited = mt_comm_waited(r->comm);
     MT_TRY(mt_statistics_begin(r->statistics, step + 1));
     r->unfit = true;
     MT_TRY(mt_trainer_step(r->trainer, r->tokens, r->targets, &result));
