@@ -85,23 +85,17 @@ void mt_comm_abort(mt_comm *comm, const char *sentence)
 
 int mt_comm_rank(const mt_comm *comm)
 {
-    return comm->rank;
+    return comm ? comm->rank : 0;
 }
 
 int mt_comm_size(const mt_comm *comm)
 {
-    return comm->size;
+    return comm ? comm->size : 1;
 }
 
 const char *mt_comm_backend(const mt_comm *comm)
 {
     return comm->ops->name;
-}
-
-uint64_t mt_comm_sequence(const mt_comm *comm)
-{
-    const mt_comm *world = comm->world ? comm->world : comm;
-    return world->watch ? mt_watch_sequence(world->watch) : world->alone;
 }
 
 double mt_comm_waited(const mt_comm *comm)
@@ -116,10 +110,7 @@ static void enter(mt_comm *c, const char *op, const char *what, size_t bytes)
 {
     c->call.op = op, c->call.what = what, c->call.bytes = bytes;
     c->failed_together = false;
-    if (c->watch)
-        mt_watch_enter(c->watch, op, what, bytes, c->group);
-    else
-        (c->world ? c->world : c)->alone++;
+    if (c->watch) mt_watch_enter(c->watch, op, what, bytes, c->group);
     (c->world ? c->world : c)->entered = mt_now();
 }
 
@@ -319,7 +310,7 @@ mt_status mt_comm_spread(mt_comm *c, mt_stream *stream, const mt_comm_run *runs,
 
 mt_status mt_comm_agree(mt_comm *c, mt_status status, const char *what)
 {
-    if (c->size == 1) return status;
+    if (mt_comm_size(c) == 1) return status;
     /* The first failed rank is the largest of these. */
     int64_t first = status == MT_OK ? 0 : c->size - c->rank;
     struct {

@@ -63,11 +63,10 @@ void mt_comm_close(mt_comm **comm);
  * and once is enough. */
 void mt_comm_abort(mt_comm *comm, const char *sentence);
 
+/* NULL is one rank, alone. */
 int mt_comm_rank(const mt_comm *comm);
 int mt_comm_size(const mt_comm *comm);
 const char *mt_comm_backend(const mt_comm *comm); /* "self", "mpi", "nccl" */
-/* Collectives this process has made, over all comms. */
-uint64_t mt_comm_sequence(const mt_comm *comm);
 /* Seconds that this process has spent in them: of collectives that return when they are done, how
  * long it waited for the others; of those that a device goes on with, next to nothing. */
 double mt_comm_waited(const mt_comm *comm);
@@ -144,7 +143,7 @@ static inline mt_status mt_comm_broadcast_of(mt_comm *comm, mt_stream *stream, v
 
 /* Fails on every rank if it failed on any, after all have come: `status` is this rank's. The others
  * get MT_EDEVICE, or the failed rank's own code, and a sentence that names the first failed rank
- * and its reason. */
+ * and its reason. NULL: `status`. */
 mt_status mt_comm_agree(mt_comm *comm, mt_status status, const char *what);
 /* Whether that has failed, and nothing was done together since: then every rank knows, and nobody
  * has to be told. */

@@ -40,7 +40,6 @@ struct mt_comm {
     mt_comm *parts, *next;  /* the world's that can be retired, the newest first */
     bool retired, aborted;  /* a part; the world */
     int splits;             /* made of it so far */
-    uint64_t alone;         /* collectives of a process without a watchdog */
     double entered, waited; /* the world's: when the present one began; seconds in all of them */
     int64_t *counts;        /* of a reduce_scatter of equal parts; made when first needed */
     bool failed_together;   /* all of its ranks know of the same failure, the last that happened */

@@ -49,7 +49,7 @@ struct mt_precision {
 
 static inline bool mt_precision_is_shared(const mt_precision *p)
 {
-    return p->comm && mt_comm_size(p->comm) > 1;
+    return mt_comm_size(p->comm) > 1;
 }
 
 static inline mt_device *mt_precision_device(const mt_precision *p)

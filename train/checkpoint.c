@@ -100,7 +100,7 @@ mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path,
     MT_TRY_CLEANUP(mt_h5_list(c->file, "/model", &c->names, &c->count));
 cleanup:
     *checkpoint = c;
-    if (comm) status = mt_comm_agree(comm, status, "opening a checkpoint");
+    status = mt_comm_agree(comm, status, "opening a checkpoint");
     if (status != MT_OK) mt_checkpoint_close(checkpoint);
     return status;
 }

@@ -80,8 +80,8 @@ mt_status mt_checkpoint_gather_delayed(float **values, const mt_checkpoint_state
     mt_status status = *values
                            ? copy_states(*values, bytes, s)
                            : MT_FAIL(MT_ENOMEM, "no memory for amax histories of %zu bytes", bytes);
-    MT_TRY(mt_checkpoint_agree(s, status, "amax histories"));
-    if (mt_checkpoint_ranks(s) == 1) return MT_OK;
+    MT_TRY(mt_comm_agree(s->comm, status, "amax histories"));
+    if (mt_comm_size(s->comm) == 1) return MT_OK;
     return mt_comm_all_reduce(s->comm, NULL, *values, (int64_t)(bytes / sizeof **values), MT_F32,
                               MT_REDUCE_MAX, "amax histories");
 }
@@ -170,7 +170,7 @@ mt_status mt_checkpoint_sum_nans(int64_t **counts, const mt_checkpoint_state *s)
     mt_status status =
         *counts ? MT_OK
                 : MT_FAIL(MT_ENOMEM, "no memory for %lld counts of NaN", (long long)t.shape[0]);
-    MT_TRY(mt_checkpoint_agree(s, status, "counts of NaN"));
+    MT_TRY(mt_comm_agree(s->comm, status, "counts of NaN"));
     return mt_precision_sum_nans(s->precision, *counts);
 }
 

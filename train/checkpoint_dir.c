@@ -277,10 +277,10 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
     step_list list = { NULL, 0, 0 };
     size_t used = 0;
     int64_t files;
-    bool found = false, lead = !comm || mt_comm_rank(comm) == 0;
+    bool found = false, lead = mt_comm_rank(comm) == 0;
     if (skipped_bytes) skipped[0] = '\0';
     mt_status status = lead ? list_steps(&list, dir) : MT_OK;
-    if (comm) status = mt_comm_agree(comm, status, "a list of checkpoints");
+    status = mt_comm_agree(comm, status, "a list of checkpoints");
     for (int64_t i = 0; status == MT_OK && !found; i++) {
         status = share_path(path, dir, &list, i, comm);
         if (status != MT_OK || !*path) break;
@@ -297,7 +297,7 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
         status = MT_FAIL(MT_EIO, "there is no complete checkpoint in '%s'%s%s", dir,
                          used ? "; " : "", used ? skipped : "");
         if (skipped_bytes) skipped[0] = '\0'; /* said already */
-        if (comm) status = mt_comm_agree(comm, status, "a complete checkpoint");
+        status = mt_comm_agree(comm, status, "a complete checkpoint");
     }
     return status;
 }

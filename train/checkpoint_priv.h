@@ -61,12 +61,6 @@ typedef struct mt_range {
     int64_t first, count; /* elements of a flattened tensor */
 } mt_range;
 
-/* Ranks that share a state, and whether this one writes what is not sharded. */
-int mt_checkpoint_ranks(const mt_checkpoint_state *state);
-bool mt_checkpoint_leads(const mt_checkpoint_state *state);
-/* mt_comm_agree, where there is a comm. */
-mt_status mt_checkpoint_agree(const mt_checkpoint_state *state, mt_status status, const char *what);
-
 /* "rank_0003.h5" */
 void mt_checkpoint_shard_name(char name[MT_SEAL_NAME], int rank);
 mt_status mt_checkpoint_shard_begin(mt_checkpoint_shard *shard, const mt_checkpoint_stage *stage,

@@ -171,7 +171,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     if (status == MT_OK) status = mt_model_use_router_bias(mt_trainer_model(trainer));
     if (status == MT_EDAMAGED && state.misfit)
         status = blame_config(meta, mt_trainer_get_config(trainer), path);
-    MT_TRY_CLEANUP(mt_checkpoint_agree(&state, status, "reading a checkpoint"));
+    MT_TRY_CLEANUP(mt_comm_agree(state.comm, status, "reading a checkpoint"));
     MT_TRY_CLEANUP(mt_trainer_set_steps(trainer, state.step));
     mt_trainer_set_tokens(trainer, tokens);
     mt_trainer_set_dropped(trainer, state.dropped);
@@ -201,7 +201,7 @@ mt_status mt_checkpoint_begin(char path[MT_CHECKPOINT_PATH], char *skipped, size
             MT_FAIL(MT_ECONFIG, "%s: tensors and shapes must be the model's", mt_error_message());
     if (status != MT_OK) status = MT_FAIL(status, "train.init_from: %s", mt_error_message());
     mt_checkpoint_close(&checkpoint);
-    MT_TRY(mt_checkpoint_agree(&state, status, "reading weights to begin with"));
+    MT_TRY(mt_comm_agree(state.comm, status, "reading weights to begin with"));
     MT_TRY(mt_model_use_router_bias(model));
     MT_TRY(mt_precision_forget(mt_model_precision(model)));
     if (config->quantized_init)

@@ -9,24 +9,6 @@
 enum { MAX_INDEX_LINE = 1200, MAX_TENSOR_NAME = 1024, INDEX_DIMS = 2 };
 static const char index_name[] = "/index";
 
-/* ---- ranks -------------------------------------------------------------------------------------
- */
-
-int mt_checkpoint_ranks(const mt_checkpoint_state *s)
-{
-    return s->comm ? mt_comm_size(s->comm) : 1;
-}
-
-bool mt_checkpoint_leads(const mt_checkpoint_state *s)
-{
-    return !s->comm || mt_comm_rank(s->comm) == 0;
-}
-
-mt_status mt_checkpoint_agree(const mt_checkpoint_state *s, mt_status status, const char *what)
-{
-    return s->comm ? mt_comm_agree(s->comm, status, what) : status;
-}
-
 void mt_checkpoint_shard_name(char name[MT_SEAL_NAME], int rank)
 {
     snprintf(name, MT_SEAL_NAME, "rank_%04d.h5", rank);
@@ -45,14 +27,14 @@ static mt_status name_set(char **set, const mt_checkpoint_state *s, const mt_che
     *set = malloc(128);
     MT_REQUIRE(*set, MT_ENOMEM, "no memory for a checkpoint's name");
     snprintf(*set, 128, "step %lld, seed %llu, %d ranks, run %016llx", (long long)s->step,
-             (unsigned long long)s->seed, mt_checkpoint_ranks(s), (unsigned long long)hash);
+             (unsigned long long)s->seed, mt_comm_size(s->comm), (unsigned long long)hash);
     return MT_OK;
 }
 
 mt_status mt_checkpoint_shard_begin(mt_checkpoint_shard *shard, const mt_checkpoint_stage *stage,
                                     const mt_checkpoint_state *s, const mt_checkpoint_info *info)
 {
-    int ranks = mt_checkpoint_ranks(s);
+    int ranks = mt_comm_size(s->comm);
     char path[MT_PATH_BYTES], name[MT_SEAL_NAME];
     *shard = (mt_checkpoint_shard){ .state = s, .file = stage->file };
     if (ranks == 1) return MT_OK;
@@ -88,7 +70,7 @@ mt_status mt_checkpoint_put(mt_checkpoint_shard *shard, const char *name, mt_dty
                             const void *data)
 {
     int64_t elements = 0;
-    if (mt_checkpoint_ranks(shard->state) == 1)
+    if (mt_comm_size(shard->state->comm) == 1)
         return mt_h5_write(shard->file, name, dtype, ndim, shape, data);
     MT_REQUIRE(ndim == 1 || ndim == INDEX_DIMS, MT_EINVAL, "%s has %d dimensions, must have 1 or 2",
                name, ndim);
@@ -115,17 +97,17 @@ static mt_status end_file(mt_checkpoint_shard *shard)
 mt_status mt_checkpoint_shard_end(mt_checkpoint_shard *shard, mt_status status)
 {
     const mt_checkpoint_state *s = shard->state;
-    if (mt_checkpoint_ranks(s) == 1) return status;
+    if (mt_comm_size(s->comm) == 1) return status;
     if (status == MT_OK) status = end_file(shard);
     if (status != MT_OK) mt_h5_close(&shard->file); /* before rank 0 removes the directory */
-    MT_TRY(mt_checkpoint_agree(s, status, "its file of a checkpoint"));
+    MT_TRY(mt_comm_agree(s->comm, status, "its file of a checkpoint"));
     return mt_comm_all_gather(s->comm, NULL, shard->seals, &shard->seals[mt_comm_rank(s->comm)],
                               sizeof *shard->seals, "seals of a checkpoint's files");
 }
 
 void mt_checkpoint_shard_close(mt_checkpoint_shard *shard)
 {
-    if (mt_checkpoint_ranks(shard->state) > 1) mt_h5_close(&shard->file);
+    if (mt_comm_size(shard->state->comm) > 1) mt_h5_close(&shard->file);
     free(shard->set);
     free(shard->index);
     free(shard->seals);
@@ -209,7 +191,7 @@ static mt_status read_indexes(index_list *list, const mt_checkpoint_shard *shard
                               const mt_checkpoint_stage *stage)
 {
     char path[MT_PATH_BYTES];
-    int ranks = mt_checkpoint_ranks(shard->state);
+    int ranks = mt_comm_size(shard->state->comm);
     list->texts = calloc((size_t)ranks, sizeof *list->texts);
     MT_REQUIRE(list->texts, MT_ENOMEM, "no memory for the files of %d ranks", ranks);
     for (int r = 0; r < ranks; r++) {
@@ -253,7 +235,7 @@ mt_status mt_checkpoint_show_shards(const mt_checkpoint_shard *shard,
                                     const mt_checkpoint_stage *stage)
 {
     index_list list = { NULL, 0, 0, NULL };
-    int ranks = mt_checkpoint_ranks(shard->state);
+    int ranks = mt_comm_size(shard->state->comm);
     mt_status status;
     if (ranks == 1) return MT_OK;
     MT_TRY(mt_h5_set_string(stage->file, "/", "set", shard->set));

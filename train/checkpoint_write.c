@@ -128,7 +128,7 @@ static mt_status write_state(mt_h5 *file, const mt_checkpoint_state *s,
 static mt_status publish(mt_checkpoint_stage *stage, const mt_checkpoint_shard *shard,
                          const mt_checkpoint_info *info, const reduced *all)
 {
-    int ranks = mt_checkpoint_ranks(shard->state);
+    int ranks = mt_comm_size(shard->state->comm);
     MT_TRY(write_state(stage->file, shard->state, info, all));
     MT_TRY(mt_checkpoint_show_shards(shard, stage));
     return mt_checkpoint_stage_publish(stage, shard->seals, ranks > 1 ? ranks : 0);
@@ -140,17 +140,17 @@ mt_status mt_checkpoint_write(const char *path, const mt_checkpoint_state *s,
     mt_checkpoint_stage stage;
     mt_checkpoint_shard shard = { .state = s };
     reduced all = { NULL, NULL };
-    bool lead = mt_checkpoint_leads(s);
+    bool lead = mt_comm_rank(s->comm) == 0;
     mt_status status =
         lead ? mt_checkpoint_stage_begin(&stage, path) : mt_checkpoint_stage_join(&stage, path);
-    MT_TRY_CLEANUP(mt_checkpoint_agree(s, status, "beginning a checkpoint"));
+    MT_TRY_CLEANUP(mt_comm_agree(s->comm, status, "beginning a checkpoint"));
     if (s->m) MT_TRY_CLEANUP(mt_checkpoint_gather_delayed(&all.delayed, s));
     if (s->m) MT_TRY_CLEANUP(mt_checkpoint_sum_nans(&all.nans, s));
     status = mt_checkpoint_shard_begin(&shard, &stage, s, info);
     if (status == MT_OK) status = write_tensors(&shard);
     MT_TRY_CLEANUP(mt_checkpoint_shard_end(&shard, status));
     status = lead ? publish(&stage, &shard, info, &all) : MT_OK;
-    MT_TRY_CLEANUP(mt_checkpoint_agree(s, status, "publishing a checkpoint"));
+    MT_TRY_CLEANUP(mt_comm_agree(s->comm, status, "publishing a checkpoint"));
 cleanup:
     mt_checkpoint_shard_close(&shard);
     if (lead) mt_checkpoint_stage_abandon(&stage);

@@ -28,7 +28,7 @@ static mt_status run_round(finding *all, const mt_evaluation *e, mt_trainer *tra
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
     int64_t s = c->sequence_length, windows = mt_corpus_windows(corpus, s);
-    int rank = c->comm ? mt_comm_rank(c->comm) : 0;
+    int rank = mt_comm_rank(c->comm);
     finding own = { .signal = mt_signals_pending() };
     int64_t at = first + rank * c->micro_batch_size;
     bool idle = at >= e->windows;
@@ -54,7 +54,7 @@ static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_cor
                              int32_t *tokens, int32_t *targets)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
-    int ranks = c->comm ? mt_comm_size(c->comm) : 1;
+    int ranks = mt_comm_size(c->comm);
     finding *all = calloc((size_t)ranks, sizeof *all);
     MT_REQUIRE(all, MT_ENOMEM, "evaluation: no memory for %d ranks", ranks);
     mt_status status = MT_OK;
@@ -74,14 +74,14 @@ static mt_status run_windows(mt_evaluation *e, mt_trainer *trainer, const mt_cor
     e->loss = sum / (double)e->tokens;
     if (isfinite(e->loss)) return MT_OK;
     status = MT_FAIL(MT_ENUMERIC, "the validation loss is %g", fabs(e->loss)); /* every rank's */
-    return c->comm ? mt_comm_agree(c->comm, status, "validation") : status;
+    return mt_comm_agree(c->comm, status, "validation");
 }
 
 /* Where formats have no NaN, the loss does not show one. */
 static mt_status check_nans(mt_nan_watch *nans, mt_comm *comm)
 {
     mt_status status = mt_nan_watch_check(nans);
-    return comm && status == MT_ENUMERIC ? mt_comm_agree(comm, status, "validation") : status;
+    return status == MT_ENUMERIC ? mt_comm_agree(comm, status, "validation") : status;
 }
 
 mt_status mt_evaluate(mt_evaluation *result, mt_trainer *trainer, const mt_corpus *corpus,

@@ -341,15 +341,15 @@ static void leave(mt_status status)
 
 void mt_ranks_fail(mt_comm *comm, mt_status status)
 {
-    if (!comm || !failed_alone(comm, status)) return;
+    if (!failed_alone(comm, status)) return;
     mt_comm_abort(comm, mt_error_message());
     if (mt_comm_rank(comm)) leave(status);
 }
 
 void mt_ranks_close(mt_comm **comm, mt_status status)
 {
-    int rank = *comm ? mt_comm_rank(*comm) : 0;
-    if (*comm && failed_alone(*comm, status)) {
+    int rank = mt_comm_rank(*comm);
+    if (failed_alone(*comm, status)) {
         mt_ranks_fail(*comm, status);
         return;
     }

@@ -264,7 +264,7 @@ static void rescue(run *r, mt_status status)
     char sentence[MT_RUN_REASONS];
     const int64_t step = mt_trainer_steps(r->trainer);
     if ((status != MT_EIO && status != MT_EDAMAGED) || r->unfit || step <= 0 ||
-        step == r->saved_step || (r->comm && mt_comm_size(r->comm) > 1))
+        step == r->saved_step || mt_comm_size(r->comm) > 1)
         return;
     snprintf(sentence, sizeof sentence, "%s", mt_error_message());
     if (save(r, step) == MT_OK)

@@ -113,7 +113,7 @@ mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
     MT_REQUIRE(s, MT_ENOMEM, "statistics: out of memory");
     s->trainer = trainer, s->metrics = metrics;
     s->comm = mt_trainer_get_config(trainer)->comm;
-    s->ranks = s->comm ? mt_comm_size(s->comm) : 1;
+    s->ranks = mt_comm_size(s->comm);
     mt_status status = mt_device_open(&s->host.device, "cpu", NULL, 0);
     if (status == MT_OK) status = read_config(s, config);
     if (status == MT_OK) status = mt_path_format(s->folder, "%s/statistics", run_path);
@@ -350,7 +350,7 @@ size_t mt_statistics_weight_bytes(const mt_config *config, mt_trainer *trainer)
     const char *layers = *config->statistics_layers ? config->statistics_layers : "*";
     mt_param_store *params = mt_model_params(mt_trainer_model(trainer));
     size_t most = 0;
-    for (int64_t i = 0; comm && mt_comm_size(comm) > 1 && i < mt_param_store_count(params); i++) {
+    for (int64_t i = 0; mt_comm_size(comm) > 1 && i < mt_param_store_count(params); i++) {
         const mt_param *w = mt_param_store_get(params, i);
         if (!w->packed || fnmatch(layers, w->name, 0) != 0) continue;
         if (bytes_here(w, comm) > most) most = bytes_here(w, comm);

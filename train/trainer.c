@@ -140,7 +140,7 @@ mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
                "micro_batch_size is %lld, of %lld tokens each for %lld experts: must be at most "
                "2^31-1 rows in all",
                (long long)c->micro_batch_size, (long long)c->sequence_length, (long long)k);
-    int size = c->comm ? mt_comm_size(c->comm) : 1;
+    int size = mt_comm_size(c->comm);
     MT_REQUIRE(c->batch_size % (c->micro_batch_size * size) == 0, MT_ECONFIG,
                "batch_size %lld must be a multiple of micro_batch_size %lld on each of %d ranks",
                (long long)c->batch_size, (long long)c->micro_batch_size, size);

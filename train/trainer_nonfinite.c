@@ -114,7 +114,7 @@ mt_status mt_trainer_check_weights(mt_model *model, mt_comm *comm)
     MT_TRY(look_at_params(name, mt_model_params(model), comm));
     if (!*name) return MT_OK;
     mt_status status = MT_FAIL(MT_ENUMERIC, "the weight %s holds a NaN or an infinity", name);
-    return comm ? mt_comm_agree(comm, status, "weights") : status; /* every rank's */
+    return mt_comm_agree(comm, status, "weights"); /* every rank's */
 }
 
 mt_status mt_trainer_find_nonfinite(mt_trainer *t, const int32_t *tokens, const int32_t *targets,

@@ -38,11 +38,6 @@ static inline int64_t mt_trainer_passes(const mt_trainer *t)
     return t->config.batch_size / t->config.micro_batch_size;
 }
 
-static inline int mt_trainer_ranks(const mt_trainer *t)
-{
-    return t->config.comm ? mt_comm_size(t->config.comm) : 1;
-}
-
 /* How the weights are shared; NULL with one rank. */
 static inline mt_fsdp *mt_trainer_shards(const mt_trainer *t)
 {

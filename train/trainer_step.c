@@ -156,8 +156,8 @@ static mt_status make_gradients(mt_trainer *t)
     MT_TRY(mt_device_zero(t->device, t->metrics, MT_TRAINER_METRICS * mt_dtype_size(t->real)));
     MT_TRY(mt_model_begin_step(t->model));
     uint64_t key = mt_trainer_pass_key(t, MT_PASS_TRAIN, c->micro_batch_size, c->sequence_length);
-    int64_t share = c->batch_size / mt_trainer_ranks(t),
-            begin = c->comm ? mt_comm_rank(c->comm) * share : 0, end = begin + share;
+    int64_t share = c->batch_size / mt_comm_size(c->comm);
+    int64_t begin = mt_comm_rank(c->comm) * share, end = begin + share;
     for (int64_t first = begin; first < end; first = next_pass(t, first, begin, end)) {
         bool last = first + c->micro_batch_size == end;
         if (last && mt_trainer_shards(t)) mt_fsdp_begin_reduce(mt_trainer_shards(t));
@@ -256,7 +256,7 @@ static uint64_t kind_of(const mt_trainer *t)
 static bool can_record(const mt_trainer *t)
 {
     const mt_precision *p = mt_model_precision(t->model);
-    return !t->config.eager && mt_device_records(t->device) && mt_trainer_ranks(t) == 1 &&
+    return !t->config.eager && mt_device_records(t->device) && mt_comm_size(t->config.comm) == 1 &&
            !mt_tape_observed(t->tape) && !mt_precision_observed(p) &&
            !mt_precision_changes_after(p, t->steps);
 }
