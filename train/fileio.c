@@ -37,7 +37,7 @@ mt_status mt_path_format(char path[MT_PATH_BYTES], const char *format, ...)
 /* ---- reading -----------------------------------------------------------------------------------
  */
 
-static mt_status open_regular(int *fd, size_t *bytes, const char *path)
+mt_status mt_file_open(int *fd, size_t *bytes, const char *path)
 {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -47,6 +47,7 @@ static mt_status open_regular(int *fd, size_t *bytes, const char *path)
         return MT_OK;
     }
     close(*fd);
+    *fd = -1;
     return MT_FAIL(MT_EIO, "cannot read '%s': it is %s, not a regular file", path,
                    mt_path_kind_of(path));
 }
@@ -66,7 +67,7 @@ mt_status mt_file_map_open(mt_file_map *map, const char *path)
 {
     int fd;
     *map = (mt_file_map){ NULL, 0 };
-    MT_TRY(open_regular(&fd, &map->bytes, path));
+    MT_TRY(mt_file_open(&fd, &map->bytes, path));
     void *p = map->bytes ? mmap(NULL, map->bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
     int error = errno;
     close(fd);
@@ -103,7 +104,7 @@ mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t 
     int fd;
     size_t size;
     *text = NULL;
-    MT_TRY(open_regular(&fd, &size, path));
+    MT_TRY(mt_file_open(&fd, &size, path));
     mt_status status = MT_OK;
     if (size > limit)
         status = MT_FAIL(MT_EDAMAGED, "'%s' has %zu bytes, more than the %zu that it may have",
@@ -142,7 +143,7 @@ mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *
 {
     int fd;
     size_t size;
-    MT_TRY(open_regular(&fd, &size, path));
+    MT_TRY(mt_file_open(&fd, &size, path));
     XXH3_state_t *state = XXH3_createState();
     mt_status status =
         state ? MT_OK : MT_FAIL(MT_ENOMEM, "no memory for the checksum of '%s'", path);

@@ -29,6 +29,8 @@ mt_status mt_file_map_open(mt_file_map *map, const char *path);
 /* NULL-safe; leaves an empty map. */
 void mt_file_map_close(mt_file_map *map);
 
+/* Opens a regular file for reading: *fd is the caller's to close, -1 on failure. Errors: MT_EIO. */
+mt_status mt_file_open(int *fd, size_t *bytes, const char *path);
 /* Whether what is there can be opened and read: MT_EIO with the system's reason. */
 mt_status mt_file_check_readable(const char *path);
 

@@ -3,13 +3,11 @@
 #include "train/h5.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <hdf5.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "train/h5_priv.h"
@@ -117,23 +115,11 @@ static mt_status open_file(mt_h5 **file, const char *path, bool writing)
     f->state.fd = -1;
     f->writing = writing;
     mt_status status;
-    struct stat st;
+    size_t bytes = 0;
     MT_TRY_CLEANUP(mt_path_format(f->path, "%s", path));
-    if (writing)
-        MT_TRY_CLEANUP(mt_file_begin(&f->state.fd, f->temp, path));
-    else
-        f->state.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const char *name = writing ? f->temp : f->path;
-    if (f->state.fd < 0 || fstat(f->state.fd, &st)) {
-        status = MT_FAIL(MT_EIO, "cannot open '%s': %s", name, strerror(errno));
-        goto cleanup;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        status = MT_FAIL(MT_EIO, "cannot read '%s': it is %s, not a regular file", name,
-                         mt_path_kind_of(name));
-        goto cleanup;
-    }
-    f->bytes = (int64_t)st.st_size;
+    MT_TRY_CLEANUP(writing ? mt_file_begin(&f->state.fd, f->temp, path)
+                           : mt_file_open(&f->state.fd, &bytes, path));
+    f->bytes = (int64_t)bytes;
     MT_TRY_CLEANUP(open_hdf5(f));
 cleanup:
     *file = f;
@@ -207,11 +193,6 @@ const char *mt_h5_path(const mt_h5 *file)
 int mt_h5_descriptor(const mt_h5 *file)
 {
     return file->state.fd;
-}
-
-int64_t mt_h5_bytes(const mt_h5 *file)
-{
-    return file->bytes;
 }
 
 /* ---- groups and names --------------------------------------------------------------------------

@@ -36,8 +36,6 @@ void mt_h5_close(mt_h5 **file);
 const char *mt_h5_path(const mt_h5 *file);
 /* Descriptor of the open file, for mapping; borrowed. */
 int mt_h5_descriptor(const mt_h5 *file);
-/* Bytes of a file opened for reading. */
-int64_t mt_h5_bytes(const mt_h5 *file);
 
 typedef enum mt_h5_storage {
     MT_H5_CONTIGUOUS, /* at one place in the file, so that it can be mapped; no checksum */

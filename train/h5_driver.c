@@ -103,7 +103,6 @@ static herr_t driver_write(H5FD_t *fd, H5FD_mem_t type, hid_t transfer, haddr_t 
     if (!f->state->error && mt_write_fully(f->state->fd, buffer, bytes, (int64_t)at))
         f->state->error = errno;
     if (at + bytes > f->eof) f->eof = at + bytes;
-    f->state->written = (int64_t)f->eof;
     return 0;
 }
 

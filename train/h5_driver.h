@@ -13,9 +13,8 @@ extern "C" {
 #endif
 
 typedef struct mt_h5_driver_state {
-    int fd;          /* borrowed: the driver never closes it */
-    int error;       /* errno of the first failure: of a read, a write, an allocation */
-    int64_t written; /* end of the furthest write */
+    int fd;    /* borrowed: the driver never closes it */
+    int error; /* errno of the first failure: of a read, a write, an allocation */
 } mt_h5_driver_state;
 
 /* Registers the driver; a negative number on failure. The caller unregisters it after its file. */

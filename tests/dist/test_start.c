@@ -17,7 +17,7 @@
 #include "dist/rendezvous.h"
 #include "train/supervise.h"
 
-enum { MOST = 8, SENTENCE = 400 };
+enum { MOST = 8 };
 
 /* ---- where they meet ---------------------------------------------------------------------------
  */
