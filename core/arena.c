@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "core/array.h"
+
 /* Offsets in the slab are multiples of this. */
 enum { ALIGN = 256 };
 /* Bytes of a block, so that events of all kinds are told apart. */
@@ -196,20 +198,6 @@ void mt_arena_destroy(mt_arena **arena)
     *arena = NULL;
 }
 
-/* Room for `want` elements in an array that doubles. */
-static mt_status reserve(void *array, int64_t *room, int64_t want, size_t element)
-{
-    if (want <= *room) return MT_OK;
-    int64_t grown = *room * 2 > want ? *room * 2 : want;
-    void *old, *p;
-    memcpy(&old, array, sizeof old);
-    p = realloc(old, (size_t)grown * element);
-    MT_REQUIRE(p, MT_ENOMEM, "arena: no memory to record %lld calls", (long long)grown);
-    memcpy(array, &p, sizeof p);
-    *room = grown;
-    return MT_OK;
-}
-
 static void free_slab(mt_arena *a)
 {
     mt_device_free(a->device, &a->slab, a->slab_bytes, a->memory);
@@ -251,7 +239,8 @@ mt_status mt_arena_begin(mt_arena *a, uint64_t key)
         free_slab(
             a); /* a recording has its own blocks: both at once would raise the high-water mark */
     if (!plan->offsets) plan->event_count = plan->block_count = 0; /* a pass that never ended */
-    MT_TRY(reserve(&a->blocks, &a->block_room, plan->block_count, sizeof *a->blocks));
+    MT_TRY(mt_array_reserve(&a->blocks, &a->block_room, plan->block_count, sizeof *a->blocks,
+                            "recorded calls"));
     a->events = 0;
     a->phase = plan->offsets ? PHASE_REPLAY : PHASE_RECORD;
     return MT_OK;
@@ -307,9 +296,10 @@ mt_status mt_arena_alloc(mt_arena *a, void **p, int64_t *id, size_t bytes)
     if (again) {
         if (bytes) block.p = (char *)a->slab + plan->offsets[a->block_count];
     } else { /* this event, and later the free of everything that lives */
-        MT_TRY(reserve(&plan->events, &plan->event_room, a->events + a->live + 2,
-                       sizeof *plan->events));
-        MT_TRY(reserve(&a->blocks, &a->block_room, a->block_count + 1, sizeof *a->blocks));
+        MT_TRY(mt_array_reserve(&plan->events, &plan->event_room, a->events + a->live + 2,
+                                sizeof *plan->events, "recorded calls"));
+        MT_TRY(mt_array_reserve(&a->blocks, &a->block_room, a->block_count + 1, sizeof *a->blocks,
+                                "recorded calls"));
         MT_TRY(mt_device_alloc(a->device, &block.p, bytes, a->memory));
         plan->events[plan->event_count++] = (int64_t)bytes;
         plan->block_count++;
@@ -347,8 +337,8 @@ mt_status mt_arena_try(mt_arena *a, void **p, int64_t *id, size_t bytes)
     mt_error_keep(&before);
     mt_status status = mt_arena_alloc(a, p, id, bytes);
     if (status != MT_ENOMEM || bytes > MOST_BYTES) return status;
-    MT_TRY(
-        reserve(&plan->events, &plan->event_room, a->events + a->live + 1, sizeof *plan->events));
+    MT_TRY(mt_array_reserve(&plan->events, &plan->event_room, a->events + a->live + 1,
+                            sizeof *plan->events, "recorded calls"));
     mt_error_put_back(&before);
     plan->events[plan->event_count++] = in_vain(bytes);
     a->events++;

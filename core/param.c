@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/param_priv.h"
 #include "core/rng.h"
 
@@ -93,12 +94,8 @@ mt_status mt_param_store_add(mt_param_store *store, mt_param **param, const mt_p
     MT_REQUIRE(!over, MT_ECONFIG,
                "param '%s' of %lld x [%lld, %lld]: more than 2^56 elements in all params",
                spec->name, (long long)spec->members, (long long)spec->m, (long long)spec->k);
-    if (store->count == store->reserved) {
-        int64_t n = store->reserved ? 2 * store->reserved : 32;
-        mt_param **grown = realloc(store->params, (size_t)n * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "param store: out of memory");
-        store->params = grown, store->reserved = n;
-    }
+    MT_TRY(mt_array_reserve(&store->params, &store->reserved, store->count + 1,
+                            sizeof *store->params, "params"));
     mt_param *p = calloc(1, sizeof *p);
     if (p) p->name = strdup(spec->name);
     if (!p || !p->name) {

@@ -1,8 +1,7 @@
 /* Recording: nodes, and the params whose gradients they will contribute to. */
-#include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/tape_priv.h"
 
 static int take(value *to[MT_NODE_MAX], mt_value *const from[MT_NODE_MAX])
@@ -15,12 +14,7 @@ static int take(value *to[MT_NODE_MAX], mt_value *const from[MT_NODE_MAX])
 
 static mt_status append(mt_tape *t, mt_node *node)
 {
-    if (t->count == t->reserved) {
-        int64_t n = t->reserved ? 2 * t->reserved : 256;
-        mt_node **grown = realloc(t->list, (size_t)n * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "tape: out of memory for %" PRId64 " nodes", n);
-        t->list = grown, t->reserved = n;
-    }
+    MT_TRY(mt_array_reserve(&t->list, &t->reserved, t->count + 1, sizeof *t->list, "nodes"));
     t->list[t->count++] = node;
     return MT_OK;
 }
@@ -67,12 +61,8 @@ static mt_status touch(mt_tape *t, mt_param *param)
     if (param->frozen) return MT_OK;
     MT_REQUIRE(!param->tape || param->tape == t, MT_EINVAL,
                "tape: %s is in a pass of another tape, which has not ended", param->name);
-    if (t->touched_count == t->touched_room) {
-        int64_t n = t->touched_room ? 2 * t->touched_room : 64;
-        mt_param **grown = realloc(t->touched, (size_t)n * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "tape: out of memory for %" PRId64 " params", n);
-        t->touched = grown, t->touched_room = n;
-    }
+    MT_TRY(mt_array_reserve(&t->touched, &t->touched_room, t->touched_count + 1, sizeof *t->touched,
+                            "params"));
     if (!param->tape) t->touched[t->touched_count++] = param;
     param->tape = t;
     param->uses++;

@@ -1,7 +1,7 @@
 /* Wires: which bytes of which param each rank sends, and how they become compute copies. */
-#include <inttypes.h>
 #include <stdlib.h>
 
+#include "core/array.h"
 #include "dist/fsdp_priv.h"
 
 enum { WIRE_ALIGN = 64, COPY_ALIGN = 256 };
@@ -72,12 +72,7 @@ static bool is_plain(const mt_fsdp *f, const mt_fragment *x, mt_dir dir)
 
 static mt_status append(mt_wire *w, const mt_fragment *x)
 {
-    if (w->count == w->room) {
-        int64_t room = w->room ? 2 * w->room : 16;
-        mt_fragment *list = realloc(w->list, (size_t)room * sizeof *list);
-        MT_REQUIRE(list, MT_ENOMEM, "fsdp: out of memory");
-        w->list = list, w->room = room;
-    }
+    MT_TRY(mt_array_reserve(&w->list, &w->room, w->count + 1, sizeof *w->list, "fragments"));
     w->list[w->count++] = *x;
     return MT_OK;
 }

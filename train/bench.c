@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/rng.h"
 #include "train/build_info.h"
 #include "train/nearest.h"
@@ -130,12 +131,8 @@ mt_status mt_bench_recipe(const char *text, mt_recipe *recipe, bool *none)
 mt_status mt_bench_alloc(mt_bench *b, void **p, size_t bytes)
 {
     *p = NULL;
-    if (b->block_count == b->block_room) {
-        int64_t room = 2 * b->block_room + 16;
-        void *more = realloc(b->blocks, (size_t)room * sizeof *b->blocks);
-        MT_REQUIRE(more, MT_ENOMEM, "bench: out of memory");
-        b->blocks = more, b->block_room = room;
-    }
+    MT_TRY(mt_array_reserve(&b->blocks, &b->block_room, b->block_count + 1, sizeof *b->blocks,
+                            "buffers"));
     MT_TRY(mt_device_alloc(b->device, p, bytes, MT_MEMORY_STATE));
     b->blocks[b->block_count++] = (struct mt_bench_block){ *p, bytes };
     return MT_OK;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "train/fileio.h"
 
 enum { PATH_SHOWN = 300, LIMIT = 1 << 26 };
@@ -22,12 +23,8 @@ static void drop(mt_changes *c, int64_t i)
 static mt_status append(mt_changes *c, int64_t step, const char *key, const char *from,
                         const char *to)
 {
-    if (c->count == c->room) {
-        int64_t more = c->room ? 2 * c->room : 8;
-        mt_change *grown = realloc(c->items, (size_t)more * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "no memory for %lld changes of a run", (long long)more);
-        c->items = grown, c->room = more;
-    }
+    MT_TRY(
+        mt_array_reserve(&c->items, &c->room, c->count + 1, sizeof *c->items, "changes of a run"));
     mt_change *x = &c->items[c->count++];
     *x = (mt_change){ step, strdup(key), strdup(from), strdup(to) };
     if (x->key && x->from && x->to) return MT_OK;

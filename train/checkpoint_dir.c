@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "train/checkpoint_priv.h"
 #include "train/kind.h"
 
@@ -180,12 +181,8 @@ static bool parse_step(int64_t *step, const char *name)
 
 static mt_status add_step(step_list *list, int64_t step, const char *name)
 {
-    if (list->count == list->room) {
-        int64_t room = list->room ? 2 * list->room : 16;
-        step_dir *items = realloc(list->items, (size_t)room * sizeof *items);
-        MT_REQUIRE(items, MT_ENOMEM, "no memory for a list of checkpoints");
-        list->items = items, list->room = room;
-    }
+    MT_TRY(mt_array_reserve(&list->items, &list->room, list->count + 1, sizeof *list->items,
+                            "checkpoints"));
     step_dir *item = &list->items[list->count++];
     item->step = step;
     snprintf(item->name, sizeof item->name, "%s", name);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "core/array.h"
 #include "train/checkpoint_priv.h"
 
 enum { MAX_INDEX_LINE = 1200, MAX_TENSOR_NAME = 1024, INDEX_DIMS = 2 };
@@ -162,12 +163,8 @@ static mt_status add_lines(index_list *list, char *text, const char *file)
 {
     const index_line *before = NULL;
     while (*text) {
-        if (list->count == list->room) {
-            int64_t room = list->room ? 2 * list->room : 1024;
-            index_line *lines = realloc(list->lines, (size_t)room * sizeof *lines);
-            MT_REQUIRE(lines, MT_ENOMEM, "no memory for %lld tensors", (long long)room);
-            list->lines = lines, list->room = room;
-        }
+        MT_TRY(mt_array_reserve(&list->lines, &list->room, list->count + 1, sizeof *list->lines,
+                                "parts of tensors"));
         index_line *line = &list->lines[list->count];
         MT_TRY(parse_line(line, &text, file));
         before = line > list->lines ? line - 1 : NULL;

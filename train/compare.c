@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "train/fileio.h"
 #include "train/kind.h"
 
@@ -23,12 +24,8 @@ const char *const mt_compare_verdicts[MT_COMPARE_VERDICTS] = {
 
 static mt_status add_point(mt_compare_run *run, int64_t *room, int64_t step, double loss)
 {
-    if (run->point_count == *room) {
-        int64_t more = *room ? 2 * *room : 64;
-        mt_compare_point *grown = realloc(run->points, (size_t)more * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "compare: no memory for %" PRId64 " losses", more);
-        run->points = grown, *room = more;
-    }
+    MT_TRY(
+        mt_array_reserve(&run->points, room, run->point_count + 1, sizeof *run->points, "losses"));
     run->points[run->point_count++] = (mt_compare_point){ step, loss };
     return MT_OK;
 }

@@ -3,18 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "train/corpus_priv.h"
 
 static mt_status add_piece(mt_corpus_pieces *pieces, int64_t source, int64_t first, int64_t count,
                            bool held_out)
 {
     if (!count) return MT_OK;
-    if (pieces->count == pieces->room) {
-        int64_t room = pieces->room ? 2 * pieces->room : 64;
-        mt_corpus_piece *items = realloc(pieces->items, (size_t)room * sizeof *items);
-        MT_REQUIRE(items, MT_ENOMEM, "no memory for %lld documents", (long long)room);
-        pieces->items = items, pieces->room = room;
-    }
+    MT_TRY(mt_array_reserve(&pieces->items, &pieces->room, pieces->count + 1, sizeof *pieces->items,
+                            "documents"));
     pieces->items[pieces->count++] = (mt_corpus_piece){ source, first, count, held_out };
     return MT_OK;
 }

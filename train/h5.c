@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "train/h5_priv.h"
 #include "train/kind.h"
 
@@ -270,16 +271,13 @@ static herr_t add_name(hid_t group, const char *name, const H5L_info_t *link, vo
 {
     (void)group, (void)link;
     name_list *list = user;
-    if (list->count == list->room) {
-        int64_t room = list->room ? 2 * list->room : 64;
-        char **names = realloc(list->names, (size_t)room * sizeof *names);
-        list->full = !names;
-        if (!names) return -1;
-        list->names = names, list->room = room;
-    }
     char *copy = strdup(name);
-    list->full = !copy;
-    if (!copy) return -1;
+    list->full = !copy || mt_array_reserve(&list->names, &list->room, list->count + 1,
+                                           sizeof *list->names, "names") != MT_OK;
+    if (list->full) {
+        free(copy);
+        return -1;
+    }
     list->names[list->count++] = copy;
     return 0;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "core/array.h"
 #include "layers/functional.h"
 #include "train/fileio.h"
 #include "train/h5.h"
@@ -275,12 +276,8 @@ static mt_status see(void *observer, const mt_param *w, mt_operand operand, cons
     mt_statistics *s = observer;
     for (int64_t i = 0; i < s->seen_count; i++)
         if (s->seen[i].weight == w && s->seen[i].operand == operand) return MT_OK;
-    if (s->seen_count == s->seen_room) {
-        int64_t room = s->seen_room ? 2 * s->seen_room : 64;
-        struct seen *grown = realloc(s->seen, (size_t)room * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "statistics: out of memory");
-        s->seen = grown, s->seen_room = room;
-    }
+    MT_TRY(
+        mt_array_reserve(&s->seen, &s->seen_room, s->seen_count + 1, sizeof *s->seen, "operands"));
     s->seen[s->seen_count++] = (struct seen){ w, operand };
     mt_qtensor used = { .group = plain->group };
     for (int d = 0; d < MT_DIR_COUNT; d++)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "kernels/codec.h"
 #include "train/checkpoint.h"
 #include "train/cli.h"
@@ -59,12 +60,7 @@ static mt_status find_line(struct table *t, const char *tensor, const char *shap
         *line = &t->lines[i];
         if (strcmp((*line)->name, name) == 0 && strcmp((*line)->shape, shape) == 0) return MT_OK;
     }
-    if (t->count == t->room) {
-        int64_t room = t->room ? 2 * t->room : 64;
-        struct line *grown = realloc(t->lines, (size_t)room * sizeof *grown);
-        MT_REQUIRE(grown, MT_ENOMEM, "inspect: no memory for %lld tensors", (long long)room);
-        t->lines = grown, t->room = room;
-    }
+    MT_TRY(mt_array_reserve(&t->lines, &t->room, t->count + 1, sizeof *t->lines, "tensors"));
     *line = &t->lines[t->count++];
     **line = (struct line){ 0 };
     memcpy((*line)->name, name, sizeof name);
