@@ -1,6 +1,5 @@
 /* Input files of a corpus: bytes, raw tokens, NumPy arrays. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "train/corpus_priv.h"

@@ -1,5 +1,4 @@
 /* The rules that hold text out for validation. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

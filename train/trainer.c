@@ -2,7 +2,6 @@
 #include "train/trainer_priv.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

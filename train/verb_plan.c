@@ -1,6 +1,5 @@
 /* mixtape plan: what a configuration will need, before anything is allocated. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "train/cli.h"
 #include "train/paths.h"

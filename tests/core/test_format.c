@@ -1,7 +1,6 @@
 /* The format table, options, their text and rules; geometry of quantized tensors. */
 #include <float.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "core/format_spec.h"

@@ -2,10 +2,8 @@
 #include "tests/support/test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "core/format.h"
 #include "core/param.h"
 #include "core/rng.h"
 

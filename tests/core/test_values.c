@@ -2,7 +2,6 @@
 #include "tests/support/test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "core/format.h"

@@ -5,7 +5,6 @@
 #include <math.h>
 
 #include "dist/comm_priv.h"
-#include "layers/functional.h"
 
 enum { RANDOM_RECIPES = 10 };
 

@@ -17,7 +17,6 @@
 #include "train/checkpoint.h"
 #include "train/corpus.h"
 #include "train/fileio.h"
-#include "train/hf.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
 const char *__lsan_default_suppressions(void);

@@ -4,7 +4,6 @@
 #include "tests/support/test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/rng.h"

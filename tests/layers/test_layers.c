@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "core/format.h"
 #include "layers/moe.h"
 #include "tests/layers/plain_moe.h"
 

@@ -3,7 +3,6 @@
 #include "tests/support/test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "layers/functional.h"

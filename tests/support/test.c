@@ -1,6 +1,5 @@
 /* The numeric layer of the tests. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

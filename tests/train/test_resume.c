@@ -2,8 +2,6 @@
  * kept of it. */
 #include "tests/train/runs.h"
 
-#include "train/config.h"
-
 static void assert_changes(const char *run, const char *want)
 {
     char path[256], *text;
