@@ -76,11 +76,15 @@ static mt_status store_value(const mt_option *option, const char *text)
         return MT_OK;
     case MT_OPTION_TEXT: *(const char **)option->value = text; return MT_OK;
     case MT_OPTION_INT:
+    case MT_OPTION_COUNT:
         *(int64_t *)option->value = strtoll(text, &end, 10);
         MT_REQUIRE(errno != ERANGE, MT_ECONFIG, "%s%s: %s is not in -2^63..2^63-1", dashes(option),
                    option->name, text);
         MT_REQUIRE(end != text && !*end && errno == 0, MT_ECONFIG, "%s%s: '%s' is not an integer",
                    dashes(option), option->name, text);
+        MT_REQUIRE(option->kind == MT_OPTION_INT || *(int64_t *)option->value > 0, MT_ECONFIG,
+                   "%s%s is %lld, must be positive", dashes(option), option->name,
+                   (long long)*(int64_t *)option->value);
         return MT_OK;
     case MT_OPTION_REAL:
         *(double *)option->value = strtod(text, &end);

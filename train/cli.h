@@ -38,13 +38,17 @@ MT_VERBS(MT_VERB_DECLARE)
 #undef MT_VERB_DECLARE
 
 typedef enum mt_option_kind {
-    MT_OPTION_FLAG, /* bool */
-    MT_OPTION_TEXT, /* const char *, borrowed from argv */
-    MT_OPTION_PATH, /* the same, of a file or a directory: not empty */
-    MT_OPTION_INT,  /* int64_t */
-    MT_OPTION_REAL, /* double */
-    MT_OPTION_LIST  /* mt_option_list: given any number of times */
+    MT_OPTION_FLAG,  /* bool */
+    MT_OPTION_TEXT,  /* const char *, borrowed from argv */
+    MT_OPTION_PATH,  /* the same, of a file or a directory: not empty */
+    MT_OPTION_INT,   /* int64_t */
+    MT_OPTION_COUNT, /* the same, positive: 0 stays where it is absent */
+    MT_OPTION_REAL,  /* double */
+    MT_OPTION_LIST   /* mt_option_list: given any number of times */
 } mt_option_kind;
+
+/* What an MT_OPTION_INT begins as that may be any number, to show that it was given. */
+#define MT_OPTION_ABSENT INT64_MIN
 
 enum { MT_OPTION_LIST_MAX = 256 };
 typedef struct mt_option_list {

@@ -8,7 +8,7 @@
 
 #include "train/fileio.h"
 
-enum { SKIPPED_BYTES = 2048, SEQUENCE = 512, BATCH = 8, MOST_SEQUENCES = 1 << 20 };
+enum { SEQUENCE = 512, BATCH = 8, MOST_SEQUENCES = 1 << 20 };
 
 static mt_status read_config(mt_inference *n, const mt_checkpoint *checkpoint)
 {
@@ -22,14 +22,6 @@ static mt_status read_config(mt_inference *n, const mt_checkpoint *checkpoint)
     if (n->has_run && status == MT_OK)
         n->first_pass = mt_trainer_first_pass(&n->config.trainer, meta->step);
     return status;
-}
-
-mt_status mt_inference_take_count(int64_t *to, const char *name, int64_t given)
-{
-    if (given == MT_NO_COUNT) return MT_OK;
-    MT_REQUIRE(given > 0, MT_ECONFIG, "--%s is %lld, must be positive", name, (long long)given);
-    *to = given;
-    return MT_OK;
 }
 
 /* What a run was allowed to compute in may be refused by now: then another recipe has to be given.
@@ -98,9 +90,7 @@ static mt_status open_and_build(mt_inference *n, const char *given,
                                 const mt_inference_options *options)
 {
     mt_checkpoint *checkpoint;
-    n->skipped = calloc(1, SKIPPED_BYTES);
-    MT_REQUIRE(n->skipped, MT_ENOMEM, "no memory to open %.300s", given);
-    MT_TRY(mt_checkpoint_open_given(&checkpoint, n->skipped, SKIPPED_BYTES, given));
+    MT_TRY(mt_checkpoint_open_given(&checkpoint, n->skipped, sizeof n->skipped, given));
     mt_status status = build(n, checkpoint, options);
     mt_checkpoint_close(&checkpoint);
     return status;
@@ -122,7 +112,6 @@ void mt_inference_close(mt_inference **inference)
     if (!n) return;
     mt_trainer_destroy(&n->trainer);
     mt_device_destroy(&n->device);
-    free(n->skipped);
     free(n);
     *inference = NULL;
 }

@@ -17,17 +17,13 @@ typedef struct mt_inference_options {
 
 typedef struct mt_inference {
     char path[MT_CHECKPOINT_PATH]; /* of the checkpoint */
-    char *skipped; /* newer checkpoints that were left aside, and why; "" for none */
-    bool has_run;  /* `config` is that of the run; otherwise of the model alone */
+    char skipped[2048]; /* newer checkpoints that were left aside, and why; "" for none */
+    bool has_run;       /* `config` is that of the run; otherwise of the model alone */
     mt_config config;
     uint32_t first_pass; /* micro-batches that the run had made: stochastic rounding counts them */
     mt_device *device;
     mt_trainer *trainer;
 } mt_inference;
-
-/* Takes --name, a count of the options above, if it was given. MT_ECONFIG: it is not positive. */
-#define MT_NO_COUNT INT64_MIN
-mt_status mt_inference_take_count(int64_t *to, const char *name, int64_t given);
 
 /* `given`: a checkpoint, a directory of them, or a run. Errors: those of mt_checkpoint_open;
  * MT_ECONFIG. */

@@ -40,7 +40,7 @@ mt_status mt_ranks_start(int64_t count, const char *device, char *const *argv)
 {
     mt_launch launch;
     int code, rank, gpus;
-    if (count == MT_GPUS_NOT_GIVEN) return MT_OK;
+    if (count == MT_OPTION_ABSENT) return MT_OK;
     MT_REQUIRE(strcmp(device, "cpu") != 0, MT_ECONFIG,
                "--gpus %lld on device cpu: CPU processes run under mpirun", (long long)count);
     MT_REQUIRE(count == 1 || strncmp(device, "cuda:", 5), MT_ECONFIG,

@@ -8,12 +8,11 @@
 extern "C" {
 #endif
 
-/* --gpus: runs `argv` again as `count` ranks on the GPUs of this host, and exits as the first that
- * failed; where this is one of them, or the only one, returns at once. device: the configuration's.
- * MT_ECONFIG: a count that is not positive, a device that is no GPU or one, or another launcher has
- * started this process as one of several. MT_EUNSUPPORTED: not in this build. MT_EDEVICE: no GPU.
- */
-#define MT_GPUS_NOT_GIVEN INT64_MIN
+/* --gpus, or MT_OPTION_ABSENT: runs `argv` again as `count` ranks on the GPUs of this host, and
+ * exits as the first that failed; where this is one of them, or the only one, returns at once.
+ * device: the configuration's. MT_ECONFIG: a count that is not positive, a device that is no GPU or
+ * one, or another launcher has started this process as one of several. MT_EUNSUPPORTED: not in this
+ * build. MT_EDEVICE: no GPU. */
 mt_status mt_ranks_start(int64_t count, const char *device, char *const *argv);
 
 /* The command line as it was, after the program as it was called, for mt_ranks_start; to be freed.

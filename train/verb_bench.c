@@ -7,7 +7,6 @@
 #include "train/config.h"
 
 enum { RECIPES = 64, MOST_THREADS = 4096 };
-static const int64_t not_given = INT64_MIN; /* --threads */
 
 /* What would be left aside without a word, where only that family is asked for. */
 static mt_status check_family(const mt_bench_family *family, const mt_option_list *recipes,
@@ -44,7 +43,7 @@ mt_status mt_verb_bench(int argc, char **argv)
     const char *device = "auto", *shape = NULL, *dtype = "bf16", *grads = "f32";
     const char *recipes[RECIPES];
     mt_option_list list = { 0 }, sets = { 0 };
-    int64_t threads = not_given;
+    int64_t threads = MT_OPTION_ABSENT;
     mt_bench_options bench = { .launches = MT_BENCH_LAUNCHES, .flushes = 1 };
     const mt_option options[] = {
         { "device", MT_OPTION_TEXT, &device, "NAME", "cpu, cuda, cuda:N or auto (default: auto)" },
@@ -89,12 +88,12 @@ mt_status mt_verb_bench(int argc, char **argv)
                "--grad-dtype is %s, must be f32 or bf16", grads);
     MT_REQUIRE(!bench.bf16_grads || bench.dtype == MT_BF16, MT_ECONFIG,
                "--grad-dtype bf16 needs --dtype bf16, which is %s", dtype);
-    MT_REQUIRE(threads == not_given || (threads >= 1 && threads <= MOST_THREADS), MT_ECONFIG,
+    MT_REQUIRE(threads == MT_OPTION_ABSENT || (threads >= 1 && threads <= MOST_THREADS), MT_ECONFIG,
                "--threads is %lld, must be from 1 to %d", (long long)threads, MOST_THREADS);
     MT_TRY(check_family(family, &list, &sets));
     MT_TRY(choose_recipes(recipes, &bench.recipe_count, &list));
     bench.device = device, bench.shape = shape, bench.recipes = recipes;
     bench.kernels = sets.items, bench.kernel_count = sets.count;
-    bench.threads = threads == not_given ? 0 : (int)threads;
+    bench.threads = threads == MT_OPTION_ABSENT ? 0 : (int)threads;
     return mt_bench_run(&bench, family);
 }

@@ -288,7 +288,7 @@ static mt_status check_all(void)
 mt_status mt_verb_doctor(int argc, char **argv)
 {
     const char *device = "auto";
-    int64_t gpus = MT_GPUS_NOT_GIVEN;
+    int64_t gpus = MT_OPTION_ABSENT;
     const mt_option options[] = {
         { "gpus", MT_OPTION_INT, &gpus, "N", "start N ranks, one on each GPU of this host" },
         { "device", MT_OPTION_TEXT, &device, "NAME", "auto, cpu or cuda, which must be there" },

@@ -46,15 +46,15 @@ cleanup:
 mt_status mt_verb_eval(int argc, char **argv)
 {
     mt_inference_options how = { .device = NULL };
-    int64_t sequence = MT_NO_COUNT, batch = MT_NO_COUNT;
     const char *data = NULL;
     bool help;
     int count;
     const mt_option options[] = {
         { "data", MT_OPTION_PATH, &data, "CORPUS.h5", "corpus (default: data.valid of the run)" },
-        { "sequence", MT_OPTION_INT, &sequence, "N",
+        { "sequence", MT_OPTION_COUNT, &how.sequence_length, "N",
           "tokens of a window (default: the run's, or 512)" },
-        { "batch", MT_OPTION_INT, &batch, "N", "windows at once (default: the run's, or 8)" },
+        { "batch", MT_OPTION_COUNT, &how.batch_size, "N",
+          "windows at once (default: the run's, or 8)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
         { "recipe", MT_OPTION_TEXT, &how.recipe, "RECIPE",
           "number formats, none: those of --dtype (default: the run's)" },
@@ -72,8 +72,6 @@ mt_status mt_verb_eval(int argc, char **argv)
     };
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
-    MT_TRY(mt_inference_take_count(&how.sequence_length, "sequence", sequence));
-    MT_TRY(mt_inference_take_count(&how.batch_size, "batch", batch));
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));
     if (*inference->skipped) fprintf(stderr, "left aside: %s\n", inference->skipped);

@@ -11,7 +11,6 @@
 #include "train/h5.h"
 
 enum { MEMBERS_MAX = 1 << 24 };
-static const int64_t unset = INT64_MIN; /* --members was not given */
 
 struct options {
     const char *out, *format, *direction, *first_dims, *last_dims;
@@ -108,7 +107,7 @@ static void cut_free(struct cut *c)
 static mt_status count_members(int64_t *members, const struct options *o)
 {
     int64_t given = o->members, first = 0, last = 0;
-    MT_REQUIRE(given == unset || (given >= 0 && given <= MEMBERS_MAX), MT_ECONFIG,
+    MT_REQUIRE(given == MT_OPTION_ABSENT || (given >= 0 && given <= MEMBERS_MAX), MT_ECONFIG,
                "--members is %lld, must be 0..%d", (long long)given, MEMBERS_MAX);
     if (o->first_dims) MT_TRY(read_list(&first, NULL, "first-dims", o->first_dims));
     if (o->last_dims) MT_TRY(read_list(&last, NULL, "last-dims", o->last_dims));
@@ -117,9 +116,9 @@ static mt_status count_members(int64_t *members, const struct options *o)
                (long long)last);
     bool lists = o->first_dims || o->last_dims;
     if (!o->first_dims) first = last;
-    MT_REQUIRE(!lists || given == unset || given == first, MT_ECONFIG,
+    MT_REQUIRE(!lists || given == MT_OPTION_ABSENT || given == first, MT_ECONFIG,
                "--members is %lld, the dims are of %lld", (long long)given, (long long)first);
-    *members = lists ? first : given == unset ? 1 : given;
+    *members = lists ? first : given == MT_OPTION_ABSENT ? 1 : given;
     return MT_OK;
 }
 
@@ -375,7 +374,7 @@ cleanup:
 
 mt_status mt_verb_quantize(int argc, char **argv)
 {
-    struct options o = { .direction = "both", .members = unset };
+    struct options o = { .direction = "both", .members = MT_OPTION_ABSENT };
     const mt_option options[] = {
         { "o", MT_OPTION_PATH, &o.out, "OUT.h5", "where to write" },
         { "format", MT_OPTION_TEXT, &o.format, "FMT[:OPTS]",

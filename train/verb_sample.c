@@ -170,7 +170,7 @@ mt_status mt_verb_sample(int argc, char **argv)
     mt_inference_options how = { .batch_size = 1 };
     mt_sampler_config config = { .temperature = 1, .top_p = 1 };
     const char *prompt = "";
-    int64_t tokens = 200, seed = 0, sequence = MT_NO_COUNT;
+    int64_t tokens = 200, seed = 0;
     bool help;
     int count;
     const mt_option options[] = {
@@ -183,7 +183,7 @@ mt_status mt_verb_sample(int argc, char **argv)
         { "top-p", MT_OPTION_REAL, &config.top_p, "P",
           "only the most likely tokens that make up P (1)" },
         { "seed", MT_OPTION_INT, &seed, "N", "of the draws (0)" },
-        { "sequence", MT_OPTION_INT, &sequence, "N",
+        { "sequence", MT_OPTION_COUNT, &how.sequence_length, "N",
           "the most tokens that are read (default: the run's, or 512)" },
         { "dtype", MT_OPTION_TEXT, &how.dtype, "NAME", "f64, f32 or bf16 (default: the run's)" },
         { "recipe", MT_OPTION_TEXT, &how.recipe, "RECIPE",
@@ -203,7 +203,6 @@ mt_status mt_verb_sample(int argc, char **argv)
     if (help) return MT_OK;
     MT_REQUIRE(tokens >= 0, MT_ECONFIG, "--tokens is %lld, must not be negative",
                (long long)tokens);
-    MT_TRY(mt_inference_take_count(&how.sequence_length, "sequence", sequence));
     config.seed = (uint64_t)seed;
     mt_inference *inference = NULL;
     MT_TRY(mt_inference_open(&inference, argv[1], &how));

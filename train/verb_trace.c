@@ -11,8 +11,6 @@
 #include "train/nan_watch.h"
 #include "train/trace.h"
 
-static const int64_t not_given = INT64_MIN; /* --steps */
-
 struct options {
     const char *tokens, *out, *dtype;
     int64_t steps;
@@ -244,7 +242,6 @@ cleanup:
 mt_status mt_verb_trace(int argc, char **argv)
 {
     struct options o = { .dtype = NULL };
-    int64_t steps = not_given;
     const mt_option options[] = {
         { "tokens", MT_OPTION_PATH, &o.tokens, "IN.h5",
           "dataset tokens int64 [B,S], maybe targets [B,S] (-100: ignored)" },
@@ -258,7 +255,7 @@ mt_status mt_verb_trace(int argc, char **argv)
         { "dtype", MT_OPTION_TEXT, &o.dtype, "DTYPE",
           "compute in f32 (default; a run with other gradients in its own), bf16 or f64; f64 is "
           "written as f64, the others as f32" },
-        { "steps", MT_OPTION_INT, &steps, "N",
+        { "steps", MT_OPTION_COUNT, &o.steps, "N",
           "tokens are [N,B,S]: one AdamW step each; losses, aux_losses, grad_norms f64 [N]" },
         { "set", MT_OPTION_LIST, &o.sets, "K=V", "a configuration key, such as optim.lr=1e-3" },
     };
@@ -279,9 +276,5 @@ mt_status mt_verb_trace(int argc, char **argv)
     bool help;
     MT_TRY(mt_command_parse(&command, argc, argv, &count, &help));
     if (help) return MT_OK;
-    if (steps != not_given) {
-        MT_REQUIRE(steps > 0, MT_ECONFIG, "--steps is %lld, must be positive", (long long)steps);
-        o.steps = steps;
-    }
     return trace(argv[1], &o);
 }

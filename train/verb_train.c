@@ -33,7 +33,7 @@ static mt_status train(const char *path, given *g, char *const *words)
 
 mt_status mt_verb_train(int argc, char **argv)
 {
-    given g = { .gpus = MT_GPUS_NOT_GIVEN };
+    given g = { .gpus = MT_OPTION_ABSENT };
     bool help_config = false, help;
     int count;
     char **words = NULL;
