@@ -1,6 +1,5 @@
 /* The optimizer in a checkpoint: its step state, the storage form of moments, their scales. */
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,7 +67,7 @@ mt_status mt_checkpoint_read_step(struct mt_step_state *state, mt_checkpoint_sta
 /* Scales of a param: their tensor in a checkpoint, those that this rank owns, and where they are on
  * the device. */
 typedef struct owned_scales {
-    char name[512];
+    char name[MT_DATASET_NAME];
     int64_t blocks;
     mt_range own;
     float *device;
@@ -79,9 +78,7 @@ static mt_status find_scales(owned_scales *x, const mt_checkpoint_state *s, int 
                              const mt_param *p)
 {
     float *const scales[2] = { s->m_scales, s->v_scales };
-    int n = snprintf(x->name, sizeof x->name, "/optim/%c_scales/%s", "mv"[moment], p -> name);
-    MT_REQUIRE(n < (int)sizeof x->name && !strchr(p->name, '/'), MT_EINVAL,
-               "'%.80s' is too long for a tensor's name, or has a '/'", p->name);
+    MT_TRY(mt_checkpoint_dataset(x->name, moment ? "/optim/v_scales" : "/optim/m_scales", p->name));
     x->blocks = mt_moments_blocks(s->moments, p->all_members * p->group.m * p->group.k);
     x->own.first = mt_moments_blocks(s->moments, mt_param_base(p) + p->own.first);
     x->own.count = mt_moments_blocks(s->moments, p->own.count);

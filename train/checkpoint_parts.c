@@ -12,9 +12,9 @@ mt_tensor mt_part_tensor(const mt_param *param, const mt_param_part *part, mt_dt
                            : mt_tensor_2d(NULL, dtype, part->rows, k);
 }
 
-int64_t mt_part_offset(const mt_param *param, const mt_param_part *part)
+int64_t mt_part_first(const mt_param *param, const mt_param_part *part)
 {
-    return param->offset + (part->member * param->group.m + part->row) * param->group.k;
+    return (part->member * param->group.m + part->row) * param->group.k;
 }
 
 mt_status mt_checkpoint_each_part(const mt_param_store *params, mt_checkpoint_visit *visit,
@@ -63,7 +63,7 @@ mt_dtype mt_checkpoint_dtype(const mt_checkpoint_state *s, const mt_param *param
 
 mt_range mt_checkpoint_own(const mt_param *param, const mt_param_part *part, int64_t *from)
 {
-    int64_t begin = (part->member * param->group.m + part->row) * param->group.k;
+    int64_t begin = mt_part_first(param, part);
     int64_t end = begin + part->rows * param->group.k;
     int64_t own = mt_param_base(param) + param->own.first;
     int64_t low = begin > own ? begin : own, high = own + param->own.count;

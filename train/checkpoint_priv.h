@@ -94,10 +94,10 @@ mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path,
 
 enum { MT_DATASET_NAME = 1024 };
 
-/* A part of a param as a tensor without data: its shape, and where its elements begin in the flat
- * buffers. */
+/* A part of a param as a tensor without data: its shape, and which of the param's elements, of all
+ * members, is its first. */
 mt_tensor mt_part_tensor(const mt_param *param, const mt_param_part *part, mt_dtype dtype);
-int64_t mt_part_offset(const mt_param *param, const mt_param_part *part);
+int64_t mt_part_first(const mt_param *param, const mt_param_part *part);
 
 /* What this rank owns of a part, among the part's elements; *from: where that begins among its own
  * elements of the param. */

@@ -7,7 +7,7 @@
 #include "core/array.h"
 #include "train/checkpoint_priv.h"
 
-enum { MAX_INDEX_LINE = 1200, MAX_TENSOR_NAME = 1024, INDEX_DIMS = 2 };
+enum { MAX_INDEX_LINE = 1200, INDEX_DIMS = 2 };
 static const char index_name[] = "/index";
 
 void mt_checkpoint_shard_name(char name[MT_SEAL_NAME], int rank)

@@ -111,7 +111,7 @@ static mt_status find_part(const importer *in, const mt_param *param, const mt_p
     MT_REQUIRE(found->dtype <= MT_F16, MT_EUNSUPPORTED,
                "'%s': tensor '%s' is %s, must be F64, F32, BF16 or F16", t->file, t->name, t->type);
     MT_TRY(whole ? check_shape(t, found->ndim, found->shape) : check_shape(t, 3, group_shape));
-    int64_t first = whole ? 0 : mt_part_offset(param, part) - param->offset;
+    int64_t first = whole ? 0 : mt_part_first(param, part);
     found->data =
         (void *)(uintptr_t)((const char *)t->data + (size_t)first * mt_dtype_size(found->dtype));
     t->used = true;
@@ -154,16 +154,14 @@ static mt_status check_leftovers(const importer *in)
 /* Visits every part; with no file it only checks. */
 static mt_status copy_parts(const importer *in)
 {
-    char name[MAX_TENSOR_NAME];
+    char name[MT_DATASET_NAME];
     for (int64_t i = 0; i < mt_param_store_count(in->params); i++) {
         const mt_param *param = mt_param_store_get(in->params, i);
         for (int64_t j = 0; j < param->part_count; j++) {
             mt_tensor t;
             MT_TRY(find_part(in, param, &param->parts[j], &t));
             if (!in->file) continue;
-            int n = snprintf(name, sizeof name, "/model/%s", param->parts[j].name);
-            MT_REQUIRE(n < MAX_TENSOR_NAME, MT_EINVAL, "tensor name '%.80s...' is too long",
-                       param->parts[j].name);
+            MT_TRY(mt_checkpoint_dataset(name, "/model", param->parts[j].name));
             MT_TRY(mt_h5_write(in->file, name, t.dtype, t.ndim, t.shape, t.data));
         }
     }
