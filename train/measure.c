@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/codec.h"
+
 /* ---- fields -------------------------------------------------------------------------------------
  */
 
@@ -87,15 +89,6 @@ struct view {
     float ovf;
 };
 
-static float element_value(mt_element element, int code)
-{
-    const mt_element_info *e = &mt_elements[element];
-    int magnitude = code & ((1 << e->sign) - 1), exponent = magnitude >> e->mantissa;
-    int mantissa = magnitude & ((1 << e->mantissa) - 1);
-    if (exponent == 0) return ldexpf((float)mantissa, 1 - e->bias - e->mantissa);
-    return ldexpf((float)(mantissa + (1 << e->mantissa)), exponent - e->bias - e->mantissa);
-}
-
 /* NUMERICS section 2: 16 tokens of a column times diag(s) H16 / 4, rounded to bf16; the tail is
  * only rounded. */
 static void rotate(float *values, int64_t m, int64_t k, uint16_t mask)
@@ -119,15 +112,6 @@ static void rotate(float *values, int64_t m, int64_t k, uint16_t mask)
         }
 }
 
-/* F of NUMERICS section 2, eps 0. */
-static float fp8_scale(float amax, float max, bool pow2, float ovf)
-{
-    if (!(amax > 0 && amax <= FLT_MAX)) return 1;
-    float s = max / amax;
-    if (s > FLT_MAX) s = ovf;
-    return pow2 ? mt_f32_from_bits(mt_f32_bits(s) & 0x7f800000u) : s;
-}
-
 /* What a cell's elements were multiplied by before the cast, and what its codes decode with. */
 static float encoding_scale(const struct view *v, int64_t cell_row, int64_t cell_col, float amax,
                             double *decode)
@@ -140,8 +124,8 @@ static float encoding_scale(const struct view *v, int64_t cell_row, int64_t cell
     if (f->scale == MT_SCALE_NONE) return 1;
     if (f->scale == MT_SCALE_F32) {
         float s = f->delayed ? v->given
-                             : fp8_scale(amax, mt_elements[v->d->options.element].max,
-                                         v->d->options.pow2, f->block ? v->ovf : FLT_MAX);
+                             : mt_encode_scale(amax, mt_elements[v->d->options.element].max,
+                                               v->d->options.pow2, f->block ? v->ovf : FLT_MAX);
         *decode = (double)(1 / s);
         return s;
     }
@@ -150,7 +134,8 @@ static float encoding_scale(const struct view *v, int64_t cell_row, int64_t cell
         *decode = ldexp(1, stored - 127);
         return ldexpf(1, 127 - stored);
     }
-    float scale = element_value(MT_ELEMENT_E4M3, stored) * v->s_dec, enc = 1 / scale;
+    float scale = mt_decode_number(mt_codec_of(MT_ELEMENT_E4M3), (uint8_t)stored) * v->s_dec,
+          enc = 1 / scale;
     *decode = (double)scale;
     return enc > FLT_MAX ? FLT_MAX : enc;
 }

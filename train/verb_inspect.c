@@ -70,15 +70,8 @@ static mt_status find_line(struct table *t, const char *tensor, const char *shap
 
 static double element(const void *data, int type, int64_t i)
 {
-    switch (type) {
-    case MT_I64: return (double)((const int64_t *)data)[i];
-    case MT_I32: return (double)((const int32_t *)data)[i];
-    case MT_U32: return (double)((const uint32_t *)data)[i];
-    case MT_U16: return (double)((const uint16_t *)data)[i];
-    case MT_U8: return (double)((const uint8_t *)data)[i];
-    case MT_H5_U64: return (double)((const uint64_t *)data)[i];
-    default: return mt_load_f64(data, (mt_dtype)type, i);
-    }
+    return type == MT_H5_U64 ? (double)((const uint64_t *)data)[i]
+                             : mt_load_f64(data, (mt_dtype)type, i);
 }
 
 static void measure_one(struct line *line, double x)
