@@ -30,7 +30,6 @@ struct mt_corpus {
     void *map;      /* while it is verified: whole pages around the tokens */
     size_t map_bytes;
     const unsigned char *tokens; /* in the map; not necessarily aligned */
-    int64_t *documents;
 };
 
 /* ---- reading tokens ----------------------------------------------------------------------------
@@ -151,6 +150,20 @@ cleanup:
     return status;
 }
 
+/* Where documents begin, ascending from 0 to the end of the tokens. */
+static mt_status check_offsets(const mt_corpus *c, const int64_t *at)
+{
+    const int64_t n = c->info.documents;
+    MT_REQUIRE(at[0] == 0 && at[n] == c->info.tokens, MT_EDAMAGED,
+               "corpus '%s': /doc_offsets runs from %lld to %lld, must be 0 to %lld", c->path,
+               (long long)at[0], (long long)at[n], (long long)c->info.tokens);
+    for (int64_t i = 0; i < n; i++)
+        MT_REQUIRE(at[i] < at[i + 1], MT_EDAMAGED,
+                   "corpus '%s': /doc_offsets[%lld] = %lld is not below the next, %lld", c->path,
+                   (long long)i, (long long)at[i], (long long)at[i + 1]);
+    return MT_OK;
+}
+
 static mt_status check_documents(mt_corpus *c, mt_h5 *file)
 {
     mt_h5_info info;
@@ -159,20 +172,13 @@ static mt_status check_documents(mt_corpus *c, mt_h5 *file)
     MT_REQUIRE(info.count >= 2 && info.count <= c->info.tokens + 1, MT_EDAMAGED,
                "corpus '%s': /doc_offsets has %lld entries for %lld tokens", c->path,
                (long long)info.count, (long long)c->info.tokens);
-    c->documents = malloc((size_t)info.bytes);
-    MT_REQUIRE(c->documents, MT_ENOMEM, "no memory for %lld document offsets",
-               (long long)info.count);
-    MT_TRY(mt_h5_read(file, "/doc_offsets", &info, c->documents));
     c->info.documents = info.count - 1;
-    MT_REQUIRE(c->documents[0] == 0 && c->documents[info.count - 1] == c->info.tokens, MT_EDAMAGED,
-               "corpus '%s': /doc_offsets runs from %lld to %lld, must be 0 to %lld", c->path,
-               (long long)c->documents[0], (long long)c->documents[info.count - 1],
-               (long long)c->info.tokens);
-    for (int64_t i = 0; i < c->info.documents; i++)
-        MT_REQUIRE(c->documents[i] < c->documents[i + 1], MT_EDAMAGED,
-                   "corpus '%s': /doc_offsets[%lld] = %lld is not below the next, %lld", c->path,
-                   (long long)i, (long long)c->documents[i], (long long)c->documents[i + 1]);
-    return MT_OK;
+    int64_t *offsets = malloc((size_t)info.bytes);
+    MT_REQUIRE(offsets, MT_ENOMEM, "no memory for %lld document offsets", (long long)info.count);
+    mt_status status = mt_h5_read(file, "/doc_offsets", &info, offsets);
+    if (status == MT_OK) status = check_offsets(c, offsets);
+    free(offsets);
+    return status;
 }
 
 static mt_status check_tokens(mt_corpus *c)
@@ -282,7 +288,6 @@ void mt_corpus_close(mt_corpus **corpus)
 {
     if (!*corpus) return;
     if ((*corpus)->fd >= 0) close((*corpus)->fd);
-    free((*corpus)->documents);
     free(*corpus);
     *corpus = NULL;
 }
@@ -290,11 +295,6 @@ void mt_corpus_close(mt_corpus **corpus)
 const mt_corpus_info *mt_corpus_get_info(const mt_corpus *corpus)
 {
     return &corpus->info;
-}
-
-const int64_t *mt_corpus_documents(const mt_corpus *corpus)
-{
-    return corpus->documents;
 }
 
 mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size)

@@ -38,8 +38,6 @@ mt_status mt_corpus_read_info(mt_corpus_info *info, const char *path);
 bool mt_corpus_of_bytes(const mt_corpus_info *info);
 /* What a loss of it is per: "byte", or "token" where nobody knows how many bytes one stands for. */
 const char *mt_corpus_unit(const mt_corpus_info *info);
-/* int64 [documents + 1]. */
-const int64_t *mt_corpus_documents(const mt_corpus *corpus);
 /* MT_ECONFIG, naming corpus and token, unless every token is below a model's vocabulary. */
 mt_status mt_corpus_check_vocab(const mt_corpus *corpus, int64_t vocab_size);
 /* Tokens [first, first + count) as int32. Errors, of it and of windows: MT_EIO; MT_EDAMAGED where
