@@ -47,7 +47,7 @@ bool mt_config_is_section(const char *path)
     return false;
 }
 
-static const char *leaf_of(const char *path)
+const char *mt_config_leaf(const char *path)
 {
     const char *dot = strrchr(path, '.');
     return dot ? dot + 1 : path;
@@ -57,20 +57,21 @@ static const char *leaf_of(const char *path)
  * in its own, else the most like it anywhere. NULL when none is near. */
 static const char *nearest_key(const char *path)
 {
-    const char *leaf = leaf_of(path), *names[MT_CONFIG_KEYS_MAX], *near = NULL;
+    const char *leaf = mt_config_leaf(path), *names[MT_CONFIG_KEYS_MAX], *near = NULL;
     size_t section = (size_t)(leaf - path);
     for (int own = 1; own >= 0 && !near; own--) {
         int count = 0;
         for (int i = 0; i < mt_config_key_count; i++) {
             const char *key = mt_config_keys[i].path;
-            if (strcmp(leaf_of(key), leaf) == 0) return key;
-            bool inside = (size_t)(leaf_of(key) - key) == section && !strncmp(key, path, section);
-            if (inside == (own == 1)) names[count++] = leaf_of(key);
+            if (strcmp(mt_config_leaf(key), leaf) == 0) return key;
+            bool inside =
+                (size_t)(mt_config_leaf(key) - key) == section && !strncmp(key, path, section);
+            if (inside == (own == 1)) names[count++] = mt_config_leaf(key);
         }
         near = count ? mt_nearest(leaf, names, count, sizeof names[0]) : NULL;
     }
     for (int i = 0; near && i < mt_config_key_count; i++) /* leaves point into their paths */
-        if (leaf_of(mt_config_keys[i].path) == near) return mt_config_keys[i].path;
+        if (mt_config_leaf(mt_config_keys[i].path) == near) return mt_config_keys[i].path;
     return NULL;
 }
 

@@ -39,6 +39,8 @@ typedef struct mt_config_reader {
 /* The current error again, so. */
 mt_status mt_config_fail_at(const mt_config_reader *r, int line, mt_status status);
 
+/* What is behind the sections of a path. */
+const char *mt_config_leaf(const char *path);
 /* Whether keys begin with "path.". */
 bool mt_config_is_section(const char *path);
 /* Sets the index-th key, unless only types are read and it is none. Errors: MT_ECONFIG for one that

@@ -1,5 +1,5 @@
 /* The configuration as YAML, and its explanation. */
-#include "train/config.h"
+#include "train/config_priv.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,12 +30,6 @@ static int write_sections(FILE *file, const char *path, const char *last)
     return depth;
 }
 
-static const char *leaf_of(const char *path)
-{
-    const char *dot = strrchr(path, '.');
-    return dot ? dot + 1 : path;
-}
-
 void mt_config_write(const mt_config *config, FILE *file)
 {
     char text[MT_CONFIG_FORMATTED];
@@ -45,7 +39,7 @@ void mt_config_write(const mt_config *config, FILE *file)
         if (key->alias_of) continue;
         int depth = write_sections(file, key->path, last);
         mt_config_format(text, config, key);
-        fprintf(file, "%*s%s: %s\n", depth * INDENT, "", leaf_of(key->path), text);
+        fprintf(file, "%*s%s: %s\n", depth * INDENT, "", mt_config_leaf(key->path), text);
         last = key->path;
     }
 }
@@ -76,7 +70,7 @@ mt_status mt_config_help(FILE *file)
         int depth = write_sections(file, key->path, last), names = 0;
         mt_config_format(text, &defaults, key);
         const bool required = key->required || key->required_of_experts;
-        int width = fprintf(file, "%*s%s: %s", depth * INDENT, "", leaf_of(key->path),
+        int width = fprintf(file, "%*s%s: %s", depth * INDENT, "", mt_config_leaf(key->path),
                             required || key->alias_of ? "" : text);
         fprintf(file, "%*s  # %s%s", width < 36 ? 36 - width : 0, "", required ? "required: " : "",
                 key->help);

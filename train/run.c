@@ -261,34 +261,34 @@ static void announce_end(run *r)
  * step. The error stays the one that it was. */
 static void rescue(run *r, mt_status status)
 {
-    char sentence[MT_RUN_REASONS];
+    mt_error_kept kept;
     const int64_t step = mt_trainer_steps(r->trainer);
     if ((status != MT_EIO && status != MT_EDAMAGED) || r->unfit || step <= 0 ||
         step == r->saved_step || mt_comm_size(r->comm) > 1)
         return;
-    snprintf(sentence, sizeof sentence, "%s", mt_error_message());
+    mt_error_keep(&kept);
     if (save(r, step) == MT_OK)
         mt_progress_note(&r->progress, "step %lld is saved: %s", (long long)step, r->saved_path);
     else
         mt_progress_note(&r->progress, "%s", mt_error_message());
-    (void)MT_FAIL(status, "%s", sentence);
+    mt_error_put_back(&kept);
 }
 
 /* After a failure that is no fault of the configuration: what was to be had, and what stands. The
  * error stays the one that it was. */
 static void explain(run *r, mt_status status)
 {
-    char sentence[MT_RUN_REASONS];
+    mt_error_kept kept;
     mt_plan plan;
     bool memory = status == MT_ENOMEM;
     if (!memory && status != MT_EDEVICE && status != MT_EINTERNAL) return;
-    snprintf(sentence, sizeof sentence, "%s", mt_error_message());
+    mt_error_keep(&kept);
     if (memory && mt_run_plan(r, &plan) == MT_OK)
         mt_plan_print_bytes(&plan, mt_run_note, &r->progress);
     if (r->saved_step >= 0)
         mt_progress_note(&r->progress, "the checkpoint of step %lld stands: %s",
                          (long long)r->saved_step, r->saved_path);
-    (void)MT_FAIL(status, "%s", sentence);
+    mt_error_put_back(&kept);
 }
 
 static void finish(run *r)

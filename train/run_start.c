@@ -50,20 +50,6 @@ static mt_status open_corpora(run *r)
 /* ---- what is announced --------------------------------------------------------------------------
  */
 
-/* Parameters, and those that one token passes through. */
-static void count_params(const mt_trainer *trainer, int64_t *all, int64_t *active)
-{
-    const mt_model_config *m = &mt_trainer_get_config(trainer)->model;
-    mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
-    *all = *active = 0;
-    for (int64_t i = 0; i < mt_param_store_count(store); i++) {
-        const mt_param *p = mt_param_store_get(store, i);
-        int64_t each = p->group.m * p->group.k;
-        *all += each * p->all_members;
-        *active += each * (p->all_members > 1 ? m->num_experts_per_tok : 1);
-    }
-}
-
 /* What the run will take in memory, where a plan can be made of it. */
 static void announce_plan(run *r)
 {
@@ -81,14 +67,15 @@ static void announce_plan(run *r)
 static mt_status announce(run *r)
 {
     const mt_trainer_config *t = &r->config->trainer;
-    int64_t all, active;
-    count_params(r->trainer, &all, &active);
+    mt_plan plan = { .ranks = 0 };
+    mt_plan_count_work(&plan, r->trainer);
     mt_progress_note(
         &r->progress,
         "%s: %s, %.2f M params (%.2f M active), %s on %s: kernels %s, GEMM %s, %d thread%s",
-        r->config->name, t->model.architecture->model_type, (double)all / 1e6, (double)active / 1e6,
-        mt_dtype_name(t->dtype), r->device->name, r->device->kernel_set, r->gemm_path,
-        r->device->threads, r->device->threads == 1 ? "" : "s");
+        r->config->name, t->model.architecture->model_type, (double)plan.parameters / 1e6,
+        (double)plan.active_parameters / 1e6, mt_dtype_name(t->dtype), r->device->name,
+        r->device->kernel_set, r->gemm_path, r->device->threads,
+        r->device->threads == 1 ? "" : "s");
     mt_progress_note(&r->progress,
                      "run %s: %lld step%s of %lld x %lld tokens, %lld tokens an epoch", r->dir.path,
                      (long long)t->steps, t->steps == 1 ? "" : "s", (long long)t->batch_size,
