@@ -400,15 +400,12 @@ static mt_status open_sets(mt_bench *b)
 static mt_status open_bench(mt_bench *b)
 {
     enum { SEED = 1 };
-    const struct mt_kernels *kernels;
     MT_TRY(open_sets(b));
     MT_REQUIRE(b->device->computes, MT_ECONFIG, "bench: device %s computes nothing",
                b->device->name);
-    MT_TRY(mt_device_kernels(b->device, b->options.dtype, &kernels));
     MT_REQUIRE(!b->options.graph || mt_device_records(b->device), MT_EUNSUPPORTED,
                "bench: device %s records no graphs with kernel set %s", b->device->name,
                b->device->kernel_set);
-    b->stream.device = b->device;
     size_t launches = (size_t)b->options.launches;
     b->timers = calloc(launches, sizeof *b->timers), b->seconds = calloc(launches, sizeof(double));
     b->normals = malloc(NORMALS * sizeof *b->normals);

@@ -189,11 +189,6 @@ typedef struct part_reader {
     int64_t found; /* parts */
 } part_reader;
 
-static bool is_float(mt_dtype dtype)
-{
-    return dtype == MT_F64 || dtype == MT_F32 || dtype == MT_BF16 || dtype == MT_F16;
-}
-
 /* Describes a part's tensor and fails unless its shape and dtype fit. */
 static mt_status check_part(void *user, mt_param *param, const mt_param_part *part, void *buffer)
 {
@@ -203,7 +198,7 @@ static mt_status check_part(void *user, mt_param *param, const mt_param_part *pa
     mt_tensor got, want = mt_part_tensor(param, part, dtype);
     MT_TRY(mt_checkpoint_tensor(r->checkpoint, r->group, part->name, &got));
     bool same =
-        got.ndim == want.ndim && (got.dtype == want.dtype || (r->convert && is_float(got.dtype)));
+        got.ndim == want.ndim && (got.dtype == want.dtype || (r->convert && got.dtype <= MT_F16));
     for (int i = 0; same && i < want.ndim; i++) same = got.shape[i] == want.shape[i];
     r->found++;
     if (same) return MT_OK;

@@ -126,20 +126,18 @@ static mt_status prepare(family *f)
 mt_status mt_supervise(int *code, int *rank, const char *path, char *const *argv, int count,
                        double grace_s)
 {
-    family f = { .count = count, .failed = -1, .listener = -1, .self = getpid() };
+    family f = { .count = count, .failed = -1, .self = getpid() };
     *code = 0, *rank = -1;
     MT_REQUIRE(count > 0, MT_EINVAL, "%d ranks to start, must be positive", count);
     fflush(NULL);
     mt_status status = prepare(&f);
     if (status == MT_OK) {
         status = start(&f, path, argv);
-        if (f.listener >= 0) close(f.listener); /* from now on rank 0's */
-        f.listener = -1;
+        close(f.listener); /* from now on rank 0's */
         if (status != MT_OK) send_all(&f, SIGKILL);
         watch_over(&f, grace_s);
         sigprocmask(SIG_SETMASK, &f.before, NULL);
     }
-    if (f.listener >= 0) close(f.listener);
     free(f.children);
     *code = f.code, *rank = f.failed;
     return status;
