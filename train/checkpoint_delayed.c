@@ -155,15 +155,15 @@ cleanup:
 /* ---- counts of NaN ------------------------------------------------------------------------------
  */
 
-/* Of all members, in host memory; empty without rules. */
-static mt_tensor nans_of(const mt_checkpoint_state *s, void *counts)
+/* Counts of all members, without data; none without rules. */
+static mt_tensor nans_of(const mt_checkpoint_state *s)
 {
-    return mt_tensor_1d(counts, MT_I64, s->precision ? mt_precision_nan_count(s->precision) : 0);
+    return mt_tensor_1d(NULL, MT_I64, s->precision ? mt_precision_nan_count(s->precision) : 0);
 }
 
 mt_status mt_checkpoint_sum_nans(int64_t **counts, const mt_checkpoint_state *s)
 {
-    mt_tensor t = nans_of(s, NULL);
+    mt_tensor t = nans_of(s);
     *counts = NULL;
     if (!t.shape[0]) return MT_OK;
     *counts = malloc(mt_tensor_bytes(&t));
@@ -177,14 +177,14 @@ mt_status mt_checkpoint_sum_nans(int64_t **counts, const mt_checkpoint_state *s)
 mt_status mt_checkpoint_write_nans(mt_h5 *file, const mt_checkpoint_state *s, const int64_t *counts)
 {
     if (!counts) return MT_OK;
-    mt_tensor t = nans_of(s, NULL);
+    mt_tensor t = nans_of(s);
     return mt_h5_write(file, "/state/nan", MT_I64, 1, t.shape, counts);
 }
 
 /* A checkpoint of a run without recipes has none: they begin at 0. */
 mt_status mt_checkpoint_read_nans(const mt_checkpoint_state *s, mt_checkpoint *c)
 {
-    mt_tensor t = nans_of(s, NULL), got;
+    mt_tensor t = nans_of(s), got;
     bool has;
     mt_status status = MT_OK;
     if (!t.shape[0]) return MT_OK;

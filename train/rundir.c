@@ -243,13 +243,13 @@ void mt_rundir_close(mt_rundir *dir)
  */
 
 /* Appends a blank and the word, in quotes where a shell would read it otherwise; false: no room. */
-static bool append_word(char *text, size_t room, const char *word)
+static bool append_word(char text[MT_RUNDIR_COMMAND], const char *word)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "_-+=:,./@%";
     size_t at = strlen(text);
     bool quoted = !*word || word[strspn(word, plain)];
-    if (room < at + 4 * strlen(word) + 4) return false; /* each a quote: '\'' */
+    if (MT_RUNDIR_COMMAND < at + 4 * strlen(word) + 4) return false; /* each a quote: '\'' */
     if (at) text[at++] = ' ';
     if (quoted) text[at++] = '\'';
     for (; *word; word++) {
@@ -274,15 +274,15 @@ static bool write_command(char text[MT_RUNDIR_COMMAND], const char *path,
     bool options_end = false;
     *text = '\0';
     for (int i = 0; i < 2 && given[i]; i++)
-        if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+        if (!append_word(text, given[i])) return false;
     for (int i = 0; !options->path && run[i]; i++)
-        if (!append_word(text, MT_RUNDIR_COMMAND, run[i])) return false;
+        if (!append_word(text, run[i])) return false;
     for (int i = 0; !options->resume && go_on[i]; i++)
-        if (!append_word(text, MT_RUNDIR_COMMAND, go_on[i])) return false;
+        if (!append_word(text, go_on[i])) return false;
     for (int i = 2; given[i]; i++) {
         if (!strcmp(given[i], "--")) options_end = true;
         if (!options_end && !options->force && !strcmp(given[i], "--force")) continue;
-        if (!append_word(text, MT_RUNDIR_COMMAND, given[i])) return false;
+        if (!append_word(text, given[i])) return false;
     }
     return true;
 }
