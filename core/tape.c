@@ -170,6 +170,13 @@ void mt_tape_abort(mt_tape *tape)
     mt_error_put_back(&before);
 }
 
+mt_status mt_tape_close(mt_tape *tape, mt_status status)
+{
+    if (status == MT_OK) return mt_tape_end(tape);
+    mt_tape_abort(tape);
+    return mt_error_pass(status, __FILE__, __LINE__);
+}
+
 /* ---- what a backward sees -----------------------------------------------------------------------
  */
 

@@ -59,6 +59,8 @@ mt_status mt_tape_begin(mt_tape *tape, uint64_t key, bool training);
 mt_status mt_tape_end(mt_tape *tape);
 /* Ends a pass that failed: frees everything and leaves the error as it is. */
 void mt_tape_abort(mt_tape *tape);
+/* Ends a pass that came to `status`: one that failed is aborted, and its status comes back. */
+mt_status mt_tape_close(mt_tape *tape, mt_status status);
 
 /* True in a pass that will go backward, whether nodes are recorded or a segment will run again. */
 bool mt_tape_training(const mt_tape *tape);

@@ -196,10 +196,7 @@ static mt_status evaluate_forward(check *c, double *value)
 {
     MT_TRY(repack(c));
     MT_TRY(mt_tape_begin(c->tape, 1, false));
-    mt_status status = evaluate_pass(c, value);
-    if (status == MT_OK) return mt_tape_end(c->tape);
-    mt_tape_abort(c->tape);
-    return mt_error_pass(status, __FILE__, __LINE__);
+    return mt_tape_close(c->tape, evaluate_pass(c, value));
 }
 
 /* The gradient that an input's other consumer gives its element j. */
@@ -247,12 +244,7 @@ static mt_status gradient_forward(check *c)
     MT_TRY(repack(c));
     for (int pass = 0; pass < c->passes; pass++) {
         MT_TRY(mt_tape_begin(c->tape, 2, true));
-        mt_status status = gradient_pass(c);
-        if (status != MT_OK) {
-            mt_tape_abort(c->tape);
-            return mt_error_pass(status, __FILE__, __LINE__);
-        }
-        MT_TRY(mt_tape_end(c->tape));
+        MT_TRY(mt_tape_close(c->tape, gradient_pass(c)));
     }
     return MT_OK;
 }

@@ -45,10 +45,7 @@ static mt_status pass(check *c, bool training, double *value)
 {
     MT_TRY(mt_model_refresh(c->model, &c->stream));
     MT_TRY(mt_tape_begin(c->tape, training, training));
-    mt_status status = forward(c, training, value);
-    if (status == MT_OK) return mt_tape_end(c->tape);
-    mt_tape_abort(c->tape);
-    return mt_error_pass(status, __FILE__, __LINE__);
+    return mt_tape_close(c->tape, forward(c, training, value));
 }
 
 static mt_status evaluate(check *c, double *value)

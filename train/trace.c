@@ -296,12 +296,7 @@ static mt_status run(struct tracer *t, mt_tape *tape, const struct feed *feed)
 {
     if (t->options->activations) mt_tape_set_observer(tape, keep_activation, t);
     MT_TRY(mt_tape_begin(tape, 0, t->options->grads));
-    mt_status status = run_pass(t, tape, feed);
-    if (status != MT_OK) {
-        mt_tape_abort(tape);
-        return mt_error_pass(status, __FILE__, __LINE__);
-    }
-    MT_TRY(mt_tape_end(tape));
+    MT_TRY(mt_tape_close(tape, run_pass(t, tape, feed)));
     return t->options->activations ? check_pattern(t) : MT_OK;
 }
 

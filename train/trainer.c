@@ -302,12 +302,7 @@ mt_status mt_trainer_forward(mt_trainer *t, mt_pass_kind kind, int64_t batch, in
     if (kept) MT_TRY(mt_precision_keep(precision, &t->stream));
     while (again) {
         MT_TRY(mt_tape_begin(t->tape, mt_trainer_pass_key(t, kind, batch, sequence), false));
-        mt_status status = forward(t, batch, sequence, loss, row, logits);
-        if (status != MT_OK) {
-            mt_tape_abort(t->tape);
-            return mt_error_pass(status, __FILE__, __LINE__);
-        }
-        MT_TRY(mt_tape_end(t->tape));
+        MT_TRY(mt_tape_close(t->tape, forward(t, batch, sequence, loss, row, logits)));
         MT_TRY(mt_trainer_settle(t, &again));
         if (kept && again) MT_TRY(mt_precision_restore(precision, &t->stream));
     }

@@ -41,17 +41,6 @@ static mt_status train_pass(mt_trainer *t, int64_t first)
     return mt_tape_run_deferred(t->tape);
 }
 
-/* Runs `body` between begin and end of a pass; a failure leaves no pass open. */
-static mt_status in_pass(mt_trainer *t, uint64_t key, bool training,
-                         mt_status (*body)(mt_trainer *, int64_t), int64_t first)
-{
-    MT_TRY(mt_tape_begin(t->tape, key, training));
-    mt_status status = body(t, first);
-    if (status == MT_OK) return mt_tape_end(t->tape);
-    mt_tape_abort(t->tape);
-    return mt_error_pass(status, __FILE__, __LINE__);
-}
-
 /* A NaN without its sign, which would be printed. */
 static double plain_nan(double x)
 {
@@ -163,7 +152,8 @@ static mt_status make_gradients(mt_trainer *t)
         if (last && mt_trainer_shards(t)) mt_fsdp_begin_reduce(mt_trainer_shards(t));
         mt_precision_set_pass(mt_model_precision(t->model),
                               (uint32_t)(first / c->micro_batch_size));
-        MT_TRY(in_pass(t, key, true, train_pass, first));
+        MT_TRY(mt_tape_begin(t->tape, key, true));
+        MT_TRY(mt_tape_close(t->tape, train_pass(t, first)));
     }
     MT_TRY(mt_param_store_end_step(mt_model_params(t->model)));
     return reduce_step(t);
