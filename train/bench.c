@@ -368,8 +368,6 @@ static mt_status check_options(const mt_bench_options *o, const mt_bench_family 
     MT_REQUIRE(o->flushes >= 1 && o->flushes <= MT_BENCH_FLUSHES_MAX, MT_ECONFIG,
                "bench: flushes is %lld, must be in 1..%d", (long long)o->flushes,
                MT_BENCH_FLUSHES_MAX);
-    MT_REQUIRE(!o->bf16_grads || o->dtype == MT_BF16, MT_ECONFIG,
-               "bench: gradients in bf16 need the dtype bf16, it is %s", mt_dtype_name(o->dtype));
     if (o->shape) MT_TRY(check_shape(o->shape, family));
     mt_recipe recipe;
     bool none;
