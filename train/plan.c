@@ -171,12 +171,7 @@ mt_status mt_plan_check(const mt_config *config, int rank, int ranks)
     return status;
 }
 
-mt_status mt_plan_make(mt_plan *plan, const mt_config *config)
-{
-    return mt_plan_make_rank(plan, config, 0, 1);
-}
-
-mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, int ranks)
+mt_status mt_plan_make(mt_plan *plan, const mt_config *config, int rank, int ranks)
 {
     *plan = (mt_plan){ .ranks = ranks, .gpu = is_gpu(config->device) };
     struct counted t = { NULL, NULL, NULL };

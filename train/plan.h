@@ -25,11 +25,10 @@ typedef struct mt_plan {
 } mt_plan;
 
 /* Runs the configuration's steps on the plan device: the code of training itself, without memory.
- * For the device that the configuration names; "cuda" where there is no GPU is an H200. */
-mt_status mt_plan_make(mt_plan *plan, const mt_config *config);
-/* The same of one of several ranks, over NCCL where the configuration's device is a GPU; what is
- * exchanged is counted. `parameters` are those of the whole model. */
-mt_status mt_plan_make_rank(mt_plan *plan, const mt_config *config, int rank, int ranks);
+ * For the device that the configuration names; "cuda" where there is no GPU is an H200. Of several
+ * ranks one, over NCCL where that is a GPU; what is exchanged is counted. `parameters` are those of
+ * the whole model. */
+mt_status mt_plan_make(mt_plan *plan, const mt_config *config, int rank, int ranks);
 /* Fails as a run would for a configuration that one of so many ranks cannot train: where the ranks
  * do not share the batch or the experts, a rule fits no layer, and so on. */
 mt_status mt_plan_check(const mt_config *config, int rank, int ranks);

@@ -23,7 +23,7 @@ void mt_run_note(void *context, const char *text)
 
 mt_status mt_run_plan(const run *r, mt_plan *plan)
 {
-    return mt_plan_make_rank(plan, r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
+    return mt_plan_make(plan, r->config, mt_comm_rank(r->comm), mt_comm_size(r->comm));
 }
 
 /* ---- corpora ------------------------------------------------------------------------------------

@@ -54,9 +54,9 @@ static mt_status plan_ranks(mt_plan *plan, const mt_config *config, int64_t rank
     mt_plan last;
     MT_REQUIRE(ranks > 0 && ranks <= MOST_RANKS, MT_ECONFIG, "--ranks %lld: must be from 1 to %d",
                (long long)ranks, MOST_RANKS);
-    MT_TRY(mt_plan_make_rank(plan, config, 0, (int)ranks));
+    MT_TRY(mt_plan_make(plan, config, 0, (int)ranks));
     if (ranks == 1) return MT_OK;
-    MT_TRY(mt_plan_make_rank(&last, config, (int)ranks - 1, (int)ranks));
+    MT_TRY(mt_plan_make(&last, config, (int)ranks - 1, (int)ranks));
     for (int i = 0; i < MT_MEMORY_COUNT; i++)
         if (last.peak[i] > plan->peak[i]) plan->peak[i] = last.peak[i];
     return MT_OK;

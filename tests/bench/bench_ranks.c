@@ -239,7 +239,7 @@ static mt_status plan_memory(double *bytes, const mt_trainer *t)
     mt_plan plan;
     config.trainer.comm = NULL;
     snprintf(config.device, sizeof config.device, "%s", mt_trainer_device(t)->name);
-    MT_TRY(mt_plan_make_rank(&plan, &config, mt_comm_rank(c->comm), mt_comm_size(c->comm)));
+    MT_TRY(mt_plan_make(&plan, &config, mt_comm_rank(c->comm), mt_comm_size(c->comm)));
     for (int i = 0; i < MT_MEMORY_COUNT; i++) *bytes += (double)plan.peak[i];
     return MT_OK;
 }

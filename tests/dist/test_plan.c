@@ -81,7 +81,7 @@ static mt_status check(mt_comm *comm, const char *what, const mt_config *config)
         rank_device->peak[i] = rank_device->bytes[i];
     }
     MT_TRY(mt_ranks_share(&c, comm));
-    MT_TRY_CLEANUP(mt_plan_make_rank(&plan, config, mt_comm_rank(comm), mt_comm_size(comm)));
+    MT_TRY_CLEANUP(mt_plan_make(&plan, config, mt_comm_rank(comm), mt_comm_size(comm)));
     MT_TRY_CLEANUP(mt_trainer_create(&trainer, rank_device, &c));
     MT_TRY_CLEANUP(run(trainer, config));
     MT_TRY_CLEANUP(check_peaks(what, &plan, rank_device, before));
@@ -154,16 +154,16 @@ static void test_elsewhere(void **state)
     mt_plan one, four, many, spread;
     snprintf(c.device, sizeof c.device, "cuda");
     c.trainer.batch_size = 16, c.trainer.micro_batch_size = 1, c.trainer.model.num_experts = 6;
-    assert_ok(mt_plan_make_rank(&one, &c, 0, 1));
-    assert_ok(mt_plan_make_rank(&four, &c, 3, 4));
-    assert_ok(mt_plan_make_rank(&many, &c, 15, 16));
+    assert_ok(mt_plan_make(&one, &c, 0, 1));
+    assert_ok(mt_plan_make(&four, &c, 3, 4));
+    assert_ok(mt_plan_make(&many, &c, 15, 16));
     assert_true(one.gpu && many.gpu);
     assert_int_equal(one.parameters, many.parameters);
     assert_in_range(four.peak[MT_MEMORY_MASTER], one.peak[MT_MEMORY_MASTER] / 4,
                     one.peak[MT_MEMORY_MASTER] / 3);
     assert_true(many.peak[MT_MEMORY_MOMENTS] < four.peak[MT_MEMORY_MOMENTS]);
     c.trainer.expert_parallel = 2;
-    assert_ok(mt_plan_make_rank(&spread, &c, 3, 4));
+    assert_ok(mt_plan_make(&spread, &c, 3, 4));
     c.trainer.expert_parallel = 1;
     assert_int_equal(spread.parameters, one.parameters);
     assert_int_equal(spread.active_parameters, one.active_parameters);
@@ -171,12 +171,12 @@ static void test_elsewhere(void **state)
     assert_int_equal(four.peak[MT_MEMORY_ACTIVATIONS], many.peak[MT_MEMORY_ACTIVATIONS]);
     /* staging and scratch over NCCL */
     assert_true(four.peak[MT_MEMORY_STATE] > one.peak[MT_MEMORY_STATE]);
-    assert_fails(mt_plan_make_rank(&one, &c, 0, 3), MT_ECONFIG, "2 or 4 as the number of ranks");
+    assert_fails(mt_plan_make(&one, &c, 0, 3), MT_ECONFIG, "2 or 4 as the number of ranks");
     /* weights are gathered as the recipe of a later step has them */
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "nvfp4");
-    assert_ok(mt_plan_make_rank(&four, &c, 3, 4));
+    assert_ok(mt_plan_make(&four, &c, 3, 4));
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "nvfp4; steps=3.. none");
-    assert_ok(mt_plan_make_rank(&many, &c, 3, 4));
+    assert_ok(mt_plan_make(&many, &c, 3, 4));
     assert_true(many.peak[MT_MEMORY_COMPUTE] > 2 * four.peak[MT_MEMORY_COMPUTE]);
 }
 

@@ -47,7 +47,7 @@ static void check_config(const char *what, const mt_config *config)
     mt_plan plan;
     mt_device *device;
     mt_trainer *trainer;
-    assert_ok(mt_plan_make(&plan, config));
+    assert_ok(mt_plan_make(&plan, config, 0, 1));
     assert_ok(mt_device_open(&device, config->device, NULL, 0));
     assert_ok(mt_trainer_create(&trainer, device, &config->trainer));
     assert_ok(mt_plan_passes(trainer, config));
@@ -115,7 +115,7 @@ static void check_steps(const mt_config *c)
     int32_t tokens[64] = { 0 };
     double loss;
     int64_t counted;
-    assert_ok(mt_plan_make(&plan, c));
+    assert_ok(mt_plan_make(&plan, c, 0, 1));
     assert_ok(mt_device_open(&device, c->device, NULL, 0));
     assert_ok(mt_trainer_create(&trainer, device, &c->trainer));
     assert_ok(mt_statistics_create(&statistics, trainer, c, NULL, ""));
@@ -169,20 +169,20 @@ static void options_change_the_plan(void **state)
     (void)state;
     mt_config c = base_config();
     mt_plan plain, plan;
-    assert_ok(mt_plan_make(&plain, &c));
+    assert_ok(mt_plan_make(&plain, &c, 0, 1));
     assert_int_equal(plain.peak[MT_MEMORY_HOST_POOL], 0);
     c.trainer.recompute = MT_RECOMPUTE_BLOCK;
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
     assert_true(plan.peak[MT_MEMORY_ACTIVATIONS] < plain.peak[MT_MEMORY_ACTIVATIONS]);
     c.trainer.recompute = MT_RECOMPUTE_NONE, c.trainer.offload = true;
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
     assert_true(plan.peak[MT_MEMORY_HOST_POOL] > 0);
     c = base_config();
     c.trainer.micro_batch_size = 1;
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
     assert_true(plan.peak[MT_MEMORY_ACTIVATIONS] < plain.peak[MT_MEMORY_ACTIVATIONS] / 2);
     c.trainer.dtype = MT_F64;
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
     assert_int_equal(plan.peak[MT_MEMORY_MASTER], 2 * plain.peak[MT_MEMORY_MASTER]);
 }
 
@@ -196,9 +196,9 @@ static void a_gpu_is_planned_for_without_one(void **state)
     c.trainer.dtype = MT_BF16;
     c.trainer.offload = true;
     snprintf(c.device, sizeof c.device, "cpu");
-    assert_ok(mt_plan_make(&cpu, &c));
+    assert_ok(mt_plan_make(&cpu, &c, 0, 1));
     snprintf(c.device, sizeof c.device, "cuda:3");
-    assert_ok(mt_plan_make(&gpu, &c));
+    assert_ok(mt_plan_make(&gpu, &c, 0, 1));
     assert_true(gpu.gpu && !cpu.gpu);
     assert_int_equal(gpu.peak[MT_MEMORY_MASTER], cpu.peak[MT_MEMORY_MASTER]);
     assert_int_equal(gpu.peak[MT_MEMORY_MOMENTS], cpu.peak[MT_MEMORY_MOMENTS]);
@@ -207,10 +207,10 @@ static void a_gpu_is_planned_for_without_one(void **state)
     assert_true(mt_plan_pinned_bytes(&gpu) > 0 && mt_plan_pinned_bytes(&cpu) == 0);
     mt_plan lent, copied;
     c.trainer.optim.master = MT_MASTER_SPLIT; /* layers multiply the masters' bf16 halves */
-    assert_ok(mt_plan_make(&lent, &c));
+    assert_ok(mt_plan_make(&lent, &c, 0, 1));
     assert_int_equal(lent.peak[MT_MEMORY_COMPUTE], 0);
     c.trainer.optim.offload = true; /* which are not on the device */
-    assert_ok(mt_plan_make(&copied, &c));
+    assert_ok(mt_plan_make(&copied, &c, 0, 1));
     assert_int_equal(copied.peak[MT_MEMORY_COMPUTE], gpu.peak[MT_MEMORY_COMPUTE]);
     c.trainer.optim.master = MT_MASTER_REAL, c.trainer.optim.offload = false;
 #ifdef MT_HAVE_cuda
@@ -218,7 +218,7 @@ static void a_gpu_is_planned_for_without_one(void **state)
     int64_t plain = gpu.peak[MT_MEMORY_WORKSPACE];
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8"); /* operands are decoded */
     c.trainer.model.hidden_size = 512;
-    assert_ok(mt_plan_make(&gpu, &c));
+    assert_ok(mt_plan_make(&gpu, &c, 0, 1));
     assert_true(gpu.peak[MT_MEMORY_WORKSPACE] > plain);
 #endif
 }
@@ -245,11 +245,11 @@ static void cublaslt_has_the_kernels_of_the_card(void **state)
     c.trainer.model.num_experts = 32;
     snprintf(c.device, sizeof c.device, "cuda");
     unsetenv("MIXTAPE_KERNELS");
-    assert_ok(mt_plan_make(&ours, &c));
+    assert_ok(mt_plan_make(&ours, &c, 0, 1));
     bool hopper = !strcmp(ours.kernel_set, "sm_90a"); /* the card here, or that of a plan */
     for (int i = 0; hopper && i < 3; i++) {
         setenv("MIXTAPE_KERNELS", sets[i].name, 1);
-        assert_ok(mt_plan_make(&plan, &c));
+        assert_ok(mt_plan_make(&plan, &c, 0, 1));
         assert_string_equal(plan.kernel_set, sets[i].name);
         assert_string_equal(plan.gemm_path, ours.gemm_path);
         for (int m = 0; m < MT_MEMORY_COUNT; m++)
@@ -274,12 +274,12 @@ static void experts_of_a_gpu_are_counted(void **state)
     mt_plan plan;
     c.trainer.model.num_experts = 1025;
     snprintf(c.device, sizeof c.device, "cpu");
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
 #ifdef MT_HAVE_cuda
     snprintf(c.device, sizeof c.device, "cuda");
-    assert_fails(mt_plan_make(&plan, &c), MT_EUNSUPPORTED, "num_experts is 1025");
+    assert_fails(mt_plan_make(&plan, &c, 0, 1), MT_EUNSUPPORTED, "num_experts is 1025");
     c.trainer.model.num_experts = 1024;
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
 #endif
 }
 
@@ -298,7 +298,7 @@ static void parameters_and_work_are_counted(void **state)
     };
     mt_config c = base_config();
     mt_plan plan;
-    assert_ok(mt_plan_make(&plan, &c));
+    assert_ok(mt_plan_make(&plan, &c, 0, 1));
     int64_t shared = 2 * V * D + D + 3 * (ATTENTION + NORMS) + MLP;
     assert_int_equal(plan.parameters, shared + 2 * MOE);
     assert_int_equal(plan.active_parameters, shared + 2 * MOE_ACTIVE);
@@ -308,7 +308,7 @@ static void parameters_and_work_are_counted(void **state)
     c.trainer.model =
         small_model(true); /* the head is the embedding: as much work, fewer weights */
     mt_plan tied;
-    assert_ok(mt_plan_make(&tied, &c));
+    assert_ok(mt_plan_make(&tied, &c, 0, 1));
     assert_int_equal(tied.parameters, plan.parameters - V * D);
     assert_true(tied.forward_flops == plan.forward_flops);
 }

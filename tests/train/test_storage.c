@@ -418,7 +418,7 @@ static void test_plan(void **state)
         for (int split = 0; split < MT_MASTER_COUNT; split++) {
             mt_plan plan;
             c = config_of(MT_F32, (mt_moments)m, false, (mt_master)split);
-            assert_ok(mt_plan_make(&plan, &c));
+            assert_ok(mt_plan_make(&plan, &c, 0, 1));
             assert_int_equal(plan.peak[MT_MEMORY_MOMENTS], moments[m]);
             assert_int_equal(plan.peak[MT_MEMORY_MASTER], 4 * elements + (split ? 4 * largest : 0));
         }
@@ -430,9 +430,9 @@ static void test_gradient_plan(void **state)
     (void)state;
     mt_config c = config_of(MT_BF16, MT_MOMENTS_BF16, true, MT_MASTER_SPLIT);
     mt_plan plan[2];
-    assert_ok(mt_plan_make(&plan[0], &c));
+    assert_ok(mt_plan_make(&plan[0], &c, 0, 1));
     c.trainer.grad_dtype = MT_BF16;
-    assert_ok(mt_plan_make(&plan[1], &c));
+    assert_ok(mt_plan_make(&plan[1], &c, 0, 1));
     mt_trainer *trainer = trainer_of(&c);
     mt_param_store *store = mt_model_params(mt_trainer_model(trainer));
     int64_t saved = 0, weights = 0;
@@ -493,7 +493,7 @@ static void test_offload(void **state)
         c.trainer.model.tie_word_embeddings = cases[i].tied;
         for (int k = 0; k < 3; k++) {
             c.trainer.optim.offload = k > 0;
-            if (k < 2) assert_ok(mt_plan_make(&plan[k], &c));
+            if (k < 2) assert_ok(mt_plan_make(&plan[k], &c, 0, 1));
             t[k] = trainer_of(&c);
         }
         for (int s = 0; s < 4; s++) {
