@@ -400,7 +400,12 @@ mt_status mt_verb_quantize(int argc, char **argv)
             "\"bf16\"; last dimension: columns, the others: rows) and writes, for each direction,\n"
             "codes, scales, amax and the dequantized values, and the group's dims, offsets and\n"
             "counts of NaN: all that another implementation needs to compare bit for bit.\n"
-            "Options of column directions (rht, source) leave the row direction as it is.",
+            "Options of column directions (rht, source) leave the row direction as it is.\n"
+            "What sr draws in a run is drawn here with --seed its train.seed, --step the steps "
+            "made\n"
+            "before (times their micro-batches, plus the micro-batch), and --stream 3 i, 3 i + 1 "
+            "or\n"
+            "3 i + 2 for W, X or dY of tensor i, from 0 on, as gradcheck --model lists them.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .min_arguments = 1,
