@@ -5,9 +5,20 @@
 #include "kernels/cuda/scratch.h"
 #include "kernels/cuda/words.cuh"
 
-/* Threads of a row; vectors of a thread that are summed in real before the sum goes into f64;
- * vectors of a thread in a block of the backward. */
-enum { THREADS = 256, AHEAD = 4, BWD_THREADS = 256, PART = 4 };
+/* Threads of a block, which has one row, or, where vectors are so few that a warp has PART for each
+ * lane, a row for each warp; vectors of a thread that are summed in real before the sum goes into
+ * f64; vectors of a thread in a block of the backward. */
+enum { THREADS = 256, AHEAD = 4, PART = 4 };
+
+/* Threads of a row of so many elements of T. */
+template <typename T> static int lanes_of(int64_t vocab)
+{
+    return vocab * (int64_t)sizeof(T) <= 16 * 32 * PART ? 32 : THREADS;
+}
+static unsigned blocks_of(int64_t rows, int lanes)
+{
+    return (unsigned)mt_ceil_div(rows, THREADS / lanes);
+}
 
 /* Elements before the first 16-byte boundary from p on, at most n: those done one by one. */
 template <typename T> static __device__ __forceinline__ int64_t head_of(const T *p, int64_t n)
@@ -64,13 +75,15 @@ static __device__ __forceinline__ void take(log_sum<mt_real<T>> *s, const mt_rea
     s->most = most;
 }
 
-/* The row's, in the first thread. */
-template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(log_sum<R> mine)
+/* The row's, in its first thread. */
+template <int LANES, typename R>
+static __device__ __forceinline__ log_sum<R> row_merge(log_sum<R> mine)
 {
     __shared__ R tops[THREADS / 32];
     __shared__ double totals[THREADS / 32];
     log_sum<R> row = { mt_warp_max(mine.most), 0 };
     double total = mt_warp_sum(mine.total * shrink_of(mine.most, base_of(row.most)));
+    if (LANES == 32) return { row.most, total };
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = row.most, totals[threadIdx.x / 32] = total;
     __syncthreads();
     if (threadIdx.x) return row;
@@ -80,17 +93,19 @@ template <typename R> static __device__ __forceinline__ log_sum<R> block_merge(l
     return row;
 }
 
-template <typename T>
+template <typename T, int LANES>
 static __global__ void __launch_bounds__(THREADS, 3)
     cross_entropy_fwd_kernel(struct mt_cross_entropy_fwd_args a, mt_real<T> *losses)
 {
     enum { N = 16 / sizeof(T) };
     typedef mt_real<T> R;
     typedef mt_words<T, N> words;
-    int64_t t = blockIdx.x, vocab = a.vocab;
+    const int lane = threadIdx.x % LANES;
+    int64_t t = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, vocab = a.vocab;
+    if (LANES < THREADS && t >= a.tokens) return; /* a whole warp */
     int32_t target = a.targets[t];
     if (target == a.ignore) {
-        if (threadIdx.x == 0) losses[t] = 0;
+        if (lane == 0) losses[t] = 0;
         return;
     }
     const T *logits = (const T *)a.logits + t * vocab;
@@ -98,26 +113,26 @@ static __global__ void __launch_bounds__(THREADS, 3)
     log_sum<R> mine = { -(R)INFINITY, 0 };
     const words *from = (const words *)(logits + head);
     R x[AHEAD * N];
-    int64_t i = threadIdx.x;
-    for (; i + (AHEAD - 1) * THREADS < vectors; i += THREADS * AHEAD) {
+    int64_t i = lane;
+    for (; i + (AHEAD - 1) * LANES < vectors; i += LANES * AHEAD) {
         words in[AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) in[k] = from[i + k * THREADS];
+        for (int k = 0; k < AHEAD; k++) in[k] = from[i + k * LANES];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) mt_open<T, N>(x + k * N, in[k]);
         take<T, AHEAD * N>(&mine, x);
     }
-    for (; i < vectors; i += THREADS) {
+    for (; i < vectors; i += LANES) {
         mt_open<T, N>(x, from[i]);
         take<T, N>(&mine, x);
     }
     int64_t tail = head + vectors * N; /* head and tail are shorter than a vector */
-    if (threadIdx.x < head + vocab - tail) {
-        x[0] = mt_get(logits + threadIdx.x + (threadIdx.x < head ? 0 : tail - head));
+    if (lane < head + vocab - tail) {
+        x[0] = mt_get(logits + lane + (lane < head ? 0 : tail - head));
         take<T, 1>(&mine, x);
     }
-    log_sum<R> row = block_merge(mine);
-    if (threadIdx.x) return;
+    log_sum<R> row = row_merge<LANES>(mine);
+    if (lane) return;
     double log_total = log(row.total);
     R at_target = target >= 0 && target < vocab ? mt_get(logits + target) : (R)NAN;
     ((R *)a.lse)[t] = (R)((double)row.most + log_total);
@@ -162,7 +177,10 @@ static mt_status cross_entropy_fwd(mt_stream *stream, const struct mt_cross_entr
     void *losses = a->token_loss;
     if (!losses) MT_TRY(mt_cuda_scratch(stream, &losses, cross_entropy_fwd_scratch<T>(stream, a)));
     if (a->tokens) {
-        cross_entropy_fwd_kernel<T><<<(unsigned)a->tokens, THREADS, 0, on>>>(*a, (R *)losses);
+        const int lanes = lanes_of<T>(a->vocab);
+        auto kernel =
+            lanes == 32 ? cross_entropy_fwd_kernel<T, 32> : cross_entropy_fwd_kernel<T, THREADS>;
+        kernel<<<blocks_of(a->tokens, lanes), THREADS, 0, on>>>(*a, (R *)losses);
         MT_LAUNCHED(stream, "cross_entropy_fwd");
     }
     loss_kernel<R><<<1, LOSS_WARPS * 32, 0, on>>>((R *)a->loss, (const R *)losses, a->tokens,
@@ -183,15 +201,17 @@ static __device__ __forceinline__ R gradient(R x, R lse, R scale, bool is_target
     return scale * (is_target ? p - 1 : p);
 }
 
-/* A block for each token and PART * BWD_THREADS vectors of its row. */
-template <typename T>
-static __global__ void __launch_bounds__(BWD_THREADS)
+/* LANES for each token and PART * LANES vectors of its row. */
+template <typename T, int LANES>
+static __global__ void __launch_bounds__(THREADS)
     cross_entropy_bwd_kernel(struct mt_cross_entropy_bwd_args a)
 {
     enum { N = 16 / sizeof(T) };
     typedef mt_real<T> R;
     typedef mt_vec<T, N> vec;
-    int64_t t = blockIdx.x, vocab = a.vocab;
+    const int lane = threadIdx.x % LANES;
+    int64_t t = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, vocab = a.vocab;
+    if (LANES < THREADS && t >= a.tokens) return;
     int32_t target = a.targets[t];
     bool ignored = target == a.ignore;
     const T *logits = (const T *)a.logits + t * vocab;
@@ -200,15 +220,15 @@ static __global__ void __launch_bounds__(BWD_THREADS)
     R lse = ignored ? 0 : ((const R *)a.lse)[t];
     bool alike = ((uintptr_t)logits ^ (uintptr_t)dlogits) % 16 == 0;
     int64_t head = alike ? head_of(logits, vocab) : vocab, vectors = (vocab - head) / N;
-    int64_t first = (int64_t)blockIdx.y * BWD_THREADS * PART + threadIdx.x;
+    int64_t first = (int64_t)blockIdx.y * LANES * PART + lane;
     vec in[PART];
 #pragma unroll
     for (int k = 0; k < PART; k++)
-        if (first + k * BWD_THREADS < vectors && !ignored)
-            in[k] = ((const vec *)(logits + head))[first + k * BWD_THREADS];
+        if (first + k * LANES < vectors && !ignored)
+            in[k] = ((const vec *)(logits + head))[first + k * LANES];
 #pragma unroll
     for (int k = 0; k < PART; k++) {
-        int64_t i = first + k * BWD_THREADS;
+        int64_t i = first + k * LANES;
         if (i >= vectors) continue;
         vec out;
 #pragma unroll
@@ -220,8 +240,8 @@ static __global__ void __launch_bounds__(BWD_THREADS)
     }
     /* what is not in vectors: less than two of them, or, where the rows are not alike, all */
     int64_t tail = head + vectors * N, rest = head + vocab - tail;
-    int64_t step = (int64_t)gridDim.y * BWD_THREADS;
-    for (int64_t i = (int64_t)blockIdx.y * BWD_THREADS + threadIdx.x; i < rest; i += step) {
+    int64_t step = (int64_t)gridDim.y * LANES;
+    for (int64_t i = (int64_t)blockIdx.y * LANES + lane; i < rest; i += step) {
         int64_t v = i < head ? i : i - head + tail;
         mt_put(dlogits + v, ignored ? 0 : gradient(mt_get(logits + v), lse, scale, v == target));
     }
@@ -231,14 +251,16 @@ template <typename T>
 static mt_status cross_entropy_bwd(mt_stream *stream, const struct mt_cross_entropy_bwd_args *a)
 {
     if (!a->tokens) return MT_OK;
-    int64_t part = (int64_t)(BWD_THREADS * PART * 16 / sizeof(T));
+    const int lanes = lanes_of<T>(a->vocab);
+    int64_t part = (int64_t)lanes * PART * 16 / (int64_t)sizeof(T);
     int64_t parts = mt_ceil_div(a->vocab, part);
     MT_REQUIRE(parts <= 65535, MT_EUNSUPPORTED,
                "cross_entropy_bwd: vocab is %lld, at most %lld on cuda", (long long)a->vocab,
                (long long)(65535 * part));
-    cross_entropy_bwd_kernel<T>
-        <<<dim3((unsigned)a->tokens, (unsigned)parts), BWD_THREADS, 0, mt_cuda_stream(stream)>>>(
-            *a);
+    auto kernel =
+        lanes == 32 ? cross_entropy_bwd_kernel<T, 32> : cross_entropy_bwd_kernel<T, THREADS>;
+    kernel<<<dim3(blocks_of(a->tokens, lanes), (unsigned)parts), THREADS, 0,
+             mt_cuda_stream(stream)>>>(*a);
     MT_LAUNCHED(stream, "cross_entropy_bwd");
     return MT_OK;
 }

@@ -13,7 +13,8 @@ enum {
     SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated, */
     FAIR_DEPTH = 1536,  /* or this, if they are gathered (timed in layers: TRIED.md) */
     TOGETHER = 8,
-    RATE = 155, /* FLOP in the time of a byte, on an H200 */
+    FEW_DOTS = 1 << 20, /* partial sums that are added as they are asked for */
+    RATE = 155,         /* FLOP in the time of a byte, on an H200 */
     /* Where a tile has room for all of F, dY is gathered rather than spread; measured with D 1536,
      * while layers of larger F lose by the weighted activations alone. */
     AFTER_F = 256,
@@ -63,15 +64,20 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A thread for each (token, slot): the sum of its row, over the weight. */
-static __global__ void __launch_bounds__(THREADS) dots_kernel(struct mt_moe_gemm_args a)
+/* A thread for each (token, slot): the sum of its row, which lies in so many parts, over the
+ * weight. */
+static __global__ void __launch_bounds__(THREADS)
+    dots_kernel(struct mt_moe_gemm_args a, int parts, int64_t room)
 {
     MT_GRID_STRIDE(i, a.tokens * a.top_k)
     {
         const float w = ((const float *)a.weights)[i], *dots = (const float *)a.scratch;
         const int64_t row = a.position[i];
         const bool after = a.row_token; /* the dots are of unweighted rows */
-        ((float *)a.dweights)[i] = row < 0 ? 0 : after ? dots[row] : w != 0 ? dots[row] / w : 0;
+        float sum = after ? -0.0f : 0;  /* of one part: as it is */
+#pragma unroll 8
+        for (int p = 0; p < parts && row >= 0; p++) sum += dots[p * room + row];
+        ((float *)a.dweights)[i] = row < 0 ? 0 : after ? sum : w != 0 ? sum / w : 0;
     }
 }
 
@@ -92,8 +98,8 @@ static mt_status place_weights(mt_stream *stream, const struct mt_moe_gemm_args 
     return MT_OK;
 }
 
-/* A line of partial sums lies along the rows, in which those of a token's slots are apart: they are
- * added where they lie before they are asked for. */
+/* A line of partial sums lies along the rows, in which those of a token's slots are apart: but for
+ * few, they are added where they lie before they are asked for. */
 static mt_status add_dots(mt_stream *stream, const struct mt_moe_gemm_args *args,
                           const gemm_problem *g)
 {
@@ -101,12 +107,14 @@ static mt_status add_dots(mt_stream *stream, const struct mt_moe_gemm_args *args
     const int64_t room = mt_cuda_moe_gemm_room(&g->rows);
     cudaStream_t on = mt_cuda_stream(stream);
     if (!slots) return MT_OK;
-    if (!weighs_after(args)) {
+    int parts = weighs_after(args) ? 1 : (int)(g->cols / SM90_DOTS);
+    if (parts > 1 && slots * parts > FEW_DOTS) {
         add_dots_kernel<<<mt_blocks(stream, room, THREADS), THREADS, 0, on>>>(
-            (float *)args->scratch, (int)(g->cols / SM90_DOTS), room, args->rows_used);
+            (float *)args->scratch, parts, room, args->rows_used);
         MT_LAUNCHED(stream, "moe_gemm dweights");
+        parts = 1;
     }
-    dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, on>>>(*args);
+    dots_kernel<<<mt_blocks(stream, slots, THREADS), THREADS, 0, on>>>(*args, parts, room);
     MT_LAUNCHED(stream, "moe_gemm dweights");
     return MT_OK;
 }

@@ -5,8 +5,9 @@ enum { IGNORE = -100 };
 
 static const struct {
     int64_t tokens, vocab;
-} shapes[] = { { 0, 5 },    { 1, 1 },    { 1, 2 },    { 7, 33 },   { 33, 256 },
-               { 3, 2047 }, { 3, 2048 }, { 5, 2049 }, { 2, 20000 } };
+} shapes[] = { { 0, 5 },    { 1, 1 },    { 1, 2 },     { 7, 33 },   { 33, 256 },
+               { 9, 512 },  { 10, 513 }, { 11, 1024 }, { 9, 1025 }, { 3, 2047 },
+               { 3, 2048 }, { 5, 2049 }, { 2, 20000 } };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* A batch of logits and all that the two ops read and write. */
