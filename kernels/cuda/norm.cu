@@ -226,9 +226,29 @@ template <typename T, int LANES, int K, int N> struct beyond {
     }
 };
 
+/* A block's sums to its row of partials, those of its warps in order. By every thread. */
+template <typename R, int K, int N>
+static __device__ __forceinline__ void put_block(R *partials, const R (&dw)[K][N], int64_t width)
+{
+    __shared__ R sums[WIDE][K * 32 * N];
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < K; i++)
+#pragma unroll
+        for (int j = 0; j < N; j++) sums[threadIdx.x / 32][column<32, N>(i, lane) + j] = dw[i][j];
+    __syncthreads();
+    for (int c = threadIdx.x; c < width; c += THREADS) {
+        R sum = sums[0][c];
+#pragma unroll
+        for (int warp = 1; warp < WIDE; warp++) sum += sums[warp][c];
+        partials[blockIdx.x * width + c] = sum;
+    }
+}
+
 /* A group takes `block` rows, one after another, and adds their dy xhat to its row of partials
- * (NULL: none wanted): in registers for its cached vectors, in place for the rest. AHEAD: a row is
- * asked for while the one before it is summed, and weights are kept; there is no rest. */
+ * (NULL: none wanted), or, where it is a warp, to its block's: in registers for its cached vectors,
+ * in place for the rest. AHEAD: a row is asked for while the one before it is summed, and weights
+ * are kept; there is no rest. */
 template <typename T, int LANES, int K, int N>
 static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
     rmsnorm_bwd_kernel(struct mt_rmsnorm_bwd_args a, mt_real<T> *partials, int64_t block)
@@ -238,9 +258,9 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
     int lane = threadIdx.x % LANES;
     int64_t group = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     int64_t first = group * block, last = first + block < a.rows ? first + block : a.rows;
-    if (first >= a.rows) return;
+    if (first >= a.rows && LANES > 32) return;
     R dw[K][N] = {}, weight[K][N];
-    R *sums = partials ? partials + group * a.width : NULL;
+    R *sums = partials && LANES > 32 ? partials + group * a.width : NULL;
     const T *const add = (const T *)a.dx_add;
     struct stored_piece<T, N> next[K];
     mt_words<T, N> next_old[K];
@@ -262,7 +282,7 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
 #pragma unroll
     for (int i = 0; i < K; i++)
         if (AHEAD) weigh(i);
-    ask(first);
+    if (first < last) ask(first);
     for (int64_t row = first; row < last; row++) {
         const int64_t at = row * a.width;
         const R rstd = next_rstd;
@@ -302,10 +322,15 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 3 : 1)
         if (!AHEAD) rest.put(rstd, mean);
         if (!AHEAD && row + 1 < last) ask(row + 1);
     }
+    if constexpr (LANES == 32) {
+        static_assert(AHEAD, "a warp's columns are in registers");
+        if (partials) put_block(partials, dw, a.width);
+    } else {
 #pragma unroll
-    for (int i = 0; i < K; i++) {
-        int64_t c = column<LANES, N>(i, lane);
-        if (sums && c < a.width) mt_put_vec<N>(sums + c, dw[i]);
+        for (int i = 0; i < K; i++) {
+            int64_t c = column<LANES, N>(i, lane);
+            if (sums && c < a.width) mt_put_vec<N>(sums + c, dw[i]);
+        }
     }
 }
 
@@ -352,11 +377,12 @@ static mt_status rmsnorm_bwd(mt_stream *stream, const struct mt_rmsnorm_bwd_args
     uintptr_t addresses = (uintptr_t)a->x | (uintptr_t)a->dy | (uintptr_t)a->dx |
                           (uintptr_t)a->dx_add | (uintptr_t)a->w;
     bool by_vector = aligned(a->width, sizeof(T), addresses);
+    const int shape = shape_of(by_vector ? a->width / N : a->width);
     if (groups) {
-        launch[by_vector][shape_of(by_vector ? a->width / N : a->width)](mt_cuda_stream(stream), a,
-                                                                         sums, block);
+        launch[by_vector][shape](mt_cuda_stream(stream), a, sums, block);
         MT_LAUNCHED(stream, "rmsnorm_bwd");
     }
+    if (shape == 0) groups = mt_ceil_div(groups, WIDE); /* rows of partials */
     return mt_add_partials<mt_real<T>>(
         stream, "rmsnorm_bwd", { (mt_real<T> *)a->dw, a->accumulate, sums, groups }, {}, a->width);
 }

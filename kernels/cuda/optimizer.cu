@@ -94,22 +94,31 @@ static __global__ void __launch_bounds__(32)
 }
 
 /* A warp adds a run of partial sums. */
-static __global__ void __launch_bounds__(THREADS)
-    runs_kernel(double *runs, const double *partial, int64_t blocks)
+static __device__ __forceinline__ void add_run(double *runs, int64_t run, const double *partial,
+                                               int64_t blocks)
 {
-    const int64_t run = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int64_t left = blocks - run * MT_NORM_RUN;
     if (left <= 0) return;
     double sum =
         mt_ordered_sum(partial + run * MT_NORM_RUN, left < MT_NORM_RUN ? left : MT_NORM_RUN);
     if (threadIdx.x % 32 == 0) runs[run] = sum;
 }
-
-/* What a norm means for the step: how much to clip, whether to skip, and the bias corrections. */
-template <typename R>
-static __global__ void finish_norm_kernel(struct mt_grad_norm_args a, const double *runs,
-                                          int64_t count)
+static __global__ void __launch_bounds__(THREADS)
+    runs_kernel(double *runs, const double *partial, int64_t blocks)
 {
+    add_run(runs, ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, partial, blocks);
+}
+
+/* What a norm means for the step: how much to clip, whether to skip, and the bias corrections. Of
+ * few runs, it adds them first (blocks: of partial sums; 0: they are there). */
+template <typename R>
+static __global__ void __launch_bounds__(THREADS)
+    finish_norm_kernel(struct mt_grad_norm_args a, double *runs, int64_t count,
+                       const double *partial, int64_t blocks)
+{
+    add_run(runs, threadIdx.x / 32, partial, blocks);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
     double sum = a.pass == MT_NORM_FINISH ? *a.sum : mt_ordered_sum(runs, count);
     if (threadIdx.x) return;
     if (a.pass == MT_NORM_SUM) {
@@ -170,12 +179,13 @@ static mt_status grad_norm(mt_stream *stream, const struct mt_grad_norm_args *a)
     double *partial = (double *)scratch, *run = partial + all;
     MT_TRY(squares(stream, partial, (const R *)a->grad, a->count, blocks));
     MT_TRY(squares(stream, partial + blocks, (const mt_bf16 *)a->bf16_grad, a->bf16_count, halves));
-    if (runs) {
+    const bool few = runs <= THREADS / 32;
+    if (!few) {
         runs_kernel<<<(unsigned)mt_ceil_div(runs * 32, THREADS), THREADS, 0, on>>>(run, partial,
                                                                                    all);
         MT_LAUNCHED(stream, "grad_norm");
     }
-    finish_norm_kernel<R><<<1, 32, 0, on>>>(*a, run, runs);
+    finish_norm_kernel<R><<<1, THREADS, 0, on>>>(*a, run, runs, partial, few ? all : 0);
     MT_LAUNCHED(stream, "grad_norm");
     return MT_OK;
 }
