@@ -64,8 +64,8 @@ static mt_status read_meta(mt_checkpoint *c)
     return mt_hf_config_parse(&m->config, m->config_text, strlen(m->config_text), c->path, true);
 }
 
-/* That DONE, which lists so many files, knows all that model.h5 shows. Who reads all of them holds
- * them: they may be removed at any time. */
+/* That DONE, which lists so many files, knows all that model.h5 shows. `hold`: they may be removed
+ * at any time. */
 static mt_status check_files(const mt_checkpoint *c, int64_t files, bool hold)
 {
     char name[MT_SEAL_NAME];
@@ -83,7 +83,8 @@ static mt_status check_files(const mt_checkpoint *c, int64_t files, bool hold)
     return MT_OK;
 }
 
-mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm)
+mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm,
+                                   bool hold)
 {
     char file[MT_PATH_BYTES];
     int64_t files;
@@ -96,7 +97,7 @@ mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path,
     MT_TRY_CLEANUP(mt_path_format(file, "%s/model.h5", path));
     MT_TRY_CLEANUP(mt_h5_open(&c->file, file));
     MT_TRY_CLEANUP(read_meta(c));
-    MT_TRY_CLEANUP(check_files(c, files, !comm));
+    MT_TRY_CLEANUP(check_files(c, files, hold));
     MT_TRY_CLEANUP(mt_h5_list(c->file, "/model", &c->names, &c->count));
 cleanup:
     *checkpoint = c;
@@ -107,7 +108,7 @@ cleanup:
 
 mt_status mt_checkpoint_open(mt_checkpoint **checkpoint, const char *path)
 {
-    return mt_checkpoint_open_among(checkpoint, path, NULL);
+    return mt_checkpoint_open_among(checkpoint, path, NULL, true);
 }
 
 void mt_checkpoint_close(mt_checkpoint **checkpoint)

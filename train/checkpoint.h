@@ -64,8 +64,9 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
 /* Weights and router biases of a checkpoint, or of a run's newest, into a trainer that has made no
  * step, which begins with them: moments stay 0, scales are those of a beginning. `path` receives
- * the checkpoint's, `skipped` what mt_checkpoint_open_given says. Collective with ranks. Errors:
- * MT_ECONFIG names the key that makes it another model, or the tensor that has no place in it. */
+ * the checkpoint's, `skipped` what mt_checkpoint_open_given says. Collective with ranks, for which
+ * it is the one that rank 0 finds. Errors: MT_ECONFIG names the key that makes it another model, or
+ * the tensor that has no place in it. */
 mt_status mt_checkpoint_begin(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
                               mt_trainer *trainer, const char *given);
 /* Whether checkpoints of a run of the one configuration fit another: if they do, what else is

@@ -359,44 +359,81 @@ static mt_status find_directory(char dir[MT_PATH_BYTES], const char *given)
     return refuse_directory(given);
 }
 
-static mt_status open_latest(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
-                             const char *dir)
+/* What is meant, as a path: `dir` of find_directory, or a checkpoint. */
+typedef struct meant {
+    char path[MT_PATH_BYTES];
+    int64_t is_dir;
+} meant;
+
+static mt_status find_meant(meant *m, const char *given, bool whole)
 {
-    char path[MT_CHECKPOINT_PATH];
-    MT_TRY(mt_checkpoint_find_latest(path, skipped, skipped_bytes, dir, NULL));
-    return mt_checkpoint_open(checkpoint, path);
+    MT_TRY(find_directory(m->path, given));
+    m->is_dir = *m->path != '\0';
+    if (!m->is_dir) MT_TRY(mt_path_format(m->path, "%s", given));
+    char *path = whole ? realpath(m->path, NULL) : NULL;
+    mt_status status = path ? mt_path_format(m->path, "%s", path) : MT_OK;
+    free(path);
+    return status;
 }
 
-/* What failed before stays what is said. */
-static bool has_newer(const char *dir, int64_t step)
+static mt_status share_meant(meant *m, const char *given, mt_comm *comm)
+{
+    const bool alone = mt_comm_size(comm) == 1;
+    *m = (meant){ .is_dir = false };
+    mt_status status = mt_comm_rank(comm) == 0 ? find_meant(m, given, !alone) : MT_OK;
+    if (alone) return status;
+    MT_TRY(mt_comm_agree(comm, status, "a checkpoint that was given"));
+    return mt_comm_broadcast(comm, NULL, m, sizeof *m, 0, "a checkpoint that was given");
+}
+
+static mt_status open_latest(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                             const char *dir, mt_comm *comm)
+{
+    char path[MT_CHECKPOINT_PATH];
+    MT_TRY(mt_checkpoint_find_latest(path, skipped, skipped_bytes, dir, comm));
+    return mt_checkpoint_open_among(checkpoint, path, comm, true);
+}
+
+/* What failed before stays what is said. Rank 0 looks. */
+static mt_status has_newer(int64_t *newer, const char *dir, int64_t step, mt_comm *comm)
 {
     int64_t newest;
     mt_error_kept kept;
     mt_error_keep(&kept);
-    bool newer = newest_step(&newest, dir) == MT_OK && newest > step;
+    *newer = mt_comm_rank(comm) == 0 && newest_step(&newest, dir) == MT_OK && newest > step;
     mt_error_put_back(&kept);
-    return newer;
+    if (mt_comm_size(comm) == 1) return MT_OK;
+    return mt_comm_all_reduce(comm, NULL, newer, 1, MT_I64, MT_REDUCE_MAX, "a newer checkpoint");
 }
 
 /* A run removes old checkpoints when it has saved a new one: what is not whole, or not there any
  * more, where there is a newer one since, was not damaged. */
-mt_status mt_checkpoint_open_given(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
-                                   const char *given)
+mt_status mt_checkpoint_open_given_among(mt_checkpoint **checkpoint, char *skipped,
+                                         size_t skipped_bytes, const char *given, mt_comm *comm)
 {
-    char dir[MT_PATH_BYTES];
-    int64_t newest;
+    meant m;
+    int64_t newest = -1, newer;
     *checkpoint = NULL;
     skipped[0] = '\0';
-    MT_TRY(find_directory(dir, given));
-    if (!*dir) return mt_checkpoint_open(checkpoint, given);
+    MT_TRY(share_meant(&m, given, comm));
+    if (!m.is_dir) return mt_checkpoint_open_among(checkpoint, m.path, comm, true);
     for (int look = 1;; look++) {
-        MT_TRY(newest_step(&newest, dir));
-        mt_status status = open_latest(checkpoint, skipped, skipped_bytes, dir);
+        mt_status status = mt_comm_rank(comm) == 0 ? newest_step(&newest, m.path) : MT_OK;
+        MT_TRY(mt_comm_agree(comm, status, "a list of checkpoints"));
+        status = open_latest(checkpoint, skipped, skipped_bytes, m.path, comm);
         bool doubtful = status == MT_EIO || status == MT_EDAMAGED || *skipped;
-        if (!doubtful || look == MOST_LOOKS || !has_newer(dir, newest)) return status;
+        if (!doubtful || look == MOST_LOOKS) return status;
+        MT_TRY(has_newer(&newer, m.path, newest, comm));
+        if (!newer) return status;
         mt_checkpoint_close(checkpoint);
         mt_error_clear();
     }
+}
+
+mt_status mt_checkpoint_open_given(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                                   const char *given)
+{
+    return mt_checkpoint_open_given_among(checkpoint, skipped, skipped_bytes, given, NULL);
 }
 
 /* A checkpoint goes in two steps: without DONE it is none any more, however far the removal comes.

@@ -85,9 +85,15 @@ mt_status mt_checkpoint_write_done(const char *dir, const mt_checkpoint_seal *se
  * share, and all fail if one does; NULL: alone. */
 mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files);
 
-/* mt_checkpoint_open; over the ranks of `comm` each verifies a share of the files. Collective
- * there: fails on all if on one. */
-mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm);
+/* mt_checkpoint_open; over the ranks of `comm` each verifies a share of the files. `hold`: it can
+ * be read to its end though it is removed, as nobody does with that of a run that goes on.
+ * Collective there: fails on all if on one. */
+mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm,
+                                   bool hold);
+/* mt_checkpoint_open_given; over the ranks of `comm`, the one that rank 0 finds, wherever the
+ * others were started. Collective there: fails on all if on one. */
+mt_status mt_checkpoint_open_given_among(mt_checkpoint **checkpoint, char *skipped,
+                                         size_t skipped_bytes, const char *given, mt_comm *comm);
 
 /* ---- parts of params ----------------------------------------------------------------------------
  */

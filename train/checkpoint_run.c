@@ -162,7 +162,7 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
     int64_t tokens = 0;
     mt_status status = MT_OK;
     describe_trainer(&state, trainer);
-    MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm));
+    MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm, false));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
     if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
     status = offer_force(status, &state, checkpoint);
@@ -191,7 +191,8 @@ mt_status mt_checkpoint_begin(char path[MT_CHECKPOINT_PATH], char *skipped, size
     describe_trainer(&state, trainer);
     mt_stream stream = { .device = mt_param_store_device(state.params) };
     state.m = state.v = NULL;
-    mt_status status = mt_checkpoint_open_given(&checkpoint, skipped, skipped_bytes, given);
+    mt_status status =
+        mt_checkpoint_open_given_among(&checkpoint, skipped, skipped_bytes, given, state.comm);
     if (status == MT_OK) status = mt_path_format(path, "%s", mt_checkpoint_path(checkpoint));
     if (status == MT_OK)
         status = check_same_function(mt_checkpoint_get_meta(checkpoint), &config->model, path);

@@ -152,6 +152,33 @@ static void test_other_directories(void **state)
     assert_int_equal(access("elsewhere/here", F_OK), -1);
 }
 
+/* Ranks begin with the weights of one checkpoint, as one rank does: that which rank 0 finds, be
+ * another of its name where the others were started. */
+static void test_begins_with(void **state)
+{
+    (void)state;
+    char run[1200], command[8192], where[512];
+    need_ranks(2);
+    assert_program("train t.yaml --run begun1 --set train.init_from=one", 0,
+                   "begins with the weights of one/ckpt/step_00000008");
+    assert_train(2, "--run begun2 --set train.init_from=one", 0, "one/ckpt/step_00000008");
+    assert_same_run("begun2", "begun1", 1e-12);
+    assert_train(2, "--run begun3 --set train.init_from=begun2/ckpt/step_00000004", 0,
+                 "begun2/ckpt/step_00000004");
+    assert_train(2, "--run begun4 --set train.init_from=nowhere", MT_EXIT_FILES,
+                 "train.init_from: there is no checkpoint or run 'nowhere'");
+    if (on_gpus()) return;
+    assert_non_null(getcwd(where, sizeof where));
+    assert_int_equal(system("mkdir -p apart/one/ckpt && cp -r one/ckpt/step_00000004 apart/one/"
+                            "ckpt && cp t.yaml train.h5 valid.h5 apart"),
+                     0);
+    snprintf(run, sizeof run, "%.800s train t.yaml --run begun5 --set train.init_from=one",
+             program_path);
+    snprintf(command, sizeof command, "%s : -n 1 -wdir %s/apart %s", run, where, run);
+    if (run_ranks(1, command) != 0) fail_msg("%s", ranks_output);
+    assert_same_run("begun5", "begun2", 0);
+}
+
 /* The same number of ranks goes on bit for bit, whatever is sharded. */
 static void test_resume_exactly(void **state)
 {
@@ -367,6 +394,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_one_reader),        cmocka_unit_test(test_evaluates_alike),
         cmocka_unit_test(test_other_directories), cmocka_unit_test(test_one_word),
         cmocka_unit_test(test_other_start),       cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_begins_with),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
 }
