@@ -161,6 +161,10 @@ static void steps_with_statistics_are_planned(void **state)
         snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "mxfp8; steps=2.. bf16");
         check_steps(&c);
     }
+    /* what a step after the last would have of them takes nothing */
+    c.trainer.steps = 1, c.statistics_every = 2;
+    snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "fp8_block; steps=1.. bf16");
+    check_steps(&c);
 }
 
 /* What the options are for shows in the plan. */
