@@ -315,7 +315,7 @@ static void histories_begin_with_quantized_masters(void **state)
     mt_trainer_destroy(&t);
 }
 
-/* As README says: `mixtape quantize` draws the same with these. */
+/* As its help says: `mixtape quantize` draws the same with these. */
 static void draws_are_those_that_are_documented(void **state)
 {
     (void)state;
