@@ -115,7 +115,7 @@ const mt_config_key mt_config_keys[] = {
       .value = "0", .help = "of initial embeddings; 0: as init_std, or 0.3 where that is 0, too" },
     { "train.init_from", MT_KEY_TEXT, AT(init_from), .fixed = true,
       .help = "checkpoint (mixtape import makes one) or run whose weights the run begins with; "
-              "none: drawn" },
+              "\"\": they are drawn" },
 
     { "optim.lr", MT_KEY_REAL, AT(trainer.optim.lr), POSITIVE_RANGE, .help = "peak learning rate" },
     { "optim.min_lr", MT_KEY_REAL, AT(trainer.optim.min_lr), POSITIVE_RANGE,
