@@ -13,8 +13,8 @@ enum {
     SHORT_DEPTH = 1024, /* and past this where tiles of rows are gated, */
     FAIR_DEPTH = 1536,  /* or this, if they are gathered (timed in layers: TRIED.md) */
     TOGETHER = 8,
-    FEW_DOTS = 1 << 20, /* partial sums that are added as they are asked for */
-    RATE = 155,         /* FLOP in the time of a byte, on an H200 */
+    FEW_DOTS = 8, /* parts of a sum that are added as they are asked for */
+    RATE = 155,   /* FLOP in the time of a byte, on an H200 */
     /* Where a tile has room for all of F, dY is gathered rather than spread; measured with D 1536,
      * while layers of larger F lose by the weighted activations alone. */
     AFTER_F = 256,
@@ -108,7 +108,7 @@ static mt_status add_dots(mt_stream *stream, const struct mt_moe_gemm_args *args
     cudaStream_t on = mt_cuda_stream(stream);
     if (!slots) return MT_OK;
     int parts = weighs_after(args) ? 1 : (int)(g->cols / SM90_DOTS);
-    if (parts > 1 && slots * parts > FEW_DOTS) {
+    if (parts > FEW_DOTS) {
         add_dots_kernel<<<mt_blocks(stream, room, THREADS), THREADS, 0, on>>>(
             (float *)args->scratch, parts, room, args->rows_used);
         MT_LAUNCHED(stream, "moe_gemm dweights");
@@ -161,9 +161,6 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (g->layout == MT_GEMM_NT || (args->act && g->depth > gated_depth) ||
         (args->row_token && path->variant == MT_CUDA_GEMM_WIDE))
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
-    else if (args->act && path->width < SM90_WIDTH && !g->bias &&
-             !mt_gemm_has_factor(&g->factor)) /* few tiles, whose ends count */
-        path->variant = MT_CUDA_GEMM_PINGPONG, path->width = SM90_WIDTH;
     if (path->variant == MT_CUDA_GEMM_PINGPONG) path->super = mt_cuda_gemm_sm90_together(g);
     if (g->layout == MT_GEMM_NT)
         path->width = mt_cuda_gemm_sm90_wgrad_width(g, mt_cuda_multiprocessors(stream));
