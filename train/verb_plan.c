@@ -5,7 +5,7 @@
 #include "train/paths.h"
 #include "train/plan.h"
 
-enum { MOST_RANKS = 1 << 16 };
+enum { MOST_RANKS = 1 << 16, PLANNED = 8 /* ranks, at most */ };
 
 static void print_line(void *context, const char *text)
 {
@@ -47,18 +47,20 @@ static mt_status print_paths(const mt_config *config)
     return status;
 }
 
-/* The most that any rank needs of each purpose: the first has the largest shards, the last may have
- * more of what is computed. */
+/* The most that any rank needs of each purpose, of some between the first and the last where they
+ * are many: shards and what is computed differ by little. */
 static mt_status plan_ranks(mt_plan *plan, const mt_config *config, int64_t ranks)
 {
-    mt_plan last;
     MT_REQUIRE(ranks > 0 && ranks <= MOST_RANKS, MT_ECONFIG, "--ranks %lld: must be from 1 to %d",
                (long long)ranks, MOST_RANKS);
     MT_TRY(mt_plan_make(plan, config, 0, (int)ranks));
-    if (ranks == 1) return MT_OK;
-    MT_TRY(mt_plan_make(&last, config, (int)ranks - 1, (int)ranks));
-    for (int i = 0; i < MT_MEMORY_COUNT; i++)
-        if (last.peak[i] > plan->peak[i]) plan->peak[i] = last.peak[i];
+    for (int64_t i = 1; i < PLANNED && i < ranks; i++) {
+        mt_plan other;
+        const int64_t rank = ranks <= PLANNED ? i : i * (ranks - 1) / (PLANNED - 1);
+        MT_TRY(mt_plan_make(&other, config, (int)rank, (int)ranks));
+        for (int m = 0; m < MT_MEMORY_COUNT; m++)
+            if (other.peak[m] > plan->peak[m]) plan->peak[m] = other.peak[m];
+    }
     return MT_OK;
 }
 
