@@ -13,7 +13,7 @@ enum {
     FEW_WIDTH = 512, /* and of rows of x, which are in shared memory together, a row for each of */
     FEW_TOKENS = 32, /* of a block */
     FEW_THREADS = FEW_TOKENS * FEW,
-    FEW_SHARED = 80 << 10
+    FEW_SHARED = 80 << 10 /* bytes of both, at most: beside the sums, what any card's blocks have */
 };
 
 /* Whether rows of T, and wr's, lie on 16 bytes. */
