@@ -7,7 +7,7 @@
  * leave it. Backward computes scores twice, once owning keys and once owning queries: every sum has
  * one writer and a fixed order. Source: arXiv 2307.08691. */
 #include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/attention_mma.cuh"
+#include "kernels/cuda/mma.cuh"
 
 /* Probabilities and the gradients of scores are rounded to bf16 where they meet the next product,
  * as on the CPU's tiles. */

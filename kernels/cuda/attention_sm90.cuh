@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/attention_mma.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
 #include "kernels/cuda/gemm_sm90_ptx.cuh"
 #include "kernels/cuda/gemm_sm90_wgmma.cuh"

@@ -7,6 +7,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/gemm_mma.cuh"
+#include "kernels/cuda/gemm_planes.cuh"
 #include "kernels/cuda/gemm_simt.cuh"
 #include "kernels/cuda/gemm_sm90_plan.cuh"
 #include "kernels/cuda/scratch.h"
@@ -77,6 +78,8 @@ template <typename T> static void align(gemm_problem *g, int run)
 template <typename T> static mt_status simt_tiles(mt_stream *stream, gemm_problem *g)
 {
     align<T>(g, SIMT_RUN);
+    if constexpr (sizeof(T) < sizeof(float))
+        if (mt_cuda_gemm_splits(stream, g)) return mt_cuda_gemm_planes(stream, g);
     if constexpr (sizeof(T) < sizeof(double))
         if (2 * gemm_blocks(g, 128, 128) >= LARGE_TILES * mt_cuda_multiprocessors(stream))
             return simt_launch<T, 128>(stream, g);
@@ -309,7 +312,9 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
         g.factor = plain.factor;
         if (g.a.real || g.b.real) {
-            snprintf(text, MT_GEMM_TEXT, "tiled, operands of f32");
+            snprintf(text, MT_GEMM_TEXT, "%s",
+                     mt_cuda_gemm_splits(stream, &g) ? "wgmma 128x128, planes of f32"
+                                                     : "tiled, operands of f32");
             return MT_OK;
         }
         MT_TRY(choose_any(stream, &g, &path));

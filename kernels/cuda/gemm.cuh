@@ -6,6 +6,7 @@
  *   gemm_parts.cu     gradients of dense weights in parts
  *   gemm_codes.cu     operands of fp8 read as they are, on Hopper
  *   gemm_simt.cuh     fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
+ *   gemm_planes.cuh   f32 on Hopper, as planes of bf16
  *   gemm_mma.cuh      bf16 on tensor cores, any card from 8.0 on, any size and alignment
  *   gemm_sm90.cuh     bf16 and codes on Hopper: wgmma and TMA (gemm_plan_sm90.cu chooses how)
  *   gemm_pack.cu      compute copies of weights, gradients of biases */

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/mma.cuh"
 
 enum {
     MMA_SIDE = 128,
@@ -65,28 +66,12 @@ template <bool ALONG> struct mma_panel {
         int lane = threadIdx.x % 32, half = lane / 8 % 2 * 8, quarter = lane / 16 * 8, l = lane % 8;
         const mt_bf16 *from = ALONG ? panel + (side0 + half + l) * PITCH + p + quarter
                                     : panel + (p + quarter + l) * PITCH + side0 + half;
-        uint32_t address = (uint32_t)__cvta_generic_to_shared(from);
         if (ALONG)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-                         : "r"(address)
-                         : "memory");
+            mt_load_matrices(f, from);
         else
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-                         : "r"(address)
-                         : "memory");
+            mt_load_transposed(f, from);
     }
 };
-
-static __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4],
-                                                   uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 /* 128 x 128 of the result in each block: 2 x 4 warps of 64 x 32. */
 template <bool ALONG_A, bool ALONG_B>
@@ -123,7 +108,7 @@ static __global__ __launch_bounds__(MMA_THREADS, 2) void gemm_mma_kernel(gemm_pr
                 a.fragments(x, sa[now], row + i * 16, p);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    mma_16x8x16(sum[i][j], x, y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
+                    mt_mma(sum[i][j], x, y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
             }
         }
     }

@@ -1,5 +1,5 @@
-/* The instructions of attention on tensor cores, compute capability 8.0 and later: mma.sync, its
- * operands from shared memory, copies that do not wait, exp2. */
+/* Instructions of tensor cores of compute capability 8.0 and later: mma.sync, its operands from
+ * shared memory, copies that do not wait, exp2. */
 #pragma once
 
 #include "kernels/cuda/copies.cuh"
