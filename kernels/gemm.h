@@ -42,7 +42,7 @@ typedef enum mt_gemm_reading {
  * kernel set that multiplies bf16 in pairs (the cpu's amx and avx512_bf16) takes subnormals for
  * zeros, as operands and as sums: K 2^-126 more, and 2^-126 |b| for each subnormal a, 2^-126 |a|
  * for each subnormal b. cuda's sm_90a multiplies f32 as sums of three bf16
- * (gemm_planes_sm90.cu), without what an element has below 2^-134: 2^-134 (sum |a| + sum |b|) more. */
+ * (gemm_planes_sm90.cu), each without what it has below 2^-134: 2^-134 (sum |a| + sum |b|) more. */
 struct mt_gemm_args {
     mt_dtype dtype;
     mt_gemm_layout layout;

@@ -77,11 +77,19 @@ template <bool ALONG> struct planes_panel {
             from[r] += deeper;
         }
     }
-    static __device__ __forceinline__ void split(char *to, const float4 *own)
+    struct asked {
+        float4 run[RUNS];
+        __device__ __forceinline__ asked(const float4 *own)
+        {
+#pragma unroll
+            for (int r = 0; r < RUNS; r++) run[r] = own[r * THREADS];
+        }
+    };
+    static __device__ __forceinline__ void split(char *to, const asked &from)
     {
 #pragma unroll
         for (int r = 0; r < RUNS; r++) {
-            float4 x = own[r * THREADS];
+            float4 x = from.run[r];
 #pragma unroll
             for (int p = 0; p < PLANES; p++) {
                 const uint2 plane = { mt_pack(x.x, x.y), mt_pack(x.z, x.w) };
@@ -142,8 +150,10 @@ static __global__ __launch_bounds__(THREADS,
         a.ask(next, left - AHEAD * DEPTH), b.ask(next + STEP / 2, left - AHEAD * DEPTH);
         mt_copies_group();
         mt_copies_wait<AHEAD>();
-        panel_a::split(base + stage * STAGE, now);
-        panel_b::split(base + stage * STAGE + PLANES * PLANE, now + STEP / 2);
+        const typename panel_a::asked xs(now); /* both before what is stored */
+        const typename panel_b::asked ys(now + STEP / 2);
+        panel_a::split(base + stage * STAGE, xs);
+        panel_b::split(base + stage * STAGE + PLANES * PLANE, ys);
         shared_to_copies();
         __syncthreads(); /* also: both warpgroups have waited for all but the last two steps */
         const uint64_t x = panel_a::descriptor(shared + stage * STAGE + group * (PLANE / 2)),
