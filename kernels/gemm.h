@@ -41,7 +41,7 @@ typedef enum mt_gemm_reading {
  * Bound per element: (K + 1 + mt_gemm_scale_roundings) 2^-24 sum |a b| (+ one output rounding). A
  * kernel set that multiplies bf16 in pairs (the cpu's amx and avx512_bf16) takes subnormals for
  * zeros, as operands and as sums: K 2^-126 more, and 2^-126 |b| for each subnormal a, 2^-126 |a|
- * for each subnormal b. cuda's sm_90a multiplies f32 as sums of three bf16
+ * for each subnormal b. On Hopper cuda multiplies f32 as sums of three bf16
  * (gemm_planes_sm90.cu), each without what it has below 2^-134: 2^-134 (sum |a| + sum |b|) more. */
 struct mt_gemm_args {
     mt_dtype dtype;
