@@ -5,7 +5,7 @@
  * A block has 128 x 128 of the result. Each of its threads asks for its part of 16 of the depth a
  * few steps ahead, splits it, and leaves the planes in shared memory; the tensor cores multiply
  * what was left before meanwhile. The products of the first planes have a sum of their own, which
- * is added up in f32 every 256 of the depth, since tensor cores cut what they add. What comes out
+ * is added up in f32 every 128 of the depth, since tensor cores cut what they add. What comes out
  * as no number, as of elements that are none or of sums past f32's range, is summed anew by fused
  * multiply-adds. */
 #include "kernels/cuda/gemm_planes.cuh"
@@ -28,7 +28,7 @@ enum {
     /* Extents that pay: of the result's columns, and of the depth or, for NT, the result's rows.
      * They decide alone, since planes have bits of their own: how many rows there are may not. */
     LEAST = 256,
-    PROMOTE = 16 /* steps that the sum of the first planes has */
+    PROMOTE = 8 /* steps that the sum of the first planes has */
 };
 
 /* A tile of an operand as wgmma reads it: [side][16 deep], the halves of four lines in eight

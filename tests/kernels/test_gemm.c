@@ -19,6 +19,7 @@ struct shape {
 static const struct shape shapes[] = {
     { 5, 40, 37, true, { 0, 1, 7, 33, 300 } },
     { 3, 128, 128, true, { 33, 0, 7 } },
+    { 3, 260, 324, true, { 33, 0, 150 } }, /* f32 by planes of bf16 */
     { 3, 17, 3, true, { 600, 0, 0 } },
     { 2, 33, 257, true, { 31, 64 } },
     { 2, 257, 33, true, { 17, 13 } },
@@ -31,6 +32,7 @@ static const struct shape shapes[] = {
     { 2, 5, 0, false, { 3 } },
     { 2, 0, 5, false, { 3 } },
     { 2, 0, 256, false, { 3 } },
+    { 2, 256, 396, false, { 131 } },
     { 2, 1032, 64, false, { 0 } },
     { 1, 40, 72, false, { 2048 } },
     { 1, 24, 200, false, { 1024 } },
@@ -373,7 +375,7 @@ static void shapes_and_forms(void **state)
 /* NaN and Inf reach the results that they are factors of, and no other. */
 static void check_specials(mt_device *device, mt_dtype dtype)
 {
-    for (int s = 0; s < 8; s++) {
+    for (int s = 0; s < 9; s++) {
         struct problem *p = make(device, &shapes[s], dtype, true);
         for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
             for (int f = 0; f < 6; f++)
