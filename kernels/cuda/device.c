@@ -492,7 +492,6 @@ static void take_set(struct cuda *cuda, const struct mt_cuda_set *set,
     static const struct mt_kernels *const tables[MT_CUDA_COMPUTE_DTYPES] = {
         &mt_cuda_kernels_f64, &mt_cuda_kernels_f32, &mt_cuda_kernels_bf16
     };
-    static const char *const paths[MT_CUDA_COMPUTE_DTYPES] = { "tiled f64", "tiled f32", NULL };
     cuda->hopper = set->hopper && card->major == 9 && card->minor == 0, cuda->fp8 = set->fp8;
     snprintf(cuda->gemm_path, sizeof cuda->gemm_path, "%s%s%s",
              cuda->lt ? mt_cublaslt_text(cuda->lt) : "", cuda->lt ? ": " : "",
@@ -501,7 +500,8 @@ static void take_set(struct cuda *cuda, const struct mt_cuda_set *set,
     for (int i = 0; i < MT_CUDA_COMPUTE_DTYPES; i++) {
         struct mt_kernels *k = &cuda->kernels[i];
         *k = *tables[i];
-        k->gemm_path = paths[i] ? paths[i] : cuda->gemm_path;
+        const char *wide = mt_cuda_wide_gemm_path(compute_dtypes[i], cuda->hopper);
+        k->gemm_path = wide ? wide : cuda->gemm_path;
         if (compute_dtypes[i] == MT_BF16) k->gemm_chosen = mt_cuda_gemm_chosen_bf16;
         if (set->fp8 && compute_dtypes[i] == MT_BF16) k->gemm_codes = mt_cuda_gemm_reads_codes;
         if (cuda->hopper && set->groups == MT_LT_OURS && compute_dtypes[i] == MT_BF16)

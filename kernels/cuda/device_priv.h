@@ -51,3 +51,11 @@ struct mt_cuda_set {
     mt_lt_groups groups;
 };
 extern const struct mt_cuda_set mt_cuda_sets[MT_CUDA_SET_COUNT]; /* best first */
+/* What products of a dtype wider than bf16 run by; NULL: it is not. */
+static inline const char *mt_cuda_wide_gemm_path(mt_dtype dtype, bool hopper)
+{
+    return dtype == MT_F64   ? "tiled f64"
+           : dtype != MT_F32 ? NULL
+           : hopper          ? "wgmma of f32's planes, tiled f32"
+                             : "tiled f32";
+}

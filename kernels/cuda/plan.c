@@ -103,9 +103,6 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
         [MT_F32] = &mt_cuda_kernels_f32,
         [MT_BF16] = &mt_cuda_kernels_bf16,
     };
-    static const char *const paths[MT_DTYPE_COUNT] = {
-        [MT_F64] = "tiled f64", [MT_F32] = "tiled f32"
-    };
     const struct mt_cuda_set *set = find_set(kernel_set);
     MT_REQUIRE(set, MT_ECONFIG, "kernel set '%s' is not one of cuda's", kernel_set);
     struct cuda *cuda = calloc(1, sizeof *cuda);
@@ -130,7 +127,8 @@ mt_status mt_cuda_plan(mt_device *device, const char *kernel_set,
         k->gemm_codes = set->fp8 && i == MT_BF16 ? mt_cuda_gemm_reads_codes : NULL;
         k->weighs_after =
             cuda->hopper && set->groups == MT_LT_OURS && i == MT_BF16 ? mt_cuda_weighs_after : NULL;
-        k->gemm_path = paths[i] ? paths[i] : path;
+        const char *wide = mt_cuda_wide_gemm_path((mt_dtype)i, cuda->hopper);
+        k->gemm_path = wide ? wide : path;
         take_ops(k, (mt_dtype)i);
         if (set->groups != MT_LT_OURS) /* no kernel has cuBLASLt's products and more */
             k->moe_gemm = mt_moe_gemm_parts, k->moe_gemm_fuses = NULL;

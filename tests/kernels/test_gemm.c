@@ -336,6 +336,7 @@ static int open_devices(void **state)
             mt_device_destroy(&devices[i]);
         opened += devices[i] != NULL;
     }
+    if (!opened) print_error("no kernel set of these tests is %s\n", only ? only : "here");
     return opened ? 0 : 1;
 }
 
