@@ -74,7 +74,8 @@ template <typename T> static void align(gemm_problem *g, int run)
     g->d_vectors = aligned(g->d, g->cols, size, 4) && aligned(g->c, g->cols, size, 4);
 }
 
-/* Tiles of 64 where those of 128 would leave processors idle, and for f64. */
+/* By planes of f32 where they pay; else tiles of 64 where those of 128 would leave processors idle,
+ * and for f64. */
 template <typename T> static mt_status simt_tiles(mt_stream *stream, gemm_problem *g)
 {
     align<T>(g, SIMT_RUN);

@@ -66,6 +66,23 @@ extern "C" bool mt_cuda_gemm_foresee(gemm_problem *g, const struct mt_gemm_args 
 /* The factor of products in bf16. */
 extern "C" mt_gemm_factor mt_cuda_gemm_factor(const struct mt_gemm_args *args);
 
+/* What a thread moves of a tile of an operand: the side and the depth at which its run r of RUN
+ * elements begins, of lines ALONG the depth or across it. */
+template <int SIDE, int DEPTH, bool ALONG, int RUN, int THREADS> struct gemm_runs {
+    enum { RUNS = SIDE * DEPTH / RUN / THREADS };
+
+    static __device__ __forceinline__ int side(int r)
+    {
+        int t = threadIdx.x + r * THREADS;
+        return ALONG ? t / (DEPTH / RUN) : t % (SIDE / RUN) * RUN;
+    }
+    static __device__ __forceinline__ int deep(int r)
+    {
+        int t = threadIdx.x + r * THREADS;
+        return ALONG ? t % (DEPTH / RUN) * RUN : t / (SIDE / RUN);
+    }
+};
+
 /* The member and place of a block's tile. */
 struct gemm_tile {
     int64_t member;

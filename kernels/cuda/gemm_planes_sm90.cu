@@ -1,6 +1,6 @@
-/* The Hopper GEMM of f32 by wgmma: an element is the sum of three
- * bf16 (planes) of 8 bits of its significand each, but for what is below 2^-134, and a product of
- * planes is exact in f32. Those of planes p and q with p + q < 3 give a product to 2^-24 of itself.
+/* The Hopper GEMM of f32 by wgmma: an element is the sum of three bf16 (planes) of 8 bits of its
+ * significand each, but for what is below 2^-134, and a product of planes is exact in f32. Those of
+ * planes p and q with p + q < 3 give a product to 2^-24 of itself.
  *
  * A block has 128 x 128 of the result. Each of its threads asks for its part of 16 of the depth a
  * few steps ahead, splits it, and leaves the planes in shared memory; the tensor cores multiply
@@ -34,23 +34,16 @@ enum {
 /* A tile of an operand as wgmma reads it: [side][16 deep], the halves of four lines in eight
  * exchanged, where its lines run ALONG the depth, else [2][16 deep][64 sides], whose eighths are.
  */
-template <bool ALONG> struct planes_panel {
-    enum { RUN = 4, RUNS = SIDE * DEPTH / RUN / THREADS };
+template <bool ALONG> struct planes_panel : gemm_runs<SIDE, DEPTH, ALONG, 4, THREADS> {
+    typedef gemm_runs<SIDE, DEPTH, ALONG, 4, THREADS> runs;
+    using runs::deep, runs::side;
+    enum { RUNS = runs::RUNS };
     const float *from[RUNS]; /* the next step's */
     int64_t deeper;          /* elements to the one after it */
     int sides;               /* there are */
 
-    static __device__ __forceinline__ int side(int r)
-    {
-        int t = threadIdx.x + r * THREADS;
-        return ALONG ? t / (DEPTH / RUN) : t % (SIDE / RUN) * RUN;
-    }
-    static __device__ __forceinline__ int deep(int r)
-    {
-        int t = threadIdx.x + r * THREADS;
-        return ALONG ? t % (DEPTH / RUN) * RUN : t / (SIDE / RUN);
-    }
-    static __device__ __forceinline__ int at(int r)
+    /* The byte of a plane at which a run begins. */
+    static __device__ __forceinline__ int place(int r)
     {
         const int i = side(r), p = deep(r);
         return ALONG ? i * 32 + (p * 2 ^ (i & 4) * 4)
@@ -93,7 +86,7 @@ template <bool ALONG> struct planes_panel {
 #pragma unroll
             for (int p = 0; p < PLANES; p++) {
                 const uint2 plane = { mt_pack(x.x, x.y), mt_pack(x.z, x.w) };
-                *(uint2 *)(to + at(r) + p * PLANE) = plane;
+                *(uint2 *)(to + place(r) + p * PLANE) = plane;
                 x.x -= __uint_as_float(plane.x << 16), x.y -= __uint_as_float(plane.x & 0xffff0000);
                 x.z -= __uint_as_float(plane.y << 16), x.w -= __uint_as_float(plane.y & 0xffff0000);
             }
@@ -106,6 +99,7 @@ template <bool ALONG> struct planes_panel {
     }
 };
 
+/* A sum by fused multiply-adds in order. */
 static __device__ __noinline__ float summed_anew(const gemm_problem *g, const gemm_tile *t,
                                                  int64_t i, int64_t j)
 {
@@ -122,8 +116,8 @@ static __device__ __noinline__ float summed_anew(const gemm_problem *g, const ge
 }
 
 template <bool ALONG_A, bool ALONG_B>
-static __global__ __launch_bounds__(THREADS,
-                                    1) void planes_kernel(const __grid_constant__ gemm_problem g)
+static __global__ void __launch_bounds__(THREADS, 1)
+    planes_kernel(const __grid_constant__ gemm_problem g)
 {
     typedef planes_panel<ALONG_A> panel_a;
     typedef planes_panel<ALONG_B> panel_b;

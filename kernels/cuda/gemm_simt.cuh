@@ -23,25 +23,18 @@ static __device__ __forceinline__ void simt_read(mt_vec<mt_real<T>, SIMT_RUN> &t
 /* A tile of an operand, SIDE of D's rows or columns and SIMT_DEPTH deep, on its way from memory to
  * shared memory, where it lies [depth][SIDE + 4]; then the next deeper one. ALONG: the operand's
  * lines run along the depth. */
-template <typename T, int SIDE, bool ALONG> struct simt_panel {
+template <typename T, int SIDE, bool ALONG>
+struct simt_panel : gemm_runs<SIDE, SIMT_DEPTH, ALONG, SIMT_RUN, SIMT_THREADS> {
+    typedef gemm_runs<SIDE, SIMT_DEPTH, ALONG, SIMT_RUN, SIMT_THREADS> runs;
+    using runs::deep, runs::side;
     typedef mt_real<T> R;
     enum { EITHER = sizeof(T) < sizeof(R) };
-    enum { RUNS = SIDE * SIMT_DEPTH / SIMT_RUN / SIMT_THREADS, PITCH = SIDE + 4 };
+    enum { RUNS = runs::RUNS, PITCH = SIDE + 4 };
     mt_vec<R, SIMT_RUN> run[RUNS];
     const char *from; /* where its first run is read next */
     int64_t pitch;    /* of lines, in bytes */
     int sides;        /* from the first run's on */
 
-    static __device__ __forceinline__ int side(int r)
-    {
-        int t = threadIdx.x + r * SIMT_THREADS;
-        return ALONG ? t / (SIMT_DEPTH / SIMT_RUN) : t % (SIDE / SIMT_RUN) * SIMT_RUN;
-    }
-    static __device__ __forceinline__ int deep(int r)
-    {
-        int t = threadIdx.x + r * SIMT_THREADS;
-        return ALONG ? t % (SIMT_DEPTH / SIMT_RUN) * SIMT_RUN : t / (SIDE / SIMT_RUN);
-    }
     /* `first`: the member's first element; `extent`: its sides. */
     __device__ __forceinline__ simt_panel(const gemm_operand &x, int64_t first, int64_t side0,
                                           int64_t extent)
