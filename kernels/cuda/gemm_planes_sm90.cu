@@ -117,7 +117,7 @@ static __device__ __noinline__ float summed_anew(const gemm_problem *g, const ge
 
 template <bool ALONG_A, bool ALONG_B>
 static __global__ void __launch_bounds__(THREADS, 1)
-    planes_kernel(const __grid_constant__ gemm_problem g)
+    planes_sm90_kernel(const __grid_constant__ gemm_problem g)
 {
     typedef planes_panel<ALONG_A> panel_a;
     typedef planes_panel<ALONG_B> panel_b;
@@ -208,9 +208,9 @@ bool mt_cuda_gemm_splits(const mt_stream *stream, const gemm_problem *g)
 mt_status mt_cuda_gemm_planes(mt_stream *stream, gemm_problem *g)
 {
     static void (*const kernels[MT_GEMM_LAYOUT_COUNT])(gemm_problem) = {
-        planes_kernel<true, true>,
-        planes_kernel<true, false>,
-        planes_kernel<false, false>,
+        planes_sm90_kernel<true, true>,
+        planes_sm90_kernel<true, false>,
+        planes_sm90_kernel<false, false>,
     };
     static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `kernels`");
     const int64_t blocks = gemm_blocks(g, SIDE, SIDE);
