@@ -44,7 +44,8 @@ struct mt_router_fwd_args {
  * dx = dx_add + dlogits wr  ([T, D], dtype; dx NULL skips, dx_add NULL is 0, may alias dx) and
  * dwr = (accumulate ? dwr : 0) + dlogits^T x  (real [E, D]; NULL skips).
  * dlogits = P (.) (dP - <dP, P>) + dz 2 lse P, where dP gathers all three; lse is log sum exp of
- * the logits, kept in the forward's `lse`. */
+ * the logits, kept in the forward's `lse`. A backend may count a product of dlogits and wr to 2^-16
+ * of its size for a dx of bf16 (cuda does). */
 struct mt_router_bwd_args {
     mt_dtype dtype;
     int64_t tokens, width, experts, top_k;

@@ -5,13 +5,13 @@
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 #include "kernels/cuda/router_sm90.cuh"
 
-enum { TOKENS = 64, COLUMNS = 128, BOX = 8192, PLANES = 3, PAIRS = 6 };
+enum { TOKENS = 64, COLUMNS = 128, BOX = 8192, PLANES = 2, PAIRS = 3 };
 
 /* Places in shared memory, of BLOCKS times 64 experts: boxes of 64 lines of 128 bytes. */
 template <int BLOCKS> struct dx_room {
     enum {
-        GROUPS = 4 - BLOCKS, /* warpgroups; registers hold the planes of no more */
-        TURN = 1 + GROUPS,   /* the barriers of their turns; before these, of each alone */
+        GROUPS = 3,        /* warpgroups */
+        TURN = 1 + GROUPS, /* the barriers of their turns; before these, of each alone */
         WR = PLANES * BLOCKS * 2 * BOX,
         DLOGITS = PLANES * BLOCKS * BOX,
         RESULT = 2 * BOX,
@@ -65,8 +65,8 @@ static __device__ __forceinline__ void read_dlogits(uint32_t (&a)[PLANES * BLOCK
     }
 }
 
-/* The products of planes, the smallest first: planes of dlogits lie 2 1 0, those of wr 0 1 2. The
- * last pair's are a group of their own. */
+/* The products of planes, those of the first ones last, a group of their own: planes of dlogits lie
+ * 0 1, those of wr 1 0. */
 template <int BLOCKS>
 static __device__ __forceinline__ void
 multiply(float (&d)[COLUMNS / 2], const uint32_t (&a)[PLANES * BLOCKS * 16], uint32_t wr)
@@ -76,7 +76,7 @@ multiply(float (&d)[COLUMNS / 2], const uint32_t (&a)[PLANES * BLOCKS * 16], uin
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < PAIRS; s++) {
-        const int of_dlogits = s < 3 ? s : s < 5 ? s - 2 : 2, of_wr = s < 3 ? s : s < 5 ? s - 3 : 0;
+        const int of_dlogits = s == 1, of_wr = s > 0;
         if (s == PAIRS - 1) wgmma_commit();
 #pragma unroll
         for (int k = 0; k < BLOCKS * 4; k++) /* 16 experts */
@@ -167,9 +167,8 @@ mt_status mt_cuda_router_dx_kept(mt_stream *stream, const struct mt_router_bwd_a
                                  int64_t columns, const void *dlogits, const void *wr)
 {
     const size_t size = 2;
-    const int64_t depth = PLANES * columns;
-    gemm_sm90_matrix w = { "wr", wr, a->width, depth, 1, 64, size };
-    gemm_sm90_matrix y = { "dlogits", dlogits, depth, a->tokens, 1, TOKENS, size };
+    gemm_sm90_matrix w = { "wr", wr, a->width, PLANES * columns, 1, 64, size };
+    gemm_sm90_matrix y = { "dlogits", dlogits, 3 * columns, a->tokens, 1, TOKENS, size };
     gemm_sm90_matrix d = { "dx", a->dx, a->width, a->tokens, 1, TOKENS, size }, c = d;
     if (a->dx_add) c.data = a->dx_add;
     gemm_sm90_maps maps;

@@ -1,9 +1,9 @@
 /* The router's products of bf16 activations on Hopper, by the kernels of the GEMM. A real is the
- * sum of three bf16, 8 bits of its significand each (planes); a product of planes is exact in f32,
- * and those of planes p and q with p + q < PLANES give a product of reals to half a unit of f32.
+ * sum of three bf16, 8 bits of its significand each (planes); a product of planes is exact in f32.
  *
  * | logits | x by the planes of wr, a sum for each, which are added                               |
- * | dx     | the products of planes as one sum, the smallest first: [tokens, 6 E] by [6 E, width] |
+ * | dx     | the products of planes p and q with p + q < 2, which give one of reals to 2^-16, for |
+ * |        | a result of bf16: as one sum, [tokens, 3 E] by [3 E, width], or planes kept          |
  * | dwr    | x^T by the planes of dlogits: sums of each plane and run of tokens, added in order   |
  */
 #pragma once
@@ -15,7 +15,7 @@ namespace tensor
 
 enum {
     PLANES = 3,
-    PAIRS = 6, /* of planes p and q with p + q < PLANES */
+    PAIRS = 3, /* of planes p and q with p + q < 2 */
     CHUNK = 8, /* elements of 16 bytes */
     SIDE = 32, /* of a square that is turned over */
     /* Terms of a logit in a part, where experts are so few that they are one tile. */
@@ -60,19 +60,9 @@ static __device__ __forceinline__ void split(mt_bf16 plane[PLANES], float x)
     }
 }
 
-/* The planes of pair s, the pairs of the smallest products first: of wr 0 1 2 | 0 1 | 0, */
-static __host__ __device__ constexpr int plane_of_wr(int s)
-{
-    return s < 3 ? s : s < 5 ? s - 3 : 0;
-}
-/* of dlogits 2 1 0 | 1 0 | 0. */
-static __host__ __device__ constexpr int plane_of_dlogits(int s)
-{
-    return s < 3 ? 2 - s : s < 5 ? 4 - s : 0;
-}
-
-/* Where the planes of dlogits go: [tokens, copies, columns], and the first tokens of dwr's `count`
- * runs of `run`, and their end. */
+/* Where the planes of dlogits go: [tokens, copies, columns], the first twice if there is room, so
+ * that three that follow one another are dx's and three dwr's; and the first tokens of dwr's
+ * `count` runs of `run`, and their end. */
 struct dlogits_planes {
     mt_bf16 *to;
     int64_t *starts; /* may be NULL */
@@ -91,10 +81,11 @@ struct dlogits_planes {
 #pragma unroll
             for (int p = 0; p < PLANES; p++) plane[p].at[j] = one[p];
         }
+        vec *at = (vec *)(to + t * copies * columns + e);
+        const int next = columns / N;
+        if (copies > PLANES) *at = plane[0], at += next;
 #pragma unroll
-        for (int s = 0; s < PAIRS; s++)
-            if (s < copies)
-                *(vec *)(to + (t * copies + s) * columns + e) = plane[plane_of_dlogits(s)];
+        for (int p = 0; p < PLANES; p++) at[p * next] = plane[p];
     }
     /* By every thread of a block. */
     __device__ __forceinline__ void put_starts(int64_t tokens) const
@@ -104,8 +95,8 @@ struct dlogits_planes {
     }
 };
 
-/* Copies of wr [experts, width], its planes or those of the pairs, with rows of zeros up to
- * all_rows: those of each `group` rows follow one another. */
+/* Copies of wr [experts, width], with rows of zeros up to all_rows: those of each `group` rows
+ * follow one another. */
 struct wr_planes {
     mt_bf16 *to;
     const float *wr;
@@ -113,8 +104,10 @@ struct wr_planes {
     int experts, all_rows, group;
 };
 
-/* A thread has a chunk of a line of every copy. */
-template <int COPIES> static __global__ void __launch_bounds__(256) wr_kernel(wr_planes a)
+/* A thread has a chunk of a line of every copy: of the planes in order, or for dx of the second
+ * and then the first. */
+template <int COPIES, bool FOR_DX>
+static __global__ void __launch_bounds__(256) wr_kernel(wr_planes a)
 {
     const int c = (blockIdx.x * SIDE + threadIdx.x) * CHUNK;
     const bool vectors = (uintptr_t)a.wr % 16 == 0;
@@ -141,15 +134,15 @@ template <int COPIES> static __global__ void __launch_bounds__(256) wr_kernel(wr
 #pragma unroll
         for (int s = 0; s < COPIES; s++)
             *(mt_vec<mt_bf16, CHUNK> *)(a.to + (row + s * a.group) * a.width + c) =
-                plane[plane_of_wr(s)];
+                plane[FOR_DX ? s == 0 : s];
     }
 }
 
-template <int COPIES>
+template <int COPIES, bool FOR_DX>
 static mt_status split_wr(mt_stream *stream, const char *op, const wr_planes &a)
 {
     dim3 grid((unsigned)mt_ceil_div(a.width, SIDE * CHUNK), (unsigned)mt_ceil_div(a.all_rows, 8));
-    wr_kernel<COPIES><<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(a);
+    wr_kernel<COPIES, FOR_DX><<<grid, dim3(SIDE, 8), 0, mt_cuda_stream(stream)>>>(a);
     MT_LAUNCHED(stream, op);
     return MT_OK;
 }
@@ -185,7 +178,7 @@ static mt_status logits(mt_stream *stream, const struct mt_router_fwd_args *a, c
     const int64_t lines = PLANES * p.columns;
     wr_planes wr = { (mt_bf16 *)planes, (const float *)a->wr, a->width,
                      (int)a->experts,   (int)p.columns,       (int)p.tile };
-    MT_TRY(split_wr<PLANES>(stream, "router_fwd", wr));
+    MT_TRY((split_wr<PLANES, false>(stream, "router_fwd", wr)));
     gemm_sm90_matrix x = { "x", a->x, a->width, a->tokens, 1, variant->tile, sizeof(mt_bf16) };
     gemm_sm90_matrix w = { "wr", planes, a->width, lines, 1, variant->box_q, sizeof(mt_bf16) };
     gemm_sm90_matrix y = { "logits", parts, p.columns, a->tokens, p.count, 64, sizeof(float) };
@@ -226,14 +219,14 @@ static inline bwd_plan plan_gradients(const struct mt_router_bwd_args *a, bool d
 {
     bwd_plan p = {};
     const bool kept = a->experts > MT_ROUTER_FEW && a->experts <= MT_ROUTER_KEPT;
-    p.copies = kept || !dx ? PLANES : PAIRS;
+    p.copies = PLANES + (dx && !kept);
     p.columns = rounded(a->experts, kept ? 64 : CHUNK);
-    int64_t planes = p.copies * p.columns, lines = PLANES * p.columns;
+    int64_t lines = PLANES * p.columns;
     int64_t tiles = mt_ceil_div(a->width, TILE_M) * mt_ceil_div(lines, TILE_N);
     p.run = rounded(mt_ceil_div(a->tokens, runs_of(a->tokens, tiles)), 64);
     p.count = mt_ceil_div(a->tokens, p.run);
-    p.dlogits = (size_t)rounded(a->tokens * planes * (int64_t)sizeof(mt_bf16), 256);
-    if (dx) p.wr = (size_t)rounded(planes * a->width * (int64_t)sizeof(mt_bf16), 256);
+    p.dlogits = (size_t)rounded(a->tokens * p.copies * p.columns * (int64_t)sizeof(mt_bf16), 256);
+    if (dx) p.wr = (size_t)rounded(PAIRS * p.columns * a->width * (int64_t)sizeof(mt_bf16), 256);
     if (!dwr) return p;
     p.runs = (size_t)rounded(p.count * a->width * lines * (int64_t)sizeof(float), 256);
     p.starts = (size_t)rounded((p.count + 1) * (int64_t)sizeof(int64_t), 256);
@@ -263,12 +256,12 @@ static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const
     int columns = (int)p.columns;
     wr_planes wr = { planes, (const float *)a->wr, a->width, (int)a->experts, columns, columns };
     if (p.copies == PLANES) {
-        MT_TRY(split_wr<PLANES>(stream, "router_bwd", wr));
+        MT_TRY((split_wr<2, true>(stream, "router_bwd", wr)));
         return mt_cuda_router_dx_kept(stream, a, p.columns, dlogits, planes);
     }
-    MT_TRY(split_wr<PAIRS>(stream, "router_bwd", wr));
+    MT_TRY((split_wr<PAIRS, true>(stream, "router_bwd", wr)));
     gemm_sm90_matrix w = { "wr", planes, a->width, depth, 1, 64, size };
-    gemm_sm90_matrix y = { "dlogits", dlogits, depth, 0, 1, variant->box_q, size };
+    gemm_sm90_matrix y = { "dlogits", dlogits, p.copies * columns, 0, 1, variant->box_q, size };
     gemm_sm90_matrix d = { "dx", a->dx, a->width, 0, 1, 64, size }, c = d;
     if (a->dx_add) c.data = a->dx_add;
     gemm_sm90_maps maps;
@@ -298,7 +291,7 @@ static __global__ void __launch_bounds__(SIDE *SIDE)
         const float *from = runs + d * PLANES * columns + e;
 #pragma unroll 4
         for (int n = 0; n < count; n++, from += width * PLANES * columns)
-            sum += (from[0] + from[columns]) + from[2 * columns];
+            sum += (from[2 * columns] + from[columns]) + from[0];
     }
     square[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -316,7 +309,8 @@ static mt_status dwr(mt_stream *stream, const struct mt_router_bwd_args *a, cons
     g.layout = MT_GEMM_NT, g.height = a->width, g.cols = PLANES * p.columns;
     g.rows = mt_group_ragged_rows(p.count, a->tokens, 1, starts, starts);
     g.a = { a->x, false, true, true, a->width };
-    g.b = { dlogits, false, true, true, p.copies * p.columns };
+    const mt_bf16 *planes = dlogits + (p.copies - PLANES) * p.columns;
+    g.b = { planes, false, true, true, p.copies * p.columns };
     g.d = runs, g.d_real = true;
     mt_cuda_gemm_path path = {};
     path.variant = MT_CUDA_GEMM_PINGPONG, path.super = 8;
