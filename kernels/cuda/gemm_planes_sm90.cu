@@ -152,6 +152,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads(); /* also: both warpgroups have waited for all but the last two steps */
         const uint64_t x = panel_a::descriptor(shared + stage * STAGE + group * (PLANE / 2)),
                        y = panel_b::descriptor(shared + stage * STAGE + PLANES * PLANE);
+        if (step % PROMOTE == 0 && step > 0) {
+            wgmma_finish<SIDE, 0>(first);
+#pragma unroll
+            for (int i = 0; i < SIDE / 2; i++) sum[i] += first[i];
+        }
         wgmma_fence();
 #pragma unroll
         for (int q = PLANES - 1; q > 0; q--)
@@ -161,16 +166,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
                                                 y + (q - p) * (PLANE >> 4), 1);
         wgmma<SIDE, !ALONG_A, !ALONG_B>(first, x, y, step % PROMOTE != 0);
         wgmma_commit();
-        if (step % PROMOTE == PROMOTE - 1 || left <= DEPTH) {
-            wgmma_finish<SIDE, 0>(first);
-#pragma unroll
-            for (int i = 0; i < SIDE / 2; i++) sum[i] += first[i];
-        } else {
-            wgmma_wait<1>();
-        }
+        wgmma_wait<1>();
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     wgmma_finish<SIDE, 0>(rest);
+    wgmma_finish<SIDE, 0>(first);
     gemm_ask_factor(&g, &t);
     const int64_t row = t.i0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4,
                   col = t.j0 + threadIdx.x % 4 * 2;
@@ -182,7 +182,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             float run[2];
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                run[k] = sum[j * 4 + h * 2 + k] + rest[j * 4 + h * 2 + k];
+                const int at = j * 4 + h * 2 + k;
+                run[k] = (sum[at] + first[at]) + rest[at];
                 if (!isfinite(run[k]) && i < t.height && c + k < g.cols)
                     run[k] = summed_anew(&g, &t, i, c + k);
             }
