@@ -62,13 +62,16 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
  * where that would do, --force, unless `force`; shapes must match in any case. The trainer is
  * unchanged where the checkpoint is refused. */
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
-/* Weights and router biases of a checkpoint, or of a run's newest, into a trainer that has made no
- * step, which begins with them: moments stay 0, scales are those of a beginning. `path` receives
- * the checkpoint's, `skipped` what mt_checkpoint_open_given says. Collective with ranks, for which
- * it is the one that rank 0 finds. Errors: MT_ECONFIG names the key that makes it another model, or
- * the tensor that has no place in it. */
-mt_status mt_checkpoint_begin(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
-                              mt_trainer *trainer, const char *given);
+/* Opens the checkpoint that a run of this model is to begin with, train.init_from (`given` and
+ * `skipped` as of mt_checkpoint_open_given); before there is a trainer. Collective over `comm`, for
+ * whose ranks it is the one that rank 0 finds. Errors: MT_ECONFIG names the key that makes it
+ * another model, or the tensor that has no place in it; *source may be open then. */
+mt_status mt_checkpoint_open_source(mt_checkpoint **source, char *skipped, size_t skipped_bytes,
+                                    const char *given, const mt_model_config *config,
+                                    mt_comm *comm);
+/* Its weights and router biases, into a trainer that has made no step, which begins with them:
+ * moments stay 0, scales are those of a beginning. Collective with ranks. */
+mt_status mt_checkpoint_begin(mt_trainer *trainer, mt_checkpoint *source);
 /* Whether checkpoints of a run of the one configuration fit another: if they do, what else is
  * another can be forced. */
 bool mt_checkpoint_fits(const mt_trainer_config *saved, const mt_trainer_config *now);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/ops.h"
 #include "train/checkpoint_priv.h"
 #include "train/config.h"
 #include "train/hf.h"
@@ -181,27 +182,48 @@ cleanup:
     return status;
 }
 
-mt_status mt_checkpoint_begin(char path[MT_CHECKPOINT_PATH], char *skipped, size_t skipped_bytes,
-                              mt_trainer *trainer, const char *given)
+/* Of the model's layout, which takes no memory. */
+static mt_status check_source(mt_checkpoint *source, const mt_model_config *config)
 {
-    mt_checkpoint *checkpoint = NULL;
+    struct mt_step_state step;
+    mt_checkpoint_state state = { .m = NULL };
+    mt_device *plan = NULL;
+    mt_model *model = NULL;
+    mt_status status;
+    MT_TRY_CLEANUP(mt_device_open(&plan, "plan", NULL, 1));
+    MT_TRY_CLEANUP(mt_model_create(&model, plan, config, MT_F32, 1, false, NULL));
+    MT_TRY_CLEANUP(check_same_function(mt_checkpoint_get_meta(source), mt_model_get_config(model),
+                                       mt_checkpoint_path(source)));
+    describe_model(&state, model);
+    status = mt_checkpoint_check_fit(&state, source, &step);
+    if (status == MT_EDAMAGED)
+        status =
+            MT_FAIL(MT_ECONFIG, "%s: tensors and shapes must be the model's", mt_error_message());
+cleanup:
+    mt_model_destroy(&model);
+    mt_device_destroy(&plan);
+    return status;
+}
+
+mt_status mt_checkpoint_open_source(mt_checkpoint **source, char *skipped, size_t skipped_bytes,
+                                    const char *given, const mt_model_config *config, mt_comm *comm)
+{
+    mt_status status = mt_checkpoint_open_given_among(source, skipped, skipped_bytes, given, comm);
+    if (status == MT_OK) status = check_source(*source, config);
+    if (status != MT_OK) status = MT_FAIL(status, "train.init_from: %s", mt_error_message());
+    return mt_comm_agree(comm, status, "a checkpoint to begin with");
+}
+
+mt_status mt_checkpoint_begin(mt_trainer *trainer, mt_checkpoint *source)
+{
     mt_checkpoint_state state;
     mt_model *model = mt_trainer_model(trainer);
     const mt_trainer_config *config = mt_trainer_get_config(trainer);
     describe_trainer(&state, trainer);
     mt_stream stream = { .device = mt_param_store_device(state.params) };
     state.m = state.v = NULL;
-    mt_status status =
-        mt_checkpoint_open_given_among(&checkpoint, skipped, skipped_bytes, given, state.comm);
-    if (status == MT_OK) status = mt_path_format(path, "%s", mt_checkpoint_path(checkpoint));
-    if (status == MT_OK)
-        status = check_same_function(mt_checkpoint_get_meta(checkpoint), &config->model, path);
-    if (status == MT_OK) status = mt_checkpoint_restore(&state, checkpoint);
-    if (status == MT_EDAMAGED && state.misfit)
-        status =
-            MT_FAIL(MT_ECONFIG, "%s: tensors and shapes must be the model's", mt_error_message());
+    mt_status status = mt_checkpoint_restore(&state, source);
     if (status != MT_OK) status = MT_FAIL(status, "train.init_from: %s", mt_error_message());
-    mt_checkpoint_close(&checkpoint);
     MT_TRY(mt_comm_agree(state.comm, status, "reading weights to begin with"));
     MT_TRY(mt_model_use_router_bias(model));
     MT_TRY(mt_precision_forget(mt_model_precision(model)));

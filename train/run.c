@@ -299,6 +299,7 @@ static void finish(run *r)
     mt_metrics_close(&r->metrics);
     mt_trainer_destroy(&r->trainer);
     mt_rundir_close(&r->dir);
+    mt_checkpoint_close(&r->source);
     mt_corpus_close(&r->train);
     mt_corpus_close(&r->valid);
     free(r->config_text);

@@ -23,6 +23,7 @@ typedef struct run {
     char corpus[MT_CORPORA_IDENTITY],
         valid_corpus[MT_CORPORA_IDENTITY]; /* what they hold; "" for none */
     char *config_text, *changed;
+    mt_checkpoint *source; /* to begin with, until it has; or NULL */
     mt_device *device;
     const char *gemm_path;
     mt_trainer *trainer;

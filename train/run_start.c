@@ -173,16 +173,26 @@ static mt_status resume(run *r, bool force)
     return mt_run_together(r, status, "steps to go");
 }
 
+/* What a run is to begin with; of one that goes on before its first checkpoint, too. */
+static mt_status open_source(run *r)
+{
+    const mt_config *c = r->config;
+    char skipped[MT_RUN_REASONS] = "";
+    if (!*c->init_from) return MT_OK;
+    MT_TRY(mt_checkpoint_open_source(&r->source, skipped, sizeof skipped, c->init_from,
+                                     &c->trainer.model, r->comm));
+    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
+    return MT_OK;
+}
+
 /* A run that begins has drawn its weights, and may be given others. */
 static mt_status begin(run *r)
 {
-    const char *from = r->config->init_from;
-    if (!*from) return MT_OK;
-    char path[MT_CHECKPOINT_PATH] = "", skipped[MT_RUN_REASONS] = "";
-    mt_status status = mt_checkpoint_begin(path, skipped, sizeof skipped, r->trainer, from);
-    MT_TRY(mt_comm_agree(r->comm, status, "weights to begin with"));
-    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
-    mt_progress_note(&r->progress, "begins with the weights of %s", path);
+    if (!r->source) MT_TRY(open_source(r));
+    if (!r->source) return MT_OK;
+    MT_TRY(mt_checkpoint_begin(r->trainer, r->source));
+    mt_progress_note(&r->progress, "begins with the weights of %s", mt_checkpoint_path(r->source));
+    mt_checkpoint_close(&r->source);
     return MT_OK;
 }
 
@@ -347,9 +357,10 @@ mt_status mt_run_start(run *r)
     r->gemm_path = kernels->gemm_path;
     MT_TRY(check_trainer(r));
     MT_TRY(open_corpora(r));
-    MT_TRY(enter_directory(r));
     mt_progress_begin(&r->progress, 0, c->trainer.steps);
     r->progress.silent = !r->lead;
+    if (!r->options->resume) MT_TRY(open_source(r));
+    MT_TRY(enter_directory(r));
     if (r->lead) announce_plan(r); /* before memory is asked for, which may be the end */
     MT_TRY(create_trainer(r));
     size_t count = (size_t)(c->trainer.batch_size * c->trainer.sequence_length);

@@ -167,6 +167,7 @@ static void test_begins_with(void **state)
                  "begun2/ckpt/step_00000004");
     assert_train(2, "--run begun4 --set train.init_from=nowhere", MT_EXIT_FILES,
                  "train.init_from: there is no checkpoint or run 'nowhere'");
+    assert_int_equal(access("begun4", F_OK), -1);
     if (on_gpus()) return;
     assert_non_null(getcwd(where, sizeof where));
     assert_int_equal(system("mkdir -p apart/one/ckpt && cp -r one/ckpt/step_00000004 apart/one/"
