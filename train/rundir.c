@@ -89,12 +89,22 @@ static bool follows(const mt_config_key *key, const mt_config *old, const mt_con
            config->trainer.model.max_position_embeddings == config->trainer.sequence_length;
 }
 
+static bool has_saved(const mt_rundir *dir)
+{
+    int64_t there;
+    return mt_checkpoint_count_dirs(&there, dir->checkpoints) != MT_OK || there;
+}
+
+/* Had its effect when the run began: what it is now would be recorded, and untrue. */
+static bool is_past(const mt_config_key *key, const mt_rundir *dir)
+{
+    return strcmp(key->path, "train.init_from") == 0 && has_saved(dir);
+}
+
 /* How a key that belongs to the run may still be another: any, where nothing is saved yet. */
 static const char *offer_force(const mt_rundir *dir, const mt_config *old, const mt_config *config)
 {
-    int64_t there;
-    bool saved = mt_checkpoint_count_dirs(&there, dir->checkpoints) != MT_OK || there;
-    return !saved || mt_checkpoint_fits(&old->trainer, &config->trainer)
+    return !has_saved(dir) || mt_checkpoint_fits(&old->trainer, &config->trainer)
                ? " (--force to go on all the same)"
                : "";
 }
@@ -108,6 +118,10 @@ static mt_status compare(char **changed, const mt_rundir *dir, const mt_config *
         mt_config_format(from, old, key);
         mt_config_format(to, config, key);
         if (key->alias_of || strcmp(from, to) == 0) continue;
+        MT_REQUIRE(!is_past(key, dir), MT_ECONFIG,
+                   "run %.300s: %s was %.100s and is %.100s now; the run began with the former, "
+                   "--force or not",
+                   dir->path, key->path, from, to);
         MT_REQUIRE(!key->fixed || force || follows(key, old, config), MT_ECONFIG,
                    "run %.300s: %s was %.100s and is %.100s now; it belongs to the run%s",
                    dir->path, key->path, from, to, offer_force(dir, old, config));

@@ -17,7 +17,8 @@ typedef struct mt_rundir {
 typedef struct mt_rundir_options {
     const char *path; /* NULL: runs/<config name>-<date>[-n]; needed to resume */
     bool resume; /* go on with what is there; otherwise a directory that is not empty is refused */
-    bool force;  /* resume although keys differ that belong to the run */
+    bool force;  /* resume although keys differ that belong to the run, but for train.init_from,
+                  * which decides nothing any more once there are checkpoints */
     char *const
         *words; /* "./mixtape", "train", ...: the command, for the one that goes on; or NULL */
 } mt_rundir_options;

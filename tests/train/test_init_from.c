@@ -60,6 +60,28 @@ static void imported_models_are_trained(void **state)
                    "train.init_from was imported and is");
 }
 
+/* What a run began with stays what its record says; before there is a checkpoint it can be another.
+ */
+static void a_run_has_begun_once(void **state)
+{
+    (void)state;
+    static const char resume[] = "train t.yaml --run once --set train.steps=2 --resume --force";
+    char line[256];
+    assert_program("train t.yaml --run once --set train.init_from=straight --set train.steps=2", 0,
+                   "done: 2 steps");
+    snprintf(line, sizeof line, "%s --set train.init_from=other", resume);
+    assert_program(line, 2,
+                   "train.init_from was straight and is other now; the run began with the former");
+    assert_program(resume, 2,
+                   "train.init_from was straight and is \"\" now; the run began with the former");
+    assert_true(file_has("once/config.resolved.yaml", "init_from: straight"));
+    assert_int_equal(access("once/changes.jsonl", F_OK), -1);
+    assert_ok(mt_dir_remove("once/ckpt"));
+    snprintf(line, sizeof line, "%s --set train.init_from=straight/ckpt/step_00000020", resume);
+    assert_program(line, 0, "begins with the weights of straight/ckpt/step_00000020");
+    assert_true(file_has("once/config.resolved.yaml", "init_from: straight/ckpt/step_00000020"));
+}
+
 static void what_is_another_model_is_refused(void **state)
 {
     (void)state;
@@ -92,6 +114,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_weights_are_those_of_the_checkpoint),
         cmocka_unit_test(imported_models_are_trained),
+        cmocka_unit_test(a_run_has_begun_once),
         cmocka_unit_test(what_is_another_model_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
