@@ -77,7 +77,8 @@ static mt_status read_rule(mt_config_reader *r, yaml_document_t *document, yaml_
     return MT_OK;
 }
 
-/* The last rule of `text`, whose line is known here; the others were checked before it. */
+/* The last rule of `text`, whose line is known here; the others were checked before it. Rules that
+ * a --set replaces are not. */
 static mt_status check_rules(mt_config_reader *r, int line, const char *text)
 {
     mt_recipe_rules *rules;
@@ -108,7 +109,8 @@ static mt_status add_rule(mt_config_reader *r, yaml_document_t *document, yaml_n
     if (n < 0 || (size_t)n >= room)
         return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "recipe: rules of more than %d bytes",
                               MT_CONFIG_TEXT);
-    return r->type_only ? MT_OK : check_rules(r, line, text);
+    const char *given = r->sets[mt_config_find("recipe.use")];
+    return r->type_only || given != r->set ? MT_OK : check_rules(r, line, text);
 }
 
 static mt_status read_rules(mt_config_reader *r, yaml_document_t *document, yaml_node_t *node,
@@ -344,6 +346,7 @@ static mt_status read_config(mt_config_reader *r, const char *text, size_t lengt
     mt_config_reader types = { .config = r->config, .file = r->file, .type_only = true };
     MT_TRY(read_all(&types, text, length, sets, set_count));
     MT_TRY(set_defaults(r->config));
+    memcpy(r->sets, types.sets, sizeof r->sets);
     MT_TRY(read_all(r, text, length, sets, set_count));
     default_name(r->config, r->file);
     mt_config_settle(r->config);

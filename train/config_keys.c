@@ -114,13 +114,11 @@ mt_status mt_config_set_key(mt_config_reader *r, int line, int index, const mt_c
     if (!r->set && r->line[to])
         return MT_CONFIG_FAIL(r, line, MT_ECONFIG, "%s is given twice, first in line %d", key->path,
                               r->line[to]);
+    if (r->set) r->sets[to] = r->set;
     if (r->type_only && key->kind != MT_KEY_ARCHITECTURE) return MT_OK;
     mt_status status = mt_config_store(r->config, key, v);
     if (status != MT_OK)
         return MT_CONFIG_FAIL(r, line, status, "%s: %s", key->path, mt_error_message());
-    if (r->set)
-        r->sets[to] = r->set;
-    else
-        r->line[to] = line;
+    if (!r->set) r->line[to] = line;
     return MT_OK;
 }

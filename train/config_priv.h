@@ -30,7 +30,8 @@ typedef struct mt_config_reader {
     const char *set;              /* the --set being read, or NULL */
     bool type_only;               /* only model.model_type, which sets other defaults, is read */
     int line[MT_CONFIG_KEYS_MAX]; /* of each key in the file; 0: not there */
-    const char *sets[MT_CONFIG_KEYS_MAX]; /* the --set that gave it, or NULL */
+    const char *sets[MT_CONFIG_KEYS_MAX]; /* the last --set that gives it, or NULL; known when types
+                                           * have been read */
 } mt_config_reader;
 
 /* Fails with the place of what is being read, a line of the file or a --set, before the message. */

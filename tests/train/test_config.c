@@ -113,6 +113,27 @@ static void later_sets_win(void **state)
     assert_string_equal(c.valid_corpus, "v: #1.h5");
 }
 
+/* A recipe is checked where it is in force. */
+static void replaced_recipes_are_not_checked(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "recipe: nvfp5\n", "recipe:\n- {use: nvfp5}\n",
+                                           "recipe: {use: [{use: bf16}, {layers: a, use: 7}]}\n" };
+    const char *sets[] = { "recipe=[{use: nvfp5}]",
+                           "recipe=[{use: mxfp8}, {steps: 9-, use: bf16}]" };
+    mt_config c;
+    for (int i = 0; i < 3; i++) {
+        char text[2048];
+        snprintf(text, sizeof text, "%s%s", base, recipes[i]);
+        assert_fails(mt_config_parse(&c, "t", text, strlen(text), NULL, 0), MT_ECONFIG,
+                     "recipe: '");
+        assert_fails(mt_config_parse(&c, "t", text, strlen(text), sets, 1), MT_ECONFIG,
+                     "--set recipe=[{use: nvfp5}]: recipe: 'nvfp5'");
+        assert_ok(mt_config_parse(&c, "t", text, strlen(text), sets, 2));
+        assert_string_equal(c.trainer.recipe, "mxfp8; steps=9.. bf16");
+    }
+}
+
 /* Text after `base`, whose lines are 1 to 10; --set; code; words of the sentence. */
 static const struct bad {
     const char *yaml, *set;
@@ -462,6 +483,7 @@ int main(void)
         cmocka_unit_test(reads_values_and_defaults),
         cmocka_unit_test(model_type_sets_defaults_wherever_it_stands),
         cmocka_unit_test(later_sets_win),
+        cmocka_unit_test(replaced_recipes_are_not_checked),
         cmocka_unit_test(refuses_bad_input_and_says_where),
         cmocka_unit_test(refuses_deep_nesting_at_once),
         cmocka_unit_test(refuses_many_anchors_at_once),
