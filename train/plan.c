@@ -66,7 +66,6 @@ static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_
     double loss;
     int64_t counted;
     if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
-    if (!c->steps && !step) end = 2; /* as many as show what one takes */
     MT_TRY(run_steps(trainer, config, step, end, tokens));
     return config && *config->valid_corpus
                ? mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted)

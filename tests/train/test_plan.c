@@ -165,6 +165,10 @@ static void steps_with_statistics_are_planned(void **state)
     c.trainer.steps = 1, c.statistics_every = 2;
     snprintf(c.trainer.recipe, sizeof c.trainer.recipe, "fp8_block; steps=1.. bf16");
     check_steps(&c);
+    c.trainer.steps = 0; /* only an evaluation, or not even that */
+    check_steps(&c);
+    snprintf(c.valid_corpus, sizeof c.valid_corpus, "v.h5");
+    check_steps(&c);
 }
 
 /* What the options are for shows in the plan. */
