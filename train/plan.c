@@ -56,6 +56,21 @@ static mt_status run_steps(mt_trainer *trainer, const mt_config *config, int64_t
     return MT_OK;
 }
 
+/* As mt_evaluate does: weights are looked at first, and all passes count NaNs. */
+static mt_status run_evaluation(mt_trainer *trainer, const int32_t *tokens)
+{
+    const mt_trainer_config *c = mt_trainer_get_config(trainer);
+    mt_model *model = mt_trainer_model(trainer);
+    double loss;
+    int64_t counted;
+    MT_TRY(mt_trainer_check_weights(model, c->comm));
+    mt_precision_count_all(mt_model_precision(model), true);
+    mt_status status =
+        mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted);
+    mt_precision_count_all(mt_model_precision(model), false);
+    return status;
+}
+
 /* What a run does with the recipes of the steps from `step` on; `change`: those of the next ones,
  * or negative. */
 static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_t step,
@@ -63,13 +78,9 @@ static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
     int64_t end = change >= 0 && change < c->steps ? change : c->steps;
-    double loss;
-    int64_t counted;
     if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
     MT_TRY(run_steps(trainer, config, step, end, tokens));
-    return config && *config->valid_corpus
-               ? mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted)
-               : MT_OK;
+    return config && *config->valid_corpus ? run_evaluation(trainer, tokens) : MT_OK;
 }
 
 mt_status mt_plan_passes(mt_trainer *trainer, const mt_config *config)

@@ -53,7 +53,7 @@ static mt_status has_finite_sum(bool *finite, const mt_param_store *store, const
                                             .bf16_grad = p->high,
                                             .pass = MT_NORM_SUM,
                                             .sum = room };
-    double sum;
+    double sum = 0; /* as it stays on a device that only counts */
     MT_TRY(mt_grad_norm(&stream, &args));
     MT_TRY(mt_device_copy(stream.device, &sum, room, sizeof sum));
     *finite = isfinite(sum);

@@ -63,6 +63,8 @@ static mt_status run(mt_trainer *trainer, const mt_config *config)
         MT_TRY_CLEANUP(mt_statistics_end(statistics));
     }
     if (*config->valid_corpus)
+        MT_TRY_CLEANUP(mt_trainer_check_weights(mt_trainer_model(trainer), c->comm));
+    if (*config->valid_corpus)
         status = mt_trainer_eval(trainer, tokens, tokens, c->micro_batch_size, &loss, &counted);
 cleanup:
     mt_statistics_destroy(&statistics);
