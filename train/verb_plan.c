@@ -64,6 +64,23 @@ static mt_status plan_ranks(mt_plan *plan, const mt_config *config, int64_t rank
     return MT_OK;
 }
 
+/* Blocks of rows for other ranks' experts grow with what is routed, which no plan knows: what there
+ * is of it at most. */
+static mt_status print_growth(const mt_plan *plan, const mt_config *config)
+{
+    mt_config any = *config;
+    mt_plan most;
+    any.trainer.expert_capacity = 0;
+    if (plan->ranks == 1 || config->trainer.expert_parallel == 1) return MT_OK;
+    MT_TRY(plan_ranks(&most, &any, plan->ranks));
+    int64_t bytes = mt_plan_device_bytes(&most);
+    if (bytes > mt_plan_device_bytes(plan))
+        printf("not in it: where a rank's experts get more than parallel.expert_capacity, %g mean "
+               "loads, blocks grow; for any routing the total is %lld, %.2f MiB\n",
+               config->trainer.expert_capacity, (long long)bytes, (double)bytes / 0x1p20);
+    return MT_OK;
+}
+
 mt_status mt_verb_plan(int argc, char **argv)
 {
     mt_option_list sets = { 0 };
@@ -101,5 +118,6 @@ mt_status mt_verb_plan(int argc, char **argv)
     MT_TRY(mt_config_load(&config, argv[1], sets.items, sets.count));
     MT_TRY(plan_ranks(&plan, &config, ranks));
     print_plan(&config, &plan);
+    MT_TRY(print_growth(&plan, &config));
     return print_paths(&config);
 }

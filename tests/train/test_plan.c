@@ -434,6 +434,17 @@ static void ranks_that_share_are_named(void **state)
     snprintf(line, sizeof line, "plan %s --device cpu --ranks 4", in_dir("ranks.yaml"));
     assert_verb(line, 0, "batch 8 x 16 tokens, 2 sequences at once");
     assert_non_null(strstr(verb_output, "4 ranks, 2 sequences each"));
+    assert_null(strstr(verb_output, "blocks grow"));
+    snprintf(line, sizeof line, "plan %s --device cpu --ranks 4 --set parallel.expert=4 --set %s",
+             in_dir("ranks.yaml"), "parallel.expert_capacity=0");
+    assert_verb(line, 0, "");
+    assert_null(strstr(verb_output, "blocks grow"));
+    char total[64], *at = strstr(verb_output, "  total "), want[128];
+    assert_int_equal(sscanf(at, " total %60s", total), 1);
+    snprintf(want, sizeof want, "blocks grow; for any routing the total is %s, ", total);
+    strcpy(strstr(line, "capacity=0"), "capacity=0.5");
+    assert_verb(line, 0, want);
+    assert_non_null(strstr(verb_output, "more than parallel.expert_capacity, 0.5 mean loads"));
 }
 
 static void absurd_sizes_are_refused(void **state)
