@@ -11,6 +11,7 @@
 #include "core/array.h"
 #include "train/checkpoint_priv.h"
 #include "train/kind.h"
+#include "train/signals.h"
 
 enum { MAX_NAME = 255, MOST_LOOKS = 16 };
 
@@ -52,6 +53,7 @@ static mt_status enter_stage(mt_checkpoint_stage *stage)
         status = MT_FAIL(status, "cannot write '%s': another process is writing it", stage->path);
     if (status != MT_OK) stage->temp[0] = '\0'; /* another's */
     MT_TRY(status);
+    mt_signals_begun(stage->temp);
     return mt_dir_empty(stage->temp);
 }
 
@@ -131,8 +133,13 @@ static mt_status write_seals(const mt_checkpoint_stage *stage, const mt_checkpoi
 mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage, const mt_checkpoint_seal *seals,
                                       int count)
 {
+    char path[MT_PATH_BYTES];
     MT_TRY(mt_h5_commit(&stage->file));
+    MT_TRY(mt_path_format(path, "%s/model.h5", stage->temp));
+    mt_signals_begun(path); /* until the stage has its name, neither it nor DONE is done */
     MT_TRY(write_seals(stage, seals, count));
+    MT_TRY(mt_path_format(path, "%s/DONE", stage->temp));
+    mt_signals_begun(path);
     MT_TRY(mt_dir_sync(stage->temp));
     MT_TRY(rename_stage(stage));
     stage->temp[0] = '\0';

@@ -289,7 +289,7 @@ mt_status mt_file_begin(int *fd, char temp[MT_PATH_BYTES], const char *path)
         status = MT_FAIL(MT_ECONFIG, "cannot write '%s': another process is writing it", path);
     else if (ftruncate(*fd, 0))
         status = MT_FAIL(MT_EIO, "cannot write '%s': %s", temp, strerror(errno));
-    if (status == MT_OK) mt_signals_begun(temp, *fd);
+    if (status == MT_OK) mt_signals_begun(temp);
     if (status == MT_OK) return MT_OK;
     close(*fd);
     *fd = -1;

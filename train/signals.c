@@ -9,7 +9,7 @@
 
 static volatile sig_atomic_t pending;
 
-/* The last files that were begun; the name may be another file's by now. */
+/* The last files and directories that were begun; the name may be another's by now. */
 enum { BEGUN = 32, NAME = 4096 };
 static struct {
     char path[NAME];
@@ -18,24 +18,30 @@ static struct {
 } begun[BEGUN];
 static int begun_count;
 
-void mt_signals_begun(const char *path, int fd)
+void mt_signals_begun(const char *path)
 {
     const int i = begun_count++ % BEGUN;
     begun[i].there = 0;
-    if (strlen(path) >= NAME || fstat(fd, &begun[i].file) != 0) return;
+    if (strlen(path) >= NAME || lstat(path, &begun[i].file) != 0) return;
     strcpy(begun[i].path, path);
     begun[i].there = 1;
 }
 
-static void clean_up(int number)
+static void remove_begun(int (*remove_one)(const char *path))
 {
     for (int i = 0; i < BEGUN; i++) {
         struct stat now;
         if (begun[i].there && lstat(begun[i].path, &now) == 0 &&
             now.st_dev == begun[i].file.st_dev && now.st_ino == begun[i].file.st_ino)
-            unlink(begun[i].path);
+            remove_one(begun[i].path);
     }
-    raise(number); /* which is as it was when the program began */
+}
+
+static void clean_up(int number)
+{
+    remove_begun(unlink);
+    remove_begun(rmdir); /* of directories, those that are empty now */
+    raise(number);       /* which is as it was when the program began */
 }
 
 void mt_signals_clean_up(void)

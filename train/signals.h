@@ -7,11 +7,11 @@
 extern "C" {
 #endif
 
-/* From here on a signal that ends the process removes the files that it has begun; one that is
- * ignored stays so. */
+/* From here on a signal that ends the process removes the files that it has begun, and directories
+ * of them; one that is ignored stays so. */
 void mt_signals_clean_up(void);
-/* The open file `fd`, of this name, is such a one until it has another. */
-void mt_signals_begun(const char *path, int fd);
+/* The file or directory of this name, this process's own, is such a one until it has another. */
+void mt_signals_begun(const char *path);
 
 /* From here on the signals are requests. A write to a pipe that nobody reads any more fails, as one
  * to a full disk does, and ends nothing by itself (SIGPIPE). */

@@ -1,5 +1,6 @@
 /* Files: one writer at a time. */
 #include "tests/train/files.h"
+#include "train/checkpoint_priv.h"
 #include "train/corpus.h"
 #include "train/signals.h"
 
@@ -78,9 +79,37 @@ static void test_ended_by_a_signal(void **state)
     }
 }
 
+/* So does a checkpoint, be it just begun, or all but renamed. */
+static void test_checkpoint_ended_by_a_signal(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        char temp[300];
+        int status;
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            mt_checkpoint_stage stage;
+            signal(SIGTERM, SIG_DFL);
+            mt_signals_clean_up();
+            bool ok = mt_checkpoint_stage_begin(&stage, in_dir("ckpt")) == MT_OK;
+            snprintf(stage.path, sizeof stage.path, "%s/nowhere/ckpt", files_dir);
+            if (late) ok = ok && mt_checkpoint_stage_publish(&stage, NULL, 0) == MT_EIO;
+            if (ok && access(in_dir(late ? "ckpt.tmp/DONE" : "ckpt.tmp/model.h5.tmp"), F_OK) == 0)
+                raise(SIGTERM);
+            _exit(1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+        snprintf(temp, sizeof temp, "%s/ckpt.tmp", files_dir);
+        assert_false(mt_path_exists(temp));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_writer),
-                                        cmocka_unit_test(test_ended_by_a_signal) };
+                                        cmocka_unit_test(test_ended_by_a_signal),
+                                        cmocka_unit_test(test_checkpoint_ended_by_a_signal) };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
