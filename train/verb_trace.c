@@ -66,6 +66,24 @@ static mt_status check_model(const mt_config *config, const mt_config *was)
     return MT_OK;
 }
 
+/* The batch is the input's, on one rank; only a step divides it. */
+static mt_status check_batch(const mt_trainer_config *t, mt_dtype dtype, const mt_trace_input *in,
+                             bool steps)
+{
+    MT_REQUIRE(t->batch_size == in->batch && t->sequence_length == in->sequence &&
+                   t->steps == in->steps && t->dtype == dtype,
+               MT_ECONFIG,
+               "trace: batch, sequence length, steps and dtype come from --tokens, --steps and "
+               "--dtype, not from --set");
+    MT_REQUIRE(steps || t->micro_batch_size == in->batch, MT_ECONFIG,
+               "--set train.micro_batch_size=%lld: without --steps the %lld sequences of --tokens "
+               "are computed at once",
+               (long long)t->micro_batch_size, (long long)in->batch);
+    MT_REQUIRE(t->expert_parallel == 1, MT_ECONFIG,
+               "--set parallel.expert=%lld: trace runs on one rank", (long long)t->expert_parallel);
+    return MT_OK;
+}
+
 /* The checkpoint's model and this batch as a configuration, on which --set works as everywhere. The
  * optimizer is that of the run that made the checkpoint, or the default one, at a constant rate.
  * *first_pass: of the run's next step. */
@@ -102,10 +120,7 @@ static mt_status make_config(mt_config *config, uint32_t *first_pass,
     MT_TRY_CLEANUP(
         mt_config_parse(config, "checkpoint", text, strlen(text), o->sets.items, o->sets.count));
     MT_TRY_CLEANUP(check_model(config, &was));
-    if (t->batch_size != in->batch || t->sequence_length != in->sequence || t->steps != in->steps ||
-        t->dtype != dtype)
-        MT_TRY_CLEANUP(MT_FAIL(MT_ECONFIG, "trace: batch, sequence length, steps and dtype come "
-                                           "from --tokens, --steps and --dtype, not from --set"));
+    MT_TRY_CLEANUP(check_batch(t, dtype, in, o->steps > 0));
     if (!given && t->grad_dtype == MT_F32) t->dtype = MT_F32; /* or so --set has it */
 cleanup:
     free(text);

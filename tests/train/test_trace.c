@@ -474,6 +474,10 @@ static void mistakes_are_refused(void **state)
         { "--targets --set optim.lr=1", "--set optim.lr=1: it means nothing without --steps",
           MT_EXIT_USAGE },
         { "--set train.dtype=bf16", "not from --set", MT_EXIT_USAGE },
+        { "--set train.micro_batch_size=1",
+          "micro_batch_size=1: without --steps the 2 sequences of --tokens are computed at once",
+          MT_EXIT_USAGE },
+        { "--set parallel.expert=2", "parallel.expert=2: trace runs on one rank", MT_EXIT_USAGE },
         { "--set model.num_experts=4", "it is 8 in the checkpoint", MT_EXIT_USAGE },
         { "--target", "did you mean --targets", MT_EXIT_USAGE },
     };
