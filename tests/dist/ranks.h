@@ -1,6 +1,9 @@
 /* Tests over ranks. The program without arguments is the cmocka runner; it starts itself for the
  * cases that need ranks, and `program CASE` is then one rank of a case: CPU processes under mpirun,
- * or a GPU each with MIXTAPE_TEST_DEVICE=cuda. */
+ * or a GPU each with MIXTAPE_TEST_DEVICE=cuda. Where there is one GPU, NCCL 2.30 lets them share it
+ * under NCCL_MULTI_RANK_GPU_ENABLE=1, with MIXTAPE_TEST_RANKS for how many; they take turns, or run
+ * side by side under CUDA MPS, which a rank that is killed takes down (test_comm, test_checkpoint,
+ * test_run_faults). */
 #pragma once
 
 #include <signal.h>
