@@ -320,8 +320,10 @@ static mt_status read_config(mt_model_config *config, const json_t *json, const 
                              bool own)
 {
     const mt_architecture *architecture;
-    const char *type = json_string_value(json_object_get(json, "model_type"));
-    MT_REQUIRE(type, MT_ECONFIG, "%s has no model_type", what);
+    const json_t *named = json_object_get(json, "model_type");
+    const char *type = json_string_value(named);
+    MT_REQUIRE(named, MT_ECONFIG, "%s has no model_type", what);
+    MT_REQUIRE(type, MT_ECONFIG, "%s: model_type is not a string", what);
     mt_status status = mt_architecture_find(&architecture, type);
     if (status != MT_OK) return fail_in(what, status);
     mt_model_config_defaults(config, architecture);

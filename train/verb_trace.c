@@ -42,12 +42,27 @@ static bool is_of_updates(const char *set)
     return strncmp(set, "optim.", 6) == 0;
 }
 
-/* What is meant for updates is not taken where none is made. */
+/* Whether it is of what a run has, and a trace does not make. */
+static bool is_of_runs(const char *set)
+{
+    static const char *const runs[] = { "data.train",  "data.valid",
+                                        "train.eval_", "train.log_every",
+                                        "checkpoint",  "train.init_from",
+                                        "statistics",  "recipe.quantized_init" };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++)
+        if (strncmp(set, runs[i], strlen(runs[i])) == 0) return true;
+    return false;
+}
+
+/* What is meant for runs is not taken, nor what is for updates where none is made. */
 static mt_status check_sets(const struct options *o)
 {
-    for (int i = 0; i < o->sets.count && !o->steps; i++)
-        MT_REQUIRE(!is_of_updates(o->sets.items[i]), MT_ECONFIG,
-                   "--set %.100s: it means nothing without --steps", o->sets.items[i]);
+    for (int i = 0; i < o->sets.count; i++) {
+        const char *set = o->sets.items[i];
+        MT_REQUIRE(!is_of_runs(set), MT_ECONFIG, "--set %.100s: it means nothing to trace", set);
+        MT_REQUIRE(o->steps || !is_of_updates(set), MT_ECONFIG,
+                   "--set %.100s: it means nothing without --steps", set);
+    }
     return MT_OK;
 }
 

@@ -76,7 +76,7 @@ static void test_refusals(void **state)
         { "", MT_ECONFIG, "not JSON" },
         { "[]", MT_ECONFIG, "not a JSON object" },
         { "{}", MT_ECONFIG, "no model_type" },
-        { "{\"model_type\":7}", MT_ECONFIG, "no model_type" },
+        { "{\"model_type\":7}", MT_ECONFIG, "model_type is not a string" },
         { "{\"model_type\":\"llama\"}", MT_ECONFIG, "'llama'" },
         { "{\"model_type\":\"olmoe\"}", MT_ECONFIG, "no key vocab_size" },
         { QWEN(",\"vocab_size\":98"), MT_ECONFIG, "not JSON" },
