@@ -181,6 +181,28 @@ static bool same_configuration(const mt_compare_run *a, const mt_compare_run *b,
     return true;
 }
 
+/* The next change after change `after` (-1: the first) on which the result may depend, or NULL. */
+static const mt_change *next_change(const mt_compare_run *run, int64_t *after)
+{
+    while (++*after < run->changes.count)
+        if (mt_compare_change_counts(run, &run->changes.items[*after]))
+            return &run->changes.items[*after];
+    return NULL;
+}
+
+/* Whether both became what they are at the same steps. */
+static bool same_changes(const mt_compare_run *a, const mt_compare_run *b)
+{
+    int64_t i = -1, j = -1;
+    const mt_change *x, *y;
+    do {
+        x = next_change(a, &i), y = next_change(b, &j);
+        if (!x || !y) return x == y;
+    } while (x->step == y->step && !strcmp(x->key, y->key) && !strcmp(x->from, y->from) &&
+             !strcmp(x->to, y->to));
+    return false;
+}
+
 static uint64_t seed_of(const mt_compare_run *run)
 {
     return run->config.trainer.seed;
@@ -195,14 +217,17 @@ static int64_t find_seed(const mt_comparison *c, int64_t group, uint64_t seed)
 }
 
 /* The group of a run's configuration, -1 when there is none yet. Runs of one seed that differ in
- * keys alone that change no result are in two: that they are equal may be what is asked. */
+ * keys alone that change no result are in two: that they are equal may be what is asked. So are
+ * those that came to one configuration by other ways. */
 static int64_t find_group(mt_comparison *c, const mt_compare_run *run)
 {
     for (int64_t g = 0; g < c->group_count; g++) {
         if (!same_configuration(&c->runs[c->groups[g].first], run, false)) continue;
         int64_t twin = find_seed(c, g, seed_of(run));
-        if (twin < 0 || same_configuration(&c->runs[twin], run, true)) return g;
-        c->apart = true;
+        if (twin < 0) return g;
+        bool equal = same_configuration(&c->runs[twin], run, true);
+        if (equal && same_changes(&c->runs[twin], run)) return g;
+        if (!equal) c->apart = true;
     }
     return -1;
 }
@@ -457,6 +482,26 @@ static bool varies(const mt_comparison *c, const mt_config_key *key)
     return false;
 }
 
+/* Whether another group has come to the same configuration. */
+static bool has_double(const mt_comparison *c, int64_t group)
+{
+    for (int64_t g = 0; g < c->group_count; g++)
+        if (g != group && same_configuration(&c->runs[c->groups[g].first],
+                                             &c->runs[c->groups[group].first], c->apart))
+            return true;
+    return false;
+}
+
+/* How a run came to its configuration. */
+static void put_changes(FILE *file, const char *between, const mt_compare_run *run)
+{
+    int64_t at = -1;
+    const mt_change *x = next_change(run, &at);
+    fprintf(file, "%s%s", between, x ? "changed" : "from the beginning");
+    for (; x; x = next_change(run, &at))
+        fprintf(file, " after step %" PRId64 " %s %s -> %s", x->step, x->key, x->from, x->to);
+}
+
 mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t group)
 {
     const mt_compare_run *run = &c->runs[c->groups[group].first];
@@ -475,6 +520,7 @@ mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t 
         fprintf(file, "%s%s: %s", between, key->path, value);
         between = ", ";
     }
+    if (has_double(c, group)) put_changes(file, between, run);
     bool failed = ferror(file) != 0;
     if (fclose(file) == 0 && !failed) return MT_OK;
     free(*text);

@@ -87,7 +87,7 @@ mt_compare_mean mt_compare_difference_at(const mt_comparison *c, int64_t group, 
 
 /* "recipe.use: mxfp8, ...": the keys in which a group differs from the baseline, those that change
  * no result only where groups are apart by them; of the baseline, all in which any group does.
- * Freed by the caller. */
+ * Where another group came to the same configuration, how this one did. Freed by the caller. */
 mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t group);
 
 /* A file for other programs: .json, or .csv with a row a group. */

@@ -290,6 +290,20 @@ static void what_changed_on_the_way_is_said(void **state)
     assert_int_equal(json_integer_value(json_object_get(last, "step")), 20);
     assert_string_equal(json_string_value(json_object_get(last, "to")), "3");
     json_decref(all);
+    /* runs of one configuration and seed, of which one came to it later */
+    put_run("later-0", "mxfp8", 0, 3);
+    put_in("later-0", "changes.jsonl", CHANGE(10, "optim.lr", "1", "3"));
+    assert_verb(compare("bf16-0 mxfp8-0 later-0", ""), 0,
+                "changed after step 10 optim.lr 1 -> 3\n");
+    assert_non_null(strstr(verb_output,
+                           "recipe.use: mxfp8, changed after step 10 train.steps 20 -> "
+                           "30 after step 10 optim.lr 1 -> 2 after step 20"));
+    assert_verb(compare("mxfp8-0 mxfp8-1 later-0", ""), 0, "");
+    put_in("later-0", "changes.jsonl",
+           CHANGE(10, "train.steps", "20", "30") CHANGE(10, "optim.lr", "1", "2")
+               CHANGE(20, "optim.lr", "2", "3"));
+    assert_verb(compare("mxfp8-0 later-0", ""), MT_EXIT_USAGE,
+                "have the same configuration and the same seed");
     /* validated when all was done; what its training data held is known */
     put_in("bf16-0", "changes.jsonl",
            CHANGE(10, "data.train", "c.h5", "a.h5") CHANGE(30, "data.valid", "c.h5", "b.h5"));
