@@ -492,14 +492,18 @@ static bool has_double(const mt_comparison *c, int64_t group)
     return false;
 }
 
-/* How a run came to its configuration. */
-static void put_changes(FILE *file, const char *between, const mt_compare_run *run)
+bool mt_compare_put_changes(FILE *to, const mt_compare_run *run, const char *first,
+                            const char *next)
 {
-    int64_t at = -1;
-    const mt_change *x = next_change(run, &at);
-    fprintf(file, "%s%s", between, x ? "changed" : "from the beginning");
-    for (; x; x = next_change(run, &at))
-        fprintf(file, " after step %" PRId64 " %s %s -> %s", x->step, x->key, x->from, x->to);
+    int64_t at = -1, step = -1;
+    for (const mt_change *x; (x = next_change(run, &at)) != NULL; step = x->step) {
+        if (x->step == step)
+            fprintf(to, ", ");
+        else
+            fprintf(to, "%safter step %" PRId64 ": ", step < 0 ? first : next, x->step);
+        fprintf(to, "%s %s -> %s", x->key, x->from, x->to);
+    }
+    return step >= 0;
 }
 
 mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t group)
@@ -520,7 +524,11 @@ mt_status mt_compare_configuration(char **text, const mt_comparison *c, int64_t 
         fprintf(file, "%s%s: %s", between, key->path, value);
         between = ", ";
     }
-    if (has_double(c, group)) put_changes(file, between, run);
+    if (has_double(c, group)) {
+        fprintf(file, "%s", between);
+        if (!mt_compare_put_changes(file, run, "changed ", ", "))
+            fprintf(file, "from the beginning");
+    }
     bool failed = ferror(file) != 0;
     if (fclose(file) == 0 && !failed) return MT_OK;
     free(*text);

@@ -1,7 +1,10 @@
 /* Runs held against each other: grouped by their configuration without the seed and without keys
  * that change no result (`neutral` in mt_config_keys), where not runs of one seed differ in just
- * these; runs of one seed in two groups are a pair, so that what the seed does to both cancels. */
+ * these, or in how they came to it; runs of one seed in two groups are a pair, so that what the
+ * seed does to both cancels. */
 #pragma once
+
+#include <stdio.h>
 
 #include "train/changes.h"
 #include "train/config.h"
@@ -79,6 +82,10 @@ int64_t mt_compare_next(const mt_comparison *c, int64_t group, int64_t after);
 
 /* Whether the result of a run may depend on one of its changes. */
 bool mt_compare_change_counts(const mt_compare_run *run, const mt_change *change);
+/* Writes those of a run, "after step 10: optim.lr 1 -> 2, ...": `first` before the first step's,
+ * `next` before each later one's. false: there are none. */
+bool mt_compare_put_changes(FILE *to, const mt_compare_run *run, const char *first,
+                            const char *next);
 
 /* Mean training loss of a group at a step (nats a token; NaN where a run of it has none), and its
  * difference to the baseline over the pairs that have the step; 0 pairs where there are none. */

@@ -7,6 +7,7 @@
 
 #include "train/cli.h"
 #include "train/compare.h"
+#include "train/fileio.h"
 
 static mt_status print_group(const mt_comparison *c, int64_t g)
 {
@@ -29,21 +30,11 @@ static mt_status print_group(const mt_comparison *c, int64_t g)
 /* Runs that were not made with their configuration from the beginning on. */
 static void print_changes(const mt_comparison *c)
 {
+    char first[MT_PATH_BYTES + 16], next[sizeof first + 2];
     for (int64_t i = 0; i < c->run_count; i++) {
-        const mt_compare_run *run = &c->runs[i];
-        int64_t step = -1;
-        for (int64_t k = 0; k < run->changes.count; k++) {
-            const mt_change *x = &run->changes.items[k];
-            if (!mt_compare_change_counts(run, x)) continue;
-            if (x->step == step)
-                printf(", ");
-            else
-                printf("%s%s changed after step %" PRId64 ": ", step < 0 ? "" : ".\n", run->path,
-                       x->step);
-            printf("%s %s -> %s", x->key, x->from, x->to);
-            step = x->step;
-        }
-        if (step >= 0) printf(".\n");
+        snprintf(first, sizeof first, "%s changed ", c->runs[i].path);
+        snprintf(next, sizeof next, ".\n%s", first);
+        if (mt_compare_put_changes(stdout, &c->runs[i], first, next)) printf(".\n");
     }
 }
 

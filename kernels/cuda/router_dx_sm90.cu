@@ -5,7 +5,7 @@
 #include "kernels/cuda/gemm_sm90_kernel.cuh"
 #include "kernels/cuda/router_sm90.cuh"
 
-enum { TOKENS = 64, COLUMNS = 128, BOX = 8192, PLANES = 2, PAIRS = 3 };
+enum { TOKENS = 64, COLUMNS = 128, BOX = 8192, PLANES = MT_ROUTER_DX_PLANES, PAIRS = 3 };
 
 /* Places in shared memory, of BLOCKS times 64 experts: boxes of 64 lines of 128 bytes. */
 template <int BLOCKS> struct dx_room {
@@ -168,7 +168,8 @@ mt_status mt_cuda_router_dx_kept(mt_stream *stream, const struct mt_router_bwd_a
 {
     const size_t size = 2;
     gemm_sm90_matrix w = { "wr", wr, a->width, PLANES * columns, 1, 64, size };
-    gemm_sm90_matrix y = { "dlogits", dlogits, 3 * columns, a->tokens, 1, TOKENS, size };
+    gemm_sm90_matrix y = { "dlogits", dlogits, MT_ROUTER_PLANES * columns, a->tokens, 1,
+                           TOKENS,    size };
     gemm_sm90_matrix d = { "dx", a->dx, a->width, a->tokens, 1, TOKENS, size }, c = d;
     if (a->dx_add) c.data = a->dx_add;
     gemm_sm90_maps maps;

@@ -14,7 +14,7 @@ namespace tensor
 {
 
 enum {
-    PLANES = 3,
+    PLANES = MT_ROUTER_PLANES,
     PAIRS = 3, /* of planes p and q with p + q < 2 */
     CHUNK = 8, /* elements of 16 bytes */
     SIDE = 32, /* of a square that is turned over */
@@ -256,7 +256,7 @@ static mt_status dx(mt_stream *stream, const struct mt_router_bwd_args *a, const
     int columns = (int)p.columns;
     wr_planes wr = { planes, (const float *)a->wr, a->width, (int)a->experts, columns, columns };
     if (p.copies == PLANES) {
-        MT_TRY((split_wr<2, true>(stream, "router_bwd", wr)));
+        MT_TRY((split_wr<MT_ROUTER_DX_PLANES, true>(stream, "router_bwd", wr)));
         return mt_cuda_router_dx_kept(stream, a, p.columns, dlogits, planes);
     }
     MT_TRY((split_wr<PAIRS, true>(stream, "router_bwd", wr)));

@@ -294,10 +294,10 @@ static void what_changed_on_the_way_is_said(void **state)
     put_run("later-0", "mxfp8", 0, 3);
     put_in("later-0", "changes.jsonl", CHANGE(10, "optim.lr", "1", "3"));
     assert_verb(compare("bf16-0 mxfp8-0 later-0", ""), 0,
-                "changed after step 10 optim.lr 1 -> 3\n");
+                "changed after step 10: optim.lr 1 -> 3\n");
     assert_non_null(strstr(verb_output,
-                           "recipe.use: mxfp8, changed after step 10 train.steps 20 -> "
-                           "30 after step 10 optim.lr 1 -> 2 after step 20"));
+                           "recipe.use: mxfp8, changed after step 10: train.steps 20 -> "
+                           "30, optim.lr 1 -> 2, after step 20: optim.lr 2 -> 3\n"));
     assert_verb(compare("mxfp8-0 mxfp8-1 later-0", ""), 0, "");
     put_in("later-0", "changes.jsonl",
            CHANGE(10, "train.steps", "20", "30") CHANGE(10, "optim.lr", "1", "2")
