@@ -399,6 +399,9 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
     const int tiles_n =
         C::WGRAD || C::BY_ROWS ? (a.n + a.width * C::CLUSTER_N - 1) / (a.width * C::CLUSTER_N) : 1;
     if (threadIdx.x == 0) {
+        map_prefetch(&maps.p);
+        map_prefetch(&maps.q);
+        map_prefetch(&maps.d);
         for (int i = 0; i < C::STAGES; i++) {
             barrier_init(base + C::FULL + i * 8,
                          !C::SPLIT + (C::SCALED ? 32 : 0) + (int)sm90_beside<C>::GATHERS);
@@ -422,12 +425,9 @@ __launch_bounds__(C::THREADS, 1) void gemm_sm90_kernel(const __grid_constant__ g
             for (int i = 0; i < 2 * C::BUFFERS; i++) barrier_init(base + C::WRITTEN + i * 8, 4);
         *(int2 *)(shared + C::HAND) = make_int2(0, 0); /* the first stage and its parity */
         barrier_init_done();
-        map_prefetch(&maps.p);
-        map_prefetch(&maps.q);
-        map_prefetch(&maps.d);
     }
     sm90_members<C>(start, before, a, tiles_m, tiles_n);
-    if (C::CLUSTER > 1) cluster_sync();
+    if (C::CLUSTER > 1) cluster_meet();
     __syncthreads();
     if (threadIdx.x < 128) {
         registers_down<C::PRODUCER_REGISTERS>();

@@ -89,7 +89,7 @@ static __device__ __forceinline__ void barrier_init(uint32_t bar, uint32_t arriv
 static __device__ __forceinline__ void barrier_init_done()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 static __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes)
 {
@@ -145,6 +145,12 @@ static __device__ __forceinline__ uint32_t cluster_rank()
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
+}
+/* All blocks of the cluster are there, and barriers initialised before barrier_init_done are seen;
+ * nothing else is ordered, so that no write to memory is waited for. */
+static __device__ __forceinline__ void cluster_meet()
+{
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;\n" ::: "memory");
 }
 static __device__ __forceinline__ void cluster_sync()
 {
