@@ -170,7 +170,7 @@ $(BUILD)/%.cu.o: %.cu
 # What depends on the list of backends is made anew when CUDA= changes.
 $(BUILD)/cuda: FORCE
 	@mkdir -p $(@D); echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
-$(BUILD)/kernels/device.o $(BUILD)/kernels/plan.o $(BUILD)/train/ranks.o $(patsubst %,$(BUILD)/tests/%.o,support/pinned support/guard core/test_device kernels/test_cublaslt kernels/test_moe_gemm train/test_plan train/test_run_faults): $(BUILD)/cuda
+$(BUILD)/kernels/device.o $(BUILD)/kernels/plan.o $(BUILD)/train/ranks.o $(patsubst %,$(BUILD)/tests/%.o,support/pinned support/guard core/test_device kernels/test_cublaslt kernels/test_gemm_paths kernels/test_moe_gemm train/test_plan train/test_run_faults): $(BUILD)/cuda
 
 define variant_rule
 $(BUILD)/%.$(1).$(2).o: %.c

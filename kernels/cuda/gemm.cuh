@@ -39,7 +39,7 @@ struct gemm_problem {
     const uint8_t *levels;            /* of one operand, see mt_cuda_gemm_level */
     const void *leveled;              /* TN: A's leveled codes */
     bool d_real;
-    bool d_vectors;               /* four columns from a multiple of four on are aligned */
+    bool d_vectors;               /* so are runs of D's columns, four or as many as are put */
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */
 };
 
@@ -94,10 +94,11 @@ struct gemm_tile {
 };
 
 /* Inclusive sums over a warp. */
-static __device__ __forceinline__ int64_t gemm_warp_scan(int64_t x, int lane)
+static __device__ __forceinline__ int gemm_warp_scan(int x, int lane)
 {
+#pragma unroll
     for (int step = 1; step < 32; step <<= 1) {
-        int64_t y = __shfl_up_sync(~0u, x, step);
+        int y = __shfl_up_sync(~0u, x, step);
         if (lane >= step) x += y;
     }
     return x;
@@ -105,20 +106,27 @@ static __device__ __forceinline__ int64_t gemm_warp_scan(int64_t x, int lane)
 
 /* Finds the tile_rows high tile `at` among those of all members, as each warp by itself; false: it
  * is past the last. */
-static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_group *rows,
-                                                      int64_t at, int tile_rows)
+static __device__ __forceinline__ bool gemm_find_rows(gemm_tile *t, const mt_group *rows, int at,
+                                                      int tile_rows)
 {
-    int lane = threadIdx.x % 32;
-    int64_t seen = 0;
-    for (int64_t base = 0; base < rows->members; base += 32) {
-        int64_t e = base + lane, n = e < rows->members ? mt_group_rows(rows, e) : 0;
-        int64_t tiles = mt_ceil_div(n, tile_rows), end = seen + gemm_warp_scan(tiles, lane);
-        unsigned after = __ballot_sync(~0u, at < end);
+    const int lane = threadIdx.x % 32, members = (int)rows->members;
+    if (!rows->first_dims) {
+        const int tiles = (int)mt_ceil_div(rows->m, tile_rows);
+        t->member = at / tiles, t->rows = rows->m, t->i0 = (int64_t)(at % tiles) * tile_rows;
+        return true;
+    }
+    int seen = 0;
+#pragma unroll 1
+    for (int base = 0; base < members; base += 32) {
+        const int e = base + lane;
+        const int64_t n = e < members ? rows->first_dims[e] : 0;
+        const int tiles = (int)mt_ceil_div(n, tile_rows), end = seen + gemm_warp_scan(tiles, lane);
+        const unsigned after = __ballot_sync(~0u, at < end);
         if (after) {
-            int owner = __ffs((int)after) - 1;
+            const int owner = __ffs((int)after) - 1;
             t->member = base + owner;
             t->rows = __shfl_sync(~0u, n, owner);
-            t->i0 = (at - __shfl_sync(~0u, end - tiles, owner)) * tile_rows;
+            t->i0 = (int64_t)(at - __shfl_sync(~0u, end - tiles, owner)) * tile_rows;
             return true;
         }
         seen = __shfl_sync(~0u, end, 31);
@@ -159,6 +167,7 @@ static __device__ __forceinline__ int64_t gemm_start(const mt_group *rows, int64
     if (!rows->first_dims) return member * rows->m;
     if (rows->k) return mt_group_offset(rows, member) / rows->k;
     int64_t start = 0;
+#pragma unroll 1
     for (int64_t e = 0; e < member; e++) start += rows->first_dims[e];
     return start;
 }
@@ -166,11 +175,13 @@ static __device__ __forceinline__ int64_t gemm_start(const mt_group *rows, int64
 static __device__ __forceinline__ bool gemm_find_tile(gemm_tile *t, const gemm_problem *g,
                                                       int tile_rows, int tile_cols)
 {
-    int64_t at = blockIdx.x / g->col_tiles;
-    t->j0 = (int64_t)blockIdx.x % g->col_tiles * tile_cols;
+    const unsigned tiles = (unsigned)g->col_tiles;
+    const int at = (int)(blockIdx.x / tiles);
+    t->j0 = (int64_t)(blockIdx.x % tiles) * tile_cols;
     if (g->layout == MT_GEMM_NT) {
-        t->member = at / g->row_tiles;
-        t->i0 = at % g->row_tiles * tile_rows;
+        const unsigned high = (unsigned)g->row_tiles;
+        t->member = at / high;
+        t->i0 = (int64_t)(at % high) * tile_rows;
         t->rows = mt_group_rows(&g->rows, t->member);
     } else if (!gemm_find_rows(t, &g->rows, at, tile_rows)) {
         return false;

@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 enum {
-    MT_CUDA_GEMM_TILED = -1, /* mma.sync: any size and alignment */
+    MT_CUDA_GEMM_SMALL = -2, /* mma.sync: any size and alignment; tiles of 64 x 64 */
+    MT_CUDA_GEMM_TILED = -1, /* the same by 128 x 128, of operands at 16 bytes */
     MT_CUDA_GEMM_WIDE,       /* wgmma, not NT: 256 x 192, pairs of blocks share the weights */
     MT_CUDA_GEMM_ALONE,      /* wgmma: 256 x 192; NT: moe_gemm has it, of gathered rows */
     MT_CUDA_GEMM_PINGPONG,   /* wgmma: 128 x 192, pairs share rows (NT: X), one warpgroup stores
@@ -68,6 +69,10 @@ typedef struct mt_cuda_gemm_path {
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;
 
+static inline bool mt_cuda_gemm_is_tiled(int variant)
+{
+    return variant < 0;
+}
 static inline bool mt_cuda_gemm_of_codes(int variant)
 {
     return variant >= MT_CUDA_GEMM_FP8 && variant < MT_CUDA_GEMM_CUBLASLT;

@@ -239,21 +239,25 @@ static void free_problem(struct problem *p)
 
 static const int widths[] = { 192, 128, 64, 136, 176, 160 };
 static const int together[] = { 8, 1, 16 };
-enum { WIDTHS = sizeof widths / sizeof *widths, TOGETHER = sizeof together / sizeof *together };
+enum {
+    WIDTHS = sizeof widths / sizeof *widths,
+    TOGETHER = sizeof together / sizeof *together,
+    TILED = 2 /* ways */
+};
 
 /* The i-th path; false past the last. */
 static bool path_at(mt_cuda_gemm_path *path, int i)
 {
     int per = WIDTHS * TOGETHER;
-    if (i == 0) {
-        *path = (mt_cuda_gemm_path){ .variant = MT_CUDA_GEMM_TILED };
+    if (i < TILED) {
+        *path = (mt_cuda_gemm_path){ .variant = i ? MT_CUDA_GEMM_TILED : MT_CUDA_GEMM_SMALL };
         return true;
     }
-    int variant = (i - 1) / per;
+    int variant = (i - TILED) / per;
     if (variant >= MT_CUDA_GEMM_BF16) return false;
     *path = (mt_cuda_gemm_path){ .variant = variant,
-                                 .width = widths[(i - 1) % per / TOGETHER],
-                                 .super = together[(i - 1) % TOGETHER] };
+                                 .width = widths[(i - TILED) % per / TOGETHER],
+                                 .super = together[(i - TILED) % TOGETHER] };
     return true;
 }
 
@@ -267,7 +271,8 @@ static bool runs(const mt_cuda_gemm_path *path, mt_gemm_layout layout, int64_t n
                                                          [MT_CUDA_GEMM_ADDING] = true } };
     const int variant = path->variant;
     const bool nt = layout == MT_GEMM_NT;
-    if (variant == MT_CUDA_GEMM_TILED) return true;
+    if (mt_cuda_gemm_is_tiled(variant))
+        return variant == MT_CUDA_GEMM_SMALL || (n % 8 == 0 && k % 8 == 0);
     if (add && !adding[nt][variant]) return false;
     if (!add && variant == MT_CUDA_GEMM_ADDING) return false;
     if (nt ? variant < MT_CUDA_GEMM_PINGPONG : variant >= MT_CUDA_GEMM_TURNED) return false;
@@ -400,7 +405,8 @@ static void print_rate(const struct timed *t, const char *what, double tflops,
 /* Of the paths that are checked, those worth their time. */
 static bool is_swept(const mt_cuda_gemm_path *path)
 {
-    return (path->width == 192 || path->width == 128) && path->super <= 8;
+    return mt_cuda_gemm_is_tiled(path->variant) ||
+           ((path->width == 192 || path->width == 128) && path->super <= 8);
 }
 
 struct contestant {
@@ -426,11 +432,11 @@ static bool same_path(const mt_cuda_gemm_path *a, const mt_cuda_gemm_path *b)
 static void sweep_layout(struct timed *t, mt_gemm_layout layout, bool add, bool half,
                          const char *what, const mt_cuda_gemm_path *chosen)
 {
-    struct contestant all[MT_CUDA_GEMM_BF16 * WIDTHS * TOGETHER + 1], *ours = all;
+    struct contestant all[MT_CUDA_GEMM_BF16 * WIDTHS * TOGETHER + TILED], *ours = all;
     mt_cuda_gemm_path path;
     int count = 1;
     ours->path = *chosen, ours->rates[TURNS / 2] = HUGE_VAL; /* always among them */
-    for (int i = 1; path_at(&path, i); i++) {
+    for (int i = 0; path_at(&path, i); i++) {
         if (!is_swept(&path) || same_path(&path, chosen)) continue;
         if (!runs(&path, layout, t->shape->n, t->shape->k, add)) continue;
         all[count].path = path;
