@@ -13,16 +13,17 @@ enum {
     MMA_REALS = 4 /* or of a result of f32 */
 };
 
-/* 2 x 4 warps. Shared memory holds stages of both operands, then sums of PASS rows of the tile at
- * a time. */
+/* Two rows of ACROSS warps. Shared memory holds stages of both operands, then sums of PASS rows of
+ * the tile at a time. */
 template <int SIDE_> struct mma_tile {
     enum {
         SIDE = SIDE_,
-        THREADS = 256,
+        ACROSS = SIDE == MMA_SMALL ? 4 : 2,
+        THREADS = 2 * ACROSS * 32,
         ROWS = SIDE / 2, /* of a warp */
-        COLS = SIDE / 4,
+        COLS = SIDE / ACROSS,
         DEPTH = SIDE == MMA_SMALL ? 64 : 32,
-        STAGES = SIDE == MMA_SMALL ? 4 : 3,
+        STAGES = 4,
         ALONG_PITCH = DEPTH + 8, /* pitches that spread eight lines over all banks */
         ACROSS_PITCH = SIDE + 8,
         PANEL = SIDE * ALONG_PITCH > DEPTH *ACROSS_PITCH ? SIDE *ALONG_PITCH : DEPTH *ACROSS_PITCH,
@@ -134,51 +135,68 @@ static __device__ __forceinline__ void mma_stage(mma_sums<C> &sum, const mt_bf16
     }
 }
 
-/* Rows of sums in shared memory to the result: each thread has a run of the same columns of some
- * rows, of which the first is row `i` of the tile's member. */
+/* Rows of sums in shared memory to the result, from row i0 of the tile's member on: each thread has
+ * the same columns of some rows, whose C it asks for some at a time. */
 template <class C, typename D>
 static __device__ __forceinline__ void mma_put(const gemm_problem *g, const gemm_tile *t,
                                                const float *sums, int64_t i0)
 {
-    enum { LINES = C::THREADS * MMA_RUN / C::SIDE, PER = 16 / sizeof(D) /* of a store */ };
+    enum {
+        LINES = C::THREADS * MMA_RUN / C::SIDE,
+        PER = 16 / sizeof(D), /* of an access */
+        BATCH = C::SIDE == MMA_SMALL ? 2 : 4
+    };
+    static_assert(C::PASS % (LINES * BATCH) == 0, "batches are whole");
     const int c = (int)threadIdx.x % (C::SIDE / MMA_RUN) * MMA_RUN;
     const int64_t j = t->j0 + c;
-    const int count = (int)min(g->cols - j, MMA_RUN + 0L);
-    const bool scaled = mt_gemm_has_factor(&g->factor);
+    const int count = (int)min(g->cols - j, MMA_RUN + 0L),
+              rows = (int)min(t->height - i0, C::PASS + 0L);
+    const bool scaled = mt_gemm_has_factor(&g->factor), whole = g->d_vectors && count == MMA_RUN;
     const float *bias = g->bias ? (const float *)g->bias + t->member * g->cols + j : NULL;
 #pragma unroll 1
-    for (int r = threadIdx.x / (C::SIDE / MMA_RUN); r < C::PASS; r += LINES) {
-        if (i0 + r >= t->height || count <= 0) return;
-        const int64_t at = gemm_result_at(g, t) + (i0 + r) * g->cols + j;
-        const float *sum = sums + r * C::SUM_PITCH + c;
+    for (int r0 = threadIdx.x / (C::SIDE / MMA_RUN); r0 < rows; r0 += BATCH * LINES) {
+        const int64_t at = gemm_result_at(g, t) + (i0 + r0) * g->cols + j;
         const D *from = g->c ? (const D *)g->c + at : NULL;
         D *to = (D *)g->d + at;
-        if (g->d_vectors && count == MMA_RUN) {
-            float own[MMA_RUN], add[MMA_RUN] = {};
-            mt_vec<D, PER> y[MMA_RUN / PER];
+        mt_vec<D, PER> y[BATCH][MMA_RUN / PER];
+        if (whole && from) {
 #pragma unroll
-            for (int x = 0; x < MMA_RUN; x += 4) *(float4 *)(own + x) = *(const float4 *)(sum + x);
+            for (int b = 0; b < BATCH; b++)
 #pragma unroll
-            for (int x = 0; x < MMA_RUN && bias; x++) add[x] = bias[x];
-            if (from) {
+                for (int x = 0; x < MMA_RUN && r0 + b * LINES < rows; x += PER)
+                    y[b][x / PER] = *(const mt_vec<D, PER> *)(from + b * LINES * g->cols + x);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int r = r0 + b * LINES;
+            const float *sum = sums + r * C::SUM_PITCH + c;
+            if (r >= rows) break;
+            if (whole) {
+                float own[MMA_RUN], add[MMA_RUN] = {};
+#pragma unroll
+                for (int x = 0; x < MMA_RUN; x += 4)
+                    *(float4 *)(own + x) = *(const float4 *)(sum + x);
+#pragma unroll
+                for (int x = 0; x < MMA_RUN && bias; x++) add[x] = bias[x];
+#pragma unroll
+                for (int x = 0; x < MMA_RUN && from; x++)
+                    add[x] += mt_get(&y[b][x / PER].at[x % PER]);
+#pragma unroll
+                for (int x = 0; x < MMA_RUN; x++) {
+                    if (scaled) own[x] = gemm_scaled(own[x], t->factor.x, t->factor.y);
+                    mt_put(&y[b][x / PER].at[x % PER], own[x] + add[x]);
+                }
 #pragma unroll
                 for (int x = 0; x < MMA_RUN; x += PER)
-                    y[x / PER] = *(const mt_vec<D, PER> *)(from + x);
-#pragma unroll
-                for (int x = 0; x < MMA_RUN; x++) add[x] += mt_get(&y[x / PER].at[x % PER]);
+                    *(mt_vec<D, PER> *)(to + b * LINES * g->cols + x) = y[b][x / PER];
+                continue;
             }
-#pragma unroll
-            for (int x = 0; x < MMA_RUN; x++) {
-                if (scaled) own[x] = gemm_scaled(own[x], t->factor.x, t->factor.y);
-                mt_put(&y[x / PER].at[x % PER], own[x] + add[x]);
-            }
-#pragma unroll
-            for (int x = 0; x < MMA_RUN; x += PER) *(mt_vec<D, PER> *)(to + x) = y[x / PER];
-        } else {
 #pragma unroll 1
             for (int x = 0; x < count; x++) {
                 const float own = scaled ? gemm_scaled(sum[x], t->factor.x, t->factor.y) : sum[x];
-                mt_put(to + x, own + ((bias ? bias[x] : 0) + (from ? mt_get(from + x) : 0)));
+                const D *old = from ? from + b * LINES * g->cols + x : NULL;
+                mt_put(to + b * LINES * g->cols + x,
+                       own + ((bias ? bias[x] : 0) + (old ? mt_get(old) : 0)));
             }
         }
     }
@@ -224,8 +242,8 @@ static __global__ __launch_bounds__(mma_tile<SIDE>::THREADS,
                                        depth);
     mma_operand<C, ALONG_B, ALIGNED> b(&g.b, gemm_member_at(&g, &g.b, &t), t.j0, g.cols - t.j0,
                                        depth);
-    const int warp = (int)threadIdx.x / 32, row = warp / 4 * C::ROWS, col = warp % 4 * C::COLS,
-              of_a = mma_place<C, ALONG_A, true>(row),
+    const int warp = (int)threadIdx.x / 32, row = warp / C::ACROSS * C::ROWS,
+              col = warp % C::ACROSS * C::COLS, of_a = mma_place<C, ALONG_A, true>(row),
               of_b = C::PANEL + mma_place<C, ALONG_B, false>(col);
     mma_sums<C> sum = {};
 #pragma unroll 1
