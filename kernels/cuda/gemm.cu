@@ -15,7 +15,8 @@
 enum {
     LARGE_TILES = 3,        /* for two processors */
     FEW_PRODUCTS = 1 << 27, /* see is_small */
-    FEW_RAGGED = 1 << 26
+    FEW_RAGGED = 1 << 26,
+    SHORT_SUMS = 512
 };
 
 /* ---- the product -------------------------------------------------------------------------------
@@ -80,7 +81,8 @@ template <typename T> static void align(gemm_problem *g, int run, int put)
 
 static gemm_problem *align_mma(gemm_problem *g)
 {
-    align<mt_bf16>(g, MMA_RUN, g->d_real ? MMA_REALS : MMA_RUN);
+    align<mt_bf16>(g, MMA_RUN, g->d_real ? MMA_RUN / 2 : MMA_RUN);
+    g->d_vectors = g->d_vectors && g->cols % MMA_RUN == 0;
     return g;
 }
 
@@ -136,21 +138,24 @@ static gemm_problem product_of(const gemm_problem *g, const mt_cuda_gemm_path *p
     return path->parts > 1 ? mt_cuda_gemm_part(g, path->parts, results) : *g;
 }
 
-/* On Hopper: what has so few products takes as long as a block from its begin to its end, which is
- * shorter here than by wgmma. Measured on an H200: up to 11 % faster; not a dense gradient, whose
- * sums are long; ragged rows, of which some tiles are nearly empty, from half as many products on
- * no longer. */
+/* On Hopper: what has so few products, and no long sums, takes as long as a block from its begin to
+ * its end, which is shorter here than by wgmma. Measured on an H200, depths (NT: rows of a member)
+ * of 64 to 512: up to 11 % faster, ragged gradients up to 18; not dense gradients, whose parts are
+ * of many rows; of ragged rows, some tiles of which are nearly empty, from twice FEW_RAGGED on no
+ * longer. */
 static bool is_small(const gemm_problem *g)
 {
-    const bool wgrad = g->layout == MT_GEMM_NT, ragged = g->rows.first_dims;
+    const bool wgrad = g->layout == MT_GEMM_NT, ragged = g->rows.first_dims != NULL;
     const int64_t rows = ragged ? g->rows.m : g->rows.members * g->rows.m,
-                  products = rows * g->cols * (wgrad ? g->height : g->depth);
-    return !g->fp8 && ragged >= wgrad && products <= (ragged && !wgrad ? FEW_RAGGED : FEW_PRODUCTS);
+                  other = wgrad ? g->height : g->depth,
+                  depth = wgrad ? mt_ceil_div(rows, g->rows.members) : g->depth;
+    return !g->fp8 && (ragged || !wgrad) && depth <= SHORT_SUMS &&
+           rows * g->cols * other <= (ragged && !wgrad ? FEW_RAGGED : FEW_PRODUCTS);
 }
 
 static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
-    path->parts = gemm_is_empty(g) ? 1 : mt_cuda_gemm_parts(g);
+    path->parts = mt_cuda_gemm_parts(g);
     gemm_problem p = product_of(g, path, NULL);
     const bool aligned = mma_aligned(align_mma(&p));
     const int tiled = aligned && fills(stream, p) ? MT_CUDA_GEMM_TILED : MT_CUDA_GEMM_SMALL;

@@ -1,6 +1,6 @@
 /* The grouped GEMM of bf16 on tensor cores by mma.sync: any card from compute capability 8.0 on,
- * any size and alignment. Its tiles are large, or small for products that have few of them: what
- * these cost is how many instructions a warp takes from its begin to its end, a few cycles each. */
+ * any size and alignment. A product of few tiles takes as long as a block from its begin to its
+ * end, some cycles for each instruction of a warp: small tiles are for those. */
 #pragma once
 
 #include "kernels/cuda/gemm.cuh"
@@ -14,19 +14,22 @@ enum {
 };
 
 /* Two rows of ACROSS warps. Shared memory holds stages of both operands, then sums of PASS rows of
- * the tile at a time. */
-template <int SIDE_> struct mma_tile {
+ * the tile at a time. ALONG: the lines of A run along the depth: a stage of large tiles has then
+ * whole ones of 128 bytes. */
+template <int SIDE_, bool ALONG> struct mma_tile {
     enum {
         SIDE = SIDE_,
         ACROSS = SIDE == MMA_SMALL ? 4 : 2,
         THREADS = 2 * ACROSS * 32,
         ROWS = SIDE / 2, /* of a warp */
         COLS = SIDE / ACROSS,
-        DEPTH = SIDE == MMA_SMALL ? 64 : 32,
-        STAGES = 4,
+        DEPTH = SIDE == MMA_SMALL || ALONG ? 64 : 32,
+        STAGES = DEPTH == 32 || SIDE == MMA_SMALL ? 4 : 2,
         ALONG_PITCH = DEPTH + 8, /* pitches that spread eight lines over all banks */
         ACROSS_PITCH = SIDE + 8,
-        PANEL = SIDE * ALONG_PITCH > DEPTH *ACROSS_PITCH ? SIDE *ALONG_PITCH : DEPTH *ACROSS_PITCH,
+        AS_LINES = SIDE * ALONG_PITCH,
+        AS_COLUMNS = DEPTH * ACROSS_PITCH,
+        PANEL = AS_LINES > AS_COLUMNS ? (int)AS_LINES : (int)AS_COLUMNS,
         STAGE = 2 * PANEL,
         BYTES = STAGES * STAGE * (int)sizeof(mt_bf16),
         PASS = 64, /* rows: of both rows of warps, or of one */
@@ -37,55 +40,64 @@ template <int SIDE_> struct mma_tile {
 };
 
 /* A tile's part of an operand, in shared memory [side][depth] where its lines run ALONG the depth,
- * else [depth][side]. ALIGNED: in runs of 16 bytes. */
-template <class C, bool ALONG, bool ALIGNED> struct mma_operand {
+ * else [depth][side]. RUN: elements of a line that a thread has, MMA_RUN by asynchronous copies or,
+ * of an operand that does not lie at 16 bytes, one after another, through registers. */
+template <class C, bool ALONG, int RUN> struct mma_operand {
     enum {
         LINE = ALONG ? C::DEPTH : C::SIDE,
         PITCH = ALONG ? C::ALONG_PITCH : C::ACROSS_PITCH,
-        LINES = C::THREADS * MMA_RUN / LINE, /* that the block's threads bring at once */
-        RUNS = C::SIDE * C::DEPTH / MMA_RUN / C::THREADS
+        LINES = C::THREADS * RUN / LINE, /* that the block's threads bring at once */
+        RUNS = C::SIDE * C::DEPTH / RUN / C::THREADS,
+        POINTERS = RUN == MMA_RUN ? (int)RUNS : 1
     };
-    const mt_bf16 *from[RUNS]; /* at the next depth */
-    int64_t step;              /* from one depth to the next */
-    int to;                    /* of a panel */
-    int left;                  /* of the depth, from the first run on */
-    int sides;                 /* from the first run's line, or from the run, on */
+    const mt_bf16 *from[POINTERS]; /* at the next depth: of each run, or of the first */
+    int64_t step;                  /* from one depth to the next */
+    int64_t apart;                 /* from run to run */
+    int to;                        /* of a panel */
+    int left;                      /* of the depth, from the first run on */
+    int sides;                     /* from the first run's line, or from the run, on */
+    mt_bf16 element[RUN == MMA_RUN ? 1 : (int)RUNS];
 
     /* sides: from side0 on */
     __device__ __forceinline__ mma_operand(const gemm_operand *x, int64_t first, int64_t side0,
                                            int64_t sides_, int depth)
-        : step(C::DEPTH * (ALONG ? 1 : x->width))
+        : step(C::DEPTH * (ALONG ? 1 : x->width)), apart(LINES * x->width)
     {
-        const int line = (int)threadIdx.x / (LINE / MMA_RUN),
-                  at = (int)threadIdx.x % (LINE / MMA_RUN) * MMA_RUN;
+        const int line = (int)threadIdx.x / (LINE / RUN),
+                  at = (int)threadIdx.x % (LINE / RUN) * RUN;
         sides = (int)min(sides_, C::SIDE + 0L) - (ALONG ? line : at);
         left = depth - (ALONG ? at : line);
         to = mt_opaque(line * PITCH + at);
         from[0] = (const mt_bf16 *)x->data + first + (ALONG ? side0 + line : line) * x->width +
                   (ALONG ? at : side0 + at);
 #pragma unroll
-        for (int r = 1; r < RUNS; r++) from[r] = from[r - 1] + LINES * x->width;
+        for (int r = 1; r < POINTERS; r++) from[r] = from[r - 1] + apart;
     }
-    /* Asks for the next DEPTH; what is not there becomes 0. */
+    __device__ __forceinline__ bool has(int r) const
+    {
+        return ALONG ? left > 0 && sides > r * LINES : left > r * LINES && sides > 0;
+    }
+    /* Asks for the next DEPTH, for a panel; what is not there becomes 0. */
     __device__ __forceinline__ void ask(mt_bf16 *panel)
     {
 #pragma unroll
         for (int r = 0; r < RUNS; r++) {
-            const int deep = ALONG ? left : left - r * LINES;
-            const int across = ALONG ? sides - r * LINES : sides;
-            if constexpr (ALIGNED) {
-                mt_copy_ask<16>(panel + to + r * LINES * PITCH, from[r],
-                                deep > 0 && across > 0 ? 16 : 0);
-            } else {
-                const int count = deep > 0 && across > 0 ? (ALONG ? deep : across) : 0;
-#pragma unroll
-                for (int e = 0; e < MMA_RUN; e++)
-                    panel[to + r * LINES * PITCH + e] =
-                        e < count ? from[r][e] : __float2bfloat16_rn(0);
-            }
-            from[r] += step;
+            if constexpr (RUN == MMA_RUN)
+                mt_copy_ask<16>(panel + to + r * LINES * PITCH, from[r], has(r) ? 16 : 0);
+            else
+                element[r] = has(r) ? from[0][r * apart] : __float2bfloat16_rn(0);
         }
+#pragma unroll
+        for (int r = 0; r < POINTERS; r++) from[r] += step;
         left -= C::DEPTH;
+    }
+    /* What went to registers to the panel. */
+    __device__ __forceinline__ void land(mt_bf16 *panel) const
+    {
+        if constexpr (RUN != MMA_RUN) {
+#pragma unroll
+            for (int r = 0; r < RUNS; r++) panel[to + r * LINES * PITCH] = element[r];
+        }
     }
 };
 
@@ -136,10 +148,10 @@ static __device__ __forceinline__ void mma_stage(mma_sums<C> &sum, const mt_bf16
 }
 
 /* Rows of sums in shared memory to the result, from row i0 of the tile's member on: each thread has
- * the same columns of some rows, whose C it asks for some at a time. */
+ * the same run of columns of some rows, whose C it asks for some at a time. */
 template <class C, typename D>
-static __device__ __forceinline__ void mma_put(const gemm_problem *g, const gemm_tile *t,
-                                               const float *sums, int64_t i0)
+static __device__ __forceinline__ void mma_put_runs(const gemm_problem *g, const gemm_tile *t,
+                                                    const float *sums, int64_t i0)
 {
     enum {
         LINES = C::THREADS * MMA_RUN / C::SIDE,
@@ -149,9 +161,8 @@ static __device__ __forceinline__ void mma_put(const gemm_problem *g, const gemm
     static_assert(C::PASS % (LINES * BATCH) == 0, "batches are whole");
     const int c = (int)threadIdx.x % (C::SIDE / MMA_RUN) * MMA_RUN;
     const int64_t j = t->j0 + c;
-    const int count = (int)min(g->cols - j, MMA_RUN + 0L),
-              rows = (int)min(t->height - i0, C::PASS + 0L);
-    const bool scaled = mt_gemm_has_factor(&g->factor), whole = g->d_vectors && count == MMA_RUN;
+    const int rows = j < g->cols ? (int)min(t->height - i0, C::PASS + 0L) : 0;
+    const bool scaled = mt_gemm_has_factor(&g->factor);
     const float *bias = g->bias ? (const float *)g->bias + t->member * g->cols + j : NULL;
 #pragma unroll 1
     for (int r0 = threadIdx.x / (C::SIDE / MMA_RUN); r0 < rows; r0 += BATCH * LINES) {
@@ -159,47 +170,65 @@ static __device__ __forceinline__ void mma_put(const gemm_problem *g, const gemm
         const D *from = g->c ? (const D *)g->c + at : NULL;
         D *to = (D *)g->d + at;
         mt_vec<D, PER> y[BATCH][MMA_RUN / PER];
-        if (whole && from) {
 #pragma unroll
-            for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < BATCH && from; b++)
 #pragma unroll
-                for (int x = 0; x < MMA_RUN && r0 + b * LINES < rows; x += PER)
-                    y[b][x / PER] = *(const mt_vec<D, PER> *)(from + b * LINES * g->cols + x);
-        }
+            for (int x = 0; x < MMA_RUN && r0 + b * LINES < rows; x += PER)
+                y[b][x / PER] = *(const mt_vec<D, PER> *)(from + b * LINES * g->cols + x);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             const int r = r0 + b * LINES;
-            const float *sum = sums + r * C::SUM_PITCH + c;
+            float own[MMA_RUN], add[MMA_RUN] = {};
             if (r >= rows) break;
-            if (whole) {
-                float own[MMA_RUN], add[MMA_RUN] = {};
 #pragma unroll
-                for (int x = 0; x < MMA_RUN; x += 4)
-                    *(float4 *)(own + x) = *(const float4 *)(sum + x);
+            for (int x = 0; x < MMA_RUN; x += 4)
+                *(float4 *)(own + x) = *(const float4 *)(sums + r * C::SUM_PITCH + c + x);
 #pragma unroll
-                for (int x = 0; x < MMA_RUN && bias; x++) add[x] = bias[x];
+            for (int x = 0; x < MMA_RUN && bias; x++) add[x] = bias[x];
 #pragma unroll
-                for (int x = 0; x < MMA_RUN && from; x++)
-                    add[x] += mt_get(&y[b][x / PER].at[x % PER]);
+            for (int x = 0; x < MMA_RUN && from; x++) add[x] += mt_get(&y[b][x / PER].at[x % PER]);
 #pragma unroll
-                for (int x = 0; x < MMA_RUN; x++) {
-                    if (scaled) own[x] = gemm_scaled(own[x], t->factor.x, t->factor.y);
-                    mt_put(&y[b][x / PER].at[x % PER], own[x] + add[x]);
-                }
-#pragma unroll
-                for (int x = 0; x < MMA_RUN; x += PER)
-                    *(mt_vec<D, PER> *)(to + b * LINES * g->cols + x) = y[b][x / PER];
-                continue;
+            for (int x = 0; x < MMA_RUN; x++) {
+                if (scaled) own[x] = gemm_scaled(own[x], t->factor.x, t->factor.y);
+                mt_put(&y[b][x / PER].at[x % PER], own[x] + add[x]);
             }
-#pragma unroll 1
-            for (int x = 0; x < count; x++) {
-                const float own = scaled ? gemm_scaled(sum[x], t->factor.x, t->factor.y) : sum[x];
-                const D *old = from ? from + b * LINES * g->cols + x : NULL;
-                mt_put(to + b * LINES * g->cols + x,
-                       own + ((bias ? bias[x] : 0) + (old ? mt_get(old) : 0)));
-            }
+#pragma unroll
+            for (int x = 0; x < MMA_RUN; x += PER)
+                *(mt_vec<D, PER> *)(to + b * LINES * g->cols + x) = y[b][x / PER];
         }
     }
+}
+
+/* The same of a result that does not lie at 16 bytes: neighbouring threads have neighbouring
+ * columns. */
+template <class C, typename D>
+static __device__ __forceinline__ void mma_put_elements(const gemm_problem *g, const gemm_tile *t,
+                                                        const float *sums, int64_t i0)
+{
+    enum { LINES = C::THREADS / C::SIDE };
+    const int c = (int)threadIdx.x % C::SIDE;
+    const int64_t j = t->j0 + c;
+    const int rows = j < g->cols ? (int)min(t->height - i0, C::PASS + 0L) : 0;
+    const bool scaled = mt_gemm_has_factor(&g->factor);
+    const float bias = g->bias && rows > 0 ? ((const float *)g->bias)[t->member * g->cols + j] : 0;
+#pragma unroll 4
+    for (int r = threadIdx.x / C::SIDE; r < rows; r += LINES) {
+        const int64_t at = gemm_result_at(g, t) + (i0 + r) * g->cols + j;
+        float own = sums[r * C::SUM_PITCH + c], add = bias;
+        if (scaled) own = gemm_scaled(own, t->factor.x, t->factor.y);
+        if (g->c) add += mt_get((const D *)g->c + at);
+        mt_put((D *)g->d + at, own + add);
+    }
+}
+
+template <class C, typename D>
+static __device__ __forceinline__ void mma_put(const gemm_problem *g, const gemm_tile *t,
+                                               const float *sums, int64_t i0)
+{
+    if (g->d_vectors)
+        mma_put_runs<C, D>(g, t, sums, i0);
+    else
+        mma_put_elements<C, D>(g, t, sums, i0);
 }
 
 template <class C>
@@ -229,26 +258,31 @@ static __device__ __forceinline__ void mma_result(const gemm_problem *g, gemm_ti
     }
 }
 
-template <int SIDE, bool ALONG_A, bool ALONG_B, bool ALIGNED>
-static __global__ __launch_bounds__(mma_tile<SIDE>::THREADS,
+/* RUN_A, RUN_B: of the operands, see mma_operand. */
+template <int SIDE, bool ALONG_A, bool ALONG_B, int RUN_A, int RUN_B>
+static __global__ __launch_bounds__(mma_tile<SIDE, ALONG_A>::THREADS,
                                     2) void gemm_mma_kernel(const __grid_constant__ gemm_problem g)
 {
-    typedef mma_tile<SIDE> C;
+    typedef mma_tile<SIDE, ALONG_A> C;
     extern __shared__ __align__(128) mt_bf16 stages[];
     gemm_tile t;
     if (!gemm_find_tile(&t, &g, SIDE, SIDE)) return;
     const int depth = (int)t.depth, steps = (depth + C::DEPTH - 1) / C::DEPTH;
-    mma_operand<C, ALONG_A, ALIGNED> a(&g.a, gemm_member_at(&g, &g.a, &t), t.i0, t.height - t.i0,
-                                       depth);
-    mma_operand<C, ALONG_B, ALIGNED> b(&g.b, gemm_member_at(&g, &g.b, &t), t.j0, g.cols - t.j0,
-                                       depth);
+    mma_operand<C, ALONG_A, RUN_A> a(&g.a, gemm_member_at(&g, &g.a, &t), t.i0, t.height - t.i0,
+                                     depth);
+    mma_operand<C, ALONG_B, RUN_B> b(&g.b, gemm_member_at(&g, &g.b, &t), t.j0, g.cols - t.j0,
+                                     depth);
     const int warp = (int)threadIdx.x / 32, row = warp / C::ACROSS * C::ROWS,
               col = warp % C::ACROSS * C::COLS, of_a = mma_place<C, ALONG_A, true>(row),
               of_b = C::PANEL + mma_place<C, ALONG_B, false>(col);
     mma_sums<C> sum = {};
 #pragma unroll 1
     for (int s = 0; s < C::STAGES - 1; s++) {
-        if (s < steps) a.ask(stages + s * C::STAGE), b.ask(stages + s * C::STAGE + C::PANEL);
+        mt_bf16 *to = stages + s * C::STAGE;
+        if (s < steps) {
+            a.ask(to), b.ask(to + C::PANEL);
+            a.land(to), b.land(to + C::PANEL);
+        }
         mt_copies_group();
     }
     int take = 0, put = (C::STAGES - 1) * C::STAGE;
@@ -256,42 +290,56 @@ static __global__ __launch_bounds__(mma_tile<SIDE>::THREADS,
     for (int step = 0; step < steps; step++) {
         mt_copies_wait<C::STAGES - 2>();
         __syncthreads(); /* and all have multiplied what the next stage held */
-        if (step + C::STAGES - 1 < steps) a.ask(stages + put), b.ask(stages + put + C::PANEL);
+        const bool more = step + C::STAGES - 1 < steps;
+        mt_bf16 *to = stages + put;
+        if (more) a.ask(to), b.ask(to + C::PANEL);
         mt_copies_group();
         mma_stage<C, ALONG_A, ALONG_B>(sum, stages + take + of_a, stages + take + of_b);
+        if (more) a.land(to), b.land(to + C::PANEL);
         put = take;
         take = take == (C::STAGES - 1) * C::STAGE ? 0 : take + C::STAGE;
     }
     mma_result<C>(&g, &t, sum, (float *)stages, row, col);
 }
 
-/* Whether large tiles can run it. */
+/* Whether both operands lie in runs of 16 bytes: large tiles are of these alone. */
 static bool mma_aligned(const gemm_problem *g)
 {
     return g->a.vectors && g->b.vectors;
 }
 
-template <int SIDE, bool ALIGNED> static mt_status mma_tiles(mt_stream *stream, gemm_problem *g)
+template <int SIDE, bool ALONG_A, bool ALONG_B, int RUN_A, int RUN_B>
+static mt_status mma_kernel(mt_stream *stream, gemm_problem *g)
 {
-    static void (*const kernels[MT_GEMM_LAYOUT_COUNT])(const gemm_problem) = {
-        gemm_mma_kernel<SIDE, true, true, ALIGNED>,
-        gemm_mma_kernel<SIDE, true, false, ALIGNED>,
-        gemm_mma_kernel<SIDE, false, false, ALIGNED>,
-    };
-    static_assert(MT_GEMM_TN == 0 && MT_GEMM_NN == 1 && MT_GEMM_NT == 2, "the order of `kernels`");
-    typedef mma_tile<SIDE> C;
-    int64_t blocks = gemm_blocks(g, SIDE, SIDE);
+    typedef mma_tile<SIDE, ALONG_A> C;
+    const auto kernel = gemm_mma_kernel<SIDE, ALONG_A, ALONG_B, RUN_A, RUN_B>;
+    const int64_t blocks = gemm_blocks(g, SIDE, SIDE),
+                  depth = g->layout == MT_GEMM_NT ? g->rows.m : g->depth;
     if (!blocks) return MT_OK;
     MT_REQUIRE(blocks <= INT32_MAX, MT_EUNSUPPORTED, "gemm: %lld tiles, a grid has at most %d",
                (long long)blocks, INT32_MAX);
-    MT_TRY(mt_cuda_give_shared(stream, (const void *)kernels[g->layout], C::BYTES, "gemm"));
-    kernels[g->layout]<<<(unsigned)blocks, C::THREADS, C::BYTES, mt_cuda_stream(stream)>>>(*g);
+    MT_REQUIRE(depth <= INT32_MAX - C::DEPTH, MT_EUNSUPPORTED,
+               "gemm: a depth of %lld, must be at most %d", (long long)depth, INT32_MAX - C::DEPTH);
+    MT_TRY(mt_cuda_give_shared(stream, (const void *)kernel, C::BYTES, "gemm"));
+    kernel<<<(unsigned)blocks, C::THREADS, C::BYTES, mt_cuda_stream(stream)>>>(*g);
     MT_LAUNCHED(stream, "gemm (mma)");
     return MT_OK;
 }
 
+template <int SIDE, int RUN_A, int RUN_B>
+static mt_status mma_tiles(mt_stream *stream, gemm_problem *g)
+{
+    return g->layout == MT_GEMM_TN   ? mma_kernel<SIDE, true, true, RUN_A, RUN_B>(stream, g)
+           : g->layout == MT_GEMM_NN ? mma_kernel<SIDE, true, false, RUN_A, RUN_B>(stream, g)
+                                     : mma_kernel<SIDE, false, false, RUN_A, RUN_B>(stream, g);
+}
+
 static mt_status mma_launch(mt_stream *stream, gemm_problem *g, bool small)
 {
-    if (!mma_aligned(g)) return mma_tiles<MMA_SMALL, false>(stream, g);
-    return small ? mma_tiles<MMA_SMALL, true>(stream, g) : mma_tiles<MMA_LARGE, true>(stream, g);
+    if (mma_aligned(g))
+        return small ? mma_tiles<MMA_SMALL, MMA_RUN, MMA_RUN>(stream, g)
+                     : mma_tiles<MMA_LARGE, MMA_RUN, MMA_RUN>(stream, g);
+    return g->a.vectors   ? mma_tiles<MMA_SMALL, MMA_RUN, 1>(stream, g)
+           : g->b.vectors ? mma_tiles<MMA_SMALL, 1, MMA_RUN>(stream, g)
+                          : mma_tiles<MMA_SMALL, 1, 1>(stream, g);
 }

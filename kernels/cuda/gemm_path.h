@@ -64,7 +64,7 @@ typedef struct mt_cuda_gemm_path {
     int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (high: 144,
                   tall, broad: 128) */
     int super; /* wgmma: tiles of one direction that are taken together */
-    int parts; /* wgmma of bf16, NT of one member: of its rows, whose results are added; 0, 1: one
+    int parts; /* bf16, NT of one member: of its rows, whose results are added; 0, 1: one
                 */
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;

@@ -147,15 +147,14 @@ static bool gains(const struct mt_moe_gemm_args *args, const gemm_problem *g)
 }
 
 /* As the product alone, but for what was measured otherwise: a pair stalls wherever one of its
- * blocks waits for lines; ping-pong hides the work of SwiGLU's gradient. False: *path is the
- * product's own. */
+ * blocks waits for lines; ping-pong hides the work of SwiGLU's gradient. False: no
+ * kernel of them all. */
 static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_args *args,
                    mt_cuda_gemm_path *path)
 {
     path->variant = MT_CUDA_GEMM_TILED;
     if (!describe(g, stream, args)) return false;
     mt_cuda_gemm_sm90_plan(path, g, mt_cuda_multiprocessors(stream));
-    mt_cuda_gemm_path parts = *path;
     if (path->variant == MT_CUDA_GEMM_DEEP) path->variant = MT_CUDA_GEMM_PINGPONG;
     const int gated_depth = args->row_token ? FAIR_DEPTH : SHORT_DEPTH;
     if (g->layout == MT_GEMM_NT || (args->act && g->depth > gated_depth) ||
@@ -167,19 +166,15 @@ static bool choose(gemm_problem *g, mt_stream *stream, const struct mt_moe_gemm_
     if (args->gathers_b) path->width = SM90_WIDTH;
     if (weighs_after(args)) {
         path->variant = MT_CUDA_GEMM_PINGPONG, path->width = SM90_AFTER_WIDTH, path->super = 1;
-        if (mt_cuda_weighs_after(g->depth, g->cols) && mt_cuda_moe_gemm_sm90_suits(args, g, path))
-            return true;
-        *path = parts;
-        return false;
+        return mt_cuda_weighs_after(g->depth, g->cols) &&
+               mt_cuda_moe_gemm_sm90_suits(args, g, path);
     }
     if (args->act && mt_gemm_has_factor(&g->factor) &&
         path->variant == MT_CUDA_GEMM_PINGPONG) /* gated, has no factor */
         path->variant = MT_CUDA_GEMM_ALONE, path->super = TOGETHER;
     if (args->z && path->width == SM90_WIDTH && g->depth <= LONG_DEPTH)
         path->variant = MT_CUDA_GEMM_PINGPONG, path->super = mt_cuda_gemm_sm90_together(g);
-    if (mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g)) return true;
-    *path = parts;
-    return false;
+    return mt_cuda_moe_gemm_sm90_suits(args, g, path) && gains(args, g);
 }
 
 bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *args,
@@ -204,7 +199,7 @@ mt_status mt_cuda_moe_gemm_by(mt_stream *stream, const struct mt_moe_gemm_args *
 {
     gemm_problem g;
     MT_TRY(mt_moe_gemm_check(args));
-    MT_REQUIRE(describe(&g, stream, args) && path->variant != MT_CUDA_GEMM_TILED &&
+    MT_REQUIRE(describe(&g, stream, args) && !mt_cuda_gemm_is_tiled(path->variant) &&
                    mt_cuda_moe_gemm_sm90_suits(args, &g, path),
                MT_EUNSUPPORTED, "moe_gemm: variant %d, width %d, %d together cannot run this",
                path->variant, path->width, path->super);

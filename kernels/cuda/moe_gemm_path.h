@@ -7,7 +7,8 @@
 extern "C" {
 #endif
 
-/* False: gather, gemm and SwiGLU run in turn, the gemm by the path of mt_cuda_gemm_choose. */
+/* False: gather, gemm and SwiGLU run in turn, the gemm by the path of mt_cuda_gemm_choose, which
+ * *path does not tell. */
 bool mt_cuda_moe_gemm_choose(mt_stream *stream, const struct mt_moe_gemm_args *args,
                              mt_cuda_gemm_path *path);
 

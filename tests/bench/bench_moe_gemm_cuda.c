@@ -169,6 +169,7 @@ static void time_op(const struct layer *l, mt_gemm_layout layout, const struct r
     struct mt_moe_gemm_args args = o.args;
     args.gemm.d = o.d[0], args.act = o.act[0];
     bool fused = mt_cuda_moe_gemm_choose(&stream, &args, &path);
+    if (!fused) assert_ok(mt_cuda_gemm_choose(&stream, &args.gemm, &path));
     mt_cuda_moe_gemm_print(text, &args, &path, fused);
     for (int i = -2; i < LAUNCHES; i++)
         for (int way = 0; way < WAYS; way++) {

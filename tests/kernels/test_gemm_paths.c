@@ -1,5 +1,5 @@
-/* Every path of the cuda GEMM that can run a product of bf16, whichever the GEMM would choose,
- * within the bounds of NUMERICS, and with the same bits but where rows are cut into parts. */
+/* Every path of our own that the cuda GEMM has for a product of bf16, whichever it would choose:
+ * within the bounds of NUMERICS, and all that cut rows into as many parts with the same bits. */
 #include "tests/kernels/gemm_case.h"
 
 #ifdef MT_HAVE_cuda
@@ -13,18 +13,57 @@ static const struct shape shapes[] = {
     { 1, 600, 72, false, { 65 } },
     { 1, 136, 264, false, { 2048 } },
     { 3, 16, 32, false, { 12 } },
+    { 3, 77, 72, true, { 33, 0, 130 } },
+    { 2, 132, 264, false, { 70 } },
 };
 static const int widths[] = { 192, 128, 64, 136 };
 static const int together[] = { 8, 1 };
+static const int parts[] = { 1, 2, 8 };
+enum {
+    WIDTHS = sizeof widths / sizeof *widths,
+    TOGETHER = sizeof together / sizeof *together,
+    PARTS = sizeof parts / sizeof *parts,
+    VARIANTS = MT_CUDA_GEMM_BF16 - MT_CUDA_GEMM_SMALL
+};
 
-/* The paths that were taken of those tried, by name. */
-static int taken[MT_CUDA_GEMM_BF16 - MT_CUDA_GEMM_SMALL];
-
-static bool by_path(mt_stream *stream, const struct mt_gemm_args *args, const void *path)
+/* How often a variant was taken. */
+static int taken[MT_GEMM_LAYOUT_COUNT][VARIANTS];
+/* On Hopper those that are not there, or are moe_gemm's alone. */
+static bool is_there(int layout, int variant)
 {
-    if (!mt_cuda_gemm_can(stream, args, path)) return false;
-    assert_ok(mt_cuda_gemm_by(stream, args, path));
+    if (mt_cuda_gemm_is_tiled(variant) || variant == MT_CUDA_GEMM_PINGPONG ||
+        variant == MT_CUDA_GEMM_DEEP)
+        return true;
+    return (variant == MT_CUDA_GEMM_WIDE || variant == MT_CUDA_GEMM_ALONE) ==
+           (layout != MT_GEMM_NT);
+}
+
+/* A path, and the size of the result and of its elements. */
+struct way {
+    mt_cuda_gemm_path path;
+    size_t bytes, element;
+};
+
+static bool by_path(mt_stream *stream, const struct mt_gemm_args *args, const void *way)
+{
+    const struct way *w = way;
+    if (!mt_cuda_gemm_can(stream, args, &w->path)) return false;
+    assert_ok(mt_cuda_gemm_by(stream, args, &w->path));
     return true;
+}
+
+/* To a result that begins an element later than its memory. */
+static bool by_path_at_odd(mt_stream *stream, const struct mt_gemm_args *args, const void *way)
+{
+    const struct way *w = way;
+    unsigned char *memory = test_alloc((int64_t)(w->bytes + w->element), MT_U8);
+    struct mt_gemm_args odd = *args;
+    odd.d = memory + w->element;
+    if (args->c == args->d) odd.c = memcpy(odd.d, args->d, w->bytes);
+    const bool made = by_path(stream, &odd, way);
+    if (made) memcpy(args->d, odd.d, w->bytes);
+    test_free(memory);
+    return made;
 }
 
 static void assert_same(const struct problem *p, mt_gemm_layout layout, const struct form *f,
@@ -41,35 +80,47 @@ static void assert_same(const struct problem *p, mt_gemm_layout layout, const st
     }
 }
 
-static void check_path(mt_device *device, struct problem *p, mt_gemm_layout layout,
+/* Whether it was taken; *first: the result that all others must be like. */
+static bool check_path(mt_device *device, struct problem *p, mt_gemm_layout layout,
                        const struct form *f, const mt_cuda_gemm_path *path, void **first)
 {
-    void *d = run_by(device, p, layout, f, by_path, path);
-    if (!d) return;
-    taken[path->variant - MT_CUDA_GEMM_SMALL]++;
-    verify(device, p, layout, f, d);
-    if (!*first) {
-        *first = d;
-        return;
+    const size_t element = mt_dtype_size(f->wide_d ? p->real : p->dtype);
+    const struct way way = { *path, (size_t)result_count(p, layout) * element, element };
+    bool any_made = false;
+    for (int odd = 0; odd < 2; odd++) {
+        void *d = run_by(device, p, layout, f, odd ? by_path_at_odd : by_path, &way);
+        if (!d) continue;
+        any_made = true;
+        verify(device, p, layout, f, d);
+        if (*first)
+            assert_same(p, layout, f, path, *first, d);
+        else
+            *first = d;
+        if (*first != d) test_free(d);
     }
-    assert_same(p, layout, f, path, *first, d);
-    test_free(d);
+    return any_made;
 }
 
 static void check_form(mt_device *device, struct problem *p, mt_gemm_layout layout,
                        const struct form *f)
 {
-    void *first = NULL;
-    for (int v = MT_CUDA_GEMM_SMALL; v < MT_CUDA_GEMM_BF16; v++)
-        for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-            for (size_t j = 0; j < sizeof together / sizeof *together; j++) {
-                mt_cuda_gemm_path path = {
-                    .variant = v, .width = widths[i], .super = together[j], .parts = 1
-                };
-                if (mt_cuda_gemm_is_tiled(v) && i + j > 0) continue;
-                check_path(device, p, layout, f, &path, &first);
-            }
-    test_free(first);
+    const bool plain = !f->wide_x && !f->wide_w, runs = p->s.n % 8 == 0 && p->s.k % 8 == 0;
+    void *first[PARTS] = { NULL };
+    for (int v = MT_CUDA_GEMM_SMALL; v < MT_CUDA_GEMM_BF16; v++) {
+        int count = 0;
+        for (int i = 0; i < WIDTHS * TOGETHER * PARTS; i++) {
+            const mt_cuda_gemm_path path = { .variant = v,
+                                             .width = widths[i / PARTS % WIDTHS],
+                                             .super = together[i / PARTS / WIDTHS],
+                                             .parts = parts[i % PARTS] };
+            if (mt_cuda_gemm_is_tiled(v) && i >= PARTS) break;
+            count += check_path(device, p, layout, f, &path, &first[i % PARTS]);
+        }
+        taken[layout][v - MT_CUDA_GEMM_SMALL] += count;
+        if (mt_cuda_gemm_is_tiled(v) && (v == MT_CUDA_GEMM_SMALL || runs) && plain)
+            assert_true(count > 0);
+    }
+    for (int i = 0; i < PARTS; i++) test_free(first[i]);
 }
 
 static void every_path(void **state)
@@ -85,11 +136,13 @@ static void every_path(void **state)
                     check_form(device, p, (mt_gemm_layout)layout, &forms[f]);
         unmake(p);
     }
-    const bool hopper = !strcmp(device->kernel_set, "sm_90a");
-    for (int v = MT_CUDA_GEMM_SMALL; v < (hopper ? MT_CUDA_GEMM_BF16 : 0); v++)
-        if (!taken[v - MT_CUDA_GEMM_SMALL])
-            fail_msg("%s ran none of the products",
-                     mt_cuda_gemm_path_name(&(mt_cuda_gemm_path){ .variant = v }));
+    const int end = strcmp(device->kernel_set, "sm_90a") == 0 ? MT_CUDA_GEMM_BF16 : 0;
+    for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
+        for (int v = MT_CUDA_GEMM_SMALL; v < end; v++)
+            if (is_there(layout, v) != (taken[layout][v - MT_CUDA_GEMM_SMALL] > 0))
+                fail_msg("%s, layout %d: ran %d products",
+                         mt_cuda_gemm_path_name(&(mt_cuda_gemm_path){ .variant = v }), layout,
+                         taken[layout][v - MT_CUDA_GEMM_SMALL]);
 }
 #else
 static void every_path(void **state)
