@@ -21,6 +21,14 @@ static bool multiple(int64_t step, int64_t every)
     return every && step && step % every == 0;
 }
 
+/* What is no number in a step's end; what was saved before it stands. */
+static mt_status name_step(const run *r, int64_t step, mt_status status)
+{
+    if (status != MT_ENUMERIC) return status;
+    return MT_FAIL(status, "step %lld: %.300s; nothing was saved after %.200s", (long long)step,
+                   mt_error_message(), r->saved_step < 0 ? "the start" : r->saved_path);
+}
+
 /* Unless the metrics have it already. A full evaluation at the end, else every so often. */
 static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
 {
@@ -34,10 +42,7 @@ static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
     const bool all = last || c->eval_batches > INT64_MAX / c->trainer.batch_size;
     mt_status status =
         mt_evaluate(&e, r->trainer, r->valid, all ? 0 : c->eval_batches * c->trainer.batch_size);
-    if (status == MT_ENUMERIC)
-        return MT_FAIL(status, "step %lld: %.300s; nothing was saved after %.200s", (long long)step,
-                       mt_error_message(), r->saved_step < 0 ? "the start" : r->saved_path);
-    MT_TRY(status);
+    MT_TRY(name_step(r, step, status));
     *stopped = e.stopped;
     if (e.stopped) return MT_OK;
     const char *unit = mt_corpus_unit(mt_corpus_get_info(r->valid));
@@ -49,12 +54,14 @@ static mt_status evaluate_if_due(run *r, int64_t step, bool last, bool *stopped)
     return MT_OK;
 }
 
+/* Formats without NaN make numbers of weights that are none, so that no loss shows them. */
 static mt_status save(run *r, int64_t step)
 {
     char path[MT_CHECKPOINT_PATH];
     const mt_checkpoint_info info = { .run_config = r->config_text,
                                       .git_revision = mt_build_revision(),
                                       .corpus = r->corpus };
+    MT_TRY(name_step(r, step, mt_trainer_check_weights(mt_trainer_model(r->trainer), r->comm)));
     if (r->lead) MT_TRY(mt_metrics_sync(r->metrics));
     mt_status status = mt_checkpoint_save(r->dir.checkpoints, r->trainer, &info, path);
     r->unfit |= status != MT_OK;

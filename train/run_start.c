@@ -196,6 +196,19 @@ static mt_status begin(run *r)
     return MT_OK;
 }
 
+/* Of weights that are no numbers no step is made: some formats would make numbers of them. */
+static mt_status check_weights(run *r)
+{
+    const mt_config *c = r->config;
+    mt_status status = mt_trainer_check_weights(mt_trainer_model(r->trainer), r->comm);
+    if (status != MT_ENUMERIC) return status;
+    return MT_FAIL(status, "%.250s: %.300s",
+                   r->saved_step >= 0 ? r->saved_path
+                   : *c->init_from    ? c->init_from
+                                      : "the first weights",
+                   mt_error_message());
+}
+
 /* ---- start --------------------------------------------------------------------------------------
  */
 
@@ -371,6 +384,7 @@ mt_status mt_run_start(run *r)
     MT_TRY(announce(r));
     if (r->options->resume) MT_TRY(resume(r, r->options->force));
     if (r->saved_step < 0) MT_TRY(begin(r));
+    MT_TRY(check_weights(r));
     MT_TRY(open_records(r));
     begin_progress(r);
     return MT_OK;

@@ -60,6 +60,24 @@ static void imported_models_are_trained(void **state)
                    "train.init_from was imported and is");
 }
 
+/* One that is no number is named before the first step, also where a format makes a number of it.
+ */
+static void weights_that_are_not_finite_are_refused(void **state)
+{
+    (void)state;
+    static const uint32_t nan = 0x7fc00000;
+    assert_program("export straight spoilt", 0, "spoilt: from straight");
+    FILE *f = fopen("spoilt/model.safetensors", "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -(long)sizeof nan, SEEK_END), 0);
+    assert_int_equal(fwrite(&nan, sizeof nan, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+    assert_program("import spoilt -o spoilt.ckpt", 0, "spoilt.ckpt: from spoilt");
+    assert_program("train t.yaml --run never --set train.init_from=spoilt.ckpt --set recipe=nvfp4",
+                   3, "numerics: spoilt.ckpt: the weight model.");
+    assert_false(file_has("never/metrics.jsonl", "\"loss\""));
+}
+
 /* What a run began with stays what its record says; before there is a checkpoint it can be another.
  */
 static void a_run_has_begun_once(void **state)
@@ -114,6 +132,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_weights_are_those_of_the_checkpoint),
         cmocka_unit_test(imported_models_are_trained),
+        cmocka_unit_test(weights_that_are_not_finite_are_refused),
         cmocka_unit_test(a_run_has_begun_once),
         cmocka_unit_test(what_is_another_model_is_refused),
     };

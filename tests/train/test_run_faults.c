@@ -428,6 +428,23 @@ static void nans_that_no_loss_shows_end_the_run(void **state)
     assert_program("sample hidden --tokens 3", 3, words);
 }
 
+/* Weights that are no numbers are not saved, nor begun with. */
+static void weights_that_are_not_finite_are_not_saved(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "none", "nvfp4" };
+    for (int i = 0; i < 2; i++) {
+        char run[160];
+        snprintf(run, sizeof run,
+                 "train t.yaml --run huge%d --set recipe=%s --set optim.lr=1e30 --set "
+                 "optim.weight_decay=1e12 "
+                 "--set optim.warmup_steps=0 --set checkpoint.every=1",
+                 i, recipes[i]);
+        assert_program(run, 3, "numerics: step 1: the weight model.");
+        assert_non_null(strstr(program_text, "nothing was saved after the start"));
+    }
+}
+
 /* Gradients that overflow under a loss that does not: embeddings of 1e-15 without an epsilon under
  * the norm. */
 static void ten_skipped_updates_end_the_run(void **state)
@@ -535,6 +552,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_leaves_the_old_checkpoint),
         cmocka_unit_test(a_loss_that_is_not_finite_ends_the_run),
         cmocka_unit_test(nans_that_no_loss_shows_end_the_run),
+        cmocka_unit_test(weights_that_are_not_finite_are_not_saved),
         cmocka_unit_test(ten_skipped_updates_end_the_run),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);
