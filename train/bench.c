@@ -388,8 +388,9 @@ static mt_status open_sets(mt_bench *b)
         b->set_count++;
         MT_TRY(mt_device_kernels(b->sets[i], o->dtype, &kernels[i]));
         MT_REQUIRE(kernels[i]->pack_weight == kernels[0]->pack_weight, MT_ECONFIG,
-                   "bench: kernel sets %s and %s pack weights differently", b->sets[0]->kernel_set,
-                   b->sets[i]->kernel_set);
+                   "bench: kernel sets %s and %s pack weights differently, must be timed one by "
+                   "one",
+                   b->sets[0]->kernel_set, b->sets[i]->kernel_set);
     }
     mt_bench_use(b, 0);
     return MT_OK;

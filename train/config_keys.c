@@ -94,6 +94,11 @@ mt_status mt_config_unknown_key(const mt_config_reader *r, int line, const char 
             "unknown key %s: a configuration holds a Hugging Face config.json's keys "
             "under model:, beside data: and train:",
             path);
+    if (!strcmp(path, "recipe.layers") || !strcmp(path, "recipe.steps"))
+        return MT_CONFIG_FAIL(r, line, MT_ECONFIG,
+                              "unknown key %s: rules are items of a list, recipe: [{use: ..., "
+                              "%s: ...}]",
+                              path, dot + 1);
     char section[MT_CONFIG_PATH], meant[MT_CONFIG_PATH * 2];
     snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : (int)strlen(path), path);
     if (!mt_config_is_section(section)) section_meant = nearest_section(section);

@@ -174,6 +174,10 @@ static mt_status pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *
     const char *paths[2] = { args->output, args->valid_output };
     const char *tokenizer = args->tokenizer ? args->tokenizer : bytes ? "bytes" : "unknown";
     mt_status status;
+    MT_REQUIRE(strcmp(tokenizer, "bytes") != 0 || vocab == 256, MT_ECONFIG,
+               "tokenizer 'bytes' has 256 tokens, vocab_size is %lld", (long long)vocab);
+    MT_REQUIRE(!bytes || strcmp(tokenizer, "bytes") == 0, MT_ECONFIG,
+               "text becomes bytes, its tokenizer is 'bytes', not '%s'", tokenizer);
     MT_TRY_CLEANUP(hash_sources(result->sha256, sources, args));
     MT_TRY_CLEANUP(begin(out, paths, pieces));
     for (int64_t i = 0; i < pieces->count; i++)

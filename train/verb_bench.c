@@ -52,7 +52,7 @@ mt_status mt_verb_bench(int argc, char **argv)
         { "grad-dtype", MT_OPTION_TEXT, &grads, "TYPE",
           "of weights' gradients in moe and step: f32 (f64 under f64) or bf16 (default: f32)" },
         { "recipe", MT_OPTION_LIST, &list, "RECIPE", "of linear layers; any number; all: presets" },
-        { "kernels", MT_OPTION_LIST, &sets, "SET", "kernel sets; any number, gemm times each" },
+        { "kernels", MT_OPTION_LIST, &sets, "SET", "kernel sets; of those that pack weights alike any number, gemm times each" },
         { "launches", MT_OPTION_INT, &bench.launches, "N", "timed ones of a case (default: 15)" },
         { "flushes", MT_OPTION_INT, &bench.flushes, "N",
           "of caches before each; with many the host is not timed (default: 1)" },

@@ -116,7 +116,8 @@ static void print_paths(const mt_device *device)
     }
 }
 
-/* What GEMMs of bf16 runs do with each format: "bf16 in place; f32 from f16, fp8_tensor, ...". */
+/* What GEMMs of bf16 runs do with each format: "decoded to bf16    in bf16 runs: fp8_tensor, ...".
+ */
 static void print_operands(const mt_device *device)
 {
     const struct mt_kernels *kernels;
@@ -127,7 +128,8 @@ static void print_operands(const mt_device *device)
         mt_dtype dtype = kernels->gemm_operand(&spec);
         char *to = text[dtype == MT_BF16];
         if (&mt_formats[i] == mt_format_plain(dtype)) continue;
-        snprintf(to + strlen(to), LINE - strlen(to), "%s%s", *to ? " " : "", mt_formats[i].name);
+        snprintf(to + strlen(to), LINE - strlen(to), "%s%s",
+                 *to ? " " : "in bf16 runs: ", mt_formats[i].name);
     }
     if (*text[0]) row("decoded to f32", text[0]);
     if (*text[1]) row("decoded to bf16", text[1]);

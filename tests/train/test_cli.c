@@ -162,6 +162,10 @@ static void the_program_refuses_what_it_does_not_know(void **state)
     assert_program("train none.yaml", 5, "none.yaml");
     assert_program("train bad.yaml", 2,
                    "bad.yaml:1: unknown key model.hiden_size: did you mean model.hidden_size");
+    write_file("rule.yaml", "recipe: {use: mxfp8, layers: lm_head}\n");
+    assert_program("train rule.yaml", 2,
+                   "unknown key recipe.layers: rules are items of a list, recipe: [{use: ..., "
+                   "layers: ...}]");
     assert_program("train bad.yaml --force", 2, "--force without --resume");
     assert_program("train bad.yaml --rum x", 2, "unknown option --rum: did you mean --run");
     assert_program("train --help-config", 0, "optim:");

@@ -13,6 +13,11 @@ static int corpora_setup(void **state)
     assert_int_equal(fclose(file), 0);
     assert_program("data pack numbers.bin --vocab-size 400 -o unknown.h5", 0, "2000 tokens");
     assert_program("data pack numbers.bin --vocab-size 400 --tokenizer a -o a.h5", 0, "2000");
+    assert_program("data pack numbers.bin --vocab-size 400 --tokenizer bytes -o never.h5", 2,
+                   "tokenizer 'bytes' has 256 tokens, vocab_size is 400");
+    assert_program("data pack train.txt --tokenizer a -o never.h5", 2,
+                   "text becomes bytes, its tokenizer is 'bytes', not 'a'");
+    assert_int_equal(access("never.h5", F_OK), -1);
     assert_program("data pack numbers.bin --vocab-size 400 --tokenizer b -o b.h5", 0, "2000");
     return 0;
 }
