@@ -174,7 +174,7 @@ static mt_status pack(mt_corpus_pack_result *result, const mt_corpus_pack_args *
     const char *paths[2] = { args->output, args->valid_output };
     const char *tokenizer = args->tokenizer ? args->tokenizer : bytes ? "bytes" : "unknown";
     mt_status status;
-    MT_REQUIRE(strcmp(tokenizer, "bytes") != 0 || vocab == 256, MT_ECONFIG,
+    MT_REQUIRE(bytes || strcmp(tokenizer, "bytes") != 0 || vocab <= 256, MT_ECONFIG,
                "tokenizer 'bytes' has 256 tokens, vocab_size is %lld", (long long)vocab);
     MT_REQUIRE(!bytes || strcmp(tokenizer, "bytes") == 0, MT_ECONFIG,
                "text becomes bytes, its tokenizer is 'bytes', not '%s'", tokenizer);
