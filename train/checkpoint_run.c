@@ -48,6 +48,13 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
     return MT_OK;
 }
 
+/* What a line of JSON says, between blanks and a comma. */
+static int says(const char **line, int length)
+{
+    while (length && **line == ' ') ++*line, length--;
+    return length && (*line)[length - 1] == ',' ? length - 1 : length;
+}
+
 /* MT_ECONFIG names the first key in which a checkpoint's model differs from ours; our texts have
  * one key a line, in sorted order. */
 static mt_status compare_models(const mt_model_config *was, const mt_model_config *config,
@@ -60,10 +67,10 @@ static mt_status compare_models(const mt_model_config *was, const mt_model_confi
     for (const char *a = theirs, *b = ours; *a || *b;) {
         int n = (int)strcspn(a, "\n"), m = (int)strcspn(b, "\n");
         if (n != m || memcmp(a, b, (size_t)n)) {
+            n = says(&a, n), m = says(&b, m);
             status = MT_FAIL(MT_ECONFIG,
-                             "checkpoint '%s' is of another model: it has%.*s, the "
-                             "run%.*s",
-                             path, n, a, m, b);
+                             "checkpoint '%s' is of another model: it has %.*s, the run %.*s", path,
+                             n, a, m, b);
             break;
         }
         a += n + (a[n] == '\n'), b += m + (b[m] == '\n');
