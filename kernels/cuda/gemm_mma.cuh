@@ -9,8 +9,7 @@
 enum {
     MMA_LARGE = 128, /* sides of tiles */
     MMA_SMALL = 64,
-    MMA_RUN = 8,  /* elements a thread moves at once: 16 bytes of an operand, */
-    MMA_REALS = 4 /* or of a result of f32 */
+    MMA_RUN = 8 /* elements a thread moves at once: 16 bytes of an operand */
 };
 
 /* Two rows of ACROSS warps. Shared memory holds stages of both operands, then sums of PASS rows of
