@@ -11,8 +11,9 @@ extern "C" {
  * qkv [batch, sequence, (nq + 2 nkv) d] (query heads, key heads, value heads), y [batch, sequence,
  * nq d], lse real [batch, nq, sequence] = log sum exp, kept for backward. Scores and softmax in
  * real; probabilities and the gradients of scores may be rounded to dtype before the next product.
- * scale is usually 1/sqrt(d). kv_heads divides query_heads. Source: arXiv 2205.14135 (blocked,
- * exact). */
+ * A GPU multiplies f32 (heads of a multiple of 8 up to 128) as sums of three bf16, each without
+ * what it has below 2^-134; there what meets an Inf may be NaN. scale is usually 1/sqrt(d).
+ * kv_heads divides query_heads. Source: arXiv 2205.14135 (blocked, exact). */
 struct mt_attention_fwd_args {
     mt_dtype dtype;
     int64_t batch, sequence, query_heads, kv_heads, head_dim;

@@ -29,6 +29,7 @@ static const struct shape {
     { "dense_8192", 1, 8192, 8192, 8192, 0 },
     { "dense_attention", 1, 2048, 6144, 16384, 0 },
     { "dense_head", 1, 2048, 50304, 8192, 0 },
+    { "dense_head_odd", 1, 2048, 50257, 8192, 0 },
     { "nano_gate_up", 4, 32, 64, 96, 0 },
     { "nano_down", 4, 32, 32, 96, 0 },
 };

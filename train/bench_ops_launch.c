@@ -295,7 +295,7 @@ static mt_status launch_grad_norm_bf16(mt_bench *b, void *context, int64_t turn)
 
 /* bf16: the gradient. */
 static mt_status adamw(mt_bench *b, const struct mt_bench_job *j, mt_master master,
-                       mt_moments moments, bool bf16)
+                       mt_moments moments, bool stochastic, bool bf16)
 {
     bool blocks = mt_moments_forms[moments].block > 0;
     return mt_adamw(&b->stream,
@@ -307,6 +307,7 @@ static mt_status adamw(mt_bench *b, const struct mt_bench_job *j, mt_master mast
                                              .decay = 0.1,
                                              .master = master,
                                              .moments = moments,
+                                             .stochastic = stochastic,
                                              .p = j->p,
                                              .p_low = master == MT_MASTER_SPLIT ? j->p_low : NULL,
                                              .m = j->m,
@@ -321,25 +322,31 @@ static mt_status adamw(mt_bench *b, const struct mt_bench_job *j, mt_master mast
 static mt_status launch_adamw(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_REAL, false);
+    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_REAL, false, false);
 }
 
 static mt_status launch_adamw_bf16(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, false);
+    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, false, false);
 }
 
 static mt_status launch_adamw_bf16_grad(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, true);
+    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, false, true);
 }
 
 static mt_status launch_adamw_fp8(mt_bench *b, void *context, int64_t turn)
 {
     (void)turn;
-    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_FP8, false);
+    return adamw(b, context, MT_MASTER_REAL, MT_MOMENTS_FP8, false, false);
+}
+
+static mt_status launch_adamw_bf16_sr(mt_bench *b, void *context, int64_t turn)
+{
+    (void)turn;
+    return adamw(b, context, MT_MASTER_SPLIT, MT_MOMENTS_BF16, true, true);
 }
 
 const struct mt_bench_op mt_bench_op_rows[] = {
@@ -364,6 +371,7 @@ const struct mt_bench_op mt_bench_op_rows[] = {
     { "adamw", launch_adamw, .params = 28, .updates = true },
     { "adamw_split_bf16", launch_adamw_bf16, .params = 20, .updates = true, .f32_only = true },
     { "adamw_bf16_grad", launch_adamw_bf16_grad, .params = 18, .updates = true, .f32_only = true },
+    { "adamw_bf16_sr", launch_adamw_bf16_sr, .params = 18, .updates = true, .f32_only = true },
     { "adamw_f32_fp8", launch_adamw_fp8, .params = 16.125, .updates = true, .f32_only = true },
 };
 const int mt_bench_op_count = sizeof mt_bench_op_rows / sizeof *mt_bench_op_rows;

@@ -272,6 +272,7 @@ static mt_status attention_fwd(mt_stream *stream, const struct mt_attention_fwd_
     bool done = false;
     if (a->dtype == MT_BF16) MT_TRY(mt_attention_fwd_sm90(stream, a, &done));
     if (a->dtype == MT_BF16 && !done) MT_TRY(mt_attention_fwd_mma(stream, a, &done));
+    if (a->dtype == MT_F32) MT_TRY(mt_attention_fwd_planes(stream, a, &done));
     if (done) return MT_OK;
     return by_width<T>(s.dim, [&](auto wide) {
         enum { SIZE = tile<T>::SIZE, W = decltype(wide)::value };
@@ -430,6 +431,8 @@ static mt_status attention_bwd(mt_stream *stream, const struct mt_attention_bwd_
     kernel<<<blocks, THREADS, 0, on>>>(dot, (const T *)a->dy, (const T *)a->y, s);
     MT_LAUNCHED(stream, "attention_bwd");
     if (a->dtype == MT_BF16) MT_TRY(mt_attention_bwd_mma(stream, a, (const float *)scratch, &done));
+    if (a->dtype == MT_F32)
+        MT_TRY(mt_attention_bwd_planes(stream, a, (const float *)scratch, &done));
     if (done) return MT_OK;
     return by_width<T>(s.dim, [&](auto wide) {
         enum { SIZE = tile<T>::SIZE, W = decltype(wide)::value, WIDTH = SIDE * W };

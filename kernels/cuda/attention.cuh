@@ -29,6 +29,12 @@ extern "C" mt_status mt_attention_fwd_mma(mt_stream *stream, const struct mt_att
                                           bool *done);
 extern "C" mt_status mt_attention_bwd_mma(mt_stream *stream, const struct mt_attention_bwd_args *a,
                                           const float *dot, bool *done);
+/* The same of f32, by planes of bf16. */
+extern "C" mt_status mt_attention_fwd_planes(mt_stream *stream,
+                                             const struct mt_attention_fwd_args *a, bool *done);
+extern "C" mt_status mt_attention_bwd_planes(mt_stream *stream,
+                                             const struct mt_attention_bwd_args *a,
+                                             const float *dot, bool *done);
 /* On Hopper: bf16, heads of 64 or 128, all on 16 bytes, scale > 0. */
 extern "C" mt_status mt_attention_fwd_sm90(mt_stream *stream, const struct mt_attention_fwd_args *a,
                                            bool *done);

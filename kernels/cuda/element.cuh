@@ -84,6 +84,13 @@ template <typename R> static __device__ __forceinline__ R mt_warp_max(R x)
     return x;
 }
 
+/* A number that the compiler keeps, not makes anew where it is used. */
+static __device__ __forceinline__ int mt_opaque(int x)
+{
+    asm("" : "+r"(x));
+    return x;
+}
+
 /* Blocks of `threads` that cover `count` items, or as many as keep the device busy with a
  * grid-stride loop. */
 static inline unsigned mt_blocks(const mt_stream *stream, int64_t count, int threads)

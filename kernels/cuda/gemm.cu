@@ -49,7 +49,7 @@ static void describe_result(gemm_problem *g, const struct mt_gemm_args *args)
     g->height = args->layout == MT_GEMM_NT ? rows->k : 0;
     g->cols = along ? other->m : other->k;
     g->depth = along ? other->k : other->m;
-    g->c = args->c, g->d = args->d, g->bias = args->bias;
+    g->c = args->c, g->d = args->d, g->d_width = g->cols, g->bias = args->bias;
     g->d_real = args->d_dtype != args->dtype || args->dtype == mt_dtype_wide(args->dtype);
 }
 
@@ -76,13 +76,15 @@ template <typename T> static void align(gemm_problem *g, int run, int put)
     for (gemm_operand *x : { &g->a, &g->b })
         x->vectors = aligned(x->data, x->width, x->real ? sizeof(mt_real<T>) : sizeof(T), run);
     size_t size = g->d_real ? sizeof(mt_real<T>) : sizeof(T);
-    g->d_vectors = aligned(g->d, g->cols, size, put) && aligned(g->c, g->cols, size, put);
+    g->d_vectors = aligned(g->d, g->d_width, size, put) && aligned(g->c, g->d_width, size, put);
 }
 
+/* A result's last run may go past its columns, to where its rows have room, but not a bias's. */
 static gemm_problem *align_mma(gemm_problem *g)
 {
+    const int64_t whole = mt_ceil_div(g->cols, MMA_RUN) * MMA_RUN;
     align<mt_bf16>(g, MMA_RUN, g->d_real ? MMA_RUN / 2 : MMA_RUN);
-    g->d_vectors = g->d_vectors && g->cols % MMA_RUN == 0;
+    g->d_vectors = g->d_vectors && whole <= (g->bias ? g->cols : g->d_width);
     return g;
 }
 
@@ -104,18 +106,57 @@ template <typename T> static mt_status simt_tiles(mt_stream *stream, gemm_proble
     return simt_launch<T, 64>(stream, g);
 }
 
-/* In parts, whose sums are f32, where that makes more tiles. */
+/* What is moved and what parts make, in scratch. */
+static size_t scratch_of(const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    return (path->aligned ? mt_cuda_gemm_aligned_bytes(g) : 0) +
+           mt_cuda_gemm_parts_bytes(g, path->parts);
+}
+
+/* The product that runs: of parts, whose results lie at 16 bytes, of what is moved. */
+static gemm_problem product_of(const gemm_problem *g, const mt_cuda_gemm_path *path, void *scratch)
+{
+    const gemm_problem p = path->aligned ? mt_cuda_gemm_aligned(g, scratch) : *g;
+    if (path->parts <= 1) return p;
+    const size_t moved = path->aligned ? mt_cuda_gemm_aligned_bytes(g) : 0;
+    return mt_cuda_gemm_part(&p, path->parts, (char *)scratch + moved);
+}
+
+/* By `multiply`, of the product that runs. */
+template <typename F>
+static mt_status multiply_prepared(mt_stream *stream, const gemm_problem *g,
+                                   const mt_cuda_gemm_path *path, const F &multiply)
+{
+    const size_t bytes = scratch_of(g, path);
+    void *scratch = NULL;
+    if (bytes) MT_TRY(mt_cuda_scratch(stream, &scratch, bytes));
+    gemm_problem p = product_of(g, path, scratch);
+    const gemm_problem aligned = path->aligned ? mt_cuda_gemm_aligned(g, scratch) : *g;
+    if (path->aligned) MT_TRY(mt_cuda_gemm_align(stream, g, &aligned));
+    MT_TRY(multiply(&p));
+    if (path->parts > 1)
+        MT_TRY(mt_cuda_gemm_add_parts(stream, &aligned, (const float *)p.d, path->parts));
+    return path->aligned ? mt_cuda_gemm_restore(stream, g, &aligned) : MT_OK;
+}
+
+/* Of f32 or f32 and bf16: in parts, whose sums are f32, where that makes more tiles; what planes
+ * cannot read so is moved, as extents say. */
+static mt_cuda_gemm_path choose_real(const mt_stream *stream, const gemm_problem *g)
+{
+    mt_cuda_gemm_path path = {};
+    path.parts = mt_cuda_gemm_parts(g);
+    if (!mt_cuda_gemm_is_odd(g) || mt_cuda_gemm_splits(stream, g)) return path;
+    const gemm_problem aligned = mt_cuda_gemm_aligned(g, NULL);
+    path.aligned = mt_cuda_gemm_splits(stream, &aligned);
+    return path;
+}
+
 template <typename T> static mt_status simt(mt_stream *stream, gemm_problem *g)
 {
     if constexpr (sizeof(mt_real<T>) == sizeof(float)) {
-        const int parts = mt_cuda_gemm_parts(g);
-        void *results;
-        if (parts > 1) {
-            MT_TRY(mt_cuda_scratch(stream, &results, mt_cuda_gemm_parts_bytes(g, parts)));
-            gemm_problem p = mt_cuda_gemm_part(g, parts, results);
-            MT_TRY(simt_tiles<T>(stream, &p));
-            return mt_cuda_gemm_add_parts(stream, g, (const float *)results, parts);
-        }
+        const mt_cuda_gemm_path path = choose_real(stream, g);
+        return multiply_prepared(stream, g, &path,
+                                 [=](gemm_problem *p) { return simt_tiles<T>(stream, p); });
     }
     return simt_tiles<T>(stream, g);
 }
@@ -130,12 +171,6 @@ template <> mt_status multiply<float>(mt_stream *stream, gemm_problem *g)
 {
     g->a.real = g->b.real = true;
     return simt<mt_bf16>(stream, g);
-}
-
-/* The product that runs: of parts, whose results lie at 16 bytes. */
-static gemm_problem product_of(const gemm_problem *g, const mt_cuda_gemm_path *path, void *results)
-{
-    return path->parts > 1 ? mt_cuda_gemm_part(g, path->parts, results) : *g;
 }
 
 /* On Hopper: what has so few products, and no long sums, takes as long as a block from its begin to
@@ -156,6 +191,7 @@ static bool is_small(const gemm_problem *g)
 static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
     path->parts = mt_cuda_gemm_parts(g);
+    path->aligned = mt_cuda_gemm_aligns(g);
     gemm_problem p = product_of(g, path, NULL);
     const bool aligned = mma_aligned(align_mma(&p));
     const int tiled = aligned && fills(stream, p) ? MT_CUDA_GEMM_TILED : MT_CUDA_GEMM_SMALL;
@@ -192,7 +228,7 @@ static mt_status try_cublaslt(mt_stream *stream, const gemm_problem *g, bool run
 /* cuBLASLt where the kernel set has it and it can, else ours. */
 static mt_status choose_any(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *path)
 {
-    path->width = path->super = 0, path->parts = 1;
+    path->width = path->super = 0, path->parts = 1, path->aligned = false;
     MT_TRY(try_cublaslt(stream, g, false, &path->variant, &path->why));
     if (path->variant == MT_CUDA_GEMM_TILED) choose(stream, g, path);
     return MT_OK;
@@ -200,16 +236,11 @@ static mt_status choose_any(mt_stream *stream, const gemm_problem *g, mt_cuda_ge
 
 static mt_status multiply_by(mt_stream *stream, gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    const size_t bytes = mt_cuda_gemm_parts_bytes(g, path->parts);
-    void *results = NULL;
-    if (bytes) MT_TRY(mt_cuda_scratch(stream, &results, bytes));
-    gemm_problem p = product_of(g, path, results);
-    if (mt_cuda_gemm_is_tiled(path->variant)) {
-        MT_TRY(mma_launch(stream, align_mma(&p), path->variant == MT_CUDA_GEMM_SMALL));
-    } else {
-        MT_TRY(mt_cuda_gemm_sm90(stream, &p, path));
-    }
-    return bytes ? mt_cuda_gemm_add_parts(stream, g, (const float *)results, path->parts) : MT_OK;
+    return multiply_prepared(stream, g, path, [=](gemm_problem *p) {
+        return mt_cuda_gemm_is_tiled(path->variant)
+                   ? mma_launch(stream, align_mma(p), path->variant == MT_CUDA_GEMM_SMALL)
+                   : mt_cuda_gemm_sm90(stream, p, path);
+    });
 }
 
 template <> mt_status multiply<mt_bf16>(mt_stream *stream, gemm_problem *g)
@@ -251,6 +282,21 @@ template <typename T> static mt_status gemm(mt_stream *stream, const struct mt_g
 }
 MT_CUDA_OP(gemm)
 
+/* As it will be, but for where operands lie that are decoded first. */
+static void foresee_real(gemm_problem *g, const struct mt_gemm_args *args)
+{
+    const mt_direction *a = mt_gemm_b(args), *b = mt_gemm_a(args);
+    const mt_format_spec of_a = mt_direction_spec(a), of_b = mt_direction_spec(b);
+    const auto decoded =
+        args->dtype == MT_F32 ? mt_cuda_gemm_operand_f32 : mt_cuda_gemm_operand_bf16;
+    describe_result(g, args);
+    g->a = operand(args->b, a, args->dtype, true);
+    g->b = operand(args->a, b, args->dtype, args->layout == MT_GEMM_NT);
+    g->a.real = decoded(&of_a) == MT_F32, g->b.real = decoded(&of_b) == MT_F32;
+    if (a->format->dtype != decoded(&of_a)) g->a.data = NULL;
+    if (b->format->dtype != decoded(&of_b)) g->b.data = NULL;
+}
+
 void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size_t *scratch,
                         size_t *operands)
 {
@@ -267,11 +313,11 @@ void mt_cuda_gemm_bytes(mt_stream *stream, const struct mt_gemm_args *args, size
     if (mt_cuda_gemm_foresee(&g, args)) {
         choose(stream, &g, &path);
     } else if (args->dtype != MT_F64) {
-        describe_result(&g, args);
-        path.parts = mt_cuda_gemm_parts(&g);
+        foresee_real(&g, args);
+        path = choose_real(stream, &g);
     }
-    const size_t parts = mt_cuda_gemm_parts_bytes(&g, path.parts);
-    if (parts > *scratch) *scratch = parts;
+    const size_t own = scratch_of(&g, &path);
+    if (own > *scratch) *scratch = own;
 }
 
 /* ---- paths by name -----------------------------------------------------------------------------
@@ -329,8 +375,9 @@ static void print_path(char text[MT_GEMM_TEXT], const mt_cuda_gemm_path *path)
 {
     char parts[40] = "";
     if (path->parts > 1) snprintf(parts, sizeof parts, ", %d parts of the rows", path->parts);
-    snprintf(text, MT_GEMM_TEXT, "%s%s%s%s", mt_cuda_gemm_path_name(path), parts,
-             path->why ? ", not cuBLASLt: " : "", path->why ? path->why : "");
+    snprintf(text, MT_GEMM_TEXT, "%s%s%s%s%s", mt_cuda_gemm_path_name(path), parts,
+             path->aligned ? ", moved to 16 bytes" : "", path->why ? ", not cuBLASLt: " : "",
+             path->why ? path->why : "");
 }
 
 /* As gemm goes about it, up to the product itself. */
@@ -348,9 +395,11 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
         MT_TRY(mt_cuda_gemm_describe(&g, &plain.args));
         g.factor = plain.factor;
         if (g.a.real || g.b.real) {
+            const mt_cuda_gemm_path real = choose_real(stream, &g);
             snprintf(text, MT_GEMM_TEXT, "%s",
-                     mt_cuda_gemm_splits(stream, &g) ? "wgmma 128x128, planes of f32"
-                                                     : "tiled, operands of f32");
+                     real.aligned ? "wgmma 128x128, planes of f32, moved to 16 bytes"
+                     : mt_cuda_gemm_splits(stream, &g) ? "wgmma 128x128, planes of f32"
+                                                       : "tiled, operands of f32");
             return MT_OK;
         }
         MT_TRY(choose_any(stream, &g, &path));
@@ -366,6 +415,7 @@ static bool can(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_pat
     gemm_problem p = product_of(g, path, NULL);
     if (lt) return !g->fp8;
     if (path->parts > 1 && !mt_cuda_gemm_divides(g, path->parts)) return false;
+    if (path->aligned && !mt_cuda_gemm_is_odd(g)) return false;
     if (mt_cuda_gemm_is_tiled(path->variant)) /* no codes */
         return !g->fp8 && (path->variant == MT_CUDA_GEMM_SMALL || mma_aligned(align_mma(&p)));
     return mt_cuda_is_hopper(stream) && mt_cuda_gemm_sm90_suits(&p, path);

@@ -4,6 +4,7 @@
  *   gemm.cu           the choice of a path, the entries of the table
  *   gemm_operands.cu  operands of other formats made plain
  *   gemm_parts.cu     gradients of dense weights in parts
+ *   gemm_aligned.cu   operands and results that do not lie at 16 bytes, brought there
  *   gemm_codes.cu     operands of fp8 read as they are, on Hopper
  *   gemm_simt.cuh     fused multiply-adds on reals: f64, f32, and whatever mixes bf16 with f32
  *   gemm_planes.cuh   f32 on Hopper, as planes of bf16
@@ -16,13 +17,14 @@
 #include "kernels/cuda/gemm_factor.h"
 
 /* An operand in place: member e begins at element `first` of e, and its element (i, p) is at i *
- * width + p, or, for one whose lines run across the depth, at p * width + i. */
+ * width + p, or, for one whose lines run across the depth, at p * width + i. What is in a line past
+ * its extent is zeros. */
 struct gemm_operand {
     const void *data;
     bool real;     /* mt_real<T>, else T */
     bool vectors;  /* runs of elements, as many as the path moves at once, are aligned */
-    bool ragged;   /* its members are those of `rows`; else they have depth * cols elements */
-    int64_t width; /* elements of a line; of padded codes the rows of all their steps */
+    bool ragged;   /* its members are those of `rows`; else each has cols (TN) or depth lines */
+    int64_t width; /* elements from line to line; of padded codes the rows of all their steps */
 };
 
 struct gemm_problem {
@@ -32,6 +34,7 @@ struct gemm_problem {
     gemm_operand a, b;
     const void *c;
     void *d;
+    int64_t d_width; /* elements from row to row of D and of C: cols but where they were moved */
     const void *bias;
     mt_gemm_factor factor; /* per member, what its sums are multiplied by */
     int fp8; /* operands are codes, 1 + their kind in mt_cuda_gemm_sm90_codes; 0: plain elements */
@@ -144,6 +147,19 @@ extern "C" gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void
 extern "C" mt_status mt_cuda_gemm_add_parts(mt_stream *stream, const gemm_problem *g,
                                             const float *results, int parts);
 
+/* gemm_aligned.cu: whether anything of a product of equal members does not lie at 16 bytes, and
+ * whether it is so many products that moving it first pays; what that takes; the product as it is
+ * then, of memory at 256 bytes (none: for a choice); to there, and its result back. Products of
+ * f32 have operands moved alone. */
+extern "C" bool mt_cuda_gemm_is_odd(const gemm_problem *g);
+extern "C" bool mt_cuda_gemm_aligns(const gemm_problem *g);
+extern "C" size_t mt_cuda_gemm_aligned_bytes(const gemm_problem *g);
+extern "C" gemm_problem mt_cuda_gemm_aligned(const gemm_problem *g, void *memory);
+extern "C" mt_status mt_cuda_gemm_align(mt_stream *stream, const gemm_problem *g,
+                                        const gemm_problem *aligned);
+extern "C" mt_status mt_cuda_gemm_restore(mt_stream *stream, const gemm_problem *g,
+                                          const gemm_problem *aligned);
+
 /* A member's factor in two parts: one that is cut, and what is missing, which is never 0 (so that
  * it is no NaN times Inf). */
 static __device__ __forceinline__ float2 gemm_factor(const mt_gemm_factor *f, int64_t member)
@@ -196,11 +212,12 @@ static __device__ __forceinline__ bool gemm_find_tile(gemm_tile *t, const gemm_p
 static __device__ __forceinline__ int64_t gemm_member_at(const gemm_problem *g,
                                                          const gemm_operand *x, const gemm_tile *t)
 {
-    return x->ragged ? t->start * x->width : t->member * g->cols * g->depth;
+    const int64_t lines = g->layout == MT_GEMM_TN ? g->cols : g->depth;
+    return (x->ragged ? t->start : t->member * lines) * x->width;
 }
 static __device__ __forceinline__ int64_t gemm_result_at(const gemm_problem *g, const gemm_tile *t)
 {
-    return (g->layout == MT_GEMM_NT ? t->member * g->height : t->start) * g->cols;
+    return (g->layout == MT_GEMM_NT ? t->member * g->height : t->start) * g->d_width;
 }
 
 static __device__ __forceinline__ void gemm_ask_factor(const gemm_problem *g, gemm_tile *t)
@@ -215,7 +232,7 @@ static __device__ __forceinline__ void gemm_put(const gemm_problem *g, const gem
                                                 int64_t i, int64_t j, const R (&sum)[N])
 {
     if (i >= t->height) return;
-    int64_t at = gemm_result_at(g, t) + i * g->cols + j, count = g->cols - j;
+    int64_t at = gemm_result_at(g, t) + i * g->d_width + j, count = g->cols - j;
     const R *bias = g->bias ? (const R *)g->bias + t->member * g->cols + j : NULL;
     const D *c = g->c ? (const D *)g->c + at : NULL;
     D *d = (D *)g->d + at;

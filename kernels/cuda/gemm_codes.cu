@@ -65,7 +65,7 @@ extern "C" bool mt_cuda_gemm_codes(gemm_problem *g, const struct mt_gemm_args *a
     int64_t line = wgrad ? mt_padded_rows(&g->rows) : g->depth;
     g->a = { is_placed(args->layout, rows) ? NULL : rows->codes, false, false, true, line };
     g->b = { is_placed(args->layout, w) ? NULL : w->codes, false, false, wgrad, line };
-    g->c = args->c, g->d = args->d, g->bias = args->bias;
+    g->c = args->c, g->d = args->d, g->d_width = g->cols, g->bias = args->bias;
     g->d_real = args->d_dtype != MT_BF16;
     g->fp8 = kind + 1;
     if (kind % MT_CUDA_FP8_WGRAD >= MT_CUDA_FP8_BLOCKS)

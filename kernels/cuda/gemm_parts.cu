@@ -38,7 +38,7 @@ gemm_problem mt_cuda_gemm_part(const gemm_problem *g, int parts, void *results)
 {
     gemm_problem p = *g;
     p.rows.members = parts, p.rows.m = g->rows.m / parts;
-    p.c = NULL, p.d = results, p.d_real = true, p.factor = mt_gemm_factor();
+    p.c = NULL, p.d = results, p.d_width = g->cols, p.d_real = true, p.factor = mt_gemm_factor();
     return p;
 }
 

@@ -61,11 +61,13 @@ enum { MT_CUDA_GEMM_PARTS = 8 }; /* at most */
 
 typedef struct mt_cuda_gemm_path {
     int variant;
-    int width; /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (high: 144,
-                  tall, broad: 128) */
-    int super; /* wgmma: tiles of one direction that are taken together */
-    int parts; /* bf16, NT of one member: of its rows, whose results are added; 0, 1: one
-                */
+    int width;    /* wgmma: most columns of a tile, a multiple of 8 (NT: 64) up to 192 (high: 144,
+                     tall, broad: 128) */
+    int super;    /* wgmma: tiles of one direction that are taken together */
+    int parts;    /* bf16, NT of one member: of its rows, whose results are added; 0, 1: one
+                   */
+    bool aligned; /* bf16: what does not lie at 16 bytes of equal members' product is moved there
+                     first */
     const char *why; /* it is not cuBLASLt, in a kernel set that has it; else NULL */
 } mt_cuda_gemm_path;
 

@@ -382,7 +382,7 @@ static bool suits_operands(const gemm_problem *g)
     int64_t rows = most_rows(&g->rows);
     return !g->a.real && !g->b.real && (wgrad || !g->d_real) && rows > 0 && rows < SM90_MOST &&
            fits_map(g->a.data, g->a.width, size) && fits_map(g->b.data, g->b.width, size) &&
-           fits_map(g->d, g->cols, result) && fits_map(g->c, g->cols, result) &&
+           fits_map(g->d, g->d_width, result) && fits_map(g->c, g->d_width, result) &&
            (wgrad ? g->height : g->depth) < SM90_MOST;
 }
 

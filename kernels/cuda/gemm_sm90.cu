@@ -64,7 +64,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
                            size };
     gemm_sm90_matrix q = { "b", g->a.data, g->a.width, 0, members, variant->box_q, size };
     gemm_sm90_matrix d = {
-        "d", g->d, g->cols, wgrad ? g->height : 0, members, 64, gemm_sm90_result_size(g)
+        "d", g->d, g->d_width, wgrad ? g->height : 0, members, 64, gemm_sm90_result_size(g)
     };
     if (variant->by_rows) { /* P is X or dY */
         p = { "b", g->a.data, g->a.width, 0, members, variant->tile / variant->cluster_n, size };
@@ -79,7 +79,7 @@ static mt_status make_maps(gemm_sm90_maps *maps, const gemm_problem *g,
         q.name = "a", q.data = g->b.data, q.columns = g->b.width;
         q.box_rows = 64;
     }
-    if (variant->turned) d.columns = g->height, d.rows = g->cols, d.box_rows = g->d_real ? 32 : 64;
+    if (variant->turned) d.rows = g->cols, d.box_rows = g->d_real ? 32 : 64;
     gemm_sm90_matrix c = d;
     c.name = "c", c.data = g->c ? g->c : g->d;
     MT_TRY(mt_cuda_gemm_sm90_map(&maps->p, &p));

@@ -23,13 +23,6 @@ static __device__ __forceinline__ void mt_mma(float *sum, const uint32_t *a, uin
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A number that the compiler keeps, not makes anew where it is used. */
-static __device__ __forceinline__ int mt_opaque(int x)
-{
-    asm("" : "+r"(x));
-    return x;
-}
-
 /* Sum, or maximum, over the four lanes that have a row of a fragment. */
 static __device__ __forceinline__ float mt_row_sum(float x)
 {

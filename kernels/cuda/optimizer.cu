@@ -1,201 +1,11 @@
-/* Gradient norm and AdamW. Here T is the dtype of masters, gradients and moments, which is never
- * bf16: that instance does what f32's does. */
+/* AdamW. Here T is the dtype of masters, gradients and moments, which is never bf16: that instance
+ * does what f32's does. */
 #include "kernels/cuda/copies.cuh"
-#include "kernels/cuda/ordered.cuh"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/stored.cuh"
-#include "kernels/cuda/scratch.h"
-
-enum { THREADS = 256, NORM_BLOCK = 4096, LANES = 16 };
-
-/* ---- gradient norm ----------------------------------------------------------------------------
- */
-
-/* A block's squares are summed as the CPU does: lane l adds elements l, l + LANES, ... in order,
- * then the lanes in pairs, l with l + 8, 4, 2, 1. A chain of NORM_BLOCK / LANES sums is all that is
- * waited for: half a warp has a block, brings it to shared memory, STAGES of it at a time, and adds
- * from there; as many such warps stay on a multiprocessor as its memory is filled by. */
-enum { STAGE = 512, STAGES = 4, ROWS = STAGE / LANES };
-
-/* A warp's two blocks stand apart by half of the banks. */
-template <typename E> struct squares_stage {
-    alignas(16) E of[2][STAGE + 64 / sizeof(E)];
-};
-
-/* The square of an f32 is exact in f64, so that adding it in one operation changes nothing. */
-static __device__ __forceinline__ double add_square(double sum, float x)
-{
-    return fma((double)x, (double)x, sum);
-}
-static __device__ __forceinline__ double add_square(double sum, double x)
-{
-    return sum + x * x;
-}
-
-/* Elements of the stage from `from` on, N at a time; those past the first `left` are 0, and to add
- * these changes nothing. */
-template <int N, bool WHOLE, typename E>
-static __device__ __forceinline__ void bring(E *to, const E *from, int left)
-{
-#pragma unroll
-    for (int base = 0; base < STAGE; base += LANES * N) {
-        const int i = base + threadIdx.x % LANES * N;
-        const int there = WHOLE ? N : max(0, min(N, left - i));
-        if constexpr (N * sizeof(E) >= 4)
-            mt_copy_ask<N * sizeof(E)>(to + i, from + i, there * (int)sizeof(E));
-        else
-            to[i] = there ? from[i] : E(0.0f);
-    }
-    mt_copies_group();
-}
-
-/* What a lane adds of its block, of which `left` elements exist. */
-template <int N, bool WHOLE, typename E>
-static __device__ __forceinline__ double add_squares(squares_stage<E> *stages, const E *g, int left)
-{
-    const int half = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    double sum = 0;
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        bring<N, WHOLE>(stages[s].of[half], g + s * STAGE, left - s * STAGE);
-    for (int i = 0; i < NORM_BLOCK / STAGE; i++) {
-        const int next = i + STAGES - 1;
-        E x[ROWS];
-        mt_copies_wait<STAGES - 2>();
-        __syncwarp(); /* also: everyone has read the stage that is brought next */
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) x[r] = stages[i % STAGES].of[half][r * LANES + lane];
-        if (next < NORM_BLOCK / STAGE)
-            bring<N, WHOLE>(stages[next % STAGES].of[half], g + next * STAGE, left - next * STAGE);
-        else
-            mt_copies_group();
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) sum = add_square(sum, mt_get(x + r));
-    }
-    return sum;
-}
-
-/* A warp for each two blocks; N elements are brought at a time. */
-template <int N, typename E>
-static __global__ void __launch_bounds__(32)
-    squares_kernel(double *partial, const E *grad, int64_t count)
-{
-    __shared__ squares_stage<E> stages[STAGES];
-    const int64_t block = (int64_t)blockIdx.x * 2 + threadIdx.x / LANES;
-    const int64_t left = count - block * NORM_BLOCK;
-    const E *g = grad + block * NORM_BLOCK;
-    double sum;
-    if (((int64_t)blockIdx.x + 1) * 2 * NORM_BLOCK <= count)
-        sum = add_squares<N, true>(stages, g, NORM_BLOCK);
-    else
-        sum = add_squares<N, false>(stages, g, (int)min(left, (int64_t)NORM_BLOCK));
-#pragma unroll
-    for (int other = LANES / 2; other; other /= 2) sum += __shfl_down_sync(~0u, sum, other, LANES);
-    if (threadIdx.x % LANES == 0 && left > 0) partial[block] = sum;
-}
-
-/* A warp adds a run of partial sums. */
-static __device__ __forceinline__ void add_run(double *runs, int64_t run, const double *partial,
-                                               int64_t blocks)
-{
-    const int64_t left = blocks - run * MT_NORM_RUN;
-    if (left <= 0) return;
-    double sum =
-        mt_ordered_sum(partial + run * MT_NORM_RUN, left < MT_NORM_RUN ? left : MT_NORM_RUN);
-    if (threadIdx.x % 32 == 0) runs[run] = sum;
-}
-static __global__ void __launch_bounds__(THREADS)
-    runs_kernel(double *runs, const double *partial, int64_t blocks)
-{
-    add_run(runs, ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, partial, blocks);
-}
-
-/* What a norm means for the step: how much to clip, whether to skip, and the bias corrections. Of
- * few runs, it adds them first (blocks: of partial sums; 0: they are there). */
-template <typename R>
-static __global__ void __launch_bounds__(THREADS)
-    finish_norm_kernel(struct mt_grad_norm_args a, double *runs, int64_t count,
-                       const double *partial, int64_t blocks)
-{
-    add_run(runs, threadIdx.x / 32, partial, blocks);
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    double sum = a.pass == MT_NORM_FINISH ? *a.sum : mt_ordered_sum(runs, count);
-    if (threadIdx.x) return;
-    if (a.pass == MT_NORM_SUM) {
-        *a.sum = sum;
-        return;
-    }
-    double norm = sqrt(sum);
-    struct mt_step_state *s = a.state;
-    double clip = a.max_norm > 0 ? a.max_norm / (norm + 1e-6) : 1;
-    s->grad_norm = norm;
-    s->clip = clip < 1 ? clip : 1;
-    s->skip = !isfinite(norm) || (a.loss && !isfinite(*(const R *)a.loss));
-    if (s->skip) {
-        s->skipped++, s->skipped_in_a_row++;
-        return;
-    }
-    s->power1 *= a.beta1, s->power2 *= a.beta2;
-    s->bias1 = 1 - s->power1, s->bias2 = 1 - s->power2;
-    s->applied++, s->skipped_in_a_row = 0;
-}
-
-template <typename E>
-static mt_status squares(mt_stream *stream, double *partial, const E *grad, int64_t count,
-                         int64_t blocks)
-{
-    if (!blocks) return MT_OK;
-    auto kernel =
-        (uintptr_t)grad % 16 == 0 ? squares_kernel<16 / sizeof(E), E> : squares_kernel<1, E>;
-    kernel<<<(unsigned)mt_ceil_div(blocks, 2), 32, 0, mt_cuda_stream(stream)>>>(partial, grad,
-                                                                                count);
-    MT_LAUNCHED(stream, "grad_norm");
-    return MT_OK;
-}
-
-static int64_t norm_blocks(const struct mt_grad_norm_args *a, int64_t count)
-{
-    return a->pass == MT_NORM_FINISH ? 0 : mt_ceil_div(count, NORM_BLOCK);
-}
-
-template <typename T>
-static size_t grad_norm_scratch(const mt_stream *stream, const struct mt_grad_norm_args *a)
-{
-    (void)stream;
-    int64_t all = norm_blocks(a, a->count) + norm_blocks(a, a->bf16_count);
-    return (size_t)(all + mt_ceil_div(all, MT_NORM_RUN)) * sizeof(double);
-}
-MT_CUDA_SCRATCH(grad_norm)
-
-template <typename T>
-static mt_status grad_norm(mt_stream *stream, const struct mt_grad_norm_args *a)
-{
-    typedef mt_real<T> R;
-    cudaStream_t on = mt_cuda_stream(stream);
-    int64_t blocks = norm_blocks(a, a->count), halves = norm_blocks(a, a->bf16_count);
-    int64_t all = blocks + halves, runs = mt_ceil_div(all, MT_NORM_RUN);
-    void *scratch;
-    MT_TRY(mt_cuda_scratch(stream, &scratch, grad_norm_scratch<T>(stream, a)));
-    double *partial = (double *)scratch, *run = partial + all;
-    MT_TRY(squares(stream, partial, (const R *)a->grad, a->count, blocks));
-    MT_TRY(squares(stream, partial + blocks, (const mt_bf16 *)a->bf16_grad, a->bf16_count, halves));
-    const bool few = runs <= THREADS / 32;
-    if (!few) {
-        runs_kernel<<<(unsigned)mt_ceil_div(runs * 32, THREADS), THREADS, 0, on>>>(run, partial,
-                                                                                   all);
-        MT_LAUNCHED(stream, "grad_norm");
-    }
-    finish_norm_kernel<R><<<1, THREADS, 0, on>>>(*a, run, runs, partial, few ? all : 0);
-    MT_LAUNCHED(stream, "grad_norm");
-    return MT_OK;
-}
-MT_CUDA_OP(grad_norm)
-
-/* ---- AdamW ------------------------------------------------------------------------------------
- */
 
 /* A warp updates BLOCK elements, one FP8 block, N in a row to a lane. */
-enum { BLOCK = 128, N = BLOCK / 32 };
+enum { THREADS = 256, BLOCK = 128, N = BLOCK / 32 };
 
 /* What a moment's element is stored as. */
 template <typename R, mt_moments M> struct moment_of {
@@ -249,66 +59,123 @@ struct place {
     mt_codec e4m3;
 };
 
-/* A moment's reals, and back. ROOT: v, which fp8 keeps as its square root. */
-template <typename R, mt_moments M, bool ROOT>
-static __device__ __forceinline__ void
-open(R x[N], const mt_vec<typename moment_of<R, M>::type, N> &e, float inverse, const place &w)
+/* From where a lane's elements are read: in place, or out of shared memory. */
+struct source {
+    const void *grad, *p, *p_low, *m, *v;
+    float inverse_m, inverse_v;
+};
+
+static __device__ __forceinline__ void open_halves(float x[N], const mt_vec<uint16_t, N> &halves)
 {
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        if constexpr (M == MT_MOMENTS_REAL) x[j] = e.at[j];
-        if constexpr (M == MT_MOMENTS_BF16) x[j] = mt_bf16_to_f32(e.at[j]);
-        if constexpr (M == MT_MOMENTS_FP8) {
-            x[j] = mt_decode(w.e4m3, e.at[j]) * inverse;
-            if (ROOT) x[j] = x[j] * x[j];
-        }
+    for (int j = 0; j < N; j += 2) {
+        const uint32_t pair = *(const uint32_t *)(halves.at + j);
+        x[j] = __uint_as_float(pair << 16), x[j + 1] = __uint_as_float(pair & 0xffff0000);
     }
 }
+static __device__ __forceinline__ void open_halves(double *, const mt_vec<uint16_t, N> &) {}
 
-template <typename R, mt_moments M, bool SR, bool ROOT>
-static __device__ __forceinline__ void close(void *codes, float *scales, R x[N],
-                                             const struct mt_adamw_args &a, uint32_t step,
+/* A moment's reals, without scales. */
+template <typename R, mt_moments M>
+static __device__ __forceinline__ void open(R x[N], const void *codes, const place &w)
+{
+    typedef typename moment_of<R, M>::type moment;
+    const mt_vec<moment, N> e = load((const moment *)codes, w.left, w.vectors);
+    if constexpr (M == MT_MOMENTS_BF16) open_halves(x, e);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if constexpr (M == MT_MOMENTS_REAL) x[j] = e.at[j];
+}
+
+/* Of fp8; ROOT: v, which is kept as its square root. */
+template <bool ROOT>
+static __device__ __forceinline__ void open_fp8(float x[N], uint32_t codes, float inverse,
+                                                const place &w)
+{
+    stored_values(x, w.e4m3, codes & 0xffff);
+    stored_values(x + 2, w.e4m3, codes >> 16);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        x[j] = x[j] * inverse;
+        if (ROOT) x[j] = x[j] * x[j];
+    }
+}
+static __device__ __forceinline__ uint32_t load_codes(const void *p, const place &w)
+{
+    if (w.vectors && w.left >= N) return *(const uint32_t *)p;
+    uint32_t codes = 0;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (j < w.left) codes |= (uint32_t)((const uint8_t *)p)[j] << 8 * j;
+    return codes;
+}
+static __device__ __forceinline__ void store_codes(void *p, uint32_t codes, const place &w)
+{
+    if (w.vectors && w.left >= N) {
+        __stcs((uint32_t *)p, codes);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (j < w.left) ((uint8_t *)p)[j] = (uint8_t)(codes >> 8 * j);
+}
+
+/* And back, without scales; SR: by the random bits in words. */
+template <typename R, mt_moments M, bool SR>
+static __device__ __forceinline__ void close(void *codes, const R x[N], const uint32_t words[2],
                                              const place &w)
 {
-    mt_vec<typename moment_of<R, M>::type, N> e;
-    uint32_t words[2] = { 0, 0 };
-    float scale = 1;
-    if constexpr (SR)
-        stored_draw(words, a.seed, (uint64_t)(a.first + w.at), 2 * a.param + (ROOT ? 1 : 0), step);
-    if constexpr (M == MT_MOMENTS_FP8) {
-        int32_t amax = 0;
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            if (ROOT) x[j] = sqrt(x[j]);
-            amax = max(amax, mt_magnitude_bits(x[j]));
-        }
-        scale = stored_scale(w.e4m3, __reduce_max_sync(~0u, amax));
-        if (threadIdx.x % 32 == 0) scales[w.block] = 1.0f / scale;
-    }
+    typedef typename moment_of<R, M>::type moment;
+    mt_vec<moment, N> e;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         if constexpr (M == MT_MOMENTS_REAL) e.at[j] = x[j];
         if constexpr (M == MT_MOMENTS_BF16)
             e.at[j] = SR ? stored_stochastic(x[j], words[j / 2] >> (j % 2 * 16) & 0xffff)
                          : __bfloat16_as_ushort(__float2bfloat16_rn(x[j]));
-        if constexpr (M == MT_MOMENTS_FP8)
-            e.at[j] = ROOT ? stored_encode_up(w.e4m3, x[j] * scale)
-                           : (uint8_t)mt_encode(w.e4m3, x[j] * scale);
     }
-    store((typename moment_of<R, M>::type *)codes + w.at, e, w.left, w.vectors);
+    store((moment *)codes + w.at, e, w.left, w.vectors);
+}
+
+/* The bits of a block's largest magnitude; NaN counts as 0. */
+static __device__ __forceinline__ int32_t block_amax(const float x[N])
+{
+    float amax = 0;
+#pragma unroll
+    for (int j = 0; j < N; j++) amax = fmaxf(amax, fabsf(x[j]));
+    return (int32_t)__reduce_max_sync(~0u, (unsigned)mt_bits(amax));
+}
+
+/* Both moments of a block in fp8; half a warp makes the scale of each. */
+static __device__ __forceinline__ void close_fp8(const struct mt_adamw_args &a, const float m[N],
+                                                 const float root[N], const place &w)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const bool of_v = lane >= 16;
+    const int32_t amax_m = block_amax(m), amax_v = block_amax(root);
+    const stored_scale own = stored_scale_of(w.e4m3, of_v ? amax_v : amax_m);
+    if (lane % 16 == 0) (of_v ? a.v_scales : a.m_scales)[w.block] = own.inverse;
+    const float by_m = __shfl_sync(~0u, own.scale, 0), by_v = __shfl_sync(~0u, own.scale, 16);
+    uint32_t em = 0, ev = 0;
+#pragma unroll
+    for (int j = 0; j < N; j += 2) {
+        em |= stored_codes(w.e4m3, m[j] * by_m, m[j + 1] * by_m) << 8 * j;
+        ev |= stored_codes_up(w.e4m3, root[j] * by_v, root[j + 1] * by_v) << 8 * j;
+    }
+    store_codes((uint8_t *)a.m + w.at, em, w);
+    store_codes((uint8_t *)a.v + w.at, ev, w);
 }
 
 template <typename R, bool SPLIT>
-static __device__ __forceinline__ void open_master(R p[N], const struct mt_adamw_args &a,
-                                                   const place &w)
+static __device__ __forceinline__ void open_master(R p[N], const source &s, const place &w)
 {
     if constexpr (SPLIT) {
-        mt_vec<uint16_t, N> high = load((const uint16_t *)a.p + w.at, w.left, w.vectors);
-        mt_vec<int16_t, N> low = load((const int16_t *)a.p_low + w.at, w.left, w.vectors);
+        mt_vec<uint16_t, N> high = load((const uint16_t *)s.p, w.left, w.vectors);
+        mt_vec<int16_t, N> low = load((const int16_t *)s.p_low, w.left, w.vectors);
 #pragma unroll
         for (int j = 0; j < N; j++) p[j] = mt_f32_from_bits(mt_master_join(high.at[j], low.at[j]));
     } else {
-        mt_vec<R, N> x = load((const R *)a.p + w.at, w.left, w.vectors);
+        mt_vec<R, N> x = load((const R *)s.p, w.left, w.vectors);
 #pragma unroll
         for (int j = 0; j < N; j++) p[j] = x.at[j];
     }
@@ -350,15 +217,12 @@ static __device__ __forceinline__ void close_master(const R p[N], const struct m
 
 /* The gradients of a lane, of either type: a choice here costs less than twice as many kernels. */
 template <typename R>
-static __device__ __forceinline__ void open_grad(R g[N], const struct mt_adamw_args &a,
-                                                 const place &w)
+static __device__ __forceinline__ void open_grad(R g[N], bool bf16, const source &s, const place &w)
 {
-    if (a.grad_bf16) {
-        mt_vec<uint16_t, N> half = load((const uint16_t *)a.grad + w.at, w.left, w.vectors);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] = (R)mt_bf16_to_f32(half.at[j]);
+    if (bf16) {
+        open_halves(g, load((const uint16_t *)s.grad, w.left, w.vectors));
     } else {
-        mt_vec<R, N> grad = load((const R *)a.grad + w.at, w.left, w.vectors);
+        mt_vec<R, N> grad = load((const R *)s.grad, w.left, w.vectors);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = grad.at[j];
     }
@@ -380,11 +244,12 @@ struct adam_state {
 static __device__ __noinline__ adam_state update_one(float p, float m, float v, float g,
                                                      const struct mt_adamw_args &a)
 {
-    adam_element(&p, &m, &v, g, adam_of<float>(&a));
+    adam_element(&p, &m, &v, g, adam_of(adam_rates_of<float>(&a), (float)a.decay, a.state));
     return { p, m, v };
 }
 
-static __device__ __forceinline__ void update(float p[N], float m[N], float v[N], const float g[N],
+/* Whether the fast way was right: then v lies where adam_root is, too. */
+static __device__ __forceinline__ bool update(float p[N], float m[N], float v[N], const float g[N],
                                               const adam<float> &c, const adam_fast &f,
                                               const struct mt_adamw_args &a)
 {
@@ -395,59 +260,195 @@ static __device__ __forceinline__ void update(float p[N], float m[N], float v[N]
         new_p[j] = p[j], new_m[j] = m[j], new_v[j] = v[j];
         right &= adam_element_fast(&new_p[j], &new_m[j], &new_v[j], g[j], c, f);
     }
+    if (!right) {
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        const adam_state s = right ? adam_state{ new_p[j], new_m[j], new_v[j] }
-                                   : update_one(p[j], m[j], v[j], g[j], a);
-        p[j] = s.p, m[j] = s.m, v[j] = s.v;
+        for (int j = 0; j < N; j++) {
+            const adam_state s = update_one(p[j], m[j], v[j], g[j], a);
+            new_p[j] = s.p, new_m[j] = s.m, new_v[j] = s.v;
+        }
     }
+#pragma unroll
+    for (int j = 0; j < N; j++) p[j] = new_p[j], m[j] = new_m[j], v[j] = new_v[j];
+    return right;
 }
-static __device__ __forceinline__ void update(double p[N], double m[N], double v[N],
+static __device__ __forceinline__ bool update(double p[N], double m[N], double v[N],
                                               const double g[N], const adam<double> &c,
                                               const adam_fast &, const struct mt_adamw_args &)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) adam_element(&p[j], &m[j], &v[j], g[j], c);
+    return false;
 }
 
 /* A warp's block of elements. */
 template <typename R, mt_moments M, bool SR, bool SPLIT>
 static __device__ __forceinline__ void update_block(const struct mt_adamw_args &a, const adam<R> &c,
                                                     const adam_fast &fast, uint32_t step,
-                                                    const place &w)
+                                                    const source &s, const place &w)
+{
+    R p[N], m[N], v[N], g[N];
+    open_grad(g, a.grad_bf16, s, w);
+    open_master<R, SPLIT>(p, s, w);
+    if constexpr (M == MT_MOMENTS_FP8) {
+        open_fp8<false>(m, load_codes(s.m, w), s.inverse_m, w);
+        open_fp8<true>(v, load_codes(s.v, w), s.inverse_v, w);
+    } else {
+        open<R, M>(m, s.m, w), open<R, M>(v, s.v, w);
+    }
+    const bool right = update(p, m, v, g, c, fast, a);
+    close_master<R, SPLIT>(p, a, w);
+    if constexpr (M == MT_MOMENTS_FP8) {
+        if (right) {
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = adam_root(v[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = sqrtf(v[j]);
+        }
+        close_fp8(a, m, v, w);
+    } else {
+        uint32_t of_m[2], of_v[2];
+        if constexpr (SR)
+            stored_draw(of_m, of_v, a.seed, (uint64_t)(a.first + w.at), 2 * a.param, step);
+        close<R, M, SR>(a.m, m, of_m, w);
+        close<R, M, SR>(a.v, v, of_v, w);
+    }
+}
+
+/* The same, in place: what is not whole, or not aligned. */
+template <typename R, mt_moments M, bool SR, bool SPLIT>
+static __device__ __forceinline__ void
+update_in_place(const struct mt_adamw_args &a, const adam<R> &c, const adam_fast &fast,
+                uint32_t step, const mt_codec &e4m3, int64_t block, bool vectors)
 {
     typedef typename moment_of<R, M>::type moment;
-    R p[N], m[N], v[N], g[N];
-    open_grad(g, a, w);
-    mt_vec<moment, N> em = load((const moment *)a.m + w.at, w.left, w.vectors),
-                      ev = load((const moment *)a.v + w.at, w.left, w.vectors);
-    float inverse_m = M == MT_MOMENTS_FP8 ? a.m_scales[w.block] : 1;
-    float inverse_v = M == MT_MOMENTS_FP8 ? a.v_scales[w.block] : 1;
-    open_master<R, SPLIT>(p, a, w);
-    open<R, M, false>(m, em, inverse_m, w);
-    open<R, M, true>(v, ev, inverse_v, w);
-    update(p, m, v, g, c, fast, a);
-    close_master<R, SPLIT>(p, a, w);
-    close<R, M, SR, false>(a.m, a.m_scales, m, a, step, w);
-    close<R, M, SR, true>(a.v, a.v_scales, v, a, step, w);
+    const int64_t at = block * BLOCK + threadIdx.x % 32 * N;
+    source s = { a.grad_bf16 ? (const void *)((const uint16_t *)a.grad + at)
+                             : (const void *)((const R *)a.grad + at),
+                 SPLIT ? (const void *)((const uint16_t *)a.p + at)
+                       : (const void *)((const R *)a.p + at),
+                 a.p_low + at,
+                 (const moment *)a.m + at,
+                 (const moment *)a.v + at,
+                 1,
+                 1 };
+    if (M == MT_MOMENTS_FP8) s.inverse_m = a.m_scales[block], s.inverse_v = a.v_scales[block];
+    update_block<R, M, SR, SPLIT>(a, c, fast, step, s, { at, a.count - at, block, vectors, e4m3 });
+}
+
+/* Blocks that a warp asks for while it updates another. */
+template <mt_moments M> struct ahead {
+    enum { OF = M == MT_MOMENTS_FP8 ? 3 : 2 };
+};
+
+/* The scales of its block, which each thread has for itself. */
+template <mt_moments M> struct adamw_scales {
+    static __device__ __forceinline__ void ask(const struct mt_adamw_args &, int64_t) {}
+    static __device__ __forceinline__ void put(source *) {}
+};
+template <> struct adamw_scales<MT_MOMENTS_FP8> {
+    float of_m[THREADS], of_v[THREADS];
+
+    __device__ __forceinline__ void ask(const struct mt_adamw_args &a, int64_t block)
+    {
+        mt_copy_ask<sizeof(float)>(of_m + threadIdx.x, a.m_scales + block, sizeof(float));
+        mt_copy_ask<sizeof(float)>(of_v + threadIdx.x, a.v_scales + block, sizeof(float));
+    }
+    __device__ __forceinline__ void put(source *s) const
+    {
+        s->inverse_m = of_m[threadIdx.x], s->inverse_v = of_v[threadIdx.x];
+    }
+};
+
+/* What the threads read of a block each, every one its own part. */
+template <typename R, mt_moments M, bool SPLIT> struct adamw_stage : adamw_scales<M> {
+    typedef typename moment_of<R, M>::type moment;
+    typedef mt_vec<moment, N> moments;
+    enum { HALVES = N * sizeof(uint16_t) };
+    mt_vec<R, N> grad[THREADS], master[THREADS];
+    moments m[THREADS], v[THREADS];
+
+    __device__ __forceinline__ void ask(const struct mt_adamw_args &a, int64_t block)
+    {
+        const int t = (int)threadIdx.x;
+        const int64_t at = block * BLOCK + t % 32 * N;
+        char *high = (char *)(master + t);
+        if (a.grad_bf16)
+            mt_copy_ask<HALVES>(grad + t, (const uint16_t *)a.grad + at, HALVES);
+        else
+            mt_copy_ask<sizeof *grad>(grad + t, (const R *)a.grad + at, sizeof *grad);
+        if constexpr (SPLIT) {
+            mt_copy_ask<HALVES>(high, (const uint16_t *)a.p + at, HALVES);
+            mt_copy_ask<HALVES>(high + HALVES, a.p_low + at, HALVES);
+        } else {
+            mt_copy_ask<sizeof *master>(high, (const R *)a.p + at, sizeof *master);
+        }
+        mt_copy_ask<sizeof(moments)>(m + t, (const moment *)a.m + at, sizeof(moments));
+        mt_copy_ask<sizeof(moments)>(v + t, (const moment *)a.v + at, sizeof(moments));
+        adamw_scales<M>::ask(a, block);
+    }
+    __device__ __forceinline__ source lane() const
+    {
+        const int t = (int)threadIdx.x;
+        source s = {
+            grad + t, master + t, (const char *)(master + t) + HALVES, m + t, v + t, 1, 1
+        };
+        adamw_scales<M>::put(&s);
+        return s;
+    }
+};
+
+/* A warp's share, from `block` on, of the first `whole` blocks, which are aligned; returns the next
+ * one. */
+template <mt_moments M, bool SR, bool SPLIT>
+static __device__ __forceinline__ int64_t update_whole(adamw_stage<float, M, SPLIT> *stages,
+                                                       const struct mt_adamw_args &a,
+                                                       const adam<float> &c, const adam_fast &fast,
+                                                       uint32_t step, const mt_codec &e4m3,
+                                                       int64_t block, int64_t whole, int64_t warps)
+{
+    typedef adamw_stage<float, M, SPLIT> stage;
+    enum { AHEAD = ahead<M>::OF };
+    const int shared = mt_opaque((int)__cvta_generic_to_shared(stages));
+    const auto at = [=](int i) {
+        return (stage *)__cvta_shared_to_generic((size_t)(shared + i * (int)sizeof(stage)));
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (block + i * warps < whole) at(i)->ask(a, block + i * warps);
+        mt_copies_group();
+    }
+    for (int now = 0; block < whole; block += warps) {
+        const int64_t next = block + AHEAD * warps;
+        mt_copies_wait<AHEAD - 1>();
+        if (next < whole) at(now ? now - 1 : (int)AHEAD)->ask(a, next);
+        mt_copies_group();
+        update_block<float, M, SR, SPLIT>(
+            a, c, fast, step, at(now)->lane(),
+            { block * BLOCK + threadIdx.x % 32 * N, N, block, true, e4m3 });
+        now = now == AHEAD ? 0 : now + 1;
+    }
+    return block;
 }
 
 /* The params of a launch, as many as its arguments hold, and the blocks before each and all. One
  * alone has its pointers in the kernel's arguments, not in registers. */
 enum { MANY = 20 };
-template <int MOST> struct adamw_list {
+template <typename R, int MOST> struct adamw_list {
     struct mt_adamw_args params[MOST];
     int64_t before[MOST + 1];
+    adam_rates<R> rates;
+    R decay[MOST];
     mt_codec e4m3;
     uint32_t vectors; /* a bit for each */
     int count;
 };
-static_assert(sizeof(adamw_list<MANY>) <= 4096, "arguments of a kernel");
+static_assert(sizeof(adamw_list<double, MANY>) <= 4096, "arguments of a kernel");
 
 /* Warps take blocks of all params in turns. */
 template <typename R, mt_moments M, bool SR, bool SPLIT, int MOST>
 static __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(const __grid_constant__ adamw_list<MOST> l)
+    adamw_kernel(const __grid_constant__ adamw_list<R, MOST> l)
 {
     const struct mt_step_state *state = l.params[0].state;
     if (state->skip) return;
@@ -459,22 +460,22 @@ static __global__ void __launch_bounds__(THREADS)
         if (next >= end) continue;
         const struct mt_adamw_args &a = l.params[i];
         const bool vectors = l.vectors >> i & 1;
-        const adam<R> c = adam_of<R>(&a);
+        const adam<R> c = adam_of(l.rates, l.decay[MOST == 1 ? 0 : i], state);
         const adam_fast fast = fast_of(c);
-        for (; next < end; next += warps) {
-            const int64_t block = next - before, at = block * BLOCK + threadIdx.x % 32 * N;
-            if (vectors && (block + 1) * BLOCK <= a.count) /* the compiler leaves out all tests */
-                update_block<R, M, SR, SPLIT>(a, c, fast, step, { at, N, block, true, l.e4m3 });
-            else
-                update_block<R, M, SR, SPLIT>(a, c, fast, step,
-                                              { at, a.count - at, block, vectors, l.e4m3 });
+        if constexpr (sizeof(R) == sizeof(float)) {
+            __shared__ adamw_stage<float, M, SPLIT> stages[ahead<M>::OF + 1];
+            if (vectors)
+                next = before + update_whole<M, SR, SPLIT>(stages, a, c, fast, step, l.e4m3,
+                                                           next - before, a.count / BLOCK, warps);
         }
+        for (; next < end; next += warps)
+            update_in_place<R, M, SR, SPLIT>(a, c, fast, step, l.e4m3, next - before, vectors);
     }
 }
 
 /* The kernel of a call's forms. */
 template <typename R, int MOST>
-static void (*choose(const struct mt_adamw_args *a))(adamw_list<MOST>)
+static void (*choose(const struct mt_adamw_args *a))(adamw_list<R, MOST>)
 {
     if constexpr (sizeof(R) == sizeof(double)) {
         return adamw_kernel<double, MT_MOMENTS_REAL, false, false, MOST>;
@@ -483,7 +484,7 @@ static void (*choose(const struct mt_adamw_args *a))(adamw_list<MOST>)
     {                                                                                              \
         adamw_kernel<float, M, SR, false, MOST>, adamw_kernel<float, M, SR, true, MOST>            \
     }
-        static void (*const entries[MT_MOMENTS_COUNT][2][MT_MASTER_COUNT])(adamw_list<MOST>) = {
+        static void (*const entries[MT_MOMENTS_COUNT][2][MT_MASTER_COUNT])(adamw_list<R, MOST>) = {
             { FORMS(MT_MOMENTS_REAL, false) },
             { FORMS(MT_MOMENTS_BF16, false), FORMS(MT_MOMENTS_BF16, true) },
             { FORMS(MT_MOMENTS_FP8, false) },
@@ -514,10 +515,11 @@ template <typename R> static bool has_vectors(const struct mt_adamw_args *a)
 template <typename R, int MOST>
 static mt_status update(mt_stream *stream, const struct mt_adamw_args *const *params, int count)
 {
-    adamw_list<MOST> l = {};
+    adamw_list<R, MOST> l = {};
+    l.rates = adam_rates_of<R>(params[0]);
     l.e4m3 = mt_codec_of(MT_ELEMENT_E4M3), l.count = count;
     for (int i = 0; i < count; i++) {
-        l.params[i] = *params[i];
+        l.params[i] = *params[i], l.decay[i] = (R)params[i]->decay;
         l.before[i + 1] = l.before[i] + mt_ceil_div(params[i]->count, BLOCK);
         l.vectors |= (uint32_t)has_vectors<R>(params[i]) << i;
     }

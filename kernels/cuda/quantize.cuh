@@ -13,6 +13,7 @@
 #include "kernels/codec.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/follow.cuh"
+#include "kernels/cuda/fp8.cuh"
 
 enum {
     TILE = 128,
@@ -458,38 +459,8 @@ static __device__ __forceinline__ void put_packed(uint8_t *p, const packed &q, i
     }
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-#define MT_NATIVE_FP8(s) ((s).codec.sign == 24) /* the element's codes are bytes */
-/* Two codes by the instruction: f16 holds every value, Inf and NaN too. */
-static __device__ __forceinline__ void native_values(float v[2], int element, uint32_t codes)
-{
-    uint32_t h;
-    if (element == MT_ELEMENT_E4M3)
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((uint16_t)codes));
-    else
-        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((uint16_t)codes));
-    v[0] = __half2float(__ushort_as_half((uint16_t)h));
-    v[1] = __half2float(__ushort_as_half((uint16_t)(h >> 16)));
-}
-/* Two casts by the instruction: the same bits, a NaN product being the one that multiplication
- * makes. */
-static __device__ __forceinline__ uint32_t native_pair(mt_element element, float low, float high)
-{
-    uint16_t w;
-    if (element == MT_ELEMENT_E4M3)
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
-    return w;
-}
-#else
-#define MT_NATIVE_FP8(s) false
-static __device__ __forceinline__ void native_values(float *, int, uint32_t) {}
-static __device__ __forceinline__ uint32_t native_pair(mt_element, float, float)
-{
-    return 0;
-}
-#endif
+/* Whether the element's codes are bytes that the GPU converts. */
+#define MT_NATIVE_FP8(s) (MT_HAS_NATIVE_FP8 && (s).codec.sign == 24)
 
 /* The values of a segment's codes, before their scale. */
 static __device__ __forceinline__ void values_of(float v[SEGMENT], const side &s, const packed &q)

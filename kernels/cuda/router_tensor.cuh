@@ -311,7 +311,7 @@ static mt_status dwr(mt_stream *stream, const struct mt_router_bwd_args *a, cons
     g.a = { a->x, false, true, true, a->width };
     const mt_bf16 *planes = dlogits + (p.copies - PLANES) * p.columns;
     g.b = { planes, false, true, true, p.copies * p.columns };
-    g.d = runs, g.d_real = true;
+    g.d = runs, g.d_width = g.cols, g.d_real = true;
     mt_cuda_gemm_path path = {};
     path.variant = MT_CUDA_GEMM_PINGPONG, path.super = 8;
     path.width = (int)min(rounded(g.cols, 64), (int64_t)TILE_N);

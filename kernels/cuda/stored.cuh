@@ -1,27 +1,34 @@
 /* AdamW on one element, and the storage forms of what it reads and writes (kernels/optimizer.h):
- * the arithmetic, of the host too, so that tests without a GPU compare it with the CPU's. */
+ * the arithmetic. */
 #pragma once
 
 #include "core/master.h"
 #include "core/rng.h"
 #include "kernels/codec.h"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/optimizer.h"
 
 #define MT_STORED static __host__ __device__ __forceinline__
 
-/* What is the same for every element, rounded to real once. */
-template <typename R> struct adam {
-    R beta1, beta2, rest1, rest2, bias1, bias2, eps, decay, lr, clip;
+/* What is the same for every element of a call, and then of a step, rounded to real once. */
+template <typename R> struct adam_rates {
+    R beta1, beta2, rest1, rest2, eps;
+};
+template <typename R> struct adam : adam_rates<R> {
+    R bias1, bias2, decay, lr, clip;
 };
 
-template <typename R> MT_STORED adam<R> adam_of(const struct mt_adamw_args *a)
+template <typename R> MT_STORED adam_rates<R> adam_rates_of(const struct mt_adamw_args *a)
 {
-    const struct mt_step_state *s = a->state;
+    return { (R)a->beta1, (R)a->beta2, (R)(1 - a->beta1), (R)(1 - a->beta2), (R)a->eps };
+}
+
+template <typename R>
+MT_STORED adam<R> adam_of(const adam_rates<R> &rates, R decay, const struct mt_step_state *s)
+{
     adam<R> c;
-    c.beta1 = (R)a->beta1, c.beta2 = (R)a->beta2;
-    c.rest1 = (R)(1 - a->beta1), c.rest2 = (R)(1 - a->beta2);
-    c.bias1 = (R)s->bias1, c.bias2 = (R)s->bias2;
-    c.eps = (R)a->eps, c.decay = (R)a->decay;
+    (adam_rates<R> &)c = rates;
+    c.bias1 = (R)s->bias1, c.bias2 = (R)s->bias2, c.decay = decay;
     c.lr = (R)s->lr, c.clip = (R)s->clip;
     return c;
 }
@@ -53,9 +60,9 @@ struct adam_fast {
  * nor what remains of it falls below the normal numbers. */
 enum { ADAM_LEAST_M = 47, ADAM_LEAST_V = 27, ADAM_MOST = 167 };
 
-template <int LEAST> MT_STORED bool adam_inside(float x)
+/* Of bits without a sign: those with one lie past all others. */
+template <int LEAST> MT_STORED bool adam_inside(uint32_t u)
 {
-    uint32_t u = mt_f32_bits(x) & 0x7fffffffu;
     return (u - ((uint32_t)LEAST << 23) <= (uint32_t)(ADAM_MOST - LEAST) << 23) | (u == 0);
 }
 
@@ -70,25 +77,25 @@ MT_STORED float adam_inverse(float x)
     return fmaf(y, fmaf(-x, y, 1), y);
 }
 
-/* x / y; the inverse is adam_inverse's. */
+/* x / y, y > 0; the inverse is adam_inverse's. What remains is taken negative, which leaves a zero
+ * its sign. */
 MT_STORED float adam_quotient(float x, float y, float inverse)
 {
-    float q = x * inverse;
-    q = fmaf(inverse, fmaf(-y, q, x), q);
-    return x == 0 ? x : q; /* the sign of a zero */
+    const float q = x * inverse;
+    return fmaf(-inverse, fmaf(y, q, -x), q);
 }
 
 MT_STORED float adam_root(float x)
 {
+    const float some = fmaxf(x, FLT_MIN); /* of a 0, a root whose product with it is 0 */
 #ifdef __CUDA_ARCH__
     float y;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(some));
 #else
-    float y = 1 / sqrtf(x);
+    float y = 1 / sqrtf(some);
 #endif
-    float root = x * y, half = 0.5f * y;
-    root = fmaf(fmaf(-root, root, x), half, root);
-    return x == 0 ? x : root;
+    const float root = x * y, half = 0.5f * y;
+    return fmaf(fmaf(-root, root, x), half, root);
 }
 
 MT_STORED adam_fast adam_fast_of(const adam<float> &c)
@@ -98,8 +105,8 @@ MT_STORED adam_fast adam_fast_of(const adam<float> &c)
     return { adam_inverse(c.bias1), adam_inverse(c.bias2), usable };
 }
 
-/* adam_element where m and v are `inside` once they are new; else false, and what is left is not
- * to be used. */
+/* adam_element where m and v >= 0 are `inside` once they are new; else false, and what is left is
+ * not to be used. */
 MT_STORED bool adam_element_fast(float *p, float *m, float *v, float grad, const adam<float> &c,
                                  const adam_fast &f)
 {
@@ -109,18 +116,28 @@ MT_STORED bool adam_element_fast(float *p, float *m, float *v, float grad, const
     float root = adam_root(adam_quotient(*v, c.bias2, f.inverse2)) + c.eps;
     float u = adam_quotient(adam_quotient(*m, c.bias1, f.inverse1), root, adam_inverse(root));
     *p = *p - c.lr * (u + c.decay * *p);
-    return adam_inside<ADAM_LEAST_M>(*m) & adam_inside<ADAM_LEAST_V>(*v);
+    return adam_inside<ADAM_LEAST_M>(mt_f32_bits(*m) & 0x7fffffffu) &
+           adam_inside<ADAM_LEAST_V>(mt_f32_bits(*v));
 }
 
-/* The two words of Philox that hold the 16 bits of elements [e, e + 4), e a multiple of 4. */
-MT_STORED void stored_draw(uint32_t words[2], uint64_t seed, uint64_t e, uint32_t stream,
-                           uint32_t step)
+/* The words of Philox that hold the 16 bits of elements [e, e + 4), a lane's four, of the streams
+ * `first` (of m) and the one after it: a draw is of eight elements, so that of two lanes one makes
+ * each. All of a warp ask together. */
+static __device__ __forceinline__ void stored_draw(uint32_t m[2], uint32_t v[2], uint64_t seed,
+                                                   uint64_t e, uint32_t first, uint32_t step)
 {
+    const bool odd = e & 4;
     const uint32_t key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
-    const uint32_t counter[4] = { (uint32_t)(e >> 3), (uint32_t)(e >> 35), stream, step };
+    const uint32_t counter[4] = { (uint32_t)(e >> 3), (uint32_t)(e >> 35), first + (odd ? 1 : 0),
+                                  step };
     uint32_t all[4];
     mt_philox(all, counter, key);
-    words[0] = e & 4 ? all[2] : all[0], words[1] = e & 4 ? all[3] : all[1];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t own = odd ? all[2 + i] : all[i],
+                       other = __shfl_xor_sync(~0u, odd ? all[i] : all[2 + i], 1);
+        m[i] = odd ? other : own, v[i] = odd ? own : other;
+    }
 }
 
 /* A carry out of the mantissa of what is not finite would change what it is: NaN has one pattern,
@@ -131,17 +148,55 @@ MT_STORED uint16_t stored_stochastic(float x, uint32_t random)
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + random) >> 16);
 }
 
-/* The scale of a block whose largest magnitude has these bits; 1 / it is stored. */
-MT_STORED float stored_scale(mt_codec e4m3, int32_t amax)
+/* ---- moments of E4M3 with a scale for a block --------------------------------------------------
+ */
+
+/* The scale of a block whose largest magnitude has these bits, and what is stored, 1 / it. */
+struct stored_scale {
+    float scale, inverse;
+};
+static __device__ __forceinline__ stored_scale stored_scale_of(mt_codec e4m3, int32_t amax)
 {
-    return mt_encode_scale(mt_from_bits(amax), mt_from_bits(e4m3.max_bits), false, FLT_MAX);
+    const float x = mt_from_bits(amax), most = mt_from_bits(e4m3.max_bits);
+    stored_scale s;
+    if (amax && adam_inside<ADAM_LEAST_M>((uint32_t)amax)) {
+        s.scale = adam_quotient(most, x, adam_inverse(x));
+        s.inverse = adam_quotient(1, s.scale, adam_inverse(s.scale));
+    } else {
+        s.scale = mt_encode_scale(x, most, false, FLT_MAX), s.inverse = 1.0f / s.scale;
+    }
+    return s;
 }
 
-/* The least code whose value is at least y >= 0, the largest one if there is none: the nearest, or
- * the one after it. */
-MT_STORED uint8_t stored_encode_up(mt_codec e4m3, float y)
+/* Two at a time. */
+static __device__ __forceinline__ void stored_values(float x[2], mt_codec e4m3, uint32_t codes)
 {
-    int32_t nearest = mt_encode(e4m3, y);
-    int32_t value = mt_bits(mt_decode_number(e4m3, (uint8_t)nearest));
-    return (uint8_t)(nearest + (nearest < e4m3.max_code && value < mt_bits(y) ? 1 : 0));
+    if (MT_HAS_NATIVE_FP8)
+        native_values(x, MT_ELEMENT_E4M3, codes);
+    else
+        x[0] = mt_decode(e4m3, (uint8_t)codes), x[1] = mt_decode(e4m3, (uint8_t)(codes >> 8));
+}
+static __device__ __forceinline__ uint32_t stored_codes(mt_codec e4m3, float low, float high)
+{
+    if (MT_HAS_NATIVE_FP8) return native_pair(MT_ELEMENT_E4M3, low, high);
+    return (uint32_t)mt_encode(e4m3, low) | (uint32_t)mt_encode(e4m3, high) << 8;
+}
+
+/* NaN stays. */
+static __device__ __forceinline__ float stored_at_most(float x, float most)
+{
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+    return y;
+}
+/* The least codes whose values are at least low, high >= 0, the largest one if there is none: the
+ * nearest, or the one after it. */
+static __device__ __forceinline__ uint32_t stored_codes_up(mt_codec e4m3, float low, float high)
+{
+    const float most = mt_from_bits(e4m3.max_bits),
+                y[2] = { stored_at_most(low, most), stored_at_most(high, most) };
+    const uint32_t codes = stored_codes(e4m3, y[0], y[1]);
+    float value[2];
+    stored_values(value, e4m3, codes);
+    return codes + (value[0] < y[0] ? 1 : 0) + (value[1] < y[1] ? 0x100 : 0);
 }

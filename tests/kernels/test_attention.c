@@ -125,11 +125,15 @@ static struct query query_of(const struct attention *a, const double *qkv, int64
 
 /* Kernels that multiply pairs and a GPU's matrix units take probabilities and the gradients of
  * scores as bf16, and flush subnormals. */
+static bool on_gpu_tiles(const struct attention *a)
+{
+    return !strcmp(stream()->device->name, "cuda") && a->dim % 8 == 0 && a->dim <= 128;
+}
+
 static bool on_tiles(const struct attention *a)
 {
-    const mt_device *device = stream()->device;
-    bool gpu = !strcmp(device->name, "cuda") && a->dim % 8 == 0 && a->dim <= 128;
-    return a->dtype == MT_BF16 && (gpu || test_multiplies_pairs(device, a->dtype));
+    return a->dtype == MT_BF16 &&
+           (on_gpu_tiles(a) || test_multiplies_pairs(stream()->device, a->dtype));
 }
 
 static double operand_error(const struct attention *a)
@@ -137,9 +141,12 @@ static double operand_error(const struct attention *a)
     return on_tiles(a) ? 0x1p-8 : 0;
 }
 
+/* Of f32 on a GPU: what planes of bf16 hold. */
 static double smallest(const struct attention *a)
 {
-    return on_tiles(a) ? 0x1p-126 : a->real == MT_F64 ? 0x1p-1074 : 0x1p-149;
+    if (on_tiles(a)) return 0x1p-126;
+    if (a->dtype == MT_F32 && on_gpu_tiles(a)) return 0x1p-133;
+    return a->real == MT_F64 ? 0x1p-1074 : 0x1p-149;
 }
 
 /* y, lse and how far real may be from them. A score has dim + 2 roundings of its terms (products,

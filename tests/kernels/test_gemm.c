@@ -22,6 +22,8 @@ static const struct shape shapes[] = {
     { 2, 0, 5, false, { 3 } },
     { 2, 0, 256, false, { 3 } },
     { 2, 256, 396, false, { 131 } },
+    { 2, 259, 300, false, { 70 } }, /* moved to 16 bytes for planes: dY; X */
+    { 2, 300, 259, false, { 70 } },
     { 2, 1032, 64, false, { 0 } },
     { 1, 40, 72, false, { 2048 } },
     { 1, 24, 200, false, { 1024 } },

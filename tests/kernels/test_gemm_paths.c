@@ -15,19 +15,22 @@ static const struct shape shapes[] = {
     { 3, 16, 32, false, { 12 } },
     { 3, 77, 72, true, { 33, 0, 130 } },
     { 2, 132, 264, false, { 70 } },
+    { 2, 77, 201, false, { 70 } },
+    { 1, 257, 72, false, { 33 } },
 };
 static const int widths[] = { 192, 128, 64, 136 };
 static const int together[] = { 8, 1 };
 static const int parts[] = { 1, 2, 8 };
 enum {
+    MOVED = 2, /* as they lie, moved to 16 bytes first */
     WIDTHS = sizeof widths / sizeof *widths,
     TOGETHER = sizeof together / sizeof *together,
     PARTS = sizeof parts / sizeof *parts,
     VARIANTS = MT_CUDA_GEMM_BF16 - MT_CUDA_GEMM_SMALL
 };
 
-/* How often a variant was taken. */
-static int taken[MT_GEMM_LAYOUT_COUNT][VARIANTS];
+/* How often a variant was taken, of operands as they lie, and moved. */
+static int taken[MT_GEMM_LAYOUT_COUNT][VARIANTS], moved[MT_GEMM_LAYOUT_COUNT][VARIANTS];
 /* On Hopper those that are not there, or are moe_gemm's alone. */
 static bool is_there(int layout, int variant)
 {
@@ -104,21 +107,26 @@ static bool check_path(mt_device *device, struct problem *p, mt_gemm_layout layo
 static void check_form(mt_device *device, struct problem *p, mt_gemm_layout layout,
                        const struct form *f)
 {
-    const bool plain = !f->wide_x && !f->wide_w, runs = p->s.n % 8 == 0 && p->s.k % 8 == 0;
+    const bool plain = !f->wide_x && !f->wide_w, runs = p->s.n % 8 == 0 && p->s.k % 8 == 0,
+               moves = !p->s.ragged && !runs;
     void *first[PARTS] = { NULL };
     for (int v = MT_CUDA_GEMM_SMALL; v < MT_CUDA_GEMM_BF16; v++) {
-        int count = 0;
-        for (int i = 0; i < WIDTHS * TOGETHER * PARTS; i++) {
+        int count[MOVED] = { 0 };
+        for (int i = 0; i < MOVED * PARTS * WIDTHS * TOGETHER; i++) {
+            const int cut = i / MOVED / PARTS;
             const mt_cuda_gemm_path path = { .variant = v,
-                                             .width = widths[i / PARTS % WIDTHS],
-                                             .super = together[i / PARTS / WIDTHS],
-                                             .parts = parts[i % PARTS] };
-            if (mt_cuda_gemm_is_tiled(v) && i >= PARTS) break;
-            count += check_path(device, p, layout, f, &path, &first[i % PARTS]);
+                                             .width = widths[cut % WIDTHS],
+                                             .super = together[cut / WIDTHS],
+                                             .parts = parts[i / MOVED % PARTS],
+                                             .aligned = i % MOVED };
+            if (mt_cuda_gemm_is_tiled(v) && cut > 0) break;
+            count[i % MOVED] += check_path(device, p, layout, f, &path, &first[i / MOVED % PARTS]);
         }
-        taken[layout][v - MT_CUDA_GEMM_SMALL] += count;
+        taken[layout][v - MT_CUDA_GEMM_SMALL] += count[0];
         if (mt_cuda_gemm_is_tiled(v) && (v == MT_CUDA_GEMM_SMALL || runs) && plain)
-            assert_true(count > 0);
+            assert_true(count[0] > 0);
+        moved[layout][v - MT_CUDA_GEMM_SMALL] += count[1];
+        if (mt_cuda_gemm_is_tiled(v) && moves && plain) assert_true(count[1] > 0);
     }
     for (int i = 0; i < PARTS; i++) test_free(first[i]);
 }
@@ -139,12 +147,44 @@ static void every_path(void **state)
     const int end = strcmp(device->kernel_set, "sm_90a") == 0 ? MT_CUDA_GEMM_BF16 : 0;
     for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++)
         for (int v = MT_CUDA_GEMM_SMALL; v < end; v++)
-            if (is_there(layout, v) != (taken[layout][v - MT_CUDA_GEMM_SMALL] > 0))
-                fail_msg("%s, layout %d: ran %d products",
+            if (is_there(layout, v) != (taken[layout][v - MT_CUDA_GEMM_SMALL] > 0) ||
+                is_there(layout, v) != (moved[layout][v - MT_CUDA_GEMM_SMALL] > 0))
+                fail_msg("%s, layout %d: ran %d products, %d of what was moved",
                          mt_cuda_gemm_path_name(&(mt_cuda_gemm_path){ .variant = v }), layout,
-                         taken[layout][v - MT_CUDA_GEMM_SMALL]);
+                         taken[layout][v - MT_CUDA_GEMM_SMALL],
+                         moved[layout][v - MT_CUDA_GEMM_SMALL]);
+}
+
+/* An LM head's products, of more than a vocabulary of 16 bytes. */
+static void odd_vocabularies(void **state)
+{
+    enum { TOKENS = 4096, VOCABULARY = 50257, D = 768, ANYWHERE = 256 };
+    (void)state;
+    mt_device *device = test_device();
+    if (strcmp(device->name, "cuda") != 0 || strcmp(device->kernel_set, "sm_90a") != 0) skip();
+    mt_stream stream = { device, NULL };
+    void *p = (void *)ANYWHERE;
+    const mt_qtensor x = mt_qtensor_plain(mt_group_uniform(1, TOKENS, D), MT_BF16, p),
+                     dy = mt_qtensor_plain(mt_group_uniform(1, TOKENS, VOCABULARY), MT_BF16, p),
+                     w = mt_qtensor_plain(mt_group_uniform(1, VOCABULARY, D), MT_BF16, p);
+    for (int layout = 0; layout < MT_GEMM_LAYOUT_COUNT; layout++) {
+        const struct mt_gemm_args args = { .dtype = MT_BF16,
+                                           .layout = (mt_gemm_layout)layout,
+                                           .a = layout == MT_GEMM_NT ? &x : &w,
+                                           .b = layout == MT_GEMM_TN ? &x : &dy,
+                                           .d = p,
+                                           .d_dtype = MT_BF16 };
+        mt_cuda_gemm_path path;
+        assert_ok(mt_cuda_gemm_choose(&stream, &args, &path));
+        assert_true(path.aligned && !mt_cuda_gemm_is_tiled(path.variant));
+    }
 }
 #else
+static void odd_vocabularies(void **state)
+{
+    (void)state;
+    skip();
+}
 static void every_path(void **state)
 {
     (void)state;
@@ -154,6 +194,7 @@ static void every_path(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(every_path) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(every_path),
+                                        cmocka_unit_test(odd_vocabularies) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
