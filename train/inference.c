@@ -67,7 +67,7 @@ static mt_status settle(mt_inference *n, const mt_inference_options *options)
     t->recompute = MT_RECOMPUTE_NONE;
     t->offload = false;
     t->expert_parallel = 1;
-    t->forward_only = true;
+    t->forward_only = t->weights_come = true;
     return MT_OK;
 }
 

@@ -185,11 +185,11 @@ static mt_status open_source(run *r)
     return MT_OK;
 }
 
-/* A run that begins has drawn its weights, and may be given others. */
+/* A run that begins draws its weights, but where it is given some. */
 static mt_status begin(run *r)
 {
     if (!r->source) MT_TRY(open_source(r));
-    if (!r->source) return MT_OK;
+    if (!r->source) return mt_trainer_draw_weights(r->trainer);
     MT_TRY(mt_checkpoint_begin(r->trainer, r->source));
     mt_progress_note(&r->progress, "begins with the weights of %s", mt_checkpoint_path(r->source));
     mt_checkpoint_close(&r->source);
@@ -229,6 +229,7 @@ static mt_status join_ranks(run *r)
 {
     mt_trainer_config *t = &r->trainer_config;
     *t = r->config->trainer;
+    t->weights_come = true; /* resume, begin */
     MT_TRY(mt_ranks_open_device(&r->device, r->config->device));
     MT_TRY(mt_ranks_open(&r->comm, r->device, r->config->rank_timeout));
     r->lead = mt_comm_rank(r->comm) == 0;

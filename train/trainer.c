@@ -114,8 +114,13 @@ static mt_status build(mt_trainer *t)
     MT_TRY(mt_device_alloc(t->device, &t->targets, t->batch_bytes, MT_MEMORY_STATE));
     MT_TRY(mt_device_alloc(t->device, &t->scale, real, MT_MEMORY_STATE));
     MT_TRY(mt_device_alloc(t->device, &t->metrics, MT_TRAINER_METRICS * real, MT_MEMORY_STATE));
-    MT_TRY(mt_model_init(t->model, c->seed));
-    if (c->quantized_init)
+    return c->weights_come ? MT_OK : mt_trainer_draw_weights(t);
+}
+
+mt_status mt_trainer_draw_weights(mt_trainer *t)
+{
+    MT_TRY(mt_model_init(t->model, t->config.seed));
+    if (t->config.quantized_init)
         MT_TRY(mt_precision_quantized_init(mt_model_precision(t->model), &t->stream));
     return mt_model_refresh(t->model, &t->stream);
 }

@@ -31,6 +31,7 @@ typedef struct mt_trainer_config {
     bool offload, defer_wgrad;
     int64_t loss_chunk; /* tokens that have logits at a time; 0: a micro-batch's */
     bool forward_only;  /* no gradients, no optimizer: evaluation and logits alone */
+    bool weights_come;  /* they are read, or drawn (mt_trainer_draw_weights), after creation */
     bool eager; /* a step's work is launched anew each time, though the device could record it */
     char recipe[MT_RECIPE_RULES_TEXT]; /* rules of core/recipe.h; "" or "none": the dtype everywhere
                                         */
@@ -68,11 +69,14 @@ mt_status mt_trainer_precision(mt_precision_options *options, mt_recipe_rules **
 /* Micro-batches of the steps before: stochastic rounding draws by their number. */
 uint32_t mt_trainer_first_pass(const mt_trainer_config *config, int64_t steps);
 
-/* Builds everything; weights are drawn from the seed. Ownership: device borrowed. With ranks, this
- * and every call that trains, evaluates or loads is collective: all ranks pass the same. */
+/* Builds everything; weights are drawn from the seed, unless they come. Ownership: device borrowed.
+ * With ranks, this and every call that trains, evaluates or loads is collective: all ranks pass the
+ * same. */
 mt_status mt_trainer_create(mt_trainer **trainer, mt_device *device,
                             const mt_trainer_config *config);
 void mt_trainer_destroy(mt_trainer **trainer);
+/* Weights drawn from the seed, as those of a run that begins. */
+mt_status mt_trainer_draw_weights(mt_trainer *trainer);
 
 /* One step on host tokens and targets, int32 [batch_size, sequence_length] each (-100 ignored):
  * with ranks too, the whole batch, of which each rank computes its share, rank r the r-th. A

@@ -199,8 +199,10 @@ static mt_status trace_steps(mt_h5 *out, mt_device *device, mt_checkpoint *check
                              const mt_trainer_config *c, const mt_trace_input *in)
 {
     mt_trainer *trainer;
+    mt_trainer_config own = *c;
     const int64_t step = mt_checkpoint_get_meta(checkpoint)->step;
-    MT_TRY(mt_trainer_create(&trainer, device, c));
+    own.weights_come = true;
+    MT_TRY(mt_trainer_create(&trainer, device, &own));
     mt_status status = mt_checkpoint_restore_model(mt_trainer_model(trainer), checkpoint);
     if (status == MT_OK) status = mt_trainer_set_steps(trainer, step);
     if (status == MT_OK) status = run_steps(out, trainer, in);

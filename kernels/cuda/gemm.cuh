@@ -212,12 +212,12 @@ static __device__ __forceinline__ bool gemm_find_tile(gemm_tile *t, const gemm_p
 static __device__ __forceinline__ int64_t gemm_member_at(const gemm_problem *g,
                                                          const gemm_operand *x, const gemm_tile *t)
 {
-    const int64_t lines = g->layout == MT_GEMM_TN ? g->cols : g->depth;
-    return (x->ragged ? t->start : t->member * lines) * x->width;
+    if (x->ragged) return t->start * x->width;
+    return t->member * (g->layout == MT_GEMM_TN ? g->cols : g->depth) * x->width;
 }
-static __device__ __forceinline__ int64_t gemm_result_at(const gemm_problem *g, const gemm_tile *t)
+static __device__ __forceinline__ int64_t gemm_result_row(const gemm_problem *g, const gemm_tile *t)
 {
-    return (g->layout == MT_GEMM_NT ? t->member * g->height : t->start) * g->d_width;
+    return g->layout == MT_GEMM_NT ? t->member * g->height : t->start;
 }
 
 static __device__ __forceinline__ void gemm_ask_factor(const gemm_problem *g, gemm_tile *t)
@@ -225,14 +225,14 @@ static __device__ __forceinline__ void gemm_ask_factor(const gemm_problem *g, ge
     if (mt_gemm_has_factor(&g->factor)) t->factor = gemm_factor(&g->factor, t->member);
 }
 
-/* N neighbouring columns of row i of the result from column j on, of which those inside are
- * written. */
+/* N neighbouring columns of row i of a result that was not moved, from column j on, of which those
+ * inside are written. */
 template <typename D, int N, typename R>
 static __device__ __forceinline__ void gemm_put(const gemm_problem *g, const gemm_tile *t,
                                                 int64_t i, int64_t j, const R (&sum)[N])
 {
     if (i >= t->height) return;
-    int64_t at = gemm_result_at(g, t) + i * g->d_width + j, count = g->cols - j;
+    int64_t at = gemm_result_row(g, t) * g->cols + i * g->cols + j, count = g->cols - j;
     const R *bias = g->bias ? (const R *)g->bias + t->member * g->cols + j : NULL;
     const D *c = g->c ? (const D *)g->c + at : NULL;
     D *d = (D *)g->d + at;

@@ -165,7 +165,7 @@ static __device__ __forceinline__ void mma_put_runs(const gemm_problem *g, const
     const float *bias = g->bias ? (const float *)g->bias + t->member * g->cols + j : NULL;
 #pragma unroll 1
     for (int r0 = threadIdx.x / (C::SIDE / MMA_RUN); r0 < rows; r0 += BATCH * LINES) {
-        const int64_t at = gemm_result_at(g, t) + (i0 + r0) * g->d_width + j;
+        const int64_t at = (gemm_result_row(g, t) + i0 + r0) * g->d_width + j;
         const D *from = g->c ? (const D *)g->c + at : NULL;
         D *to = (D *)g->d + at;
         mt_vec<D, PER> y[BATCH][MMA_RUN / PER];
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void mma_put_elements(const gemm_problem *g, c
     const float bias = g->bias && rows > 0 ? ((const float *)g->bias)[t->member * g->cols + j] : 0;
 #pragma unroll 4
     for (int r = threadIdx.x / C::SIDE; r < rows; r += LINES) {
-        const int64_t at = gemm_result_at(g, t) + (i0 + r) * g->d_width + j;
+        const int64_t at = (gemm_result_row(g, t) + i0 + r) * g->d_width + j;
         float own = sums[r * C::SUM_PITCH + c], add = bias;
         if (scaled) own = gemm_scaled(own, t->factor.x, t->factor.y);
         if (g->c) add += mt_get((const D *)g->c + at);
