@@ -30,6 +30,14 @@ typedef struct mt_measure_field {
 extern const mt_measure_field mt_measure_fields[];
 extern const int mt_measure_field_count;
 
+/* Memory that calls use one after another, which grows as they need it; {0} has none. */
+enum { MT_MEASURE_PLACES = 12 };
+typedef struct mt_measure_room {
+    void *memory[MT_MEASURE_PLACES];
+    size_t bytes[MT_MEASURE_PLACES];
+} mt_measure_room;
+void mt_measure_room_free(mt_measure_room *room);
+
 void mt_measure_merge(mt_measure *to, const mt_measure *from);
 
 /* Quantizes `plain` by args (out, amax aside: scale, seed, stream, step) in direction `dir` of
@@ -38,10 +46,11 @@ void mt_measure_merge(mt_measure *to, const mt_measure *from);
  * errors are those to `plain`, scales and saturation of what the rows hold. fp8_delayed's scale is
  * `rescale` times args->scale, which may be that of other elements. `plain` and args->scale
  * are in the memory of `device`; the work is done on copies by `host`, a stream of a cpu device, in
- * the same bits. Allocates and frees. */
+ * the same bits, in `room`. */
 mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host,
                                const mt_qtensor *plain, const mt_qtensor *out, mt_dir dir,
-                               const struct mt_quantize_args *args, float rescale);
+                               const struct mt_quantize_args *args, float rescale,
+                               mt_measure_room *room);
 
 #ifdef __cplusplus
 }

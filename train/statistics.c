@@ -33,7 +33,8 @@ struct mt_statistics {
     bool wanted[MT_OPERAND_COUNT][MT_DIR_COUNT];
     mt_format_spec what_if[MOST_WHAT_IF];
     int what_if_count;
-    bool looking;      /* while a step is measured */
+    bool looking; /* while a step is measured */
+    mt_measure_room room;
     mt_h5 *file;       /* of it, where there are metrics */
     struct seen *seen; /* one micro-batch of each operand counts */
     int64_t seen_count, seen_room;
@@ -128,6 +129,7 @@ void mt_statistics_destroy(mt_statistics **statistics)
     mt_statistics *s = *statistics;
     if (!s) return;
     mt_h5_close(&s->file);
+    mt_measure_room_free(&s->room);
     mt_device_destroy(&s->host.device);
     free(s->seen);
     free(s);
@@ -249,8 +251,9 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
     mt_measure *m = calloc((size_t)n + 1, sizeof *m);
     MT_REQUIRE(m, MT_ENOMEM, "statistics: no memory for %lld members", (long long)n);
     for (int d = 0; d < MT_DIR_COUNT; d++) args.running_amax[d] = NULL;
-    mt_status status = mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out,
-                                            dir, &args, rescale_of(w, operand, dir, &spec));
+    mt_status status =
+        mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out, dir, &args,
+                             rescale_of(w, operand, dir, &spec), &s->room);
     if (status == MT_OK) status = merge_ranks(s, w, operand, m);
     for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[n], &m[i]);
     if (status == MT_OK && s->metrics) status = write_subject(s, &what, m, n + 1);
@@ -419,6 +422,7 @@ mt_status mt_statistics_end(mt_statistics *s)
 {
     if (!s || !s->looking) return MT_OK;
     s->looking = false;
+    mt_measure_room_free(&s->room);
     mt_precision_observe(mt_model_precision(mt_trainer_model(s->trainer)), "*", NULL, NULL);
     return s->file ? mt_h5_commit(&s->file) : MT_OK;
 }
