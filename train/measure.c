@@ -95,7 +95,7 @@ struct view {
 };
 
 /* What each part counts, and a line of its own, as long as the widest member's. */
-struct bench {
+struct desk {
     mt_measure parts[PARTS];
     int64_t width;
     float lines[]; /* [PARTS][width] */
@@ -274,7 +274,7 @@ static void measure_part(mt_measure *m, const struct view *v, int p, float *line
 }
 
 /* Of a member that is one cell: its scale, from the largest magnitude of all parts. */
-static void encode_whole(mt_measure *m, const struct view *v, struct bench *b)
+static void encode_whole(mt_measure *m, const struct view *v, struct desk *b)
 {
     const int64_t each = of_parts(v->m);
 #pragma omp parallel for schedule(static)
@@ -286,7 +286,7 @@ static void encode_whole(mt_measure *m, const struct view *v, struct bench *b)
     encode_cells(m, v, 0, b->lines);
 }
 
-static void measure_member(mt_measure *m, struct view *v, struct bench *b)
+static void measure_member(mt_measure *m, struct view *v, struct desk *b)
 {
     bool square = v->d->options.two_d;
     int64_t block = v->d->format->block;
@@ -318,7 +318,7 @@ static mt_status decode(mt_stream *stream, float *to, const mt_qtensor *q, mt_di
 }
 
 /* The places of a room: of fetched arrays, those from FETCHED on. */
-enum { IN_X, IN_VALUES, IN_ROWS, IN_CODES, IN_BENCH, FETCHED };
+enum { IN_X, IN_VALUES, IN_ROWS, IN_CODES, IN_DESK, FETCHED };
 
 void mt_measure_room_free(mt_measure_room *room)
 {
@@ -379,7 +379,7 @@ static mt_status fetch_tensor(struct copy *c, const struct mt_quantize_args *arg
 }
 
 static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtensor *q, mt_dir dir,
-                             float *x, float *cast, const float *values, struct bench *bench)
+                             float *x, float *cast, const float *values, struct desk *desk)
 {
     const mt_group *g = &c->plain.group;
     const mt_direction *d = &q->dir[dir];
@@ -404,21 +404,21 @@ static void view_and_measure(mt_measure *m, const struct copy *c, const mt_qtens
                                  : source == MT_F16  ? 65504.0f
                                                      : FLT_MAX };
         if (d->format->second_level) v.s_dec = mt_nvfp4_decode_scale(&d->options, d->amax[i]);
-        measure_member(&m[i], &v, bench);
+        measure_member(&m[i], &v, desk);
         codes += shape.code_bytes;
         scales += (size_t)shape.scale_count * shape.scale_size;
     }
 }
 
-static mt_status open_bench(struct bench **bench, mt_measure_room *room, const mt_group *g)
+static mt_status open_desk(struct desk **desk, mt_measure_room *room, const mt_group *g)
 {
     void *memory;
     int64_t width = 0;
     for (int64_t i = 0; i < g->members; i++)
         if (mt_group_cols(g, i) > width) width = mt_group_cols(g, i);
-    MT_TRY(take(&memory, room, IN_BENCH, sizeof **bench + (size_t)(PARTS * width) * sizeof(float)));
-    *bench = memory;
-    (*bench)->width = width;
+    MT_TRY(take(&memory, room, IN_DESK, sizeof **desk + (size_t)(PARTS * width) * sizeof(float)));
+    *desk = memory;
+    (*desk)->width = width;
     return MT_OK;
 }
 
@@ -432,7 +432,7 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     struct copy c = {
         .from = device, .room = room, .plain = *plain, .first_step = args->first_step
     };
-    struct bench *bench = NULL;
+    struct desk *desk = NULL;
     void *x, *values, *rows, *memory;
     size_t bytes = (size_t)mt_group_capacity(&plain->group) * sizeof(float);
     mt_format_spec spec = mt_direction_spec(&q.dir[dir]);
@@ -452,11 +452,11 @@ mt_status mt_measure_direction(mt_measure *m, mt_device *device, mt_stream *host
     now.src = &c.plain, now.src_dir = MT_ROW, now.out = &q;
     memcpy(now.scale, c.scale, sizeof c.scale);
     now.first_step = c.first_step;
-    MT_TRY(open_bench(&bench, room, &c.plain.group));
+    MT_TRY(open_desk(&desk, room, &c.plain.group));
     MT_TRY(mt_quantize(host, &now));
     MT_TRY(decode(host, x, &c.plain, MT_ROW, args->dtype));
     MT_TRY(decode(host, values, &q, dir, args->dtype));
     if (chained) MT_TRY(decode(host, rows, &q, MT_ROW, args->dtype));
-    view_and_measure(m, &c, &q, dir, x, chained ? rows : x, values, bench);
+    view_and_measure(m, &c, &q, dir, x, chained ? rows : x, values, desk);
     return MT_OK;
 }

@@ -106,20 +106,25 @@ template <typename T> static mt_status simt_tiles(mt_stream *stream, gemm_proble
     return simt_launch<T, 64>(stream, g);
 }
 
-/* What is moved and what parts make, in scratch. */
+/* What lies in scratch: what is moved, then what parts make. */
+static size_t moved_bytes(const gemm_problem *g, const mt_cuda_gemm_path *path)
+{
+    return path->aligned ? mt_cuda_gemm_aligned_bytes(g) : 0;
+}
 static size_t scratch_of(const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
-    return (path->aligned ? mt_cuda_gemm_aligned_bytes(g) : 0) +
-           mt_cuda_gemm_parts_bytes(g, path->parts);
+    return moved_bytes(g, path) + mt_cuda_gemm_parts_bytes(g, path->parts);
 }
 
-/* The product that runs: of parts, whose results lie at 16 bytes, of what is moved. */
-static gemm_problem product_of(const gemm_problem *g, const mt_cuda_gemm_path *path, void *scratch)
+/* The product that runs: of parts, whose results lie at 16 bytes, of what is moved; *whole: not in
+ * parts. */
+static gemm_problem product_of(gemm_problem *whole, const gemm_problem *g,
+                               const mt_cuda_gemm_path *path, void *scratch)
 {
-    const gemm_problem p = path->aligned ? mt_cuda_gemm_aligned(g, scratch) : *g;
-    if (path->parts <= 1) return p;
-    const size_t moved = path->aligned ? mt_cuda_gemm_aligned_bytes(g) : 0;
-    return mt_cuda_gemm_part(&p, path->parts, (char *)scratch + moved);
+    *whole = path->aligned ? mt_cuda_gemm_aligned(g, scratch) : *g;
+    return path->parts > 1
+               ? mt_cuda_gemm_part(whole, path->parts, (char *)scratch + moved_bytes(g, path))
+               : *whole;
 }
 
 /* By `multiply`, of the product that runs. */
@@ -130,13 +135,12 @@ static mt_status multiply_prepared(mt_stream *stream, const gemm_problem *g,
     const size_t bytes = scratch_of(g, path);
     void *scratch = NULL;
     if (bytes) MT_TRY(mt_cuda_scratch(stream, &scratch, bytes));
-    gemm_problem p = product_of(g, path, scratch);
-    const gemm_problem aligned = path->aligned ? mt_cuda_gemm_aligned(g, scratch) : *g;
-    if (path->aligned) MT_TRY(mt_cuda_gemm_align(stream, g, &aligned));
+    gemm_problem whole, p = product_of(&whole, g, path, scratch);
+    if (path->aligned) MT_TRY(mt_cuda_gemm_align(stream, g, &whole));
     MT_TRY(multiply(&p));
     if (path->parts > 1)
-        MT_TRY(mt_cuda_gemm_add_parts(stream, &aligned, (const float *)p.d, path->parts));
-    return path->aligned ? mt_cuda_gemm_restore(stream, g, &aligned) : MT_OK;
+        MT_TRY(mt_cuda_gemm_add_parts(stream, &whole, (const float *)p.d, path->parts));
+    return path->aligned ? mt_cuda_gemm_restore(stream, g, &whole) : MT_OK;
 }
 
 /* Of f32 or f32 and bf16: in parts, whose sums are f32, where that makes more tiles; what planes
@@ -192,7 +196,7 @@ static void choose(mt_stream *stream, const gemm_problem *g, mt_cuda_gemm_path *
 {
     path->parts = mt_cuda_gemm_parts(g);
     path->aligned = mt_cuda_gemm_aligns(g);
-    gemm_problem p = product_of(g, path, NULL);
+    gemm_problem whole, p = product_of(&whole, g, path, NULL);
     const bool aligned = mma_aligned(align_mma(&p));
     const int tiled = aligned && fills(stream, p) ? MT_CUDA_GEMM_TILED : MT_CUDA_GEMM_SMALL;
     path->variant = tiled;
@@ -412,7 +416,7 @@ mt_status mt_cuda_gemm_chosen_bf16(char text[MT_GEMM_TEXT], mt_stream *stream,
 static bool can(mt_stream *stream, const gemm_problem *g, const mt_cuda_gemm_path *path)
 {
     const bool lt = path->variant >= MT_CUDA_GEMM_CUBLASLT;
-    gemm_problem p = product_of(g, path, NULL);
+    gemm_problem whole, p = product_of(&whole, g, path, NULL);
     if (lt) return !g->fp8;
     if (path->parts > 1 && !mt_cuda_gemm_divides(g, path->parts)) return false;
     if (path->aligned && !mt_cuda_gemm_is_odd(g)) return false;

@@ -46,6 +46,12 @@ struct gemm_problem {
     int64_t row_tiles, col_tiles; /* of D: row tiles of one member (NT), or of all at most */
 };
 
+/* Whether all lines begin at 16 bytes, as tensor maps and copies of 16 bytes ask for. */
+static inline bool gemm_is_at_16(const void *p, int64_t width, size_t size)
+{
+    return (uintptr_t)p % 16 == 0 && width * size % 16 == 0;
+}
+
 /* Whether D has no element. */
 static inline bool gemm_is_empty(const gemm_problem *g)
 {

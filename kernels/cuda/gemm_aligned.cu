@@ -4,7 +4,7 @@
 #include "kernels/cuda/gemm.cuh"
 
 enum {
-    AT = 16, /* bytes */
+    AT = 16, /* bytes: gemm_is_at_16 */
     APART = 256,
     THREADS = 256,
     WORDS = 8,               /* of four bytes, a thread */
@@ -23,7 +23,7 @@ struct matrix {
 
 static bool lies(const matrix &x)
 {
-    return (uintptr_t)x.data % AT == 0 && x.width * x.size % AT == 0;
+    return gemm_is_at_16(x.data, x.width, x.size);
 }
 
 static int64_t padded(const matrix &x)

@@ -29,10 +29,9 @@ enum {
     LEVEL_WEIGHTS_MOST = 32 << 20
 };
 
-/* 16-byte bases and pitches: what tensor maps ask for. */
 static bool fits_map(const void *p, int64_t width, size_t size)
 {
-    return (uintptr_t)p % 16 == 0 && width > 0 && width < SM90_MOST && width * size % 16 == 0;
+    return gemm_is_at_16(p, width, size) && width > 0 && width < SM90_MOST;
 }
 
 static int64_t most_rows(const mt_group *rows)

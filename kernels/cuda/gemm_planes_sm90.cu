@@ -196,7 +196,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 static bool in_runs(const gemm_operand *x)
 {
-    return x->real && x->width % 4 == 0 && (uintptr_t)x->data % 16 == 0;
+    return x->real && gemm_is_at_16(x->data, x->width, sizeof(float));
 }
 
 bool mt_cuda_gemm_splits(const mt_stream *stream, const gemm_problem *g)

@@ -361,11 +361,11 @@ template <> struct adamw_scales<MT_MOMENTS_FP8> {
 };
 
 /* What the threads read of a block each, every one its own part. */
-template <typename R, mt_moments M, bool SPLIT> struct adamw_stage : adamw_scales<M> {
-    typedef typename moment_of<R, M>::type moment;
+template <mt_moments M, bool SPLIT> struct adamw_stage : adamw_scales<M> {
+    typedef typename moment_of<float, M>::type moment;
     typedef mt_vec<moment, N> moments;
     enum { HALVES = N * sizeof(uint16_t) };
-    mt_vec<R, N> grad[THREADS], master[THREADS];
+    mt_vec<float, N> grad[THREADS], master[THREADS];
     moments m[THREADS], v[THREADS];
 
     __device__ __forceinline__ void ask(const struct mt_adamw_args &a, int64_t block)
@@ -376,12 +376,12 @@ template <typename R, mt_moments M, bool SPLIT> struct adamw_stage : adamw_scale
         if (a.grad_bf16)
             mt_copy_ask<HALVES>(grad + t, (const uint16_t *)a.grad + at, HALVES);
         else
-            mt_copy_ask<sizeof *grad>(grad + t, (const R *)a.grad + at, sizeof *grad);
+            mt_copy_ask<sizeof *grad>(grad + t, (const float *)a.grad + at, sizeof *grad);
         if constexpr (SPLIT) {
             mt_copy_ask<HALVES>(high, (const uint16_t *)a.p + at, HALVES);
             mt_copy_ask<HALVES>(high + HALVES, a.p_low + at, HALVES);
         } else {
-            mt_copy_ask<sizeof *master>(high, (const R *)a.p + at, sizeof *master);
+            mt_copy_ask<sizeof *master>(high, (const float *)a.p + at, sizeof *master);
         }
         mt_copy_ask<sizeof(moments)>(m + t, (const moment *)a.m + at, sizeof(moments));
         mt_copy_ask<sizeof(moments)>(v + t, (const moment *)a.v + at, sizeof(moments));
@@ -401,13 +401,13 @@ template <typename R, mt_moments M, bool SPLIT> struct adamw_stage : adamw_scale
 /* A warp's share, from `block` on, of the first `whole` blocks, which are aligned; returns the next
  * one. */
 template <mt_moments M, bool SR, bool SPLIT>
-static __device__ __forceinline__ int64_t update_whole(adamw_stage<float, M, SPLIT> *stages,
+static __device__ __forceinline__ int64_t update_whole(adamw_stage<M, SPLIT> *stages,
                                                        const struct mt_adamw_args &a,
                                                        const adam<float> &c, const adam_fast &fast,
                                                        uint32_t step, const mt_codec &e4m3,
                                                        int64_t block, int64_t whole, int64_t warps)
 {
-    typedef adamw_stage<float, M, SPLIT> stage;
+    typedef adamw_stage<M, SPLIT> stage;
     enum { AHEAD = ahead<M>::OF };
     const int shared = mt_opaque((int)__cvta_generic_to_shared(stages));
     const auto at = [=](int i) {
@@ -463,7 +463,7 @@ static __global__ void __launch_bounds__(THREADS)
         const adam<R> c = adam_of(l.rates, l.decay[MOST == 1 ? 0 : i], state);
         const adam_fast fast = fast_of(c);
         if constexpr (sizeof(R) == sizeof(float)) {
-            __shared__ adamw_stage<float, M, SPLIT> stages[ahead<M>::OF + 1];
+            __shared__ adamw_stage<M, SPLIT> stages[ahead<M>::OF + 1];
             if (vectors)
                 next = before + update_whole<M, SR, SPLIT>(stages, a, c, fast, step, l.e4m3,
                                                            next - before, a.count / BLOCK, warps);

@@ -8,7 +8,7 @@
 #include "kernels/cuda/fp8.cuh"
 #include "kernels/optimizer.h"
 
-#define MT_STORED static __host__ __device__ __forceinline__
+#define MT_STORED static __device__ __forceinline__
 
 /* What is the same for every element of a call, and then of a step, rounded to real once. */
 template <typename R> struct adam_rates {
@@ -18,7 +18,8 @@ template <typename R> struct adam : adam_rates<R> {
     R bias1, bias2, decay, lr, clip;
 };
 
-template <typename R> MT_STORED adam_rates<R> adam_rates_of(const struct mt_adamw_args *a)
+template <typename R>
+static __host__ __device__ inline adam_rates<R> adam_rates_of(const struct mt_adamw_args *a)
 {
     return { (R)a->beta1, (R)a->beta2, (R)(1 - a->beta1), (R)(1 - a->beta2), (R)a->eps };
 }
@@ -68,12 +69,8 @@ template <int LEAST> MT_STORED bool adam_inside(uint32_t u)
 
 MT_STORED float adam_inverse(float x)
 {
-#ifdef __CUDA_ARCH__
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-#else
-    float y = 1 / x;
-#endif
     return fmaf(y, fmaf(-x, y, 1), y);
 }
 
@@ -88,12 +85,8 @@ MT_STORED float adam_quotient(float x, float y, float inverse)
 MT_STORED float adam_root(float x)
 {
     const float some = fmaxf(x, FLT_MIN); /* of a 0, a root whose product with it is 0 */
-#ifdef __CUDA_ARCH__
     float y;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(some));
-#else
-    float y = 1 / sqrtf(some);
-#endif
     const float root = x * y, half = 0.5f * y;
     return fmaf(fmaf(-root, root, x), half, root);
 }
@@ -123,8 +116,8 @@ MT_STORED bool adam_element_fast(float *p, float *m, float *v, float grad, const
 /* The words of Philox that hold the 16 bits of elements [e, e + 4), a lane's four, of the streams
  * `first` (of m) and the one after it: a draw is of eight elements, so that of two lanes one makes
  * each. All of a warp ask together. */
-static __device__ __forceinline__ void stored_draw(uint32_t m[2], uint32_t v[2], uint64_t seed,
-                                                   uint64_t e, uint32_t first, uint32_t step)
+MT_STORED void stored_draw(uint32_t m[2], uint32_t v[2], uint64_t seed, uint64_t e, uint32_t first,
+                           uint32_t step)
 {
     const bool odd = e & 4;
     const uint32_t key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
@@ -155,7 +148,7 @@ MT_STORED uint16_t stored_stochastic(float x, uint32_t random)
 struct stored_scale {
     float scale, inverse;
 };
-static __device__ __forceinline__ stored_scale stored_scale_of(mt_codec e4m3, int32_t amax)
+MT_STORED stored_scale stored_scale_of(mt_codec e4m3, int32_t amax)
 {
     const float x = mt_from_bits(amax), most = mt_from_bits(e4m3.max_bits);
     stored_scale s;
@@ -169,21 +162,21 @@ static __device__ __forceinline__ stored_scale stored_scale_of(mt_codec e4m3, in
 }
 
 /* Two at a time. */
-static __device__ __forceinline__ void stored_values(float x[2], mt_codec e4m3, uint32_t codes)
+MT_STORED void stored_values(float x[2], mt_codec e4m3, uint32_t codes)
 {
     if (MT_HAS_NATIVE_FP8)
         native_values(x, MT_ELEMENT_E4M3, codes);
     else
         x[0] = mt_decode(e4m3, (uint8_t)codes), x[1] = mt_decode(e4m3, (uint8_t)(codes >> 8));
 }
-static __device__ __forceinline__ uint32_t stored_codes(mt_codec e4m3, float low, float high)
+MT_STORED uint32_t stored_codes(mt_codec e4m3, float low, float high)
 {
     if (MT_HAS_NATIVE_FP8) return native_pair(MT_ELEMENT_E4M3, low, high);
     return (uint32_t)mt_encode(e4m3, low) | (uint32_t)mt_encode(e4m3, high) << 8;
 }
 
 /* NaN stays. */
-static __device__ __forceinline__ float stored_at_most(float x, float most)
+MT_STORED float stored_at_most(float x, float most)
 {
     float y;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
@@ -191,7 +184,7 @@ static __device__ __forceinline__ float stored_at_most(float x, float most)
 }
 /* The least codes whose values are at least low, high >= 0, the largest one if there is none: the
  * nearest, or the one after it. */
-static __device__ __forceinline__ uint32_t stored_codes_up(mt_codec e4m3, float low, float high)
+MT_STORED uint32_t stored_codes_up(mt_codec e4m3, float low, float high)
 {
     const float most = mt_from_bits(e4m3.max_bits),
                 y[2] = { stored_at_most(low, most), stored_at_most(high, most) };
