@@ -93,7 +93,7 @@ endif
 
 # ---- sources -----------------------------------------------------------------------------------
 CPU_ONCE    := kernels/cpu/device.c
-CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c)
+CPU_ISA     := $(wildcard kernels/cpu/*quantize*.c) kernels/cpu/measure.c
 CPU_PAIRS   := $(wildcard kernels/cpu/*_pairs.c)
 CPU_VARIANT := $(filter-out $(CPU_ONCE) $(CPU_ISA) $(CPU_PAIRS),$(wildcard kernels/cpu/*.c))
 NCCL_SRC    := $(wildcard dist/comm_nccl*.c dist/direct.c)

@@ -12,6 +12,10 @@ extern "C" {
 MT_OPS(MT_OP_CHECK)
 #undef MT_OP_CHECK
 
+/* A direction of q that is read: compact codes or padded, and what they decode with. */
+mt_status mt_check_source(const mt_qtensor *q, mt_dir dir, const char *op);
+bool mt_check_same_group(const mt_group *a, const mt_group *b);
+
 /* Building blocks: `count` elements need a pointer unless count is 0. */
 #define MT_CHECK_EXTENT(op, args, field)                                                           \
     MT_REQUIRE((args)->field >= 0, MT_EINVAL, "%s: " #field " is %lld, must not be negative", op,  \

@@ -15,6 +15,7 @@
 #include "kernels/exchange.h"
 #include "kernels/gemm.h"
 #include "kernels/loss.h"
+#include "kernels/measure.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
@@ -70,7 +71,8 @@ extern "C" {
     X(quantize)                                                                                    \
     X(dequantize)                                                                                  \
     X(swizzle_scales)                                                                              \
-    X(delayed_update)
+    X(delayed_update)                                                                              \
+    X(measure)
 
 #define MT_OPS(X) MT_DTYPE_OPS(X) MT_FORMAT_OPS(X)
 

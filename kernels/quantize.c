@@ -1,7 +1,7 @@
 /* Argument checks of group quantize and dequantize. */
 #include "kernels/check.h"
 
-static bool same_group(const mt_group *a, const mt_group *b)
+bool mt_check_same_group(const mt_group *a, const mt_group *b)
 {
     return a->members == b->members && a->m == b->m && a->k == b->k &&
            a->first_dims == b->first_dims && a->last_dims == b->last_dims &&
@@ -15,8 +15,7 @@ static bool is_known(const mt_direction *d, mt_dir dir, const mt_group *group, b
            (d->layout == MT_LAYOUT_PADDED && mt_direction_pads(d, dir, group));
 }
 
-/* A direction that is read: codes, and what they decode with. */
-static mt_status check_source(const mt_qtensor *q, mt_dir dir, const char *op)
+mt_status mt_check_source(const mt_qtensor *q, mt_dir dir, const char *op)
 {
     const char *side = dir == MT_ROW ? "row" : "column";
     MT_REQUIRE(q && (unsigned)dir < MT_DIR_COUNT, MT_EINVAL, "%s: no source", op);
@@ -97,12 +96,12 @@ static mt_status check_made(const struct mt_quantize_args *a)
 
 mt_status mt_quantize_check(const struct mt_quantize_args *a)
 {
-    MT_TRY(check_source(a->src, a->src_dir, "quantize"));
+    MT_TRY(mt_check_source(a->src, a->src_dir, "quantize"));
     MT_REQUIRE(a->out, MT_EINVAL, "quantize: no result");
     MT_TRY(mt_qtensor_check(a->out, "quantize"));
     MT_REQUIRE((unsigned)a->pass < MT_QUANTIZE_PASS_COUNT, MT_EINVAL, "quantize: pass %d",
                (int)a->pass);
-    MT_REQUIRE(same_group(&a->src->group, &a->out->group), MT_EINVAL,
+    MT_REQUIRE(mt_check_same_group(&a->src->group, &a->out->group), MT_EINVAL,
                "quantize: source and result are not of one group");
     MT_REQUIRE(!a->dweights || (a->z && a->position), MT_EINVAL,
                "quantize: dweights need z and position");
@@ -184,7 +183,7 @@ mt_status mt_quantize_parts(mt_stream *stream, const struct mt_quantize_args *ar
 
 mt_status mt_dequantize_check(const struct mt_dequantize_args *a)
 {
-    MT_TRY(check_source(a->src, a->dir, "dequantize"));
+    MT_TRY(mt_check_source(a->src, a->dir, "dequantize"));
     MT_REQUIRE(mt_format_plain(a->y_dtype), MT_EINVAL, "dequantize: y cannot be %s",
                mt_dtype_name(a->y_dtype));
     MT_CHECK_POINTER("dequantize", a, y, mt_group_capacity(&a->src->group));
@@ -193,7 +192,7 @@ mt_status mt_dequantize_check(const struct mt_dequantize_args *a)
 
 mt_status mt_swizzle_scales_check(const struct mt_swizzle_scales_args *a)
 {
-    MT_TRY(check_source(a->src, a->dir, "swizzle_scales"));
+    MT_TRY(mt_check_source(a->src, a->dir, "swizzle_scales"));
     mt_direction d = a->src->dir[a->dir];
     d.swizzled = !d.swizzled;
     mt_qtensor other = { .group = a->src->group };

@@ -241,7 +241,7 @@ mt_status mt_metrics_eval(mt_metrics *metrics, int64_t step, double loss, const 
 }
 
 mt_status mt_metrics_statistics(mt_metrics *metrics, const mt_metrics_subject *s,
-                                const mt_measure *measure)
+                                const mt_measured *measure)
 {
     line_out out = { .used = 0 };
     add_int(&out, "step", s->step);

@@ -66,7 +66,7 @@ typedef struct mt_metrics_subject {
 
 /* A line of statistics; a field without a value is null. */
 mt_status mt_metrics_statistics(mt_metrics *metrics, const mt_metrics_subject *subject,
-                                const mt_measure *measure);
+                                const mt_measured *measure);
 /* What was written reaches the disk. */
 mt_status mt_metrics_sync(mt_metrics *metrics);
 /* NULL-safe; sets *metrics to NULL. */

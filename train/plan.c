@@ -8,29 +8,20 @@
 #include "train/ranks.h"
 #include "train/statistics.h"
 
-/* An observer in the place of statistics: what counts is that there is one. */
-static mt_status look(void *nobody, const mt_param *weight, mt_operand operand,
-                      const mt_qtensor *plain)
+/* A step that statistics look at, where rows and exchanged blocks take more, and what they measure
+ * takes room. */
+static mt_status run_observed(mt_trainer *trainer, const mt_config *config, int64_t step,
+                              const int32_t *tokens)
 {
-    (void)nobody, (void)weight, (void)operand, (void)plain;
-    return MT_OK;
-}
-
-/* A step that statistics look at, where rows and exchanged blocks take more; before it a weight
- * that is put together for them. */
-static mt_status run_observed(mt_trainer *trainer, const mt_config *config, const int32_t *tokens)
-{
-    mt_device *device = mt_trainer_device(trainer);
-    mt_precision *precision = mt_model_precision(mt_trainer_model(trainer));
-    const char *layers = *config->statistics_layers ? config->statistics_layers : "*";
-    size_t bytes = mt_statistics_weight_bytes(config, trainer);
+    mt_statistics *statistics;
     mt_step_result result;
-    void *weight = NULL;
-    MT_TRY(mt_device_alloc(device, &weight, bytes, MT_MEMORY_STATE));
-    mt_device_free(device, &weight, bytes, MT_MEMORY_STATE);
-    mt_precision_observe(precision, layers, look, NULL);
-    mt_status status = mt_trainer_step(trainer, tokens, tokens, &result);
-    mt_precision_observe(precision, "*", NULL, NULL);
+    mt_status status = MT_OK;
+    MT_TRY(mt_statistics_create(&statistics, trainer, config, NULL, ""));
+    MT_TRY_CLEANUP(mt_statistics_begin(statistics, step + 1));
+    status = mt_trainer_step(trainer, tokens, tokens, &result);
+    if (status == MT_OK) status = mt_statistics_end(statistics);
+cleanup:
+    mt_statistics_destroy(&statistics);
     return status;
 }
 
@@ -44,7 +35,7 @@ static mt_status run_steps(mt_trainer *trainer, const mt_config *config, int64_t
     mt_step_result result;
     for (int64_t step = first, plain = 0, looked = 0; step < end; step++) {
         if (every && (step + 1) % every == 0) {
-            MT_TRY(run_observed(trainer, config, tokens));
+            MT_TRY(run_observed(trainer, config, step, tokens));
             plain = 0, looked++;
         } else {
             MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));

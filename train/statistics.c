@@ -23,7 +23,6 @@ struct seen {
 
 struct mt_statistics {
     mt_trainer *trainer;
-    mt_stream host; /* of a cpu device: where measures are taken */
     mt_metrics *metrics;
     char folder[MT_PATH_BYTES];
     const char *layers;
@@ -116,21 +115,25 @@ mt_status mt_statistics_create(mt_statistics **statistics, mt_trainer *trainer,
     s->trainer = trainer, s->metrics = metrics;
     s->comm = mt_trainer_get_config(trainer)->comm;
     s->ranks = mt_comm_size(s->comm);
-    mt_status status = mt_device_open(&s->host.device, "cpu", NULL, 0);
-    if (status == MT_OK) status = read_config(s, config);
+    mt_status status = read_config(s, config);
     if (status == MT_OK) status = mt_path_format(s->folder, "%s/statistics", run_path);
     if (status != MT_OK) mt_statistics_destroy(&s);
     *statistics = s;
     return status;
 }
 
+static mt_precision *precision_of(const mt_statistics *s)
+{
+    return mt_model_precision(mt_trainer_model(s->trainer));
+}
+
 void mt_statistics_destroy(mt_statistics **statistics)
 {
     mt_statistics *s = *statistics;
     if (!s) return;
+    if (s->looking) mt_precision_observe(precision_of(s), "*", NULL, NULL);
     mt_h5_close(&s->file);
     mt_measure_room_free(&s->room);
-    mt_device_destroy(&s->host.device);
     free(s->seen);
     free(s);
     *statistics = NULL;
@@ -155,18 +158,19 @@ static int sharers(const mt_param *w)
 /* What the ranks have measured of their micro-batches, in their order; of all of them, what each
  * rank measures. Weights that each has are rank 0's own affair; of others, each is measured by
  * those that have it, and the first of them counts. */
-static mt_status merge_ranks(mt_statistics *s, const mt_param *w, mt_operand operand, mt_measure *m)
+static mt_status merge_ranks(mt_statistics *s, const mt_param *w, mt_operand operand,
+                             mt_measured *m)
 {
     int64_t n = w->group.members;
     int parts = sharers(w);
     mt_status status = MT_OK;
     if (s->ranks == 1 || (operand == MT_OPERAND_W && parts == 1)) return MT_OK;
     size_t bytes = (size_t)n * sizeof *m;
-    mt_measure *all = malloc((size_t)s->ranks * bytes);
+    mt_measured *all = calloc((size_t)s->ranks, bytes);
     MT_REQUIRE(all, MT_ENOMEM, "statistics: no memory for %d ranks", s->ranks);
     MT_TRY_CLEANUP(mt_comm_all_gather(s->comm, NULL, all, m, bytes, "statistics"));
     for (int r = 0; r < s->ranks; r++) { /* dist/mesh.h */
-        mt_measure *to = m + r % parts * n;
+        mt_measured *to = m + r % parts * n;
         if (r < parts) memcpy(to, all + r * n, bytes);
         for (int64_t i = 0; r >= parts && operand != MT_OPERAND_W && i < n; i++)
             mt_measure_merge(&to[i], &all[r * n + i]);
@@ -177,7 +181,7 @@ cleanup:
 }
 
 /* values f64 [N + 1, fields] and codes i64 [N + 1, 256], the last row of all members. */
-static mt_status write_tables(mt_statistics *s, const struct subject *what, const mt_measure *m,
+static mt_status write_tables(mt_statistics *s, const struct subject *what, const mt_measured *m,
                               int64_t rows)
 {
     char path[PATH], name[PATH + 16], fields[256] = "";
@@ -210,7 +214,7 @@ cleanup:
     return status;
 }
 
-static mt_status write_subject(mt_statistics *s, const struct subject *what, const mt_measure *m,
+static mt_status write_subject(mt_statistics *s, const struct subject *what, const mt_measured *m,
                                int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++) {
@@ -248,12 +252,12 @@ static mt_status measure(mt_statistics *s, const mt_param *w, mt_operand operand
     mt_format_spec spec = mt_direction_spec(&out->dir[dir]);
     struct subject what = { w->name, tensor_names[operand], dir_names[dir], "", what_if };
     mt_format_spec_print(what.format, &spec, 0);
-    mt_measure *m = calloc((size_t)n + 1, sizeof *m);
+    mt_measured *m = calloc((size_t)n + 1, sizeof *m);
     MT_REQUIRE(m, MT_ENOMEM, "statistics: no memory for %lld members", (long long)n);
     for (int d = 0; d < MT_DIR_COUNT; d++) args.running_amax[d] = NULL;
-    mt_status status =
-        mt_measure_direction(m, mt_trainer_device(s->trainer), &s->host, plain, out, dir, &args,
-                             rescale_of(w, operand, dir, &spec), &s->room);
+    mt_stream stream = { .device = mt_trainer_device(s->trainer) };
+    mt_status status = mt_measure_direction(m, &stream, plain, out, dir, &args,
+                                            rescale_of(w, operand, dir, &spec), &s->room);
     if (status == MT_OK) status = merge_ranks(s, w, operand, m);
     for (int64_t i = 0; i < n; i++) mt_measure_merge(&m[n], &m[i]);
     if (status == MT_OK && s->metrics) status = write_subject(s, &what, m, n + 1);
@@ -344,32 +348,19 @@ static size_t bytes_here(const mt_param *w, const mt_comm *comm)
     return here ? (size_t)mt_param_count(w) * mt_dtype_size(w->dtype) : 0;
 }
 
-size_t mt_statistics_weight_bytes(const mt_config *config, mt_trainer *trainer)
-{
-    const mt_comm *comm = mt_trainer_get_config(trainer)->comm;
-    const char *layers = *config->statistics_layers ? config->statistics_layers : "*";
-    mt_param_store *params = mt_model_params(mt_trainer_model(trainer));
-    size_t most = 0;
-    for (int64_t i = 0; mt_comm_size(comm) > 1 && i < mt_param_store_count(params); i++) {
-        const mt_param *w = mt_param_store_get(params, i);
-        if (!w->packed || fnmatch(layers, w->name, 0) != 0) continue;
-        if (bytes_here(w, comm) > most) most = bytes_here(w, comm);
-    }
-    return most;
-}
-
 /* Measures it where it is. */
 static mt_status see_sharded(mt_statistics *s, mt_param *w)
 {
     mt_device *device = mt_trainer_device(s->trainer);
     size_t bytes = bytes_here(w, s->comm);
-    bool lead = bytes > 0;
+    bool lead = bytes > 0, read = device->computes; /* where nothing is, it only takes room */
     void *master = NULL;
-    char *whole = lead ? malloc(bytes + 1) : NULL;
-    mt_status status =
-        whole || !lead ? MT_OK : MT_FAIL(MT_ENOMEM, "statistics: no memory for %s", w->name);
+    char *whole = lead && read ? malloc(bytes + 1) : NULL;
+    mt_status status = whole || !lead || !read
+                           ? MT_OK
+                           : MT_FAIL(MT_ENOMEM, "statistics: no memory for %s", w->name);
     MT_TRY_CLEANUP(mt_comm_agree(s->comm, status, "statistics"));
-    MT_TRY_CLEANUP(gather_master(s, w, whole));
+    if (read) MT_TRY_CLEANUP(gather_master(s, w, whole));
     if (!lead) goto cleanup;
     MT_TRY_CLEANUP(mt_device_alloc(device, &master, bytes, MT_MEMORY_STATE));
     MT_TRY_CLEANUP(mt_device_copy(device, master, whole, bytes));
@@ -414,7 +405,7 @@ mt_status mt_statistics_begin(mt_statistics *s, int64_t step)
     s->step = step, s->seen_count = 0, s->looking = true;
     MT_TRY(create_file(s));
     MT_TRY(see_weights(s));
-    mt_precision_observe(mt_model_precision(mt_trainer_model(s->trainer)), s->layers, see, s);
+    mt_precision_observe(precision_of(s), s->layers, see, s);
     return MT_OK;
 }
 
@@ -423,6 +414,6 @@ mt_status mt_statistics_end(mt_statistics *s)
     if (!s || !s->looking) return MT_OK;
     s->looking = false;
     mt_measure_room_free(&s->room);
-    mt_precision_observe(mt_model_precision(mt_trainer_model(s->trainer)), "*", NULL, NULL);
+    mt_precision_observe(precision_of(s), "*", NULL, NULL);
     return s->file ? mt_h5_commit(&s->file) : MT_OK;
 }

@@ -26,9 +26,6 @@ void mt_statistics_destroy(mt_statistics **statistics);
 mt_status mt_statistics_begin(mt_statistics *statistics, int64_t step);
 mt_status mt_statistics_end(mt_statistics *statistics);
 
-/* Bytes on this rank's device of the largest weight that is put together of the ranks' shards. */
-size_t mt_statistics_weight_bytes(const mt_config *config, mt_trainer *trainer);
-
 /* Fails where the configuration's section cannot be carried out. */
 mt_status mt_statistics_check(const mt_config *config);
 /* The same of statistics.layers, once the layers are known. */

@@ -21,7 +21,7 @@ extern "C" {
     X(attention_fwd)                                                                               \
     X(attention_bwd)                                                                               \
     X(cross_entropy_fwd)
-#define MT_CUDA_SCRATCH_FORMAT_OPS(X) X(quantize) X(dequantize) X(swizzle_scales)
+#define MT_CUDA_SCRATCH_FORMAT_OPS(X) X(quantize) X(dequantize) X(swizzle_scales) X(measure)
 
 #define MT_CUDA_DECLARE_SCRATCH(op, dtype)                                                         \
     size_t mt_cuda_##op##_scratch_##dtype(const mt_stream *stream,                                 \
