@@ -402,7 +402,7 @@ mt_status mt_param_write_master(mt_param_store *store, mt_param *p, int64_t firs
     int16_t low[HALVES];
     for (int64_t at = 0; at < count; at += HALVES) {
         int64_t n = count - at < HALVES ? count - at : HALVES;
-#pragma omp parallel for schedule(static) if (n > 4096)
+#pragma omp parallel for schedule(dynamic, 4096) if (n > 4096)
         for (int64_t i = 0; i < n; i++) {
             uint32_t bits = mt_f32_bits(((const float *)host)[at + i]);
             high[i] = mt_master_high(bits), low[i] = mt_master_low(bits);
@@ -499,7 +499,7 @@ static mt_status init_param(mt_param_store *s, mt_param *p, uint32_t stream, uin
         uint64_t first = (uint64_t)(mt_param_base(p) + at);
         n = p->own.first + p->own.count - at;
         if (n > room) n = room;
-#pragma omp parallel for schedule(static) if (n > 4096)
+#pragma omp parallel for schedule(dynamic, 4096) if (n > 4096)
         for (int64_t i = 0; i < n; i++) {
             double x = p->init == MT_INIT_ZERO ? 0
                        : p->init == MT_INIT_ONE

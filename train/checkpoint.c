@@ -86,11 +86,17 @@ static mt_status check_files(const mt_checkpoint *c, int64_t files, bool hold)
 mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm,
                                    bool hold)
 {
-    char file[MT_PATH_BYTES];
     int64_t files;
-    mt_status status = MT_OK;
     *checkpoint = NULL;
     MT_TRY(mt_checkpoint_verify(path, comm, &files));
+    return mt_checkpoint_open_verified(checkpoint, path, files, comm, hold);
+}
+
+mt_status mt_checkpoint_open_verified(mt_checkpoint **checkpoint, const char *path, int64_t files,
+                                      mt_comm *comm, bool hold)
+{
+    char file[MT_PATH_BYTES];
+    mt_status status = MT_OK;
     mt_checkpoint *c = calloc(1, sizeof *c);
     if (!c) MT_TRY_CLEANUP(MT_FAIL(MT_ENOMEM, "no memory to open checkpoint '%s'", path));
     MT_TRY_CLEANUP(mt_path_format(c->path, "%s", path));

@@ -62,6 +62,10 @@ mt_status mt_checkpoint_save(const char *dir, const mt_trainer *trainer,
  * where that would do, --force, unless `force`; shapes must match in any case. The trainer is
  * unchanged where the checkpoint is refused. */
 mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force);
+/* The same of the checkpoint that mt_checkpoint_find_latest finds in `dir`, whose path it is. */
+mt_status mt_checkpoint_load_latest(mt_trainer *trainer, char path[MT_CHECKPOINT_PATH],
+                                    char *skipped, size_t skipped_bytes, const char *dir,
+                                    const char *corpus, bool force);
 /* Opens the checkpoint that a run of this model is to begin with, train.init_from (`given` and
  * `skipped` as of mt_checkpoint_open_given); before there is a trainer. Collective over `comm`, for
  * whose ranks it is the one that rank 0 finds. Errors: MT_ECONFIG names the key that makes it

@@ -115,17 +115,14 @@ static mt_status rename_stage(const mt_checkpoint_stage *stage)
 }
 
 /* model.h5 first, for a reader to see what the others are. */
-static mt_status write_seals(const mt_checkpoint_stage *stage, const mt_checkpoint_seal *seals,
-                             int count)
+static mt_status write_seals(const mt_checkpoint_stage *stage, const mt_checkpoint_seal *model,
+                             const mt_checkpoint_seal *seals, int count)
 {
-    char path[MT_PATH_BYTES];
     mt_checkpoint_seal *all = calloc((size_t)count + 1, sizeof *all);
     MT_REQUIRE(all, MT_ENOMEM, "no memory for the names of %d files", count);
-    snprintf(all[0].name, sizeof all[0].name, "model.h5");
+    all[0] = *model;
     if (count) memcpy(all + 1, seals, (size_t)count * sizeof *all);
-    mt_status status = mt_path_format(path, "%s/%s", stage->temp, all[0].name);
-    if (status == MT_OK) status = mt_file_xxh128(all[0].hex, &all[0].bytes, path);
-    if (status == MT_OK) status = mt_checkpoint_write_done(stage->temp, all, count + 1);
+    mt_status status = mt_checkpoint_write_done(stage->temp, all, count + 1);
     free(all);
     return status;
 }
@@ -134,10 +131,11 @@ mt_status mt_checkpoint_stage_publish(mt_checkpoint_stage *stage, const mt_check
                                       int count)
 {
     char path[MT_PATH_BYTES];
-    MT_TRY(mt_h5_commit(&stage->file));
+    mt_checkpoint_seal model = { .name = "model.h5" };
+    MT_TRY(mt_h5_commit_sealed(&stage->file, model.hex, &model.bytes));
     MT_TRY(mt_path_format(path, "%s/model.h5", stage->temp));
     mt_signals_begun(path); /* until the stage has its name, neither it nor DONE is done */
-    MT_TRY(write_seals(stage, seals, count));
+    MT_TRY(write_seals(stage, &model, seals, count));
     MT_TRY(mt_path_format(path, "%s/DONE", stage->temp));
     mt_signals_begun(path);
     MT_TRY(mt_dir_sync(stage->temp));
@@ -275,12 +273,11 @@ mt_status mt_checkpoint_check_moved(const char *dir)
 
 /* The name in `latest` is for people and scripts: a kill between rename and marker leaves it one
  * behind, so the steps decide here. */
-mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
-                                    size_t skipped_bytes, const char *dir, mt_comm *comm)
+static mt_status find_latest(char path[MT_CHECKPOINT_PATH], int64_t *files, char *skipped,
+                             size_t skipped_bytes, const char *dir, mt_comm *comm)
 {
     step_list list = { NULL, 0, 0 };
     size_t used = 0;
-    int64_t files;
     bool found = false, lead = mt_comm_rank(comm) == 0;
     if (skipped_bytes) skipped[0] = '\0';
     mt_status status = lead ? list_steps(&list, dir) : MT_OK;
@@ -288,7 +285,7 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
     for (int64_t i = 0; status == MT_OK && !found; i++) {
         status = share_path(path, dir, &list, i, comm);
         if (status != MT_OK || !*path) break;
-        status = mt_checkpoint_verify(path, comm, &files);
+        status = mt_checkpoint_verify(path, comm, files);
         found = status == MT_OK;
         if (status != MT_EDAMAGED) continue; /* what cannot be read may well be whole */
         status = MT_OK;
@@ -304,6 +301,23 @@ mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped
         status = mt_comm_agree(comm, status, "a complete checkpoint");
     }
     return status;
+}
+
+mt_status mt_checkpoint_find_latest(char path[MT_CHECKPOINT_PATH], char *skipped,
+                                    size_t skipped_bytes, const char *dir, mt_comm *comm)
+{
+    int64_t files;
+    return find_latest(path, &files, skipped, skipped_bytes, dir, comm);
+}
+
+mt_status mt_checkpoint_open_latest(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                                    const char *dir, mt_comm *comm, bool hold)
+{
+    char path[MT_CHECKPOINT_PATH];
+    int64_t files;
+    *checkpoint = NULL;
+    MT_TRY(find_latest(path, &files, skipped, skipped_bytes, dir, comm));
+    return mt_checkpoint_open_verified(checkpoint, path, files, comm, hold);
 }
 
 /* A file in the place of a directory; the error says which directory, where it is a part of one. */
@@ -393,14 +407,6 @@ static mt_status share_meant(meant *m, const char *given, mt_comm *comm)
     return mt_comm_broadcast(comm, NULL, m, sizeof *m, 0, "a checkpoint that was given");
 }
 
-static mt_status open_latest(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
-                             const char *dir, mt_comm *comm)
-{
-    char path[MT_CHECKPOINT_PATH];
-    MT_TRY(mt_checkpoint_find_latest(path, skipped, skipped_bytes, dir, comm));
-    return mt_checkpoint_open_among(checkpoint, path, comm, true);
-}
-
 /* What failed before stays what is said. Rank 0 looks. */
 static mt_status has_newer(int64_t *newer, const char *dir, int64_t step, mt_comm *comm)
 {
@@ -427,7 +433,7 @@ mt_status mt_checkpoint_open_given_among(mt_checkpoint **checkpoint, char *skipp
     for (int look = 1;; look++) {
         mt_status status = mt_comm_rank(comm) == 0 ? newest_step(&newest, m.path) : MT_OK;
         MT_TRY(mt_comm_agree(comm, status, "a list of checkpoints"));
-        status = open_latest(checkpoint, skipped, skipped_bytes, m.path, comm);
+        status = mt_checkpoint_open_latest(checkpoint, skipped, skipped_bytes, m.path, comm, true);
         bool doubtful = status == MT_EIO || status == MT_EDAMAGED || *skipped;
         if (!doubtful || look == MOST_LOOKS) return status;
         MT_TRY(has_newer(&newer, m.path, newest, comm));

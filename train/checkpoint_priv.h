@@ -90,6 +90,12 @@ mt_status mt_checkpoint_verify(const char *path, mt_comm *comm, int64_t *files);
  * Collective there: fails on all if on one. */
 mt_status mt_checkpoint_open_among(mt_checkpoint **checkpoint, const char *path, mt_comm *comm,
                                    bool hold);
+/* The same of one whose `files` have been verified. */
+mt_status mt_checkpoint_open_verified(mt_checkpoint **checkpoint, const char *path, int64_t files,
+                                      mt_comm *comm, bool hold);
+/* Opens what mt_checkpoint_find_latest finds. */
+mt_status mt_checkpoint_open_latest(mt_checkpoint **checkpoint, char *skipped, size_t skipped_bytes,
+                                    const char *dir, mt_comm *comm, bool hold);
 /* mt_checkpoint_open_given; over the ranks of `comm`, the one that rank 0 finds, wherever the
  * others were started. Collective there: fails on all if on one. */
 mt_status mt_checkpoint_open_given_among(mt_checkpoint **checkpoint, char *skipped,

@@ -163,14 +163,15 @@ static mt_status count_tokens(int64_t *tokens, const mt_checkpoint_meta *meta, c
     return MT_OK;
 }
 
-mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force)
+/* Closes it. */
+static mt_status load(mt_trainer *trainer, mt_checkpoint *checkpoint, const char *corpus,
+                      bool force)
 {
-    mt_checkpoint *checkpoint;
+    const char *path = mt_checkpoint_path(checkpoint);
     mt_checkpoint_state state;
     int64_t tokens = 0;
     mt_status status = MT_OK;
     describe_trainer(&state, trainer);
-    MT_TRY(mt_checkpoint_open_among(&checkpoint, path, state.comm, false));
     const mt_checkpoint_meta *meta = mt_checkpoint_get_meta(checkpoint);
     if (!force) status = check_same_run(meta, mt_trainer_get_config(trainer), corpus, path);
     status = offer_force(status, &state, checkpoint);
@@ -187,6 +188,25 @@ mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *
 cleanup:
     mt_checkpoint_close(&checkpoint);
     return status;
+}
+
+mt_status mt_checkpoint_load(mt_trainer *trainer, const char *path, const char *corpus, bool force)
+{
+    mt_checkpoint *checkpoint;
+    mt_comm *comm = mt_trainer_get_config(trainer)->comm;
+    MT_TRY(mt_checkpoint_open_among(&checkpoint, path, comm, false));
+    return load(trainer, checkpoint, corpus, force);
+}
+
+mt_status mt_checkpoint_load_latest(mt_trainer *trainer, char path[MT_CHECKPOINT_PATH],
+                                    char *skipped, size_t skipped_bytes, const char *dir,
+                                    const char *corpus, bool force)
+{
+    mt_checkpoint *checkpoint;
+    mt_comm *comm = mt_trainer_get_config(trainer)->comm;
+    MT_TRY(mt_checkpoint_open_latest(&checkpoint, skipped, skipped_bytes, dir, comm, false));
+    snprintf(path, MT_CHECKPOINT_PATH, "%s", mt_checkpoint_path(checkpoint));
+    return load(trainer, checkpoint, corpus, force);
 }
 
 /* Of the model's layout, which takes no memory. */

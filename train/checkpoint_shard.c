@@ -87,12 +87,9 @@ static mt_status end_file(mt_checkpoint_shard *shard)
     int rank = mt_comm_rank(shard->state->comm);
     const int64_t bytes = (int64_t)shard->used;
     mt_checkpoint_seal *seal = &shard->seals[rank];
-    char path[MT_PATH_BYTES];
     MT_TRY(mt_h5_write(shard->file, index_name, MT_U8, 1, &bytes, shard->index));
-    MT_TRY(mt_path_format(path, "%s", mt_h5_path(shard->file)));
-    MT_TRY(mt_h5_commit(&shard->file));
     mt_checkpoint_shard_name(seal->name, rank);
-    return mt_file_xxh128(seal->hex, &seal->bytes, path);
+    return mt_h5_commit_sealed(&shard->file, seal->hex, &seal->bytes);
 }
 
 mt_status mt_checkpoint_shard_end(mt_checkpoint_shard *shard, mt_status status)

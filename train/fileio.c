@@ -123,19 +123,46 @@ mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t 
     return status;
 }
 
+/* *got: `bytes`, or up to the end of the file; returns an errno. */
+static int read_at(int fd, char *to, size_t bytes, int64_t at, size_t *got)
+{
+    *got = 0;
+    while (*got < bytes) {
+        ssize_t n = pread(fd, to + *got, bytes - *got, (off_t)(at + (int64_t)*got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) break;
+        *got += (size_t)n;
+    }
+    return 0;
+}
+
+/* Reading takes longer than the checksum: all threads read. */
 static mt_status hash_file(XXH3_state_t *state, int64_t *bytes, int fd, const char *path)
 {
-    enum { CHUNK = 1 << 18 };
-    char *chunk = malloc(CHUNK);
-    size_t got = 0;
-    MT_REQUIRE(chunk, MT_ENOMEM, "no memory to read '%s'", path);
+    enum { CHUNK = 1 << 18, MANY = 64 };
+    char *chunks = malloc((size_t)MANY * CHUNK);
+    size_t got[MANY];
+    int error[MANY];
+    bool more = true;
+    MT_REQUIRE(chunks, MT_ENOMEM, "no memory to read '%s'", path);
     mt_status status = MT_OK;
     *bytes = 0;
-    do {
-        status = read_some(fd, chunk, CHUNK, &got, path);
-        if (status == MT_OK) XXH3_128bits_update(state, chunk, got), *bytes += (int64_t)got;
-    } while (status == MT_OK && got == CHUNK);
-    free(chunk);
+    for (int n = 1; status == MT_OK && more; n = MANY) {
+        const int64_t at = *bytes;
+#pragma omp parallel for schedule(dynamic, 1) if (n > 1)
+        for (int i = 0; i < n; i++)
+            error[i] =
+                read_at(fd, chunks + (size_t)i * CHUNK, CHUNK, at + (int64_t)i * CHUNK, &got[i]);
+        for (int i = 0; i < n && status == MT_OK && more; i++) {
+            if (error[i])
+                status = MT_FAIL(MT_EIO, "cannot read '%s': %s", path, strerror(error[i]));
+            else
+                XXH3_128bits_update(state, chunks + (size_t)i * CHUNK, got[i]);
+            *bytes += (int64_t)got[i], more = got[i] == CHUNK;
+        }
+    }
+    free(chunks);
     return status;
 }
 
@@ -144,6 +171,13 @@ mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *
     int fd;
     size_t size;
     MT_TRY(mt_file_open(&fd, &size, path));
+    mt_status status = mt_file_xxh128_of(hex, bytes, fd, path);
+    close(fd);
+    return status;
+}
+
+mt_status mt_file_xxh128_of(char hex[MT_HEX128_BYTES], int64_t *bytes, int fd, const char *path)
+{
     XXH3_state_t *state = XXH3_createState();
     mt_status status =
         state ? MT_OK : MT_FAIL(MT_ENOMEM, "no memory for the checksum of '%s'", path);
@@ -155,7 +189,6 @@ mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *
         for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", canonical.digest[i]);
     }
     XXH3_freeState(state);
-    close(fd);
     return status;
 }
 

@@ -91,6 +91,8 @@ bool mt_path_same(const char *a, const char *b);
 /* Size and XXH3-128 (canonical order, as xxhsum -H2 prints it) of a file. MT_EIO, not a signal,
  * where some of it cannot be read. */
 mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *path);
+/* Of an open file; `path` is what errors call it. */
+mt_status mt_file_xxh128_of(char hex[MT_HEX128_BYTES], int64_t *bytes, int fd, const char *path);
 
 /* Writes all of `bytes` at `offset`, or all of them at the end when offset < 0; -1 with errno set
  * on failure. */

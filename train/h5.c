@@ -160,9 +160,29 @@ static mt_status close_hdf5(mt_h5 *file)
 
 mt_status mt_h5_commit(mt_h5 **file)
 {
+    return mt_h5_commit_sealed(file, NULL, NULL);
+}
+
+/* All is there: on the disk, and its checksum made meanwhile. */
+static mt_status sync_file(mt_h5 *f, char *hex, int64_t *bytes)
+{
+    mt_status status = MT_OK;
+    const bool apart = f->state.back != NULL;
+    if (apart) mt_write_back_sync(f->state.back);
+    if (hex) status = mt_file_xxh128_of(hex, bytes, f->state.fd, f->temp);
+    int error = mt_write_back_end(&f->state.back);
+    if (!apart && fsync(f->state.fd)) error = errno;
+    if (status == MT_OK && error)
+        status = MT_FAIL(MT_EIO, "cannot write '%s': %s", f->path, strerror(error));
+    return status;
+}
+
+mt_status mt_h5_commit_sealed(mt_h5 **file, char *hex, int64_t *bytes)
+{
     mt_h5 *f = *file;
     mt_status status = close_hdf5(f);
-    if (status == MT_OK && (fsync(f->state.fd) || rename(f->temp, f->path)))
+    if (status == MT_OK) status = sync_file(f, hex, bytes);
+    if (status == MT_OK && rename(f->temp, f->path))
         status = MT_FAIL(MT_EIO, "cannot write '%s': %s", f->path, strerror(errno));
     f->writing = status != MT_OK; /* drops the temporary file */
     if (status == MT_OK) status = mt_parent_sync(f->path);
@@ -176,8 +196,10 @@ void mt_h5_close(mt_h5 **file)
     if (!f) return;
     for (int64_t i = 0; i < f->source_count; i++) mt_h5_close(&f->sources[i]);
     free(f->sources);
+    free(f->room);
     if (f->id >= 0) H5Fclose(f->id);
     if (f->driver >= 0) H5Idec_ref(f->driver);
+    mt_write_back_end(&f->state.back);
     if (f->state.fd >= 0) {
         if (f->writing) unlink(f->temp);
         close(f->state.fd);

@@ -26,6 +26,8 @@ mt_status mt_h5_create(mt_h5 **file, const char *path);
 /* Closes it, fsyncs, renames. On failure the old file, if any, is untouched and the temporary one
  * is gone. Sets *file to NULL in both cases. */
 mt_status mt_h5_commit(mt_h5 **file);
+/* The same, with its size and XXH128, made while the file goes to the disk. */
+mt_status mt_h5_commit_sealed(mt_h5 **file, char *hex, int64_t *bytes);
 /* Opens a file for reading. */
 mt_status mt_h5_open(mt_h5 **file, const char *path);
 /* The same of a file that was named for what it should be: one that is empty, or of another kind,

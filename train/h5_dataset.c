@@ -385,13 +385,48 @@ static mt_status write_box(mt_h5 *file, const char *name, hid_t dataset, const m
     return status;
 }
 
+/* Whether a box (NULL start: everything) is a run of elements; which. */
+static bool find_run(int64_t *first, int64_t *length, const mt_h5_info *info, const int64_t *start,
+                     const int64_t *count)
+{
+    int d = info->ndim - 1;
+    int64_t step = 1;
+    *first = 0, *length = info->count;
+    if (!start) return true;
+    for (*length = 1; d >= 0 && count[d] == info->shape[d]; d--) step *= info->shape[d];
+    *length = step;
+    if (d < 0) return true;
+    *length *= count[d];
+    for (int i = d; i >= 0; step *= info->shape[i--]) {
+        if (i < d && count[i] != 1) return false;
+        *first += start[i] * step;
+    }
+    return true;
+}
+
+/* By whole chunks, if they can be; false: it is HDF5's to do. */
+static mt_status transfer_chunks(bool *done, mt_h5 *file, const char *name, hid_t dataset,
+                                 const mt_h5_info *info, const int64_t *start, const int64_t *count,
+                                 void *to, const void *from)
+{
+    int64_t first, length;
+    *done = false;
+    if (!find_run(&first, &length, info, start, count)) return MT_OK;
+    if (to) return mt_h5_read_chunks(done, file, name, dataset, info, first, length, to);
+    return length == info->count ? mt_h5_write_chunks(done, file, name, dataset, info, from)
+                                 : MT_OK;
+}
+
 /* Moves a box between memory (`to` or `from`) and an open dataset. */
 static mt_status transfer(mt_h5 *file, const char *name, hid_t dataset, const mt_h5_info *info,
                           const int64_t *start, const int64_t *count, void *to, const void *from)
 {
     mt_status status;
     hid_t memory = -1, space = -1;
+    bool done;
     MT_TRY_CLEANUP(select_box(&space, &memory, file, name, dataset, info, start, count));
+    MT_TRY_CLEANUP(transfer_chunks(&done, file, name, dataset, info, start, count, to, from));
+    if (done) goto cleanup;
     status = to ? read_box(file, name, dataset, info, space, memory, to)
                 : write_box(file, name, dataset, info, space, memory, from);
 cleanup:

@@ -94,6 +94,17 @@ static herr_t driver_read(H5FD_t *fd, H5FD_mem_t type, hid_t transfer, haddr_t a
     return 0;
 }
 
+/* Every so many bytes go on to the disk. */
+static void write_back(mt_h5_driver_state *state, size_t bytes)
+{
+    enum { MUCH = 64 << 20 };
+    state->fresh += bytes;
+    if (state->fresh < MUCH) return;
+    state->fresh = 0;
+    if (!state->back) state->back = mt_write_back_begin(state->fd);
+    if (state->back) mt_write_back_ask(state->back);
+}
+
 static herr_t driver_write(H5FD_t *fd, H5FD_mem_t type, hid_t transfer, haddr_t at, size_t bytes,
                            const void *buffer)
 {
@@ -102,6 +113,7 @@ static herr_t driver_write(H5FD_t *fd, H5FD_mem_t type, hid_t transfer, haddr_t 
     if (at == HADDR_UNDEF || at + bytes < at || at + bytes > f->eoa) return -1;
     if (!f->state->error && mt_write_fully(f->state->fd, buffer, bytes, (int64_t)at))
         f->state->error = errno;
+    write_back(f->state, bytes);
     if (at + bytes > f->eof) f->eof = at + bytes;
     return 0;
 }

@@ -6,15 +6,20 @@
  * error. */
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
+
+#include "train/write_back.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct mt_h5_driver_state {
-    int fd;    /* borrowed: the driver never closes it */
-    int error; /* errno of the first failure: of a read, a write, an allocation */
+    int fd;              /* borrowed: the driver never closes it */
+    int error;           /* errno of the first failure: of a read, a write, an allocation */
+    size_t fresh;        /* bytes that write-back was not asked for */
+    mt_write_back *back; /* of much, else NULL */
 } mt_h5_driver_state;
 
 /* Registers the driver; a negative number on failure. The caller unregisters it after its file. */

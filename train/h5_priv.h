@@ -11,8 +11,10 @@ struct mt_h5 {
     bool writing;
     mt_h5 **sources; /* files beside it that its virtual datasets lead to, as far as opened */
     int64_t source_count;
-    bool source;   /* is one of these */
-    int64_t bytes; /* when opened for reading */
+    bool source;         /* is one of these */
+    int64_t bytes;       /* when opened for reading */
+    unsigned char *room; /* of chunks on their way */
+    size_t room_bytes;
     char path[MT_PATH_BYTES], temp[MT_PATH_BYTES];
 };
 
@@ -44,6 +46,14 @@ struct mt_h5_box {
  * cover it in their order and are in the files beside this one. */
 mt_status mt_h5_read_virtual(mt_h5 *file, const char *name, int64_t list, const mt_h5_info *info,
                              const struct mt_h5_box *box);
+
+/* Moves all elements to a new dataset, or [first, first + count) of one, by all threads, where its
+ * chunks are those of mt_h5_write; else, and where something is wrong with them, *done is false:
+ * HDF5 moves them, or says why it cannot. */
+mt_status mt_h5_write_chunks(bool *done, mt_h5 *file, const char *name, int64_t dataset,
+                             const mt_h5_info *info, const void *from);
+mt_status mt_h5_read_chunks(bool *done, mt_h5 *file, const char *name, int64_t dataset,
+                            const mt_h5_info *info, int64_t first, int64_t count, void *to);
 
 /* Fails unless every step of the path is a hard link that exists: a hostile file cannot lead
  * elsewhere. */

@@ -118,24 +118,16 @@ static mt_status count_checkpoints(const run *r, bool force, int64_t *there)
     return MT_OK;
 }
 
-/* Finds the newest complete checkpoint, as rank 0 sees it; *path is "" where there is none at all.
- */
-static mt_status find_checkpoint(run *r, bool force, char path[MT_CHECKPOINT_PATH])
+/* Whether there is a checkpoint, as rank 0 sees it. */
+static mt_status look_for_checkpoints(run *r, bool force, int64_t *there)
 {
-    char skipped[MT_RUN_REASONS] = "";
-    int64_t there = 0;
-    mt_status status = r->lead ? count_checkpoints(r, force, &there) : MT_OK;
-    *path = '\0';
+    *there = 0;
+    mt_status status = r->lead ? count_checkpoints(r, force, there) : MT_OK;
     MT_TRY(mt_comm_agree(r->comm, status, "a directory of checkpoints"));
-    MT_TRY(mt_ranks_largest(r->comm, &there, "a directory of checkpoints"));
-    if (!there) {
+    MT_TRY(mt_ranks_largest(r->comm, there, "a directory of checkpoints"));
+    if (!*there)
         mt_progress_note(&r->progress, "nothing saved in %s yet: from the beginning", r->dir.path);
-        return MT_OK;
-    }
-    status = mt_checkpoint_find_latest(path, skipped, sizeof skipped, r->dir.checkpoints, r->comm);
-    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
-    r->damaged = *skipped != '\0';
-    return status;
+    return MT_OK;
 }
 
 void mt_run_settle_checkpoints(run *r)
@@ -154,10 +146,14 @@ void mt_run_settle_checkpoints(run *r)
 /* Goes on from the newest complete checkpoint. */
 static mt_status resume(run *r, bool force)
 {
-    char path[MT_CHECKPOINT_PATH] = "";
-    MT_TRY(find_checkpoint(r, force, path));
-    if (!*path) return MT_OK;
-    mt_status status = mt_checkpoint_load(r->trainer, path, r->corpus, force);
+    char path[MT_CHECKPOINT_PATH] = "", skipped[MT_RUN_REASONS] = "";
+    int64_t there;
+    MT_TRY(look_for_checkpoints(r, force, &there));
+    if (!there) return MT_OK;
+    mt_status status = mt_checkpoint_load_latest(r->trainer, path, skipped, sizeof skipped,
+                                                 r->dir.checkpoints, r->corpus, force);
+    if (*skipped) mt_progress_note(&r->progress, "left aside: %s", skipped);
+    r->damaged = *skipped != '\0';
     MT_TRY(mt_comm_agree(r->comm, status, "loading a checkpoint"));
     r->saved_step = mt_trainer_steps(r->trainer);
     MT_TRY(mt_path_format(r->saved_path, "%s", path));

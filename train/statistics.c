@@ -363,7 +363,7 @@ static mt_status see_sharded(mt_statistics *s, mt_param *w)
     if (read) MT_TRY_CLEANUP(gather_master(s, w, whole));
     if (!lead) goto cleanup;
     MT_TRY_CLEANUP(mt_device_alloc(device, &master, bytes, MT_MEMORY_STATE));
-    MT_TRY_CLEANUP(mt_device_copy(device, master, whole, bytes));
+    if (read) MT_TRY_CLEANUP(mt_device_copy(device, master, whole, bytes));
     MT_TRY_CLEANUP(see_weight(s, w, master));
 cleanup:
     mt_device_free(device, &master, bytes, MT_MEMORY_STATE);

@@ -1,6 +1,7 @@
 /* Files for tests: a directory of their own, removed at the end; damage. */
 #pragma once
 
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,6 +77,7 @@ static inline int with_file_limit(size_t bytes, int (*body)(void))
     assert_true(child >= 0);
     if (child == 0) {
         const struct rlimit limit = { bytes, bytes };
+        omp_set_num_threads(1); /* OpenMP's threads are the parent's */
         signal(SIGXFSZ, SIG_IGN);
         if (setrlimit(RLIMIT_FSIZE, &limit)) _exit(99);
         _exit(body());

@@ -1,6 +1,7 @@
 /* HDF5 files: what is written comes back, what is hostile or damaged is refused, a full disk is an
  * error. */
 #include <hdf5.h>
+#include <omp.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -491,6 +492,7 @@ static void test_full_disk(void **state)
     (void)state;
     pid_t child = fork();
     if (child == 0) {
+        omp_set_num_threads(1); /* OpenMP's threads are the parent's */
         if (!mount_small(files_dir)) _exit(77);
         if (write_old() != MT_OK) _exit(98);
         int result = save_large();
