@@ -35,7 +35,13 @@ mt_status mt_measure_check(const struct mt_measure_args *a)
     MT_REQUIRE(d->layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED, "measure: codes are not compact");
     MT_REQUIRE(d->amax || !mt_format_has_factor(d->format) || a->out->group.members == 0, MT_EINVAL,
                "measure: the amax of %s is NULL", d->format->name);
-    if (d->options.from_dequantized) MT_TRY(mt_check_source(a->out, MT_ROW, "measure: the rows"));
+    MT_REQUIRE(a->dir == MT_COL || (!d->options.rht && !d->options.from_dequantized), MT_EINVAL,
+               "measure: rht and source=dequantized are for the column direction");
+    if (d->options.from_dequantized) {
+        MT_TRY(mt_check_source(a->out, MT_ROW, "measure: the rows"));
+        MT_REQUIRE(a->out->dir[MT_ROW].layout == MT_LAYOUT_COMPACT, MT_EUNSUPPORTED,
+                   "measure: codes of the rows are not compact");
+    }
     MT_CHECK_POINTER("measure", a, measured, a->out->group.members);
     return MT_OK;
 }

@@ -2,6 +2,8 @@
  * given, member by member, in f64. */
 #pragma once
 
+#include <float.h>
+
 #include "core/device.h"
 #include "core/qtensor.h"
 
@@ -30,8 +32,10 @@ void mt_measure_merge(mt_measured *to, const mt_measured *from);
  * scales in either layout, its amax there where a member has one scale or a second level. Under rht
  * the rotated values are what is measured. Under from_dequantized `out` has the row direction, too:
  * errors are those to src, scales and saturation of what the rows hold. scale: fp8_delayed's s,
- * f32[N], as quantize got it; NULL: 1. measured: device, [N], written whole. Counts, extremes and
- * codes are the same on every device; sums, whose order is its own, the same in every call. */
+ * f32[N], as quantize got it; NULL: 1. measured: device, [N], written whole. Counts, codes and the
+ * values of extremes are the same on every device; sums, whose order is the kernel set's own, the
+ * same in every call. On the CPU it takes two or three times the largest member in f32 as scratch,
+ * which stays as all scratch does. */
 struct mt_measure_args {
     mt_dtype dtype;
     const mt_qtensor *src, *out;
@@ -39,6 +43,14 @@ struct mt_measure_args {
     const float *scale;
     mt_measured *measured;
 };
+
+/* F's ovf (NUMERICS section 2) of blocks of fp8_block: of the source's type. */
+static inline float mt_measure_overflow(const struct mt_measure_args *a)
+{
+    const mt_dtype source = a->src->dir[MT_ROW].format->dtype;
+    if (a->out->dir[a->dir].options.from_dequantized) return FLT_MAX;
+    return source == MT_BF16 ? mt_bf16_to_f32(0x7f7f) : source == MT_F16 ? 65504.0f : FLT_MAX;
+}
 
 #ifdef __cplusplus
 }

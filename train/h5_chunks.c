@@ -16,7 +16,7 @@ enum {
 /* Chunks that are runs of a dataset's elements: of some dimension so many indices, of those before
  * it one, of those behind it all. */
 typedef struct chunks {
-    int ndim, cut;
+    int cut;
     int64_t shape[MT_MAX_DIMS];
     int64_t along;  /* indices of the dimension `cut` in a chunk */
     int64_t inner;  /* elements of one of them */
@@ -38,20 +38,19 @@ static bool is_checked_alone(hid_t list)
 static bool divide(chunks *c, const mt_h5_info *info, const hsize_t *chunk)
 {
     int cut = 0;
-    int64_t outer = 1, each = 1;
+    int64_t outer = 1;
     while (cut < info->ndim - 1 && chunk[cut] == 1) outer *= info->shape[cut++];
-    *c = (chunks){ .ndim = info->ndim, .cut = cut, .along = (int64_t)chunk[cut], .inner = 1 };
+    *c = (chunks){ .cut = cut, .along = (int64_t)chunk[cut], .inner = 1 };
     memcpy(c->shape, info->shape, sizeof c->shape);
     for (int i = cut + 1; i < info->ndim; i++) {
         if (chunk[i] != (hsize_t)info->shape[i]) return false;
         c->inner *= info->shape[i];
     }
     if (c->along < 1 || c->inner < 1 || c->along > info->shape[cut]) return false;
-    each = c->along * c->inner;
     c->across = (info->shape[cut] + c->along - 1) / c->along;
     c->count = outer * c->across;
     c->size = (size_t)(info->bytes / info->count);
-    c->bytes = (size_t)each * c->size;
+    c->bytes = (size_t)(c->along * c->inner) * c->size;
     return c->bytes <= MOST;
 }
 

@@ -357,17 +357,18 @@ cleanup:
 }
 
 static mt_status read_box(mt_h5 *file, const char *name, hid_t dataset, const mt_h5_info *info,
-                          hid_t space, hid_t memory, void *to)
+                          struct mt_h5_box *box)
 {
     mt_status status = MT_OK;
     hid_t list = -1, type = mt_h5_make_type(info->type, mt_h5_host_is_little_endian());
-    const struct mt_h5_box box = { type, space, memory, to };
+    box->type = type;
     MT_H5(file, name, "make a type", type);
     MT_H5(file, name, "read how it is stored", list = H5Dget_create_plist(dataset));
     if (H5Pget_layout(list) == H5D_VIRTUAL)
-        MT_TRY_CLEANUP(mt_h5_read_virtual(file, name, list, info, &box));
+        MT_TRY_CLEANUP(mt_h5_read_virtual(file, name, list, info, box));
     else
-        MT_H5(file, name, "read the data", H5Dread(dataset, type, memory, space, H5P_DEFAULT, to));
+        MT_H5(file, name, "read the data",
+              H5Dread(dataset, type, box->memory, box->space, H5P_DEFAULT, box->to));
 cleanup:
     if (type >= 0) H5Tclose(type);
     if (list >= 0) H5Pclose(list);
@@ -404,30 +405,24 @@ static bool find_run(int64_t *first, int64_t *length, const mt_h5_info *info, co
     return true;
 }
 
-/* By whole chunks, if they can be; false: it is HDF5's to do. */
-static mt_status transfer_chunks(bool *done, mt_h5 *file, const char *name, hid_t dataset,
-                                 const mt_h5_info *info, const int64_t *start, const int64_t *count,
-                                 void *to, const void *from)
-{
-    int64_t first, length;
-    *done = false;
-    if (!find_run(&first, &length, info, start, count)) return MT_OK;
-    if (to) return mt_h5_read_chunks(done, file, name, dataset, info, first, length, to);
-    return length == info->count ? mt_h5_write_chunks(done, file, name, dataset, info, from)
-                                 : MT_OK;
-}
-
-/* Moves a box between memory (`to` or `from`) and an open dataset. */
+/* Moves a box between memory (`to` or `from`) and an open dataset: by whole chunks, if they can be.
+ */
 static mt_status transfer(mt_h5 *file, const char *name, hid_t dataset, const mt_h5_info *info,
                           const int64_t *start, const int64_t *count, void *to, const void *from)
 {
     mt_status status;
     hid_t memory = -1, space = -1;
-    bool done;
+    int64_t first, length;
+    bool done = false;
     MT_TRY_CLEANUP(select_box(&space, &memory, file, name, dataset, info, start, count));
-    MT_TRY_CLEANUP(transfer_chunks(&done, file, name, dataset, info, start, count, to, from));
+    if (!find_run(&first, &length, info, start, count)) length = 0;
+    if (length && to)
+        MT_TRY_CLEANUP(mt_h5_read_chunks(&done, file, name, dataset, info, first, length, to));
+    else if (length == info->count)
+        MT_TRY_CLEANUP(mt_h5_write_chunks(&done, file, name, dataset, info, from));
     if (done) goto cleanup;
-    status = to ? read_box(file, name, dataset, info, space, memory, to)
+    status = to ? read_box(file, name, dataset, info,
+                           &(struct mt_h5_box){ -1, space, memory, to, first, length })
                 : write_box(file, name, dataset, info, space, memory, from);
 cleanup:
     if (space >= 0) H5Sclose(space);

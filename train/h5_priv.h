@@ -41,13 +41,14 @@ mt_status mt_h5_make_dataset(mt_h5 *file, const char *name, int type, int64_t sp
 struct mt_h5_box {
     int64_t type, space, memory;
     void *to;
+    int64_t first, count; /* the run of elements that it is; count 0: it is none */
 };
 /* Reads of a virtual dataset with this creation list; NULL box: nothing. Fails unless its parts
  * cover it in their order and are in the files beside this one. */
 mt_status mt_h5_read_virtual(mt_h5 *file, const char *name, int64_t list, const mt_h5_info *info,
                              const struct mt_h5_box *box);
 
-/* Moves all elements to a new dataset, or [first, first + count) of one, by all threads, where its
+/* Moves all elements to a dataset, or [first, first + count) of one, by all threads, where its
  * chunks are those of mt_h5_write; else, and where something is wrong with them, *done is false:
  * HDF5 moves them, or says why it cannot. */
 mt_status mt_h5_write_chunks(bool *done, mt_h5 *file, const char *name, int64_t dataset,

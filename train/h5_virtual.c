@@ -183,8 +183,10 @@ mt_status mt_h5_hold_beside(mt_h5 *file, const char *name)
 typedef struct part {
     mt_h5 *source;
     char object[MAX_OBJECT_NAME]; /* in it: a dataset of one dimension */
-    int64_t from, count;          /* elements of that */
-    hid_t ours;                   /* as a selection in the whole */
+    mt_h5_info info;              /* of that */
+    int64_t from, count;          /* elements of it */
+    int64_t first;                /* of the whole; */
+    hid_t ours;                   /* as a selection in it */
 } part;
 
 /* The elements [*first, *first + *count) of a flattened dataset that a selection is; false where it
@@ -221,21 +223,20 @@ static mt_status open_part(part *p, mt_h5 *file, const char *name, hid_t list, s
                            const mt_h5_info *info, int64_t *at)
 {
     char source[MAX_SOURCE_NAME + 1];
-    mt_h5_info theirs;
-    int64_t first, count;
+    int64_t count;
     hid_t space = -1;
     mt_status status;
-    p->ours = -1;
+    *p = (part){ .ours = -1 };
     MT_TRY_CLEANUP(read_names(p, source, file, name, list, i));
     MT_TRY_CLEANUP(find_source(&p->source, file, name, source));
     MT_H5(file, name, "read a part's place", p->ours = H5Pget_virtual_vspace(list, i));
     MT_H5(file, name, "read a part's place", space = H5Pget_virtual_srcspace(list, i));
-    MT_TRY_CLEANUP(mt_h5_dataset_info(p->source, p->object, &theirs));
-    if (!find_span(p->ours, info->ndim, info->shape, &first, &count) || first != *at)
+    MT_TRY_CLEANUP(mt_h5_dataset_info(p->source, p->object, &p->info));
+    if (!find_span(p->ours, info->ndim, info->shape, &p->first, &count) || p->first != *at)
         status = MT_H5_DAMAGED(file, name, "part %zu is not the elements from %lld on", i,
                                (long long)*at);
-    else if (theirs.type != info->type || theirs.ndim != 1 ||
-             !find_span(space, 1, theirs.shape, &p->from, &p->count) || p->count != count)
+    else if (p->info.type != info->type || p->info.ndim != 1 ||
+             !find_span(space, 1, p->info.shape, &p->from, &p->count) || p->count != count)
         status = MT_H5_DAMAGED(p->source, p->object, "is not what '%s' expects there", file->path);
     *at += count;
 cleanup:
@@ -244,10 +245,33 @@ cleanup:
     return status;
 }
 
+/* The same of a box that is a run of elements, by whole chunks; false: it is HDF5's to do. */
+static mt_status read_run(bool *done, const part *p, const struct mt_h5_box *box)
+{
+    const int64_t box_end = box->first + box->count, end = p->first + p->count;
+    const int64_t a = box->first > p->first ? box->first : p->first,
+                  z = box_end < end ? box_end : end;
+    const int64_t size = p->info.count ? p->info.bytes / p->info.count : 0;
+    *done = box->count > 0 && a >= z;
+    if (*done || !box->count) return MT_OK;
+    const hid_t dataset = H5Dopen2(p->source->id, p->object, 0);
+    if (dataset < 0) return MT_OK;
+    mt_status status =
+        mt_h5_read_chunks(done, p->source, p->object, dataset, &p->info, p->from + a - p->first,
+                          z - a, (char *)box->to + (a - box->first) * size);
+    H5Dclose(dataset);
+    free(p->source->room); /* of many files that are open */
+    p->source->room = NULL, p->source->room_bytes = 0;
+    return status;
+}
+
 /* What a part has of a box, to the same elements of the memory. */
 static mt_status read_part(mt_h5 *file, const char *name, const part *p,
                            const struct mt_h5_box *box)
 {
+    bool done;
+    MT_TRY(read_run(&done, p, box));
+    if (done) return MT_OK;
     mt_status status = MT_OK;
     const hsize_t start = (hsize_t)p->from, n = (hsize_t)p->count;
     hid_t theirs = -1, from = -1, into = -1, dataset = H5Dopen2(p->source->id, p->object, 0);

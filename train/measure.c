@@ -89,11 +89,12 @@ mt_status mt_measure_direction(mt_measured *m, mt_stream *stream, const mt_qtens
                                const struct mt_quantize_args *args, float by, mt_measure_room *room)
 {
     const size_t n = (size_t)plain->group.members;
-    mt_qtensor q = *out;
+    mt_qtensor q = mt_qtensor_select(out, dir);
     struct mt_quantize_args now = *args;
     mt_format_spec spec = mt_direction_spec(&q.dir[dir]);
-    if (spec.options.from_dequantized && !q.dir[MT_ROW].format)
-        q.dir[MT_ROW] = mt_direction_of(mt_format_spec_of_rows(spec));
+    if (spec.options.from_dequantized)
+        q.dir[MT_ROW] = out->dir[MT_ROW].format ? out->dir[MT_ROW]
+                                                : mt_direction_of(mt_format_spec_of_rows(spec));
     if (n == 0) return MT_OK;
     const size_t measured = aligned(n * sizeof *m), scales = aligned(n * sizeof(float));
     MT_TRY(make_room(room, stream->device, measured + scales + mt_qtensor_bytes(&q)));

@@ -19,7 +19,8 @@ typedef struct mt_measure_field {
 extern const mt_measure_field mt_measure_fields[];
 extern const int mt_measure_field_count;
 
-/* Device memory that calls use one after another, which grows as they need it; {0} has none. */
+/* Device memory that calls use one after another, which grows as they need it; {0} has none. Where
+ * steps are recorded it stays between them: what is freed makes them be recorded anew. */
 typedef struct mt_measure_room {
     mt_device *device;
     void *memory;

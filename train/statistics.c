@@ -413,7 +413,6 @@ mt_status mt_statistics_end(mt_statistics *s)
 {
     if (!s || !s->looking) return MT_OK;
     s->looking = false;
-    mt_measure_room_free(&s->room);
     mt_precision_observe(precision_of(s), "*", NULL, NULL);
     return s->file ? mt_h5_commit(&s->file) : MT_OK;
 }

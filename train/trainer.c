@@ -243,9 +243,10 @@ uint64_t mt_trainer_pass_key(const mt_trainer *t, mt_pass_kind kind, int64_t bat
     const mt_precision *precision = mt_model_precision(t->model);
     uint64_t epoch = mt_precision_epoch(precision);
     uint64_t counting = kind != MT_PASS_TRAIN && mt_precision_counts_all(precision);
+    uint64_t observed = mt_precision_observed(precision); /* rows are put together for it */
     if (exchange) epoch += mt_exchange_epoch(exchange) << 32;
-    return epoch * 0x9e3779b97f4a7c15u ^
-           (counting << 63 | (uint64_t)kind << 56 | (uint64_t)batch << 28 | (uint64_t)sequence);
+    return epoch * 0x9e3779b97f4a7c15u ^ (counting << 63 | observed << 62 | (uint64_t)kind << 56 |
+                                          (uint64_t)batch << 28 | (uint64_t)sequence);
 }
 
 /* ---- forward only -------------------------------------------------------------------------------

@@ -233,15 +233,6 @@ static void measure_member(mt_measured *m, struct view *v, struct desk *b)
 /* ---- the op -------------------------------------------------------------------------------------
  */
 
-/* F's ovf of fp8_block: of the source's type. */
-static float overflow_of(const struct mt_measure_args *a)
-{
-    const mt_direction *d = &a->out->dir[a->dir];
-    const mt_dtype source = a->src->dir[MT_ROW].format->dtype;
-    if (d->options.from_dequantized || !d->format->block) return FLT_MAX;
-    return source == MT_BF16 ? mt_bf16_to_f32(0x7f7f) : source == MT_F16 ? 65504.0f : FLT_MAX;
-}
-
 static mt_status decode(mt_stream *stream, const struct mt_measure_args *a, float *to,
                         const mt_qtensor *q, mt_dir dir)
 {
@@ -267,7 +258,7 @@ static mt_status run_member(mt_stream *stream, const struct mt_measure_args *a, 
                       .q = values[1],
                       .cast = chained ? values[2] : values[0],
                       .given = a->scale ? a->scale[i] : 1,
-                      .overflow = overflow_of(a) };
+                      .overflow = d->format->block ? mt_measure_overflow(a) : FLT_MAX };
     a->measured[i] = (mt_measured){ 0 };
     if (v.m == 0 || v.k == 0) return MT_OK;
     if (d->format->second_level) v.s_dec = mt_nvfp4_decode_scale(&d->options, d->amax[0]);

@@ -28,7 +28,7 @@ struct measure_space {
     int32_t cell_amax[CELLS];         /* square cells */
     uint16_t finite[TILE * SEGMENTS]; /* a bit an element of a segment: of the source, where what is
                                          cast is other values */
-    int codes[MEASURE_WARPS][CODES];
+    unsigned codes[MEASURE_WARPS][CODES];
     tally warps[MEASURE_WARPS];
 };
 
@@ -67,28 +67,9 @@ static __device__ __forceinline__ tally add_lanes(tally f)
 /* ---- one segment ------------------------------------------------------------------------------
  */
 
-/* What is the same for a direction's segments in a tile. */
-struct lines_of {
-    shape p;
-    const uint8_t *codes, *scales; /* of the member */
-    int64_t line0, along0;
-    int lines, length;
-};
-
-template <int DIR> static __device__ __forceinline__ lines_of lines_in(const side &s, const tile &t)
-{
-    lines_of o;
-    o.p = shape_of(s, t.m.rows, t.m.cols);
-    o.codes = s.codes + t.m.at[AT_CODES + DIR];
-    o.scales = s.scales + t.m.at[AT_SCALES + DIR] * (s.scale == MT_SCALE_F32 ? 4 : 1);
-    o.line0 = DIR == MT_ROW ? t.r0 : t.c0, o.along0 = DIR == MT_ROW ? t.c0 : t.r0;
-    o.lines = DIR == MT_ROW ? t.rows : t.cols, o.length = DIR == MT_ROW ? t.cols : t.rows;
-    return o;
-}
-
 /* The n codes of a segment; those of columns may lie in rows. */
 template <int DIR>
-static __device__ __forceinline__ packed segment_codes(const side &s, const lines_of &o, int line,
+static __device__ __forceinline__ packed segment_codes(const side &s, const output &o, int line,
                                                        int at, int n)
 {
     const int half = s.codes_per_byte - 1;
@@ -109,7 +90,7 @@ static __device__ __forceinline__ packed segment_codes(const side &s, const line
     return get_packed(o.codes + i * o.p.pitch + (first >> half), (int)shift_up(n, half));
 }
 
-static __device__ __forceinline__ int64_t segment_scale(const side &s, const lines_of &o, int line,
+static __device__ __forceinline__ int64_t segment_scale(const side &s, const output &o, int line,
                                                         int at)
 {
     const int64_t i = o.line0 + line, first = o.along0 + at * SEGMENT;
@@ -128,8 +109,8 @@ static __device__ __forceinline__ float plain_value(const side &s, int64_t i)
 /* What a segment's codes are worth; its codes are counted. */
 template <int DIR>
 static __device__ __forceinline__ void
-segment_values(float v[SEGMENT], int *counts, const measure_job &j, const level &l,
-               const lines_of &o, const tile &t, int line, int at, int n)
+segment_values(float v[SEGMENT], unsigned *counts, const measure_job &j, const level &l,
+               const output &o, const tile &t, int line, int at, int n)
 {
     const side &s = j.p.sides[DIR];
     if (s.plain) {
@@ -149,7 +130,7 @@ segment_values(float v[SEGMENT], int *counts, const measure_job &j, const level 
 #pragma unroll
     for (int e = 0; e < SEGMENT; e++) {
         v[e] = scaled(v[e], dec);
-        if (e < n) atomicAdd(&counts[code_of(q, e, s.codes_per_byte)], 1);
+        if (e < n) atomicAdd(&counts[code_of(q, e, s.codes_per_byte)], 1u);
     }
 }
 
@@ -182,7 +163,7 @@ static __device__ __forceinline__ uint32_t take_values(tally *f, const float x[S
 /* What a cell's elements were multiplied by, from its amax or its stored scale; dec: what its codes
  * are. */
 static __device__ __forceinline__ float cell_scale(float *dec, const measure_job &j, const side &s,
-                                                   const level &l, const lines_of &o, float amax,
+                                                   const level &l, const output &o, float amax,
                                                    int line, int at)
 {
     *dec = l.dec;
@@ -197,31 +178,15 @@ static __device__ __forceinline__ float cell_scale(float *dec, const measure_job
     return s.scale == MT_SCALE_E4M3 ? mt_nvfp4_encode(*dec) : mt_e8m0_scale(254 - stored);
 }
 
-/* sp->cell_amax of what is cast, in x. The whole thread block comes here. */
-static __device__ __forceinline__ void find_cells(measure_space *sp, const side &s, const tile &t)
-{
-    for (int i = threadIdx.x; i < CELLS; i += TILE_THREADS) sp->cell_amax[i] = 0;
-    __syncthreads();
-    MT_SEGMENTS(segment, t.rows)
-    {
-        const int r = segment / SEGMENTS, at = segment % SEGMENTS, across = TILE >> s.block_shift;
-        float v[SEGMENT];
-        get_segment<MT_ROW>(v, sp->x, r, at);
-        atomicMax(&sp->cell_amax[(r >> s.block_shift) * across + (at * SEGMENT >> s.block_shift)],
-                  mt_bits(amax_of(v)));
-    }
-    __syncthreads();
-}
-
 /* Saturation, and the scales of cells that begin in the tile. */
 template <int DIR>
 static __device__ __forceinline__ void take_cells(tally *f, measure_space *sp, const measure_job &j,
-                                                  const level &l, const lines_of &o, const tile &t)
+                                                  const level &l, const output &o, const tile &t)
 {
     const side &s = j.p.sides[DIR];
     const bool square = s.options.two_d;
     const int block = 1 << s.block_shift, across = TILE >> s.block_shift;
-    if (square) find_cells(sp, s, t);
+    if (square) find_cells(sp->x, sp->cell_amax, s, t);
     MT_SEGMENTS(segment, o.lines)
     {
         const int line = segment / SEGMENTS, at = segment % SEGMENTS, n = codes_in(o.length, at);
@@ -257,7 +222,7 @@ static __device__ __forceinline__ void measure_tile(tally *f, measure_space *sp,
                                                     const tile &t)
 {
     const side &s = j.p.sides[DIR];
-    const lines_of o = lines_in<DIR>(s, t);
+    const output o = output_of<DIR>(s, t);
     const bool rotated = s.options.rht;
     load_plain(sp->x, j.p.sides[SOURCE], t, false);
     __syncthreads();
@@ -313,10 +278,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
     if (threadIdx.x % 32 == 0) sp->warps[threadIdx.x / 32] = f;
     __syncthreads();
     for (int code = threadIdx.x; code < CODES; code += TILE_THREADS) {
-        int n = 0;
+        unsigned long long n = 0;
         for (int w = 0; w < MEASURE_WARPS; w++) n += sp->codes[w][code];
-        if (n)
-            atomicAdd((unsigned long long *)&j.measured[index].codes[code], (unsigned long long)n);
+        if (n) atomicAdd((unsigned long long *)&j.measured[index].codes[code], n);
     }
     if (threadIdx.x) return;
     for (int w = 1; w < MEASURE_WARPS; w++) add(&f, sp->warps[w]);
@@ -367,14 +331,6 @@ extern "C" size_t mt_cuda_measure_scratch(const mt_stream *stream,
     return mt_group_is_empty(g) ? 0 : parted_bytes(g) + mt_cuda_plan_bytes(g);
 }
 
-/* F's ovf of fp8_block: of the source's type. */
-static float overflow_of(const struct mt_measure_args *a)
-{
-    const mt_dtype source = a->src->dir[MT_ROW].format->dtype;
-    if (a->out->dir[a->dir].options.from_dequantized) return FLT_MAX;
-    return source == MT_BF16 ? mt_bf16_to_f32(0x7f7f) : source == MT_F16 ? 65504.0f : FLT_MAX;
-}
-
 extern "C" mt_status mt_cuda_measure(mt_stream *stream, const struct mt_measure_args *args)
 {
     const mt_group *g = &args->src->group;
@@ -392,7 +348,7 @@ extern "C" mt_status mt_cuda_measure(mt_stream *stream, const struct mt_measure_
     j.parted = (tally *)scratch, j.measured = args->measured;
     if (j.chained) j.p.sides[MT_ROW] = mt_cuda_side_of(&args->out->dir[MT_ROW], MT_ROW, true);
     j.p.sides[args->dir] = mt_cuda_side_of(&args->out->dir[args->dir], args->dir, true);
-    j.p.sides[args->dir].overflow = overflow_of(args);
+    j.p.sides[args->dir].overflow = mt_measure_overflow(args);
     j.p.sides[SOURCE] = mt_cuda_side_of(&args->src->dir[MT_ROW], MT_ROW, true);
     mt_cuda_plan_place(&j.p, (char *)scratch + parted_bytes(g));
     MT_TRY(mt_cuda_plan_members(stream, &j.p));

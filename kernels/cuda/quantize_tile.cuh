@@ -242,24 +242,32 @@ static __device__ void square_errors(const job &j, space *sp, const source_of_bi
     }
 }
 
+/* Amaxes of a tile's square cells. The whole thread block comes here. */
+static __device__ __forceinline__ void find_cells(const float *x, int32_t cell_amax[CELLS],
+                                                  const side &s, const tile &t)
+{
+    int across = TILE >> s.block_shift;
+    __syncthreads(); /* cells of the other direction are no longer read; x is written */
+    for (int i = threadIdx.x; i < CELLS; i += TILE_THREADS) cell_amax[i] = 0;
+    __syncthreads();
+    MT_SEGMENTS(segment, t.rows)
+    {
+        int r = segment / SEGMENTS, at = segment % SEGMENTS;
+        float v[SEGMENT];
+        get_segment<MT_ROW>(v, x, r, at);
+        atomicMax(&cell_amax[(r >> s.block_shift) * across + (at * SEGMENT >> s.block_shift)],
+                  mt_bits(amax_of(v)));
+    }
+    __syncthreads();
+}
+
 /* sp->cells of a side whose scale blocks are square. The whole thread block comes here. */
 template <bool SR>
 static __device__ void make_cells(const job &j, space *sp, const source_of_bits &random,
                                   const side &s, const level &l, const tile &t)
 {
     int across = TILE >> s.block_shift;
-    __syncthreads(); /* cells of the other direction are no longer read; x is written */
-    for (int i = threadIdx.x; i < CELLS; i += TILE_THREADS) sp->cell_amax[i] = 0;
-    __syncthreads();
-    MT_SEGMENTS(segment, t.rows)
-    {
-        int r = segment / SEGMENTS, at = segment % SEGMENTS;
-        float v[SEGMENT];
-        get_segment<MT_ROW>(v, sp->x, r, at);
-        atomicMax(&sp->cell_amax[(r >> s.block_shift) * across + (at * SEGMENT >> s.block_shift)],
-                  mt_bits(amax_of(v)));
-    }
-    __syncthreads();
+    find_cells(sp->x, sp->cell_amax, s, t);
     if (s.options.four_over_six) {
         square_errors<SR>(j, sp, random, s, l, t);
     } else {

@@ -104,7 +104,12 @@ static void check_formats(const struct quantize_case *c, const void *x, mt_dtype
         for (int swizzled = 0; swizzled <= small; swizzled++)
             check(c, x, dtype, format, (mt_dir)(i % MT_DIR_COUNT), swizzled);
     }
-    for (int i = 0; i < COUNT(of_rows); i++) check(c, x, dtype, of_rows[i], MT_COL, false);
+    for (int i = 0; i < COUNT(of_rows) * 2; i++) {
+        const bool swizzled = i >= COUNT(of_rows);
+        const char *format = of_rows[i % COUNT(of_rows)];
+        if (!swizzled || strncmp(format, "fp8", 3) != 0)
+            check(c, x, dtype, format, MT_COL, swizzled);
+    }
 }
 
 static double *widened(float *x, int64_t count)
@@ -145,6 +150,35 @@ static void large_members(void **state)
     void *x = case_source(&c, MT_BF16, 12, false);
     check_formats(&c, x, MT_BF16);
     test_free(x);
+}
+
+/* More members than a GPU has blocks for, each of a tile at most. */
+static void many_members(void **state)
+{
+    (void)state;
+    enum { MANY = 1100, ROWS = 3, COLS = 20 };
+    const int64_t words = (int64_t)(sizeof(mt_measured) / sizeof(int64_t)) * MANY;
+    float *x = test_alloc(MANY * ROWS * COLS, MT_F32);
+    mt_measured *m = test_alloc(words, MT_I64), *want = test_alloc(words, MT_I64);
+    mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(MANY, ROWS, COLS), MT_F32, x), q = plain;
+    mt_stream stream = { test_device(), NULL }, host = { cpu, NULL };
+    mt_format_spec spec;
+    test_random(x, MANY * ROWS * COLS, MT_F32, 1, 4);
+    assert_ok(mt_format_spec_parse(&spec, "mxfp8"));
+    q.dir[MT_ROW] = mt_direction_of(spec), q.dir[MT_COL].format = NULL;
+    void *memory = test_alloc((int64_t)mt_qtensor_bytes(&q), MT_U8);
+    mt_qtensor_place(&q, memory);
+    struct mt_measure_args a = {
+        .dtype = MT_F32, .src = &plain, .out = &q, .dir = MT_ROW, .measured = m
+    };
+    assert_ok(mt_quantize(&stream,
+                          &(struct mt_quantize_args){ .dtype = MT_F32, .src = &plain, .out = &q }));
+    assert_ok(mt_measure(&stream, &a));
+    assert_ok(mt_device_synchronize(stream.device));
+    a.measured = want;
+    assert_ok(mt_measure(&host, &a));
+    for (int i = 0; i < MANY; i++) assert_same(&m[i], &want[i], "many");
+    test_free(x), test_free(m), test_free(want), test_free(memory);
 }
 
 /* What plain loops over all elements say, and the same bits by any number of threads. */
@@ -233,6 +267,10 @@ static void arguments_are_checked(void **state)
     assert_fails(mt_measure(&stream, &a), MT_EINVAL, "no row direction");
     a = good, a.measured = NULL;
     assert_fails(mt_measure(&stream, &a), MT_EINVAL, "measured is NULL");
+    float *const amax = r.q.dir[MT_COL].amax;
+    a = good, r.q.dir[MT_COL].amax = NULL;
+    assert_fails(mt_measure(&stream, &a), MT_EINVAL, "amax is NULL");
+    r.q.dir[MT_COL].amax = amax;
     mt_qtensor other = plain;
     other.group.m = 16;
     a = good, a.src = &other;
@@ -259,6 +297,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_device_counts_the_same),
         cmocka_unit_test(large_members),
+        cmocka_unit_test(many_members),
         cmocka_unit_test(parts_add_up),
         cmocka_unit_test(arguments_are_checked),
     };

@@ -40,7 +40,7 @@ static void measure(mt_measured *m, const mt_qtensor *plain, const char *format,
 static void known_numbers(void **state)
 {
     (void)state;
-    float x[2 * WIDTH] = { 500 };
+    static float x[2 * WIDTH] = { 500 };
     for (int i = 1; i < WIDTH; i++) x[i] = 1e-6f;
     mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 2, WIDTH), MT_F32, x);
     mt_measured up, down;
@@ -69,7 +69,8 @@ static void scales_of_zero(void **state)
 {
     (void)state;
     for (int first = 0; first < 2; first++) {
-        float x[WIDTH] = { 0 };
+        static float x[WIDTH];
+        memset(x, 0, sizeof x);
         x[first ? 0 : 16] = 1, x[first ? 16 : 0] = 1e-6f;
         mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 1, WIDTH), MT_F32, x);
         mt_measured m, other, none, all = { 0 };
@@ -91,7 +92,7 @@ static void scales_of_zero(void **state)
 static void columns_of_rows(void **state)
 {
     (void)state;
-    float x[2] = { 1, 0.3f };
+    static float x[2] = { 1, 0.3f };
     mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 1, 2), MT_F32, x);
     mt_measured m;
     measure(&m, &plain, "fp8_block:pow2=off+source=dequantized", MT_COL);
@@ -105,9 +106,9 @@ static void columns_of_rows(void **state)
 static void members_and_merging(void **state)
 {
     (void)state;
-    static const int64_t rows[MEMBERS] = { 2, 0, 3 };
-    int64_t offsets[MEMBERS + 1] = { 0, 2 * WIDTH, 2 * WIDTH, 5 * WIDTH };
-    float x[5 * WIDTH];
+    static int64_t rows[MEMBERS] = { 2, 0, 3 };
+    static int64_t offsets[MEMBERS + 1] = { 0, 2 * WIDTH, 2 * WIDTH, 5 * WIDTH };
+    static float x[5 * WIDTH];
     test_random(x, 5 * WIDTH, MT_F32, 3, 1);
     x[7] = NAN, x[100] = INFINITY;
     mt_qtensor plain =
@@ -129,7 +130,7 @@ static void members_and_merging(void **state)
 static void rotations_keep_the_length(void **state)
 {
     (void)state;
-    float x[48 * WIDTH];
+    static float x[48 * WIDTH];
     test_random(x, 48 * WIDTH, MT_F32, 1, 2);
     mt_qtensor plain = mt_qtensor_plain(mt_group_uniform(1, 48, WIDTH), MT_F32, x);
     mt_measured straight, rotated;
@@ -159,6 +160,47 @@ static void configure(mt_config *c, const char *recipe)
         "  what_if: [mxfp4, 'mxfp4:rht', 'mxfp4:source=dequantized']}\n"
         "memory: {recompute: block}\n";
     assert_ok(mt_config_parse(c, "statistics.yaml", text, sizeof text - 1, sets, 1));
+}
+
+enum { STEPS = 12 };
+
+/* Steps that were replayed where the device records them, with statistics of some or without. */
+static int64_t replayed(const mt_config *c, int64_t every)
+{
+    mt_device *device; /* that of the tests sees the host's memory, and waits for it */
+    mt_trainer *t;
+    mt_statistics *s = NULL;
+    mt_config config = *c;
+    const int32_t tokens[64] = { 0 };
+    config.statistics_every = every;
+    assert_ok(mt_device_open(&device, test_device_name(), NULL, 0));
+    assert_ok(mt_trainer_create(&t, device, &c->trainer));
+    assert_ok(mt_statistics_create(&s, t, &config, NULL, folder));
+    for (int step = 0; step < STEPS; step++) {
+        mt_step_result r;
+        assert_ok(mt_statistics_begin(s, step + 1));
+        assert_ok(mt_trainer_step(t, tokens, tokens, &r));
+        assert_ok(mt_statistics_end(s));
+    }
+    const int64_t count = mt_trainer_replayed(t);
+    mt_statistics_destroy(&s);
+    mt_trainer_destroy(&t);
+    mt_device_destroy(&device);
+    return count;
+}
+
+/* What is recorded stands over a step with statistics, but the first, which finds its room. */
+static void steps_between_are_replayed(void **state)
+{
+    (void)state;
+    enum { EVERY = 4 };
+    mt_config c;
+    if (strcmp(test_device_name(), "cpu") == 0) skip();
+    configure(&c, "mxfp8");
+    c.trainer.steps = STEPS, c.trainer.recompute = MT_RECOMPUTE_NONE;
+    const int64_t all = replayed(&c, 0);
+    assert_true(all >= STEPS - 2);
+    assert_true(replayed(&c, EVERY) >= all - STEPS / EVERY - 1);
 }
 
 /* Masters after three steps. */
@@ -300,6 +342,7 @@ int main(void)
         cmocka_unit_test(members_and_merging),
         cmocka_unit_test(rotations_keep_the_length),
         cmocka_unit_test(measuring_changes_no_bit),
+        cmocka_unit_test(steps_between_are_replayed),
         cmocka_unit_test(columns_in_a_recipe),
         cmocka_unit_test(delayed_scales_of_other_elements),
     };
