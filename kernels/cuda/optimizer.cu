@@ -5,7 +5,7 @@
 #include "kernels/cuda/stored.cuh"
 
 /* A warp updates BLOCK elements, one FP8 block, N in a row to a lane. */
-enum { THREADS = 256, BLOCK = 128, N = BLOCK / 32 };
+enum { THREADS = 256, WARPS = THREADS / 32, BLOCK = 128, N = BLOCK / 32 };
 
 /* What a moment's element is stored as. */
 template <typename R, mt_moments M> struct moment_of {
@@ -398,14 +398,14 @@ template <mt_moments M, bool SPLIT> struct adamw_stage : adamw_scales<M> {
     }
 };
 
-/* A warp's share, from `block` on, of the first `whole` blocks, which are aligned; returns the next
- * one. */
+/* A warp's share, from `block` on, of the blocks before `whole`, which are aligned; returns the
+ * next one. */
 template <mt_moments M, bool SR, bool SPLIT>
 static __device__ __forceinline__ int64_t update_whole(adamw_stage<M, SPLIT> *stages,
                                                        const struct mt_adamw_args &a,
                                                        const adam<float> &c, const adam_fast &fast,
                                                        uint32_t step, const mt_codec &e4m3,
-                                                       int64_t block, int64_t whole, int64_t warps)
+                                                       int64_t block, int64_t whole, int64_t turn)
 {
     typedef adamw_stage<M, SPLIT> stage;
     enum { AHEAD = ahead<M>::OF };
@@ -415,11 +415,11 @@ static __device__ __forceinline__ int64_t update_whole(adamw_stage<M, SPLIT> *st
     };
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-        if (block + i * warps < whole) at(i)->ask(a, block + i * warps);
+        if (block + i * turn < whole) at(i)->ask(a, block + i * turn);
         mt_copies_group();
     }
-    for (int now = 0; block < whole; block += warps) {
-        const int64_t next = block + AHEAD * warps;
+    for (int now = 0; block < whole; block += turn) {
+        const int64_t next = block + AHEAD * turn;
         mt_copies_wait<AHEAD - 1>();
         if (next < whole) at(now ? now - 1 : (int)AHEAD)->ask(a, next);
         mt_copies_group();
@@ -430,6 +430,12 @@ static __device__ __forceinline__ int64_t update_whole(adamw_stage<M, SPLIT> *st
     }
     return block;
 }
+
+/* So many thread blocks share a part of all params' blocks, of which each warp has a run, in turns:
+ * what is read and written at a time lies together. */
+struct adamw_shares {
+    int run, beside;
+};
 
 /* The params of a launch, as many as its arguments hold, and the blocks before each and all. One
  * alone has its pointers in the kernel's arguments, not in registers. */
@@ -442,10 +448,10 @@ template <typename R, int MOST> struct adamw_list {
     mt_codec e4m3;
     uint32_t vectors; /* a bit for each */
     int count;
+    adamw_shares shares;
 };
 static_assert(sizeof(adamw_list<double, MANY>) <= 4096, "arguments of a kernel");
 
-/* Warps take blocks of all params in turns. */
 template <typename R, mt_moments M, bool SR, bool SPLIT, int MOST>
 static __global__ void __launch_bounds__(THREADS)
     adamw_kernel(const __grid_constant__ adamw_list<R, MOST> l)
@@ -453,10 +459,12 @@ static __global__ void __launch_bounds__(THREADS)
     const struct mt_step_state *state = l.params[0].state;
     if (state->skip) return;
     const uint32_t step = (uint32_t)state->applied;
-    const int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
-    int64_t next = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const int beside = l.shares.beside;
+    const int64_t turn = (int64_t)beside * WARPS, first = blockIdx.x / beside * l.shares.run * turn,
+                  last = first + l.shares.run * turn;
+    int64_t next = first + blockIdx.x % beside * WARPS + threadIdx.x / 32;
     for (int i = 0; i < (MOST == 1 ? 1 : l.count); i++) {
-        const int64_t before = MOST == 1 ? 0 : l.before[i], end = l.before[i + 1];
+        const int64_t before = MOST == 1 ? 0 : l.before[i], end = min(l.before[i + 1], last);
         if (next >= end) continue;
         const struct mt_adamw_args &a = l.params[i];
         const bool vectors = l.vectors >> i & 1;
@@ -465,10 +473,11 @@ static __global__ void __launch_bounds__(THREADS)
         if constexpr (sizeof(R) == sizeof(float)) {
             __shared__ adamw_stage<M, SPLIT> stages[ahead<M>::OF + 1];
             if (vectors)
-                next = before + update_whole<M, SR, SPLIT>(stages, a, c, fast, step, l.e4m3,
-                                                           next - before, a.count / BLOCK, warps);
+                next = before +
+                       update_whole<M, SR, SPLIT>(stages, a, c, fast, step, l.e4m3, next - before,
+                                                  min(a.count / BLOCK, last - before), turn);
         }
-        for (; next < end; next += warps)
+        for (; next < end; next += turn)
             update_in_place<R, M, SR, SPLIT>(a, c, fast, step, l.e4m3, next - before, vectors);
     }
 }
@@ -512,6 +521,21 @@ template <typename R> static bool has_vectors(const struct mt_adamw_args *a)
            aligned(a->grad, a->grad_bf16 ? sizeof(mt_bf16) : sizeof(R));
 }
 
+/* Measured on an H200: what has more to begin with, and more arithmetic, takes longer runs and more
+ * thread blocks beside each other, of fp8 all; shorter ones where processors would have none. */
+static adamw_shares shares_of(const mt_stream *stream, const struct mt_adamw_args *a,
+                              int64_t blocks)
+{
+    const bool fp8 = a->moments == MT_MOMENTS_FP8;
+    const int processors = mt_cuda_multiprocessors(stream);
+    const int most = fp8 ? 62 : a->stochastic ? 24 : 3;
+    const int64_t even = blocks / ((int64_t)processors * WARPS * 16);
+    adamw_shares s = { even < 1 ? 1 : even < most ? (int)even : most, 1 };
+    if (s.run > 1 && a->stochastic) s.beside = 2 * processors;
+    if (s.run > 1 && fp8) s.beside = (int)mt_ceil_div(blocks, (int64_t)s.run * WARPS);
+    return s;
+}
+
 template <typename R, int MOST>
 static mt_status update(mt_stream *stream, const struct mt_adamw_args *const *params, int count)
 {
@@ -523,8 +547,10 @@ static mt_status update(mt_stream *stream, const struct mt_adamw_args *const *pa
         l.before[i + 1] = l.before[i] + mt_ceil_div(params[i]->count, BLOCK);
         l.vectors |= (uint32_t)has_vectors<R>(params[i]) << i;
     }
-    choose<R, MOST>(params[0])<<<mt_blocks(stream, l.before[count] * 32, THREADS), THREADS, 0,
-                                 mt_cuda_stream(stream)>>>(l);
+    l.shares = shares_of(stream, params[0], l.before[count]);
+    const int64_t part = (int64_t)l.shares.run * l.shares.beside * WARPS;
+    const int64_t grid = mt_ceil_div(l.before[count], part) * l.shares.beside;
+    choose<R, MOST>(params[0])<<<(unsigned)grid, THREADS, 0, mt_cuda_stream(stream)>>>(l);
     MT_LAUNCHED(stream, "adamw");
     return MT_OK;
 }
@@ -544,8 +570,7 @@ template <typename T> static mt_status adamw(mt_stream *stream, const struct mt_
 }
 MT_CUDA_OP(adamw)
 
-/* ---- join_master ------------------------------------------------------------------------------
- */
+/* ---- join_master ---------------------------------------------------------------------------- */
 
 static __global__ void join_kernel(struct mt_join_master_args a, bool vectors)
 {

@@ -173,7 +173,9 @@ static int64_t replayed(const mt_config *c, int64_t every)
     mt_config config = *c;
     const int32_t tokens[64] = { 0 };
     config.statistics_every = every;
+    assert_int_equal(unsetenv("MT_SYNC"), 0);
     assert_ok(mt_device_open(&device, test_device_name(), NULL, 0));
+    assert_int_equal(setenv("MT_SYNC", "1", 1), 0);
     assert_ok(mt_trainer_create(&t, device, &c->trainer));
     assert_ok(mt_statistics_create(&s, t, &config, NULL, folder));
     for (int step = 0; step < STEPS; step++) {
