@@ -1,5 +1,4 @@
-/* AdamW. Here T is the dtype of masters, gradients and moments, which is never bf16: that instance
- * does what f32's does. */
+/* AdamW. T, the dtype of masters, gradients and moments, is never bf16: that instance is f32's. */
 #include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/stored.cuh"
