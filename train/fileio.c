@@ -86,22 +86,28 @@ void mt_file_map_close(mt_file_map *map)
     if (map) *map = (mt_file_map){ NULL, 0 };
 }
 
-/* What there is, up to `bytes`. A mapping of what cannot be read would end the process. */
-static mt_status read_some(int fd, void *to, size_t bytes, size_t *got, const char *path)
+int mt_read_at(int fd, void *to, size_t bytes, int64_t offset, size_t *got)
 {
-    for (*got = 0; *got < bytes;) {
-        ssize_t n = read(fd, (char *)to + *got, bytes - *got);
+    *got = 0;
+    while (*got < bytes) {
+        ssize_t n = pread(fd, (char *)to + *got, bytes - *got, (off_t)(offset + (int64_t)*got));
         if (n < 0 && errno == EINTR) continue;
-        MT_REQUIRE(n >= 0, MT_EIO, "cannot read '%s': %s", path, strerror(errno));
+        if (n < 0) return errno;
         if (n == 0) break;
         *got += (size_t)n;
     }
-    return MT_OK;
+    return 0;
 }
 
+static mt_status read_failed(const char *path, int error)
+{
+    return MT_FAIL(MT_EIO, "cannot read '%s': %s", path, strerror(error));
+}
+
+/* Not by a mapping: of what cannot be read it would end the process. */
 mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t limit)
 {
-    int fd;
+    int fd, error = 0;
     size_t size;
     *text = NULL;
     MT_TRY(mt_file_open(&fd, &size, path));
@@ -112,7 +118,8 @@ mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t 
     else if (!(*text = malloc(size + 1)))
         status = MT_FAIL(MT_ENOMEM, "no memory for '%s' (%zu bytes)", path, size);
     else
-        status = read_some(fd, *text, size, bytes, path);
+        error = mt_read_at(fd, *text, size, 0, bytes);
+    if (error) status = read_failed(path, error);
     close(fd);
     if (status == MT_OK) {
         (*text)[*bytes] = '\0';
@@ -121,20 +128,6 @@ mt_status mt_file_read_all(char **text, size_t *bytes, const char *path, size_t 
     free(*text);
     *text = NULL;
     return status;
-}
-
-/* *got: `bytes`, or up to the end of the file; returns an errno. */
-static int read_at(int fd, char *to, size_t bytes, int64_t at, size_t *got)
-{
-    *got = 0;
-    while (*got < bytes) {
-        ssize_t n = pread(fd, to + *got, bytes - *got, (off_t)(at + (int64_t)*got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (n == 0) break;
-        *got += (size_t)n;
-    }
-    return 0;
 }
 
 /* Reading takes longer than the checksum: all threads read. */
@@ -153,10 +146,10 @@ static mt_status hash_file(XXH3_state_t *state, int64_t *bytes, int fd, const ch
 #pragma omp parallel for schedule(dynamic, 1) if (n > 1)
         for (int i = 0; i < n; i++)
             error[i] =
-                read_at(fd, chunks + (size_t)i * CHUNK, CHUNK, at + (int64_t)i * CHUNK, &got[i]);
+                mt_read_at(fd, chunks + (size_t)i * CHUNK, CHUNK, at + (int64_t)i * CHUNK, &got[i]);
         for (int i = 0; i < n && status == MT_OK && more; i++) {
             if (error[i])
-                status = MT_FAIL(MT_EIO, "cannot read '%s': %s", path, strerror(error[i]));
+                status = read_failed(path, error[i]);
             else
                 XXH3_128bits_update(state, chunks + (size_t)i * CHUNK, got[i]);
             *bytes += (int64_t)got[i], more = got[i] == CHUNK;

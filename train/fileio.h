@@ -94,6 +94,8 @@ mt_status mt_file_xxh128(char hex[MT_HEX128_BYTES], int64_t *bytes, const char *
 /* Of an open file; `path` is what errors call it. */
 mt_status mt_file_xxh128_of(char hex[MT_HEX128_BYTES], int64_t *bytes, int fd, const char *path);
 
+/* Reads `bytes` at `offset`, or what there is up to the file's end: *got; an errno, or 0. */
+int mt_read_at(int fd, void *to, size_t bytes, int64_t offset, size_t *got);
 /* Writes all of `bytes` at `offset`, or all of them at the end when offset < 0; -1 with errno set
  * on failure. */
 int mt_write_fully(int fd, const void *data, size_t bytes, int64_t offset);

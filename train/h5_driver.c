@@ -78,19 +78,12 @@ static herr_t driver_read(H5FD_t *fd, H5FD_mem_t type, hid_t transfer, haddr_t a
 {
     (void)type, (void)transfer;
     file *f = (file *)fd;
-    unsigned char *p = buffer;
+    size_t got;
     if (at == HADDR_UNDEF || at + bytes < at || at + bytes > f->eoa) return -1;
-    while (bytes) {
-        ssize_t n = pread(f->state->fd, p, bytes, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) {
-            if (!f->state->error) f->state->error = errno;
-            return -1;
-        }
-        if (n == 0) break;
-        p += n, at += (haddr_t)n, bytes -= (size_t)n;
-    }
-    memset(p, 0, bytes); /* allocated, not yet written */
+    const int error = mt_read_at(f->state->fd, buffer, bytes, (int64_t)at, &got);
+    if (error && !f->state->error) f->state->error = error;
+    if (error) return -1;
+    memset((char *)buffer + got, 0, bytes - got); /* allocated, not yet written */
     return 0;
 }
 

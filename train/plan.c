@@ -8,39 +8,23 @@
 #include "train/ranks.h"
 #include "train/statistics.h"
 
-/* A step that statistics look at, where rows and exchanged blocks take more, and what they measure
- * takes room. */
-static mt_status run_observed(mt_trainer *trainer, const mt_config *config, int64_t step,
-                              const int32_t *tokens)
-{
-    mt_statistics *statistics;
-    mt_step_result result;
-    mt_status status = MT_OK;
-    MT_TRY(mt_statistics_create(&statistics, trainer, config, NULL, ""));
-    MT_TRY_CLEANUP(mt_statistics_begin(statistics, step + 1));
-    status = mt_trainer_step(trainer, tokens, tokens, &result);
-    if (status == MT_OK) status = mt_statistics_end(statistics);
-cleanup:
-    mt_statistics_destroy(&statistics);
-    return status;
-}
-
 /* A run's steps from `first` on, in its order: with or without statistics, whichever comes first
- * finds another arena. Those that make no difference are left out: a third in a row without, and
- * all behind the second with them and the one after it. */
-static mt_status run_steps(mt_trainer *trainer, const mt_config *config, int64_t first, int64_t end,
-                           const int32_t *tokens)
+ * finds another arena, and what statistics take for themselves they keep. Those that make no
+ * difference are left out: a third in a row without, and all behind the second with them and the
+ * one after it. */
+static mt_status run_steps(mt_trainer *trainer, const mt_config *config, mt_statistics *statistics,
+                           int64_t first, int64_t end, const int32_t *tokens)
 {
     const int64_t every = config ? config->statistics_every : 0;
     mt_step_result result;
     for (int64_t step = first, plain = 0, looked = 0; step < end; step++) {
-        if (every && (step + 1) % every == 0) {
-            MT_TRY(run_observed(trainer, config, step, tokens));
+        MT_TRY(mt_statistics_begin(statistics, step + 1));
+        MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
+        MT_TRY(mt_statistics_end(statistics));
+        if (every && (step + 1) % every == 0)
             plain = 0, looked++;
-        } else {
-            MT_TRY(mt_trainer_step(trainer, tokens, tokens, &result));
+        else
             plain++;
-        }
         if (looked == 2 ? plain || every == 1 : plain == 2 && !every) break;
         if (plain == 2) step = ((step + 1) / every + 1) * every - 2; /* before the next with them */
     }
@@ -64,13 +48,13 @@ static mt_status run_evaluation(mt_trainer *trainer, const int32_t *tokens)
 
 /* What a run does with the recipes of the steps from `step` on; `change`: those of the next ones,
  * or negative. */
-static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, int64_t step,
-                            int64_t change, const int32_t *tokens)
+static mt_status run_recipe(mt_trainer *trainer, const mt_config *config, mt_statistics *statistics,
+                            int64_t step, int64_t change, const int32_t *tokens)
 {
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
     int64_t end = change >= 0 && change < c->steps ? change : c->steps;
     if (step) MT_TRY(mt_trainer_set_steps(trainer, step));
-    MT_TRY(run_steps(trainer, config, step, end, tokens));
+    MT_TRY(run_steps(trainer, config, statistics, step, end, tokens));
     return config && *config->valid_corpus ? run_evaluation(trainer, tokens) : MT_OK;
 }
 
@@ -79,6 +63,7 @@ mt_status mt_plan_passes(mt_trainer *trainer, const mt_config *config)
     const mt_trainer_config *c = mt_trainer_get_config(trainer);
     mt_precision_options options;
     mt_recipe_rules *rules;
+    mt_statistics *statistics = NULL;
     MT_TRY(mt_trainer_precision(&options, &rules, c));
     bool read = mt_trainer_device(trainer)->computes; /* where nothing is, no token is either */
     int64_t count = read ? c->batch_size * c->sequence_length : 1;
@@ -87,11 +72,14 @@ mt_status mt_plan_passes(mt_trainer *trainer, const mt_config *config)
                            ? MT_OK
                            : MT_FAIL(MT_ENOMEM, "plan: no memory for a batch of %lld x %lld tokens",
                                      (long long)c->batch_size, (long long)c->sequence_length);
+    if (status == MT_OK && config)
+        status = mt_statistics_create(&statistics, trainer, config, NULL, "");
     for (int64_t step = 0, change; status == MT_OK && step >= 0 && step <= c->steps;
          step = change) {
         change = rules ? mt_recipe_rules_next_change(rules, step) : -1;
-        status = run_recipe(trainer, config, step, change, tokens);
+        status = run_recipe(trainer, config, statistics, step, change, tokens);
     }
+    mt_statistics_destroy(&statistics);
     free(tokens);
     mt_recipe_rules_destroy(&rules);
     return status;

@@ -148,6 +148,8 @@ static mt_status planned(mt_comm *comm)
     MT_TRY(check(comm, "the same, rows to experts and back as codes", &c));
     c.statistics_every = 3, c.trainer.expert_capacity = 1.75;
     MT_TRY(check(comm, "the same, with statistics", &c));
+    c.statistics_every = 1;
+    MT_TRY(check(comm, "the same, with statistics of every step", &c));
     c.statistics_every = 0, c.trainer.expert_capacity = base_config().trainer.expert_capacity;
     c.trainer.recompute = MT_RECOMPUTE_NONE, c.trainer.defer_wgrad = false;
     c.trainer.dtype = MT_BF16;

@@ -164,6 +164,15 @@ static void configure(mt_config *c, const char *recipe)
 
 enum { STEPS = 12 };
 
+static void make_step(mt_trainer *t, mt_statistics *s, int step, const int32_t *tokens,
+                      const int32_t *targets)
+{
+    mt_step_result r;
+    assert_ok(mt_statistics_begin(s, step + 1));
+    assert_ok(mt_trainer_step(t, tokens, targets, &r));
+    assert_ok(mt_statistics_end(s));
+}
+
 /* Steps that were replayed where the device records them, with statistics of some or without. */
 static int64_t replayed(const mt_config *c, int64_t every)
 {
@@ -178,12 +187,7 @@ static int64_t replayed(const mt_config *c, int64_t every)
     assert_int_equal(setenv("MT_SYNC", "1", 1), 0);
     assert_ok(mt_trainer_create(&t, device, &c->trainer));
     assert_ok(mt_statistics_create(&s, t, &config, NULL, folder));
-    for (int step = 0; step < STEPS; step++) {
-        mt_step_result r;
-        assert_ok(mt_statistics_begin(s, step + 1));
-        assert_ok(mt_trainer_step(t, tokens, tokens, &r));
-        assert_ok(mt_statistics_end(s));
-    }
+    for (int step = 0; step < STEPS; step++) make_step(t, s, step, tokens, tokens);
     const int64_t count = mt_trainer_replayed(t);
     mt_statistics_destroy(&s);
     mt_trainer_destroy(&t);
@@ -219,11 +223,8 @@ static void *train(const mt_config *c, bool watched, size_t *bytes)
     assert_ok(mt_metrics_open(&metrics, &past, path, 0));
     if (watched) assert_ok(mt_statistics_create(&s, t, c, metrics, folder));
     for (int step = 0; step < 3; step++) {
-        mt_step_result r;
         for (int i = 0; i < 64; i++) tokens[i] = (7 * i + step) % 32, targets[i] = (5 * i + 1) % 32;
-        assert_ok(mt_statistics_begin(s, step + 1));
-        assert_ok(mt_trainer_step(t, tokens, targets, &r));
-        assert_ok(mt_statistics_end(s));
+        make_step(t, s, step, tokens, targets);
     }
     mt_param_store *params = mt_model_params(mt_trainer_model(t));
     *bytes = (size_t)mt_param_store_elements(params) * sizeof(float);
